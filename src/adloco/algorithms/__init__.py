@@ -1,0 +1,1 @@
+"""Inner steps, outer step, merge, rounds: the methods, over any placement."""

@@ -1,0 +1,315 @@
+"""AdLoCo (arXiv 2508.18182, algorithm 1): rounds of local steps with adaptive batches, an outer step per trainer, and merges.
+
+With one trainer and a constant batch this is DiLoCo; with a plain mean as the outer step, LocalSGD; with one worker, plain training.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from threading import Event
+from typing import Any
+
+import torch
+from torch import nn
+
+from adloco.algorithms.merging import MergeFates, apply_merge
+from adloco.algorithms.optimizers import InnerFactory, OuterFactory
+from adloco.algorithms.outer import trainable
+from adloco.algorithms.reports import RoundReport, StepLoss, TrainerReport
+from adloco.algorithms.trainer import Trainer
+from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
+from adloco.placement.process import OneProcess, Placement
+from adloco.rules.batch import BatchRule, ConstantBatch
+from adloco.rules.checks import require
+from adloco.rules.controller import BatchController, BatchGuards
+from adloco.rules.merge import MergePolicy, NoMerge
+from adloco.rules.moments import Moments
+from adloco.rules.schedule import LearningRate
+from adloco.rules.switch import BatchPlan, SwitchMode
+
+
+class AdLoCo:
+    """A run: trainers x workers, trained round by round with `rounds`.
+
+    build_model: makes the model; called once, every worker starts from a copy. loss_fn: (model, batch) -> mean loss over the batch's samples.
+    data: a `Source` with at least one stream per worker. inner: model -> optimizers of a worker. outer: parameters -> outer optimizer, or None
+    to adopt the workers' mean. sync_every: H, inner optimizer steps per round. learning_rate: a schedule over the inner optimizers' own rates,
+    in tokens of which each sample has `tokens_per_sample`. test_groups: groups into which a worker splits its batch when statistics are taken (more if it accumulates).
+    autocast: data type of mixed precision. placement: where workers live; this process by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        build_model: Callable[[], nn.Module],
+        loss_fn: LossFunction,
+        data: Source,
+        inner: InnerFactory,
+        outer: OuterFactory | None,
+        sync_every: int,
+        num_trainers: int = 1,
+        workers_per_trainer: int = 1,
+        batch: BatchRule | None = None,
+        guards: BatchGuards | None = None,
+        switch: SwitchMode | None = None,
+        merge: MergePolicy | None = None,
+        fates: MergeFates | None = None,
+        learning_rate: LearningRate | None = None,
+        tokens_per_sample: int = 1,
+        max_grad_norm: float | None = None,
+        test_groups: int = 4,
+        autocast: torch.dtype | None = None,
+        compile: bool = False,
+        placement: Placement | None = None,
+    ) -> None:
+        require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
+        require(num_trainers >= 1, f"num_trainers must be >= 1, got {num_trainers}")
+        require(workers_per_trainer >= 1, f"workers_per_trainer must be >= 1, got {workers_per_trainer}")
+        require(test_groups >= 2, f"test_groups must be >= 2, got {test_groups}")
+        require(max_grad_norm is None or max_grad_norm > 0, f"max_grad_norm must be > 0, got {max_grad_norm}")
+        scheduled = learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
+        require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
+        self.num_workers = num_trainers * workers_per_trainer
+        require(data.num_streams >= self.num_workers, f"data has {data.num_streams} streams, but there are {self.num_workers} workers")
+        self.sync_every = sync_every
+        self.placement = placement or OneProcess()
+        self._rule: BatchRule = batch or ConstantBatch()
+        self._guards = guards or BatchGuards()
+        self._switch = switch or SwitchMode()
+        self._merge: MergePolicy = merge or NoMerge()
+        self._fates = fates or MergeFates()
+        self._learning_rate = learning_rate
+        self._tokens_per_sample = tokens_per_sample
+        self._outer = outer
+        settings = InnerSettings(
+            loss_fn=loss_fn,
+            data=data,
+            max_grad_norm=max_grad_norm,
+            test_groups=test_groups,
+            takes_moments=self._rule.needs_moments,
+            takes_inner_products=self._rule.needs_inner_products,
+            autocast=autocast,
+            device=self.placement.device,
+        )
+        # Every trainer starts from the same parameters: averages of models from different starts mean nothing.
+        model = build_model().to(self.placement.device)
+        self.num_parameters = sum(parameter.numel() for parameter in trainable(model))
+        require(self.num_parameters > 0, "build_model returned a model without trainable parameters")
+        self.workers: dict[int, Worker] = {}
+        for worker in self.placement.local(range(self.num_workers)):
+            own = copy.deepcopy(model) if self.workers else model
+            self.workers[worker] = Worker(worker, own, inner, settings, torch.compile(own) if compile else own)
+        self._model = model
+        self._first_rate = next(iter(self.workers.values())).base_rates[0][0]
+        self.trainers: dict[int, Trainer] = {}
+        for trainer in range(num_trainers):
+            first = trainer * workers_per_trainer
+            self.trainers[trainer] = self._new_trainer(trainer, range(first, first + workers_per_trainer))
+        self.rounds_done = 0
+        self.samples = 0
+        self.inner_steps = 0
+        self.syncs = 0
+        self._round_steps = 0
+        self._halted = Event()
+
+    def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
+        return Trainer(trainer, self._model, self._outer, BatchController(self._rule, self._guards), worker_ids)
+
+    def rounds(self, count: int) -> Iterator[RoundReport]:
+        """Run this many rounds, or fewer if `stop` is called."""
+        for _ in range(count):
+            report = self.round()
+            if report is None:
+                return
+            yield report
+
+    def round(self, inner_steps: int | None = None) -> RoundReport | None:
+        """One round, or what is left of it: inner steps (`sync_every` unless told), sync, batch decisions, merge. None if `stop` was called."""
+        if self._round_steps == 0:
+            self._round_steps = inner_steps or self.sync_every
+            for worker in self.workers.values():
+                worker.begin_round()
+        tasks = self._tasks()
+        self._advance(tasks)
+        if self._halted.is_set():
+            return None
+        return self._finish(tasks)
+
+    def stop(self) -> None:
+        """End the round under way after the inner steps in progress; from any thread or signal handler. The state can be saved and resumed."""
+        self._halted.set()
+
+    @property
+    def in_round(self) -> bool:
+        """Whether a round has begun and not ended: workers stand apart from their trainers."""
+        return self._round_steps > 0
+
+    @property
+    def samples_per_inner_step(self) -> int:
+        """Samples that one inner step takes over all trainers, with the batches now in force."""
+        return sum(plan.worker_batch for trainer in self.trainers.values() for plan in trainer.plans(self._switch).values())
+
+    @property
+    def samples_so_far(self) -> int:
+        """Samples trained on, those of the round under way included (of the workers in this process)."""
+        return self.samples + (sum(worker.round_samples for worker in self.workers.values()) if self.in_round else 0)
+
+    def _tasks(self) -> dict[int, RoundTask]:
+        step_tokens = self.samples_per_inner_step * self._tokens_per_sample
+        tasks: dict[int, RoundTask] = {}
+        for trainer in self.trainers.values():
+            plans = trainer.plans(self._switch)
+            lr_factor = self._lr_factor(step_tokens, sum(plan.worker_batch for plan in plans.values()))
+            for worker, plan in plans.items():
+                tasks[worker] = RoundTask(
+                    trainer=trainer.id, plan=plan, inner_steps=self._round_steps, first_step=self.inner_steps, lr_factor=lr_factor
+                )
+        return tasks
+
+    def _lr_factor(self, step_tokens: int, trainer_batch: int) -> Callable[[int], float] | None:
+        schedule, before = self._learning_rate, self.samples * self._tokens_per_sample
+        return None if schedule is None else lambda step: schedule.factor(before + (step + 1) * step_tokens, trainer_batch)
+
+    def _advance(self, tasks: Mapping[int, RoundTask]) -> None:
+        failed = Event()
+
+        def run(worker: Worker) -> None:
+            try:
+                worker.advance(tasks[worker.id], self._halted)
+            except BaseException:
+                failed.set()
+                self._halted.set()  # The others need not finish a round that is lost.
+                raise
+
+        try:
+            self.placement.map(run, list(self.workers.values()))
+        finally:
+            if failed.is_set():
+                self._halted.clear()
+
+    def _finish(self, tasks: Mapping[int, RoundTask]) -> RoundReport:
+        rows = {worker.id: [*worker.moments.to_numbers(), _loss_sum(worker), float(worker.round_samples)] for worker in self.workers.values()}
+        gathered = self.placement.gather(rows)
+        self.rounds_done += 1
+        self.inner_steps += self._round_steps
+        self.syncs += any(len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
+        steps = self._step_losses(tasks)
+        trainers = []
+        for trainer in self.trainers.values():
+            mine = [gathered[worker] for worker in trainer.worker_ids]
+            local = [self.workers[worker] for worker in self.placement.local(trainer.worker_ids)]
+            requested, served_by = trainer.requested_batch, list(trainer.worker_ids)
+            trainer.sync(local, self.placement.comm(trainer.worker_ids))
+            trainer.broadcast(local)
+            trainer.update_batch([Moments.from_numbers(row[:-2]) for row in mine], int(sum(row[-1] for row in mine)))
+            train_loss = sum(row[-2] for row in mine) / sum(row[-1] for row in mine)
+            trainers.append(self._report_trainer(trainer, requested, [tasks[worker] for worker in served_by], train_loss))
+        self.samples += int(sum(row[-1] for row in gathered.values()))
+        self._round_steps = 0
+        merges = self._merge_trainers()
+        return RoundReport(
+            round=self.rounds_done,
+            samples=self.samples,
+            inner_steps=self.inner_steps,
+            syncs=self.syncs,
+            bytes_communicated=self.placement.traffic.bytes / self.num_workers,
+            bytes_ddp_equivalent=4 * self.num_parameters * self.inner_steps,
+            train_loss=sum(row[-2] for row in gathered.values()) / sum(row[-1] for row in gathered.values()),
+            trainers=tuple(trainers),
+            merges=merges,
+            steps=steps,
+        )
+
+    def _merge_trainers(self) -> tuple[Any, ...]:
+        requests = {trainer.id: trainer.requested_batch for trainer in self.trainers.values()}
+        merge = self._merge.decide(self.rounds_done, requests)
+        if merge is None:
+            return ()
+        self.trainers = apply_merge(merge, self.trainers, self.workers, self._fates, self.placement)
+        return (merge,)
+
+    def _step_losses(self, tasks: Mapping[int, RoundTask]) -> tuple[StepLoss, ...]:
+        return tuple(
+            StepLoss(
+                trainer=tasks[worker.id].trainer,
+                worker=worker.id,
+                inner_step=tasks[worker.id].first_step + step + 1,
+                loss=loss,
+                samples=tasks[worker.id].plan.worker_batch,
+            )
+            for worker in self.workers.values()
+            for step, loss in enumerate(worker.losses)
+        )
+
+    def _report_trainer(self, trainer: Trainer, requested: int, tasks: list[RoundTask], train_loss: float) -> TrainerReport:
+        plan: BatchPlan = tasks[0].plan
+        seen = trainer.controller.estimate
+        return TrainerReport(
+            trainer=trainer.id,
+            workers=len(tasks),
+            requested_batch=requested,
+            worker_batch=plan.worker_batch,
+            micro_batch=plan.micro_batch,
+            accumulation_steps=plan.accumulation_steps,
+            trainer_batch=sum(task.plan.worker_batch for task in tasks),
+            grad_variance=seen.grad_variance if seen else None,
+            grad_norm_sq=seen.grad_norm_sq if seen else None,
+            noise_scale=seen.noise_scale if seen else None,
+            train_loss=train_loss,
+            learning_rate=self._first_rate * (tasks[0].lr_factor(tasks[0].inner_steps - 1) if tasks[0].lr_factor else 1.0),
+        )
+
+    def model(self, trainer: int) -> nn.Module:
+        """A model at the trainer's global parameters, between rounds; training goes on from it, so copy before changing it."""
+        require(not self.in_round, "a round is under way: the workers stand apart; ask between rounds")
+        require(trainer in self.trainers, f"there is no trainer {trainer}; living ones are {sorted(self.trainers)}")
+        return self.workers[self.trainers[trainer].worker_ids[0]].model
+
+    def evaluate(self, function: Callable[[nn.Module, int, int], tuple[float, float]]) -> dict[int, float]:
+        """Mean of a quantity for each trainer's global parameters, its work shared among the trainer's workers.
+
+        function: (model, part, parts) -> (sum, count) over the part-th of `parts` shares of the evaluation set, without gradients.
+        """
+        require(not self.in_round, "a round is under way: the workers stand apart; evaluate between rounds")
+        parts = {worker: (index, len(trainer.worker_ids)) for trainer in self.trainers.values() for index, worker in enumerate(trainer.worker_ids)}
+
+        def run(worker: Worker) -> tuple[float, float]:
+            worker.model.eval()
+            with torch.no_grad():
+                return function(worker.model, *parts[worker.id])
+
+        here = list(self.workers.values())
+        gathered = self.placement.gather(dict(zip([worker.id for worker in here], self.placement.map(run, here), strict=True)))
+        sums = {trainer.id: [gathered[worker] for worker in trainer.worker_ids] for trainer in self.trainers.values()}
+        return {trainer: sum(row[0] for row in rows) / sum(row[1] for row in rows) for trainer, rows in sums.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a run needs to go on bit for bit, between rounds or, after `stop`, within one. Tensors are the live ones."""
+        return {
+            "rounds_done": self.rounds_done,
+            "samples": self.samples,
+            "inner_steps": self.inner_steps,
+            "syncs": self.syncs,
+            "round_steps": self._round_steps,
+            "traffic_bytes": self.placement.traffic.bytes,
+            "trainers": [trainer.state_dict() for trainer in self.trainers.values()],
+            "workers": {str(worker.id): worker.state_dict(with_params=self.in_round) for worker in self.workers.values()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rounds_done, self.samples = state["rounds_done"], state["samples"]
+        self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
+        self._round_steps = state["round_steps"]
+        self.placement.traffic.bytes = state["traffic_bytes"]
+        self.trainers = {}
+        for saved in state["trainers"]:
+            trainer = self._new_trainer(saved["trainer"], range(0))
+            trainer.load_state_dict(saved)
+            self.trainers[trainer.id] = trainer
+            trainer.broadcast([self.workers[worker] for worker in self.placement.local(trainer.worker_ids)])
+        for worker in self.workers.values():
+            worker.load_state_dict(state["workers"][str(worker.id)])
+
+
+def _loss_sum(worker: Worker) -> float:
+    """Loss summed over the samples of the round; every inner step of a round has the same batch."""
+    return sum(worker.losses) / len(worker.losses) * worker.round_samples

@@ -1,0 +1,141 @@
+"""Carrying out a merge: the fate of parameters, outer momentum, inner optimizer state, streams and batch (AdLoCo section 3.2; DESIGN section 4)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from adloco.algorithms.outer import copy_all, optimizer_tensors
+from adloco.algorithms.trainer import Trainer
+from adloco.algorithms.worker import Worker
+from adloco.placement.comm import PerWorker
+from adloco.placement.process import Placement
+from adloco.rules.checks import require
+from adloco.rules.merge import Merge, assign_workers
+
+FATES = {
+    "parameters": ("weighted", "uniform", "survivor"),
+    "outer_momentum": ("weighted", "survivor", "reset"),
+    "inner_state": ("keep", "mean", "reset"),
+    "streams": ("keep", "balance"),
+    "requested_batch": ("survivor", "weighted", "sum"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeFates:
+    """What becomes of each thing that trainers own when they merge."""
+
+    parameters: Literal["weighted", "uniform", "survivor"] = "weighted"
+    """weighted: mean of the merged trainers' parameters by requested batch; uniform: plain mean; survivor: the others' are dropped."""
+    outer_momentum: Literal["weighted", "survivor", "reset"] = "weighted"
+    """weighted: mean by requested batch; survivor: the survivor's own; reset: as at the start."""
+    inner_state: Literal["keep", "mean", "reset"] = "keep"
+    """Of the merged trainers' workers. keep: each worker keeps its own; mean: all take the mean by requested batch; reset: as at the start."""
+    streams: Literal["keep", "balance"] = "keep"
+    """keep: a worker takes its stream along; balance: the least-read streams go to the trainers with the largest requests."""
+    requested_batch: Literal["survivor", "weighted", "sum"] = "survivor"
+    """survivor: the survivor's; weighted: mean by requested batch; sum. Never above batch.maximum."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in FATES.items():
+            require(getattr(self, name) in allowed, f"merge.{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {getattr(self, name)!r}")
+
+
+def apply_merge(
+    merge: Merge, trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], fates: MergeFates, placement: Placement
+) -> dict[int, Trainer]:
+    """The living trainers after the merge; workers of the absorbed serve others and stand at their parameters.
+
+    workers: those of all trainers that live in this process, at their trainers' global parameters.
+    """
+    members = [trainers[trainer] for trainer in sorted(merge.weights)]
+    survivor = trainers[merge.survivor]
+    _merge_parameters(merge, members, survivor, fates, placement)
+    _merge_momentum(merge, members, survivor, fates, placement)
+    _merge_inner_state(merge, members, workers, fates, placement)
+    _merge_requests(merge, members, survivor, fates)
+    living = {trainer: trainers[trainer] for trainer in trainers if trainer not in merge.absorbed}
+    _reassign(members, living, workers, placement)
+    if fates.streams == "balance":
+        _balance_streams(living, workers)
+    return living
+
+
+def _merge_parameters(merge: Merge, members: Sequence[Trainer], survivor: Trainer, fates: MergeFates, placement: Placement) -> None:
+    if fates.parameters == "survivor":
+        return
+    weights = merge.weights if fates.parameters == "weighted" else dict.fromkeys(merge.weights, 1 / len(members))
+    entries = {member.id: [*member.outer.global_params, *member.buffers] for member in members}
+    copy_all(_mean_over_trainers(members, entries, weights, placement), entries[survivor.id])
+
+
+def _merge_momentum(merge: Merge, members: Sequence[Trainer], survivor: Trainer, fates: MergeFates, placement: Placement) -> None:
+    if survivor.outer.optimizer is None or fates.outer_momentum == "survivor":
+        return
+    if fates.outer_momentum == "reset":
+        survivor.outer.optimizer.state.clear()
+        return
+    entries = {member.id: member.outer.momentum() for member in members}
+    if entries[survivor.id]:
+        copy_all(_mean_over_trainers(members, entries, merge.weights, placement), entries[survivor.id])
+
+
+def _mean_over_trainers(
+    members: Sequence[Trainer], entries: Mapping[int, Sequence[torch.Tensor]], weights: Mapping[int, float], placement: Placement
+) -> list[torch.Tensor]:
+    """Mean over all workers of the merged trainers of what each one's trainer holds, so that every worker ends with the result."""
+    per_worker: PerWorker = [entries[member.id] for member in members for _ in placement.local(member.worker_ids)]
+    per_worker_weights = [weights[member.id] / len(member.worker_ids) for member in members for _ in placement.local(member.worker_ids)]
+    return placement.comm([worker for member in members for worker in member.worker_ids]).mean(per_worker, per_worker_weights)
+
+
+def _merge_inner_state(
+    merge: Merge, members: Sequence[Trainer], workers: Mapping[int, Worker], fates: MergeFates, placement: Placement
+) -> None:
+    if fates.inner_state == "keep":
+        return
+    local = {worker: member for member in members for worker in placement.local(member.worker_ids)}
+    if fates.inner_state == "reset":
+        for worker in local:
+            for optimizer in workers[worker].optimizers:
+                optimizer.state.clear()
+        return
+    states = [[tensor for optimizer in workers[worker].optimizers for tensor in optimizer_tensors(optimizer)] for worker in local]
+    weights = [merge.weights[member.id] / len(member.worker_ids) for member in local.values()]
+    means = placement.comm([worker for member in members for worker in member.worker_ids]).mean(states, weights)
+    for state in states:
+        copy_all(means, state)
+
+
+def _merge_requests(merge: Merge, members: Sequence[Trainer], survivor: Trainer, fates: MergeFates) -> None:
+    wanted = {
+        "survivor": survivor.requested_batch,
+        "weighted": round(sum(merge.weights[member.id] * member.requested_batch for member in members)),
+        "sum": sum(member.requested_batch for member in members),
+    }[fates.requested_batch]
+    survivor.controller.requested_batch = min(wanted, survivor.controller.guards.maximum)
+
+
+def _reassign(members: Sequence[Trainer], living: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement) -> None:
+    """Send the freed workers where the demand is; each ends at its trainer's global parameters."""
+    freed = sorted(worker for member in members if member.id not in living for worker in member.worker_ids)
+    requests = {trainer.id: trainer.requested_batch for trainer in living.values()}
+    counts = {trainer.id: len(trainer.worker_ids) for trainer in living.values()}
+    homes = assign_workers(requests, counts, len(freed))
+    merged = {member.id for member in members}
+    for trainer in living.values():
+        newcomers = [worker for worker, home in zip(freed, homes, strict=True) if home == trainer.id]
+        trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
+        if trainer.id not in merged:  # Workers of merged trainers already hold the survivor's parameters.
+            placement.comm(trainer.worker_ids).broadcast(trainer.state_tensors(), receivers=len(newcomers))
+        trainer.broadcast([workers[worker] for worker in placement.local(trainer.worker_ids)])
+
+
+def _balance_streams(living: Mapping[int, Trainer], workers: Mapping[int, Worker]) -> None:
+    by_demand = sorted(living.values(), key=lambda trainer: (-trainer.requested_batch / len(trainer.worker_ids), trainer.id))
+    readers = [worker for trainer in by_demand for worker in trainer.worker_ids]
+    dealt = sorted((workers[worker].position, workers[worker].stream) for worker in readers)
+    for worker, (position, stream) in zip(readers, dealt, strict=True):
+        workers[worker].stream, workers[worker].position = stream, position

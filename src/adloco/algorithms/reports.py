@@ -1,0 +1,65 @@
+"""What a round reports: frozen values, no tensors."""
+
+from dataclasses import dataclass
+
+from adloco.rules.merge import Merge
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerReport:
+    """One trainer in one round."""
+
+    trainer: int
+    workers: int
+    requested_batch: int
+    """In force in this round: samples per inner step over all its workers, before clipping at what fits."""
+    worker_batch: int
+    """Samples per inner step of its first worker, which has the largest share."""
+    micro_batch: int
+    accumulation_steps: int
+    trainer_batch: int
+    """Samples per inner step over all its workers, as trained."""
+    grad_variance: float | None
+    """S, smoothed as the batch rule saw it; None where the rule takes no statistics."""
+    grad_norm_sq: float | None
+    """|G|^2, unbiased and smoothed; can be negative."""
+    noise_scale: float | None
+    """S / |G|^2 in samples; infinite where |G|^2 is not positive."""
+    train_loss: float
+    """Mean over the samples of the round."""
+    learning_rate: float
+    """Of the last inner step, in the first group of the inner optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLoss:
+    """Loss of one inner step of one worker, before the step's update."""
+
+    trainer: int
+    worker: int
+    inner_step: int
+    """Counted over the run, from 1."""
+    loss: float
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """One round: inner steps, sync, and merge if one was due. Counters are totals since the start of the run."""
+
+    round: int
+    samples: int
+    inner_steps: int
+    """Of each worker, one after another."""
+    syncs: int
+    """Rounds so far in which workers exchanged parameters."""
+    bytes_communicated: float
+    """What one worker has handed to reductions with others (payload, one direction, mean over workers)."""
+    bytes_ddp_equivalent: int
+    """What it would have handed over in data-parallel training with as many steps: 4 x parameters x inner steps."""
+    train_loss: float
+    """Mean over all samples of the round."""
+    trainers: tuple[TrainerReport, ...]
+    merges: tuple[Merge, ...]
+    steps: tuple[StepLoss, ...]
+    """Step losses of the workers in this process."""

@@ -1,0 +1,87 @@
+"""A trainer: one independent trajectory, served by workers, with its own outer optimizer and its own request for samples.
+
+(The loop object that others call a trainer is `AdLoCo` here.)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from adloco.algorithms.optimizers import OuterFactory
+from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all, trainable
+from adloco.algorithms.worker import Worker
+from adloco.placement.comm import Comm
+from adloco.rules.controller import BatchController
+from adloco.rules.moments import GradientEstimate, Moments, estimate
+from adloco.rules.switch import BatchPlan, SwitchMode, worker_shares
+
+
+class Trainer:
+    """Global parameters, outer optimizer, batch controller, and the workers that serve them."""
+
+    def __init__(self, trainer: int, model: nn.Module, outer: OuterFactory | None, controller: BatchController, worker_ids: Sequence[int]) -> None:
+        self.id = trainer
+        self.outer = OuterStep(trainable(model), outer)
+        self.buffers = [buffer.clone() for buffer in averaged_buffers(model)]
+        self.controller = controller
+        self.worker_ids = list(worker_ids)
+        self.samples = 0
+
+    @property
+    def requested_batch(self) -> int:
+        """Samples per inner step over all workers, before clipping at what fits."""
+        return self.controller.requested_batch
+
+    def plans(self, switch: SwitchMode) -> dict[int, BatchPlan]:
+        """Each worker's micro-batches for an inner step."""
+        # A worker with one sample has one group, hence no statistics.
+        shares = worker_shares(self.requested_batch, len(self.worker_ids), minimum=2 if self.controller.rule.needs_moments else 1)
+        return {worker: switch.plan(share) for worker, share in zip(self.worker_ids, shares, strict=True)}
+
+    def sync(self, workers: Sequence[Worker], comm: Comm) -> None:
+        """Outer step over this trainer's workers, weighted by the samples each has trained on in the round."""
+        weights = [float(worker.round_samples) for worker in workers]
+        self.outer.step([worker.params for worker in workers], weights, comm)
+        if self.buffers:
+            copy_all(comm.mean([worker.buffers for worker in workers], weights), self.buffers)
+
+    def broadcast(self, workers: Sequence[Worker]) -> None:
+        """Set the workers to the global parameters."""
+        for worker in workers:
+            worker.load_params(self.outer.global_params, self.buffers)
+
+    def update_batch(self, moments: Sequence[Moments], samples: int) -> None:
+        """Pool the workers' moments and set the request for the next round. samples: trained on in this round by all workers."""
+        self.samples += samples
+        self.controller.update(pooled(moments), self.samples)
+
+    def state_tensors(self) -> list[Tensor]:
+        """What a worker that joins this trainer must receive."""
+        return [*self.outer.global_params, *self.buffers, *self.outer.momentum()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "trainer": self.id,
+            "workers": self.worker_ids,
+            "samples": self.samples,
+            "controller": self.controller.state_dict(),
+            "params": list(self.outer.global_params),
+            "buffers": self.buffers,
+            "outer": self.outer.optimizer.state_dict() if self.outer.optimizer else {},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.worker_ids = list(state["workers"])
+        self.samples = state["samples"]
+        self.controller.load_state_dict(state["controller"])
+        copy_all(state["params"], self.outer.global_params)
+        copy_all(state["buffers"], self.buffers)
+        if self.outer.optimizer:
+            self.outer.optimizer.load_state_dict(state["outer"])
+
+
+def pooled(moments: Sequence[Moments]) -> GradientEstimate | None:
+    """The estimate from all workers of a trainer; None where statistics were not taken."""
+    total = sum(moments, start=Moments())
+    return estimate(total) if total.workers else None

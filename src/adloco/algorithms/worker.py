@@ -1,0 +1,212 @@
+"""A worker: one model copy, one inner optimizer, one data stream, and its inner steps (AdLoCo algorithm 1, arXiv 2508.18182).
+
+H counts inner optimizer steps, not micro-batches. Gradient statistics are taken on the first inner step of a round, where all workers of a
+trainer stand at the same point.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from adloco.algorithms.optimizers import InnerFactory
+from adloco.algorithms.outer import averaged_buffers, copy_all, trainable
+from adloco.placement.gradients import IncomingGradients, clip, squared_norm
+from adloco.rules.moments import Moments, group_moments
+from adloco.rules.switch import BatchPlan
+
+LossFunction = Callable[[Any, Any], Tensor]
+"""(model, batch) -> mean loss over the batch's samples."""
+
+
+class Source(Protocol):
+    """Data as numbered samples in numbered streams (DESIGN section 3, seam 2)."""
+
+    @property
+    def num_streams(self) -> int:
+        """How many disjoint streams there are."""
+        ...
+
+    def read(self, stream: int, position: int, count: int) -> Any:
+        """Samples position .. position + count - 1 of a stream, as a batch; depends on these numbers and a seed alone."""
+        ...
+
+
+class NonFiniteLossError(RuntimeError):
+    """A loss became nan or infinite; the model was not changed by the step that showed it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerSettings:
+    """What every worker of a run does alike."""
+
+    loss_fn: LossFunction
+    data: Source
+    max_grad_norm: float | None
+    test_groups: int
+    takes_moments: bool
+    takes_inner_products: bool
+    autocast: torch.dtype | None
+    device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTask:
+    """What a worker does in this round."""
+
+    trainer: int
+    plan: BatchPlan
+    inner_steps: int
+    first_step: int
+    """Inner steps of the run before this round, for messages."""
+    lr_factor: Callable[[int], float] | None
+    """Factor on the optimizers' own learning rates for each inner step of the round, counted from 0."""
+
+
+class Worker:
+    """One model copy that trains on its own stream between syncs."""
+
+    def __init__(self, worker: int, model: nn.Module, inner: InnerFactory, settings: InnerSettings, forward: Callable[..., Any]) -> None:
+        self.id = worker
+        self.model = model
+        self.params = trainable(model)
+        self.buffers = averaged_buffers(model)
+        self.optimizers = list(inner(model))
+        self.base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        self.stream = worker
+        self.position = 0
+        self.inner_step = 0
+        self.round_samples = 0
+        self.losses: list[float] = []
+        self.moments = Moments()
+        self._settings = settings
+        self._forward = forward
+
+    def begin_round(self) -> None:
+        """Forget the records of the last round."""
+        self.inner_step = 0
+        self.round_samples = 0
+        self.losses = []
+        self.moments = Moments()
+
+    def advance(self, task: RoundTask, halted: Event) -> None:
+        """Inner steps up to the end of the round, or until halted between two of them."""
+        self.model.train()
+        while self.inner_step < task.inner_steps and not halted.is_set():
+            self._step(task)
+
+    def _step(self, task: RoundTask) -> None:
+        if task.lr_factor is not None:
+            self._scale_rates(task.lr_factor(self.inner_step))
+        testing = self.inner_step == 0 and self._settings.takes_moments
+        plan = task.plan.in_groups(self._settings.test_groups) if testing else task.plan
+        loss = self._backward_with_moments(plan) if testing else float(sum(self._micro_steps(plan)))
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(
+                f"loss is {loss} in trainer {task.trainer}, worker {self.id}, inner step {task.first_step + self.inner_step + 1}; "
+                "lower the learning rate or check the data"
+            )
+        if self._settings.max_grad_norm is not None:
+            clip(self.params, self._settings.max_grad_norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.position += plan.worker_batch
+        self.round_samples += plan.worker_batch
+        self.losses.append(loss)
+        self.inner_step += 1
+
+    def _micro_steps(self, plan: BatchPlan) -> Iterator[Tensor]:
+        """Forward and backward of each micro-batch, weighted by its samples; yields its part of the mean loss."""
+        offset = self.position
+        for samples in plan.micro_batches:
+            batch = to_device(self._settings.data.read(self.stream, offset, samples), self._settings.device)
+            with autocast(self._settings.device, self._settings.autocast):
+                loss = self._settings.loss_fn(self._forward, batch) * (samples / plan.worker_batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            offset += samples
+            yield loss.detach()
+
+    def _backward_with_moments(self, plan: BatchPlan) -> float:
+        fractions = [samples / plan.worker_batch for samples in plan.micro_batches]
+        losses, norms_sq = [], []
+        with IncomingGradients(self.params) as incoming:
+            for fraction, loss in zip(fractions, self._micro_steps(plan), strict=True):
+                losses.append(loss)
+                norms_sq.append(incoming.take() / fraction**2)
+        mean_norm_sq = squared_norm(parameter.grad for parameter in self.params if parameter.grad is not None)
+        inner = self._inner_products(plan, fractions) if self._settings.takes_inner_products else ()
+        self.moments = group_moments(plan.micro_batches, norms_sq, mean_norm_sq, inner)
+        return float(sum(losses))
+
+    def _inner_products(self, plan: BatchPlan, fractions: Sequence[float]) -> list[float]:
+        """<g_j, gbar> by a second pass over the same micro-batches: exact for any number of groups, with one extra gradient copy."""
+        means = [parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in self.params]
+        products = []
+        with IncomingGradients(self.params, reference=means) as incoming:
+            self._drop_gradients()
+            for fraction, _ in zip(fractions, self._micro_steps(plan), strict=True):
+                products.append(incoming.take() / fraction)
+                self._drop_gradients()
+        for parameter, mean in zip(self.params, means, strict=True):
+            parameter.grad = mean
+        return products
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.params:
+            parameter.grad = None
+
+    def _scale_rates(self, factor: float) -> None:
+        for optimizer, rates in zip(self.optimizers, self.base_rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+
+    def load_params(self, params: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
+        """Stand at these parameters."""
+        copy_all(params, self.params)
+        copy_all(buffers, self.buffers)
+
+    def state_dict(self, *, with_params: bool) -> dict[str, Any]:
+        """with_params: whether the worker stands anywhere else than at its trainer's global parameters."""
+        return {
+            "stream": self.stream,
+            "position": self.position,
+            "inner_step": self.inner_step,
+            "round_samples": self.round_samples,
+            "losses": self.losses,
+            "moments": self.moments.to_numbers(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "params": list(self.params) if with_params else [],
+            "buffers": list(self.buffers) if with_params else [],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.stream, self.position = state["stream"], state["position"]
+        self.inner_step, self.round_samples = state["inner_step"], state["round_samples"]
+        self.losses = list(state["losses"])
+        self.moments = Moments.from_numbers(state["moments"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        if state["params"]:
+            self.load_params(state["params"], state["buffers"])
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+    """Mixed precision in this data type, or none."""
+    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A batch of tensors, in any nesting of tuples, lists and dictionaries, on the device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return type(batch)(to_device(value, device) for value in batch)  # type: ignore[call-arg]
+    return batch

@@ -1,0 +1,1 @@
+"""Recipes shipped with the package: `adloco train NAME`."""

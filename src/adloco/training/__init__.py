@@ -1,0 +1,1 @@
+"""A whole run: recipe, data, model, task, records, checkpoints, reports."""

@@ -1,0 +1,1 @@
+"""From text to numbered samples in numbered streams."""

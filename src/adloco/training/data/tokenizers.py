@@ -1,0 +1,152 @@
+"""Tokenizers: bytes, a byte-level BPE trained on the corpus, or any Hugging Face tokenizer by folder or hub name."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from adloco.rules.checks import require
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def end_of_text(self) -> int:
+        """Id that ends each document."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def save(self, folder: Path) -> None:
+        """Write what `load_tokenizer` needs, into an existing folder."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that encode alike."""
+        ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes; the zero byte, which no text contains, ends a document."""
+
+    vocab_size = 256
+    end_of_text = 0
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(text.encode("utf-8")) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode("utf-8", errors="replace")
+
+    def save(self, folder: Path) -> None:
+        (folder / "bytes.json").write_text("{}\n")
+
+    def fingerprint(self) -> str:
+        return "bytes"
+
+
+class BytePairTokenizer:
+    """A byte-level BPE of the `tokenizers` library."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size: int = tokenizer.get_vocab_size()
+        self.end_of_text: int = tokenizer.token_to_id(END_OF_TEXT)
+
+    @staticmethod
+    def train(texts: Sequence[str], vocab_size: int) -> "BytePairTokenizer":
+        import tokenizers
+
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return BytePairTokenizer(tokenizer)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save(str(folder / "bpe.json"))
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+
+
+class PretrainedTokenizer:
+    """A Hugging Face tokenizer; its end-of-sequence (or separator) token ends a document."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = len(tokenizer)
+        ending = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+        require(ending is not None, f"data.tokenizer {name!r} has neither an end-of-sequence nor a separator token; use another")
+        self.end_of_text: int = ending
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        # verbose=False: documents longer than the tokenizer's model are cut into windows later, no reason to warn.
+        encoded: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        return encoded
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder / "pretrained")
+
+    def fingerprint(self) -> str:
+        vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
+        probe = self.encode(["Hello, world!  The quick brown fox\n\tjumps over 13 lazy dogs. Ünïcödé"])
+        return hashlib.sha256(f"{vocabulary}{probe}".encode()).hexdigest()
+
+
+def make_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
+    """The tokenizer of a recipe: 'bytes', 'bpe:SIZE' (trained on these texts), or a folder or hub name."""
+    if name == "bytes":
+        return ByteTokenizer()
+    if name.startswith("bpe:"):
+        size = name.removeprefix("bpe:")
+        require(size.isdecimal() and int(size) > 256, f"data.tokenizer bpe needs a size above 256 as in bpe:2048, got {name!r}")
+        return BytePairTokenizer.train(texts, int(size))
+    return _pretrained(name)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer that was saved in this folder."""
+    import tokenizers
+
+    if (folder / "bytes.json").exists():
+        return ByteTokenizer()
+    if (folder / "bpe.json").exists():
+        return BytePairTokenizer(tokenizers.Tokenizer.from_file(str(folder / "bpe.json")))
+    require((folder / "pretrained").exists(), f"{folder} holds no tokenizer; it is written by `adloco train`")
+    return _pretrained(str(folder / "pretrained"))
+
+
+def _pretrained(name: str) -> Tokenizer:
+    import transformers
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError, ImportError and errors of hub clients here, in paragraphs.
+        allowed = "bytes, bpe:SIZE, a folder with a tokenizer, or a hub name that can be reached"
+        raise ValueError(f"data.tokenizer {name!r} could not be loaded ({type(error).__name__}); allowed are {allowed}") from error
+    return PretrainedTokenizer(tokenizer, name)

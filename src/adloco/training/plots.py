@@ -1,0 +1,136 @@
+"""Pictures of a run from its metrics: loss against tokens, rounds, bytes and seconds; batches, noise scale, trainers and memory over tokens."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from adloco.training.records import Record
+
+COLOURS = ("#0b6e99", "#d9730d", "#2e8b57", "#ad1a72", "#6940a5", "#b8860b", "#c0392b", "#4a5568")
+
+
+def draw_plots(records: Sequence[Record], folder: Path) -> list[Path]:
+    """Write every picture as PNG and return the paths, in the order in which to look at them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures: dict[str, Callable[[Sequence[Record]], Figure]] = {
+        "loss": _loss,
+        "batch": _batch,
+        "noise_scale": _noise_scale,
+        "trainers": _trainers,
+        "communication": _communication,
+        "memory": _memory,
+    }
+    paths = []
+    for name, draw in pictures.items():
+        path = folder / f"{name}.png"
+        draw(records).savefig(path, dpi=120)
+        paths.append(path)
+    return paths
+
+
+def _loss(records: Sequence[Record]) -> Figure:
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    axes = figure.subplots(2, 2, sharey=True).flatten()
+    against = [("tokens", "tokens", 1.0), ("round", "rounds", 1.0), ("bytes_communicated", "MB communicated per worker", 1e6), ("seconds", "seconds", 1.0)]
+    for axis, (key, label, unit) in zip(axes, against, strict=True):
+        evaluated = [record for record in records if record["val_loss"] is not None]
+        x = [record[key] / unit for record in records]
+        axis.plot(x, [record["train_loss"] for record in records], color="#b0b7c3", linewidth=1.2, label="train")
+        axis.plot([record[key] / unit for record in evaluated], [record["val_loss"] for record in evaluated], color=COLOURS[0], linewidth=2, label="validation")
+        _mark_merges(axis, records, key, unit)
+        _label(axis, label, "loss (nats per token)")
+    axes[0].legend(frameon=False)
+    figure.suptitle("Loss (dotted: merges)", fontsize=12)
+    return figure
+
+
+def _per_trainer(axis: Axes, records: Sequence[Record], value: str, **style: Any) -> None:
+    for trainer in sorted({row["trainer"] for record in records for row in record["trainers"]}):
+        points = [(record["tokens"], row[value]) for record in records for row in record["trainers"] if row["trainer"] == trainer]
+        points = [(x, y) for x, y in points if y is not None]
+        colour = COLOURS[trainer % len(COLOURS)]
+        axis.plot([x for x, _ in points], [y for _, y in points], color=colour, marker="o", markersize=2.5, label=f"trainer {trainer}", **style)
+    _mark_merges(axis, records, "tokens", 1.0)
+
+
+def _batch(records: Sequence[Record]) -> Figure:
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _per_trainer(left, records, "requested_batch", drawstyle="steps-post")
+    _label(left, "tokens", "requested batch (samples)")
+    left.legend(frameon=False)
+    _per_trainer(right, records, "accumulation_steps", drawstyle="steps-post")
+    _label(right, "tokens", "accumulation steps")
+    figure.suptitle("Batch of each trainer, and micro-batches per inner step", fontsize=12)
+    return figure
+
+
+def _noise_scale(records: Sequence[Record]) -> Figure:
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _per_trainer(left, records, "noise_scale")
+    _label(left, "tokens", "noise scale S / |G|² (samples)")
+    if any(row["noise_scale"] for record in records for row in record["trainers"]):
+        left.set_yscale("log")
+        left.legend(frameon=False)
+    else:
+        left.text(0.5, 0.5, "this batch rule takes no statistics", transform=left.transAxes, ha="center", color="#6b7280")
+    _per_trainer(right, records, "grad_norm_sq")
+    _per_trainer(right, records, "grad_variance", linestyle="--")
+    _label(right, "tokens", "|G|² (solid), S (dashed)")
+    if any(row["grad_variance"] for record in records for row in record["trainers"]):
+        right.set_yscale("log")
+    figure.suptitle("Gradient statistics, smoothed as the batch rule sees them", fontsize=12)
+    return figure
+
+
+def _trainers(records: Sequence[Record]) -> Figure:
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _per_trainer(left, records, "val_loss")
+    _label(left, "tokens", "validation loss")
+    left.legend(frameon=False)
+    _per_trainer(right, records, "workers", drawstyle="steps-post")
+    _label(right, "tokens", "workers")
+    figure.suptitle("Trainers (dotted: merges)", fontsize=12)
+    return figure
+
+
+def _communication(records: Sequence[Record]) -> Figure:
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    axis = figure.subplots()
+    tokens = [record["tokens"] for record in records]
+    axis.plot(tokens, [record["bytes_ddp_equivalent"] / 1e6 for record in records], color="#b0b7c3", linewidth=2, label="data-parallel, as many steps")
+    axis.plot(tokens, [record["bytes_communicated"] / 1e6 for record in records], color=COLOURS[0], linewidth=2, label="this run")
+    if any(record["bytes_communicated"] for record in records):
+        axis.set_yscale("log")
+    _label(axis, "tokens", "MB sent per worker")
+    axis.legend(frameon=False)
+    figure.suptitle("Communication", fontsize=12)
+    return figure
+
+
+def _memory(records: Sequence[Record]) -> Figure:
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    axis = figure.subplots()
+    axis.plot([record["tokens"] for record in records], [record["memory_bytes"] / 2**20 for record in records], color=COLOURS[4], linewidth=2)
+    axis.set_ylim(bottom=0)
+    _label(axis, "tokens", "peak memory (MiB)")
+    figure.suptitle("Memory", fontsize=12)
+    return figure
+
+
+def _mark_merges(axis: Axes, records: Sequence[Record], key: str, unit: float) -> None:
+    for record in records:
+        if record["merges"]:
+            axis.axvline(record[key] / unit, color="#6b7280", linestyle=":", linewidth=1)
+
+
+def _label(axis: Axes, x: str, y: str) -> None:
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)

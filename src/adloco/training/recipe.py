@@ -1,0 +1,303 @@
+"""A recipe: every setting of a run, in sections, from TOML and from the command line.
+
+A section is made of the frozen dataclasses that own its fields, so that a setting is described and checked where it is used. Some sections choose one
+class among several by a key of their own, for instance `rule` in [batch]; the fields of the others are then unknown.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import docstring_parser
+import pydantic
+import tomli_w
+
+from adloco.algorithms.merging import MergeFates
+from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
+from adloco.rules.batch import AugmentedInnerProductTest, BatchRule, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
+from adloco.rules.checks import require
+from adloco.rules.controller import BatchGuards
+from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmallest, NoMerge
+from adloco.rules.schedule import LearningRate
+from adloco.rules.switch import SwitchMode
+from adloco.training.settings import DataSettings, EvaluationSettings, MethodSettings, OuterMean, RunSettings
+from adloco.training.tasks.language_model import LlamaShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A key of a section that selects one of several classes."""
+
+    key: str
+    classes: Mapping[str, type]
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """The classes whose fields stand in a section, by the name each has in `Recipe`."""
+
+    parts: Mapping[str, type]
+    choice: Choice | None = None
+    chosen: str = ""
+    """Name in `Recipe` of what is chosen."""
+
+
+BATCH_RULES: dict[str, type] = {
+    "constant": ConstantBatch,
+    "warmup": BatchWarmup,
+    "norm-test": NormTest,
+    "inner-product": InnerProductTest,
+    "augmented": AugmentedInnerProductTest,
+}
+MERGE_POLICIES: dict[str, type] = {"none": NoMerge, "smallest": MergeSmallest, "largest-with-smallest": MergeLargestWithSmallest}
+OUTER_UPDATES: dict[str, type] = {"mean": OuterMean, "optimizer": OuterOptimizer}
+
+SECTIONS: dict[str, Section] = {
+    "run": Section(parts={"run": RunSettings}),
+    "model": Section(parts={"model": LlamaShape}),
+    "data": Section(parts={"data": DataSettings}),
+    "method": Section(parts={"method": MethodSettings}),
+    "inner": Section(parts={"inner": InnerOptimizer}),
+    "learning_rate": Section(parts={"learning_rate": LearningRate}),
+    "outer": Section(
+        parts={},
+        choice=Choice(
+            key="update",
+            classes=OUTER_UPDATES,
+            default="optimizer",
+            meaning="optimizer: apply the pseudo-gradient with an outer optimizer; mean: adopt the workers' mean as it is.",
+        ),
+        chosen="outer",
+    ),
+    "batch": Section(
+        parts={"guards": BatchGuards},
+        choice=Choice(key="rule", classes=BATCH_RULES, default="constant", meaning="How a trainer's batch is decided: " + ", ".join(BATCH_RULES) + "."),
+        chosen="batch",
+    ),
+    "switch": Section(parts={"switch": SwitchMode}),
+    "merge": Section(
+        parts={"fates": MergeFates},
+        choice=Choice(key="policy", classes=MERGE_POLICIES, default="none", meaning="Which trainers merge: " + ", ".join(MERGE_POLICIES) + "."),
+        chosen="merge",
+    ),
+    "evaluation": Section(parts={"evaluation": EvaluationSettings}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Every setting of a run."""
+
+    run: RunSettings
+    model: LlamaShape
+    data: DataSettings
+    method: MethodSettings
+    inner: InnerOptimizer
+    learning_rate: LearningRate
+    outer: OuterOptimizer | OuterMean
+    batch: BatchRule
+    guards: BatchGuards
+    switch: SwitchMode
+    merge: MergePolicy
+    fates: MergeFates
+    evaluation: EvaluationSettings
+
+    def __post_init__(self) -> None:
+        smallest = self.method.workers_per_trainer * (2 if self.batch.needs_moments else 1)
+        require(
+            self.guards.initial >= smallest,
+            f"batch.initial must be >= {smallest}, so that each of {self.method.workers_per_trainer} workers has "
+            f"{'two samples to compare' if self.batch.needs_moments else 'a sample'}, got {self.guards.initial}",
+        )
+        require(
+            self.data.context_tokens <= self.model.max_position,
+            f"data.context_tokens must be <= model.max_position = {self.model.max_position}, got {self.data.context_tokens}",
+        )
+
+
+Values = dict[str, dict[str, Any]]
+"""Section -> key -> value, as in a TOML file."""
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes inside the package."""
+    return sorted(Path(entry.name).stem for entry in resources.files("adloco.recipes").iterdir() if entry.name.endswith(".toml"))
+
+
+def read_values(recipe: str) -> Values:
+    """The sections of a recipe: a path, or the name of a shipped one."""
+    if recipe in shipped_recipes():
+        text = resources.files("adloco.recipes").joinpath(f"{recipe}.toml").read_text()
+    else:
+        path = Path(recipe)
+        names = ", ".join(shipped_recipes())
+        require(path.is_file(), f"recipe {recipe!r} is neither a file nor a shipped recipe; shipped are {names}{_suggest(recipe, shipped_recipes())}")
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"recipe {recipe!r} is not UTF-8 text; save it as UTF-8") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"recipe {recipe!r} is not valid TOML: {error}") from error
+    for section, content in values.items():
+        require(isinstance(content, dict), f"recipe key {section!r} stands outside a section; put it under one of {', '.join(SECTIONS)}")
+    return values
+
+
+def override(values: Values, flags: Sequence[tuple[str, str]]) -> Values:
+    """The sections with `section.key` set to what stood on the command line."""
+    result = {section: dict(content) for section, content in values.items()}
+    given: Values = {}
+    for name, text in flags:
+        section, _, key = name.partition(".")
+        require(bool(key), f"--{name} must name a section and a key, for instance --run.tokens 1000000")
+        given.setdefault(section, {})[key] = _parse_flag(text)
+    for section, content in given.items():
+        result[section] = _without_unchosen(section, result.get(section, {}), content) | content
+    return result
+
+
+def _without_unchosen(section: str, values: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's values less those that only what it had chosen knows, where a flag chooses something else."""
+    choice = SECTIONS[section].choice if section in SECTIONS else None
+    if choice is None or choice.key not in flags:
+        return dict(values)
+    known = {field.name for owner in _classes(section, flags).values() for field in fields(owner)}
+    return {key: value for key, value in values.items() if key in known}
+
+
+def build_recipe(values: Values) -> Recipe:
+    """The recipe of these sections; a ValueError names the first key that is unknown, of the wrong type or out of range."""
+    for section in values:
+        require(section in SECTIONS, f"there is no recipe section [{section}]{_suggest(section, list(SECTIONS))}; sections are {', '.join(SECTIONS)}")
+    built: dict[str, Any] = {}
+    for name in SECTIONS:
+        built.update(_build_section(name, values.get(name, {})))
+    return Recipe(**built)
+
+
+def _build_section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    classes = _classes(name, values)
+    known = [field.name for owner in classes.values() for field in fields(owner)]
+    choice = SECTIONS[name].choice
+    for key in values:
+        where = f" with {choice.key} = {values.get(choice.key, choice.default)!r}" if choice else ""
+        if not (choice and key == choice.key):
+            allowed = sorted([*known, *([choice.key] if choice else [])])
+            require(key in known, f"{name}.{key} is not a setting of [{name}]{where}{_suggest(key, allowed)}; settings are {', '.join(allowed)}")
+    return {part: _construct(name, owner, values) for part, owner in classes.items()}
+
+
+def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(owner)
+    missing = [field.name for field in fields(owner) if field.name not in values and _required(field)]
+    require(not missing, f"{section}.{missing[0] if missing else ''} must be given (recipe section [{section}])")
+    given = {field.name: _convert(f"{section}.{field.name}", hints[field.name], values[field.name]) for field in fields(owner) if field.name in values}
+    try:
+        return owner(**given)
+    except ValueError as error:
+        raise ValueError(f"{error} (recipe section [{section}])") from error
+
+
+def _convert(name: str, hint: Any, value: Any) -> Any:
+    section = name.partition(".")[0]
+    wrong_bool = isinstance(value, bool) and hint is not bool
+    try:
+        return pydantic.TypeAdapter(hint).validate_python([value] if wrong_bool else value)
+    except pydantic.ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Input should be ")
+        raise ValueError(f"{name} must be {problem}, got {value!r} (recipe section [{section}])") from error
+
+
+def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
+    section = SECTIONS[name]
+    if section.choice is None:
+        return dict(section.parts)
+    chosen = values.get(section.choice.key, section.choice.default)
+    allowed = list(section.choice.classes)
+    require(chosen in allowed, f"{name}.{section.choice.key} must be one of {', '.join(allowed)}, got {chosen!r}{_suggest(str(chosen), allowed)}")
+    return {section.chosen: section.choice.classes[chosen], **section.parts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One resolved setting, with its meaning."""
+
+    section: str
+    key: str
+    value: Any
+    meaning: str
+
+
+def settings(recipe: Recipe) -> Iterator[Setting]:
+    """Every setting of a recipe, in the order of the sections."""
+    for name, section in SECTIONS.items():
+        if section.choice:
+            owner = getattr(recipe, section.chosen)
+            chosen = next(key for key, kind in section.choice.classes.items() if kind is type(owner))
+            yield Setting(section=name, key=section.choice.key, value=chosen, meaning=section.choice.meaning)
+        for part in [*([section.chosen] if section.choice else []), *section.parts]:
+            owner = getattr(recipe, part)
+            meanings = field_meanings(type(owner))
+            for field in fields(owner):
+                yield Setting(section=name, key=field.name, value=getattr(owner, field.name), meaning=meanings[field.name])
+
+
+def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
+    """The recipe as TOML, every field; reading it back gives the same recipe."""
+    lines: list[str] = []
+    section = ""
+    for setting in settings(recipe):
+        if setting.section != section:
+            section = setting.section
+            lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
+        if with_meanings:
+            lines += [f"# {line}" for line in setting.meaning.splitlines()]
+        lines.append(_toml_line(setting.key, setting.value))
+    return "\n".join(lines) + "\n"
+
+
+def to_values(recipe: Recipe) -> Values:
+    """The recipe as sections of plain values."""
+    return tomllib.loads(to_toml(recipe))
+
+
+def field_meanings(owner: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, those it inherits included."""
+    parents = [kind for kind in reversed(owner.__mro__) if kind is not object]
+    described = [docstring_parser.parse_from_object(kind).params for kind in parents]
+    return {parameter.arg_name: " ".join((parameter.description or "").split()) for parameters in described for parameter in parameters}
+
+
+def _toml_line(key: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        inner = ", ".join(_toml_line(name, item) for name, item in value.items())
+        return f"{key} = {{ {inner} }}" if inner else f"{key} = {{}}"
+    if isinstance(value, (list, tuple)):
+        items = ", ".join(_toml_line("x", item).removeprefix("x = ") for item in value)
+        return f"{key} = [{items}]"
+    return tomli_w.dumps({key: value}).strip()
+
+
+def _parse_flag(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _suggest(word: str, allowed: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(word, allowed, n=1)
+    return f" (did you mean {nearest[0]!r}?)" if nearest else ""

@@ -1,0 +1,104 @@
+"""The files of a run folder that grow with it: metrics.jsonl (a line per round) and steps.jsonl (a line per inner step of each worker)."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from adloco.algorithms.reports import RoundReport
+
+METRICS, STEPS = "metrics.jsonl", "steps.jsonl"
+Record = dict[str, Any]
+"""One line of metrics.jsonl; the README lists its fields."""
+
+
+def round_record(report: RoundReport, *, tokens_per_sample: int, seconds: float, round_seconds: float, memory_bytes: int, losses: dict[int, float]) -> Record:
+    """One line of metrics.jsonl. losses: validation loss by trainer, empty where this round was not evaluated."""
+    tokens = report.samples * tokens_per_sample
+    round_tokens = sum(step.samples for step in report.steps) * tokens_per_sample
+    best = min(losses.values(), default=None)
+    trainer_fields = [
+        "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "trainer_batch",
+        "grad_variance", "grad_norm_sq", "noise_scale", "train_loss", "learning_rate",
+    ]  # fmt: skip
+    return {
+        "round": report.round,
+        "tokens": tokens,
+        "samples": report.samples,
+        "inner_steps": report.inner_steps,
+        "syncs": report.syncs,
+        "bytes_communicated": report.bytes_communicated,
+        "bytes_ddp_equivalent": report.bytes_ddp_equivalent,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(round_tokens / round_seconds, 1),
+        "train_loss": report.train_loss,
+        "val_loss": best,
+        "val_perplexity": None if best is None else math.exp(min(best, 700.0)),
+        "learning_rate": report.trainers[0].learning_rate,
+        "memory_bytes": memory_bytes,
+        "trainers": [
+            {name: getattr(trainer, name) for name in trainer_fields} | {"val_loss": losses.get(trainer.trainer)} for trainer in report.trainers
+        ],
+        "merges": [
+            {"survivor": merge.survivor, "absorbed": list(merge.absorbed), "weights": {str(key): weight for key, weight in merge.weights.items()}}
+            for merge in report.merges
+        ],
+    }
+
+
+class Records:
+    """Appends to metrics.jsonl and steps.jsonl."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, record: Record, report: RoundReport) -> None:
+        # Steps first: a metrics line says that its round is complete.
+        _append(self.folder / STEPS, [{"round": report.round, **asdict(step)} for step in report.steps])
+        _append(self.folder / METRICS, [record])
+
+    def read(self) -> list[Record]:
+        """All lines of metrics.jsonl."""
+        return list(_lines(self.folder / METRICS))
+
+    def cut(self, rounds: int) -> None:
+        """Forget what was recorded after this many rounds: a resumed run writes it again."""
+        for name in (METRICS, STEPS):
+            kept = [line for line in _lines(self.folder / name) if line["round"] <= rounds]
+            temporary = self.folder / f".{name}"
+            temporary.unlink(missing_ok=True)
+            _append(temporary, kept)
+            temporary.replace(self.folder / name)
+
+
+def write_json(file: Path, value: Any) -> None:
+    """A JSON file for people and programs: indented, without NaN or Infinity, replaced as a whole."""
+    temporary = file.with_name(f".{file.name}")
+    temporary.write_text(json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+    temporary.replace(file)
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every number that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def _append(file: Path, lines: Sequence[Record]) -> None:
+    with file.open("a") as out:
+        out.write("".join(json.dumps(finite(line), allow_nan=False) + "\n" for line in lines))
+
+
+def _lines(file: Path) -> Iterator[Record]:
+    if not file.exists():
+        return
+    for line in file.read_text().split("\n"):
+        if line.endswith("}"):  # A process killed while writing leaves a line without its end.
+            yield json.loads(line)

@@ -1,0 +1,90 @@
+"""report.html: one self-contained page with the pictures, the merges, the rounds and the settings of a run."""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from adloco.rules.checks import require
+from adloco.training.plots import draw_plots
+from adloco.training.recipe import Recipe, build_recipe, read_values, settings
+from adloco.training.records import Record, Records
+
+ROWS = 60
+"""Rounds shown in the table; of longer runs evenly spaced ones."""
+
+
+def write_report(folder: Path) -> Path:
+    """Draw the plots and the page from the files of a run folder, finished or not."""
+    records = Records(folder).read()
+    require(bool(records), f"{folder} has no finished round to report; train it first")
+    images = draw_plots(records, folder / "plots")
+    recipe = build_recipe(read_values(str(folder / "recipe.toml")))
+    environment = json.loads((folder / "environment.json").read_text())
+    template = jinja2.Environment(loader=jinja2.PackageLoader("adloco.training"), autoescape=True, undefined=jinja2.StrictUndefined)
+    page = template.get_template("report.html").render(_content(recipe, records, images, environment))
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], environment: dict[str, Any]) -> dict[str, Any]:
+    last = records[-1]
+    losses = [record["val_loss"] for record in records if record["val_loss"] is not None]
+    ratio = last["bytes_ddp_equivalent"] / last["bytes_communicated"] if last["bytes_communicated"] else None
+    method = recipe.method
+    return {
+        "name": recipe.run.name,
+        "subtitle": f"{method.num_trainers} trainers x {method.workers_per_trainer} workers, sync every {method.sync_every} inner steps",
+        "cards": [
+            ("validation loss", f"{losses[-1]:.4f}" if losses else "-"),
+            ("tokens", f"{last['tokens']:,}"),
+            ("rounds", f"{last['round']:,}"),
+            ("syncs", f"{last['syncs']:,}"),
+            ("sent per worker", f"{last['bytes_communicated'] / 1e6:,.1f} MB"),
+            ("less than DDP by", f"{ratio:,.0f} x" if ratio else "-"),
+            ("merges", str(sum(len(record["merges"]) for record in records))),
+            ("seconds", f"{last['seconds']:,.0f}"),
+        ],
+        "images": [{"name": image.stem, "data": base64.b64encode(image.read_bytes()).decode()} for image in images],
+        "merges": [
+            {
+                "round": record["round"],
+                "tokens": f"{record['tokens']:,}",
+                "survivor": merge["survivor"],
+                "absorbed": ", ".join(f"trainer {trainer}" for trainer in merge["absorbed"]),
+                "weights": ", ".join(f"{trainer}: {weight:.3f}" for trainer, weight in merge["weights"].items()),
+            }
+            for record in records
+            for merge in record["merges"]
+        ],
+        "columns": ["round", "tokens", "train loss", "val loss", "learning rate", "batches", "micro x steps", "noise scale", "sent MB", "tokens/s"],
+        "rows": [_row(record) for record in _spaced(records)],
+        "settings": list(settings(recipe)),
+        "environment": list(environment.items()),
+    }
+
+
+def _row(record: Record) -> list[str]:
+    trainers = record["trainers"]
+    return [
+        str(record["round"]),
+        f"{record['tokens']:,}",
+        f"{record['train_loss']:.4f}",
+        "-" if record["val_loss"] is None else f"{record['val_loss']:.4f}",
+        f"{record['learning_rate']:.2e}",
+        " / ".join(str(trainer["requested_batch"]) for trainer in trainers),
+        " / ".join(f"{trainer['micro_batch']} x {trainer['accumulation_steps']}" for trainer in trainers),
+        " / ".join("-" if trainer["noise_scale"] is None else f"{trainer['noise_scale']:.1f}" for trainer in trainers),
+        f"{record['bytes_communicated'] / 1e6:.1f}",
+        f"{record['tokens_per_second']:,.0f}",
+    ]
+
+
+def _spaced(records: Sequence[Record]) -> list[Record]:
+    step = max(1, -(-len(records) // ROWS))
+    chosen = list(records[::step])
+    return chosen if chosen[-1] is records[-1] else [*chosen, records[-1]]

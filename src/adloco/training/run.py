@@ -1,0 +1,255 @@
+"""A whole run: from a recipe to rounds, records, checkpoints and a report. The caller owns the loop: `for record in run.rounds(): ...`."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from adloco.algorithms.adloco import AdLoCo
+from adloco.algorithms.optimizers import OuterOptimizer
+from adloco.algorithms.reports import RoundReport
+from adloco.placement.process import OneProcess
+from adloco.rules.checks import require
+from adloco.training import checkpoint
+from adloco.training.data.cache import TokenCache, token_cache
+from adloco.training.data.corpus import load_corpus
+from adloco.training.data.sources import TokenSource
+from adloco.training.environment import choose_device, choose_precision, describe_environment, memory_bytes
+from adloco.training.recipe import Recipe, build_recipe, read_values, to_toml
+from adloco.training.records import Record, Records, round_record, write_json
+from adloco.training.report import write_report
+from adloco.training.settings import DataSettings
+from adloco.training.tasks.language_model import build_llama, evaluation_windows, loss_on_windows, next_token_loss
+
+CHECKPOINTS = "checkpoints"
+COPIES_PER_WORKER = 4
+"""Parameters, gradients and two AdamW moments, each as large as the model in fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run stands, cheap enough to ask many times a second."""
+
+    tokens: int
+    total_tokens: int
+    seconds: float
+
+
+class TrainingRun:
+    """One run in its folder."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        """Prepares everything and writes nothing but the token cache; raises ValueError for settings that cannot work."""
+        self.recipe = recipe
+        self.folder = folder
+        self.records = Records(folder)
+        self.history: list[Record] = []
+        self.device = choose_device(recipe.run.device)
+        self.cache = open_cache(recipe.data)
+        self._precision = choose_precision(recipe.run.precision, self.device)
+        self._source, self._validation = self._sources()
+        self._check_memory()
+        self.algorithm = self._build()
+        self._windows = evaluation_windows(self._validation, recipe.evaluation.windows)
+        self._seconds_before = 0.0
+        self._started = time.monotonic()
+
+    @staticmethod
+    def create(recipe: Recipe) -> "TrainingRun":
+        """A new run; its folder is made once everything else stands."""
+        folder = Path(recipe.run.folder or f"runs/{recipe.run.name}-{datetime.now():%Y%m%d-%H%M%S}")
+        advice = "use another --run.folder, or go on with it by adloco train --resume"
+        require(not folder.exists(), f"run folder {str(folder)!r} exists already; {advice} {folder}")
+        recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)))
+        run = TrainingRun(recipe, folder)
+        folder.mkdir(parents=True)
+        (folder / "recipe.toml").write_text(to_toml(recipe))
+        (folder / "tokenizer").mkdir()
+        run.cache.tokenizer.save(folder / "tokenizer")
+        write_json(folder / "environment.json", describe_environment(run.device, run._precision, recipe.run.seed))
+        return run
+
+    @staticmethod
+    def resume(folder: Path) -> "TrainingRun":
+        """A run that goes on from its newest checkpoint, bit for bit."""
+        state = checkpoint.load(checkpoint.newest(run_folder(folder) / CHECKPOINTS))
+        run = TrainingRun(build_recipe(read_values(str(folder / "recipe.toml"))), folder)
+        kind = state["run"] if isinstance(state, dict) and "run" in state else {}
+        require(kind.get("parameters") == run._parameter_names(), f"the checkpoint in {folder} does not fit its recipe.toml; restore the recipe it ran with")
+        run.algorithm.load_state_dict(state["algorithm"])
+        torch.set_rng_state(state["run"]["rng"])
+        run._seconds_before = state["run"]["seconds"]
+        run.records.cut(run.algorithm.rounds_done)
+        run.history = run.records.read()
+        return run
+
+    def rounds(self) -> Iterator[Record]:
+        """Train until the budget is spent or `stop` is called; yields each round's line of metrics.jsonl, written already."""
+        self._started = time.monotonic()
+        while not self.finished:
+            before = time.monotonic()
+            report = self.algorithm.round(None if self.algorithm.in_round else self._steps_left())
+            if report is None:
+                self._save()
+                return
+            record = self._record(report, time.monotonic() - before)
+            self.records.add(record, report)
+            self.history.append(record)
+            if self.finished or report.round % self.recipe.run.checkpoint_every == 0:
+                self._save()
+            yield record
+
+    def stop(self) -> None:
+        """End after the inner steps in progress and save; `resume` goes on from there."""
+        self.algorithm.stop()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the token budget is spent."""
+        return self.algorithm.samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
+
+    def progress(self) -> Progress:
+        """Tokens so far, inner steps in progress included."""
+        tokens = self.algorithm.samples_so_far * self.recipe.data.context_tokens
+        return Progress(tokens=tokens, total_tokens=self.recipe.run.tokens, seconds=self._seconds())
+
+    def finish(self) -> dict[str, Any]:
+        """Write summary.json, plots and report.html; returns the summary."""
+        last = self.history[-1]
+        losses = [record["val_loss"] for record in self.history if record["val_loss"] is not None]
+        summary = {
+            "final_val_loss": losses[-1] if losses else None,
+            "best_val_loss": min(losses, default=None),
+            "tokens": last["tokens"],
+            "syncs": last["syncs"],
+            "bytes": last["bytes_communicated"],
+            "seconds": last["seconds"],
+            "rounds": last["round"],
+            "num_parameters": self.algorithm.num_parameters,
+            "recipe": self.recipe.run.name,
+        }
+        write_json(self.folder / "summary.json", summary)
+        write_report(self.folder)
+        return summary
+
+    def _sources(self) -> tuple[TokenSource, TokenSource]:
+        data, method, run = self.recipe.data, self.recipe.method, self.recipe.run
+        num_workers = method.num_trainers * method.workers_per_trainer
+        needed = self.recipe.guards.initial * method.num_trainers
+        windows = max(0, (len(self.cache.train) - 1) // data.context_tokens)
+        where = f"data.path {data.path!r}" if data.path else "the default corpus"
+        require(
+            windows >= max(needed, num_workers),
+            f"{where} has {windows} windows of {data.context_tokens} tokens to train on, but one inner step needs {max(needed, num_workers)}; "
+            "give more text or lower data.context_tokens, batch.initial or method.num_trainers",
+        )
+        require(
+            len(self.cache.validation) > data.context_tokens,
+            f"{where} has {len(self.cache.validation)} tokens to validate on, fewer than one window of {data.context_tokens + 1}; "
+            "give more text, raise data.validation_fraction or lower data.context_tokens",
+        )
+        train = TokenSource(self.cache.train, context_tokens=data.context_tokens, num_streams=num_workers, seed=run.seed)
+        return train, TokenSource(self.cache.validation, context_tokens=data.context_tokens)
+
+    def _check_memory(self) -> None:
+        with torch.device("meta"):
+            parameters = sum(parameter.numel() for parameter in self._build_model().parameters())
+        method = self.recipe.method
+        workers = method.num_trainers * method.workers_per_trainer
+        needed = 4 * parameters * (COPIES_PER_WORKER * workers + 2 * method.num_trainers)
+        memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        require(
+            needed <= memory,
+            f"method.num_trainers x method.workers_per_trainer = {workers} workers of {parameters:,} parameters need {needed / 2**30:.1f} GiB, "
+            f"but {self.device} has {memory / 2**30:.1f} GiB; use fewer workers or a smaller model",
+        )
+
+    def _build_model(self) -> nn.Module:
+        return build_llama(self.recipe.model, self.cache.tokenizer.vocab_size, self.recipe.run.seed)
+
+    def _build(self) -> AdLoCo:
+        recipe, data = self.recipe, self.recipe.data
+        total = recipe.learning_rate.total_tokens or recipe.run.tokens
+        return AdLoCo(
+            build_model=self._build_model,
+            loss_fn=next_token_loss,
+            data=self._source,
+            inner=recipe.inner,
+            outer=recipe.outer if isinstance(recipe.outer, OuterOptimizer) else None,
+            sync_every=recipe.method.sync_every,
+            num_trainers=recipe.method.num_trainers,
+            workers_per_trainer=recipe.method.workers_per_trainer,
+            batch=recipe.batch,
+            guards=recipe.guards,
+            switch=recipe.switch,
+            merge=recipe.merge,
+            fates=recipe.fates,
+            learning_rate=replace(recipe.learning_rate, total_tokens=total),
+            tokens_per_sample=data.context_tokens,
+            max_grad_norm=recipe.method.max_grad_norm or None,
+            test_groups=recipe.method.test_groups,
+            autocast=self._precision,
+            compile=recipe.run.compile,
+            placement=OneProcess(self.device, recipe.run.threads),
+        )
+
+    def _steps_left(self) -> int:
+        """Inner steps of the next round: sync_every, or fewer where the budget ends earlier."""
+        left = self.recipe.run.tokens - self.algorithm.samples * self.recipe.data.context_tokens
+        return min(self.recipe.method.sync_every, math.ceil(left / (self.algorithm.samples_per_inner_step * self.recipe.data.context_tokens)))
+
+    def _record(self, report: RoundReport, round_seconds: float) -> Record:
+        return round_record(
+            report,
+            tokens_per_sample=self.recipe.data.context_tokens,
+            losses=self._evaluate() if self.finished or report.round % self.recipe.evaluation.every == 0 else {},
+            seconds=self._seconds(),
+            round_seconds=round_seconds,
+            memory_bytes=memory_bytes(self.device),
+        )
+
+    def _evaluate(self) -> dict[int, float]:
+        def share(model: nn.Module, part: int, parts: int) -> tuple[float, float]:
+            return loss_on_windows(model, self._validation, self._windows[part::parts], self.device)
+
+        return self.algorithm.evaluate(share)
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._started
+
+    def _save(self) -> None:
+        step = self.algorithm.inner_steps + max(worker.inner_step for worker in self.algorithm.workers.values()) * self.algorithm.in_round
+        name = f"round-{self.algorithm.rounds_done:06d}-step-{step:08d}"
+        about = {"rng": torch.get_rng_state(), "seconds": self._seconds(), "parameters": self._parameter_names()}
+        state = {"run": about, "algorithm": self.algorithm.state_dict()}
+        checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
+
+    def _parameter_names(self) -> list[str]:
+        model = next(iter(self.algorithm.workers.values())).model
+        return [f"{name} {list(parameter.shape)}" for name, parameter in model.named_parameters()]
+
+
+def open_cache(data: DataSettings) -> TokenCache:
+    """The tokens of a recipe's corpus, read and packed now if this is the first time."""
+    corpus = load_corpus(data.path, data.text_column, data.validation_fraction)
+    return token_cache(corpus, data.tokenizer, Path(data.cache).expanduser())
+
+
+def run_folder(folder: Path) -> Path:
+    """The folder, after a check that a run lives there."""
+    require((folder / "recipe.toml").is_file(), f"{str(folder)!r} is not a run folder (no recipe.toml in it); give one that `adloco train` wrote")
+    return folder
+
+
+def run_summary(folder: Path) -> dict[str, Any]:
+    """summary.json of a finished run."""
+    content: dict[str, Any] = json.loads((run_folder(folder) / "summary.json").read_text())
+    return content

@@ -1,0 +1,103 @@
+"""Settings of a run that no single mechanism owns."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from adloco.rules.checks import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """How long a run is, where it goes, and on what it runs."""
+
+    folder: str = ""
+    """Folder of the run's files; must not exist yet. Empty: runs/ with the recipe's name and the time."""
+    name: str = "adloco"
+    """Name of the run, shown in tables and reports."""
+    tokens: int = 1_500_000
+    """Budget: tokens trained on, over all trainers. The last round is shortened to end here."""
+    seed: int = 0
+    """Seed of the initial parameters and of the order of the data."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
+    threads: int = 0
+    """Workers that run at once; 0: one per core on a CPU, one on a GPU. Does not change the numbers."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: mixed precision by autocast; auto: bf16 where the device computes it natively, else fp32."""
+    compile: bool = False
+    """Whether to compile the model with torch.compile (slow to start, faster steps)."""
+    checkpoint_every: int = 10
+    """Rounds from one checkpoint to the next; the last round always writes one."""
+    keep_checkpoints: int = 2
+    """How many of the newest checkpoints stay."""
+
+    def __post_init__(self) -> None:
+        require(self.tokens > 0, f"run.tokens must be > 0, got {self.tokens}")
+        require(self.seed >= 0, f"run.seed must be >= 0, got {self.seed}")
+        require(self.threads >= 0, f"run.threads must be >= 0, got {self.threads}")
+        require(self.checkpoint_every > 0, f"run.checkpoint_every must be > 0, got {self.checkpoint_every}")
+        require(self.keep_checkpoints > 0, f"run.keep_checkpoints must be > 0, got {self.keep_checkpoints}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """What to train on."""
+
+    path: str = ""
+    """A text file, a folder of them, or jsonl/parquet; empty: the source of Python's own standard library."""
+    text_column: str = "text"
+    """Column of jsonl and parquet files that holds the text."""
+    tokenizer: str = "bytes"
+    """bytes, bpe:SIZE (trained on the corpus), or the folder or hub name of a Hugging Face tokenizer."""
+    context_tokens: int = 128
+    """Tokens of one sample."""
+    validation_fraction: float = 0.05
+    """Part of the documents held out: every k-th, or the tail of each where there are too few."""
+    cache: str = "~/.cache/adloco"
+    """Folder of the token caches."""
+
+    def __post_init__(self) -> None:
+        require(self.context_tokens >= 2, f"data.context_tokens must be >= 2, got {self.context_tokens}")
+        require(0 < self.validation_fraction <= 0.5, f"data.validation_fraction must be in (0, 0.5], got {self.validation_fraction}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """Trainers, workers and rounds."""
+
+    num_trainers: int = 1
+    """Independent trajectories at the start (k)."""
+    workers_per_trainer: int = 1
+    """Model copies that serve each of them (M)."""
+    sync_every: int = 20
+    """Inner optimizer steps per round (H)."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm at every inner step; 0: never."""
+    test_groups: int = 4
+    """Groups into which a worker splits the batch of a round's first step, on which gradient statistics are taken."""
+
+    def __post_init__(self) -> None:
+        require(self.num_trainers >= 1, f"method.num_trainers must be >= 1, got {self.num_trainers}")
+        require(self.workers_per_trainer >= 1, f"method.workers_per_trainer must be >= 1, got {self.workers_per_trainer}")
+        require(self.sync_every >= 1, f"method.sync_every must be >= 1, got {self.sync_every}")
+        require(self.max_grad_norm >= 0, f"method.max_grad_norm must be >= 0, got {self.max_grad_norm}")
+        require(self.test_groups >= 2, f"method.test_groups must be >= 2, got {self.test_groups}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """How often and on how much a run is evaluated; always after the last round."""
+
+    every: int = 1
+    """Rounds from one evaluation of every trainer to the next."""
+    windows: int = 64
+    """Validation windows, evenly spaced over the held-out text; 0: all."""
+
+    def __post_init__(self) -> None:
+        require(self.every > 0, f"evaluation.every must be > 0, got {self.every}")
+        require(self.windows >= 0, f"evaluation.windows must be >= 0, got {self.windows}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterMean:
+    """The workers' mean becomes the global parameters."""

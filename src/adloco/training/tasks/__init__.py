@@ -1,0 +1,1 @@
+"""Tasks: how a model, a batch and a loss come together."""
