@@ -1,0 +1,41 @@
+"""adloco: train language models with little communication.
+
+The public names; everything else may change. `AdLoCo` is the run, `DiLoCo` the outer step for a loop of your own, the rest are what they are made with.
+"""
+
+from adloco.algorithms.adloco import AdLoCo
+from adloco.algorithms.merging import MergeFates
+from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
+from adloco.algorithms.outer import DiLoCo
+from adloco.algorithms.reports import RoundReport
+from adloco.algorithms.worker import NonFiniteLossError, Source
+from adloco.placement.process import OneProcess
+from adloco.rules.batch import AugmentedInnerProductTest, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
+from adloco.rules.controller import BatchGuards
+from adloco.rules.merge import MergeLargestWithSmallest, MergeSmallest
+from adloco.rules.schedule import LearningRate
+from adloco.rules.switch import SwitchMode
+from adloco.training.data.sources import TensorSource
+
+__all__ = [
+    "AdLoCo",
+    "AugmentedInnerProductTest",
+    "BatchGuards",
+    "BatchWarmup",
+    "ConstantBatch",
+    "DiLoCo",
+    "InnerOptimizer",
+    "InnerProductTest",
+    "LearningRate",
+    "MergeFates",
+    "MergeLargestWithSmallest",
+    "MergeSmallest",
+    "NonFiniteLossError",
+    "NormTest",
+    "OneProcess",
+    "OuterOptimizer",
+    "RoundReport",
+    "Source",
+    "SwitchMode",
+    "TensorSource",
+]

@@ -15,6 +15,8 @@ class BatchGuards:
 
     initial: int = 8
     """Requested batch at the start: samples per inner step over all workers of a trainer."""
+    minimum: int = 1
+    """Smallest requested batch, in samples."""
     maximum: int = 512
     """Largest requested batch, in samples."""
     max_growth: float = math.inf
@@ -28,6 +30,7 @@ class BatchGuards:
 
     def __post_init__(self) -> None:
         require(self.initial > 0, f"batch.initial must be > 0, got {self.initial}")
+        require(0 < self.minimum <= self.initial, f"batch.minimum must be > 0 and <= batch.initial = {self.initial}, got {self.minimum}")
         require(self.maximum >= self.initial, f"batch.maximum must be >= batch.initial = {self.initial}, got {self.maximum}")
         require(self.max_growth > 1, f"batch.max_growth must be > 1, got {self.max_growth}")
         require(self.hysteresis >= 0, f"batch.hysteresis must be >= 0, got {self.hysteresis}")
@@ -35,10 +38,10 @@ class BatchGuards:
 
     def limit(self, wanted: int, current: int) -> int:
         """The request after a rule asked for `wanted` while `current` was in force."""
-        limited = min(wanted, self.maximum, math.floor(min(current * self.max_growth, self.maximum)))
+        limited = max(self.minimum, min(wanted, math.floor(min(current * self.max_growth, self.maximum))))
         if self.grow_only:
             limited = max(limited, current)
-        return current if abs(limited - current) < self.hysteresis * current else max(1, limited)
+        return current if abs(limited - current) < self.hysteresis * current else limited
 
 
 class BatchController:

@@ -1,6 +1,5 @@
 """A whole run: from a recipe to rounds, records, checkpoints and a report. The caller owns the loop: `for record in run.rounds(): ...`."""
 
-import json
 import math
 import os
 import time
@@ -19,14 +18,12 @@ from adloco.algorithms.reports import RoundReport
 from adloco.placement.process import OneProcess
 from adloco.rules.checks import require
 from adloco.training import checkpoint
-from adloco.training.data.cache import TokenCache, token_cache
-from adloco.training.data.corpus import load_corpus
+from adloco.training.data.cache import open_cache
 from adloco.training.data.sources import TokenSource
 from adloco.training.environment import choose_device, choose_precision, describe_environment, memory_bytes
 from adloco.training.recipe import Recipe, build_recipe, read_values, to_toml
 from adloco.training.records import Record, Records, round_record, write_json
 from adloco.training.report import write_report
-from adloco.training.settings import DataSettings
 from adloco.training.tasks.language_model import build_llama, evaluation_windows, loss_on_windows, next_token_loss
 
 CHECKPOINTS = "checkpoints"
@@ -237,19 +234,7 @@ class TrainingRun:
         return [f"{name} {list(parameter.shape)}" for name, parameter in model.named_parameters()]
 
 
-def open_cache(data: DataSettings) -> TokenCache:
-    """The tokens of a recipe's corpus, read and packed now if this is the first time."""
-    corpus = load_corpus(data.path, data.text_column, data.validation_fraction)
-    return token_cache(corpus, data.tokenizer, Path(data.cache).expanduser())
-
-
 def run_folder(folder: Path) -> Path:
     """The folder, after a check that a run lives there."""
     require((folder / "recipe.toml").is_file(), f"{str(folder)!r} is not a run folder (no recipe.toml in it); give one that `adloco train` wrote")
     return folder
-
-
-def run_summary(folder: Path) -> dict[str, Any]:
-    """summary.json of a finished run."""
-    content: dict[str, Any] = json.loads((run_folder(folder) / "summary.json").read_text())
-    return content

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adloco.training.data.corpus import Corpus
+from adloco.training.data.corpus import Corpus, load_corpus
 from adloco.training.data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
+from adloco.training.settings import DataSettings
 
 DOCUMENTS_AT_ONCE = 256
 FORMAT = 1
@@ -29,18 +30,20 @@ class TokenCache:
     validation: NDArray[Any]
     tokenizer: Tokenizer
 
+    def everything(self) -> NDArray[Any]:
+        """All tokens, train and validation."""
+        return np.concatenate([self.train, self.validation])
 
-def token_cache(corpus: Corpus, tokenizer_name: str, root: Path) -> TokenCache:
-    """The cached tokens of this corpus, made now if they are not there yet.
 
-    A tokenizer trained on the corpus (bpe:SIZE) is trained once and kept with the tokens; a pretrained one is part of the key by its content.
-    """
-    trained_here = tokenizer_name.startswith("bpe:")
-    tokenizer = None if trained_here else make_tokenizer(tokenizer_name, corpus.train)
-    key = _key(corpus, tokenizer_name if tokenizer is None else tokenizer.fingerprint())
-    folder = root / key
+def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenCache:
+    """The tokens of a corpus, read and packed now if this is the first time; with the recipe's tokenizer unless one is given."""
+    corpus = load_corpus(data.path, data.text_column, data.validation_fraction)
+    # A tokenizer trained on the corpus follows from the corpus and its name; any other is part of the key by what it does.
+    if tokenizer is None and not data.tokenizer.startswith("bpe:"):
+        tokenizer = make_tokenizer(data.tokenizer, ())
+    folder = Path(data.cache).expanduser() / _key(corpus, tokenizer.fingerprint() if tokenizer else data.tokenizer)
     if not (folder / "meta.json").exists():
-        _write(folder, corpus, tokenizer or make_tokenizer(tokenizer_name, corpus.train))
+        _write(folder, corpus, tokenizer or make_tokenizer(data.tokenizer, corpus.train))
     meta = json.loads((folder / "meta.json").read_text())
     return TokenCache(
         folder=folder,

@@ -94,11 +94,12 @@ def loss_on_windows(model: nn.Module, source: TokenSource, indices: np.ndarray[A
 def generate(model: Any, prompt: list[int], *, max_tokens: int, temperature: float, context_tokens: int, stop: int, seed: int) -> Iterator[int]:
     """Token ids that continue the prompt, until the stop id; temperature 0 takes the most likely token each time."""
     model.eval()
+    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt)
     for _ in range(max_tokens):
         # No key-value cache: the window slides once the context is full, which would invalidate it.
-        logits = model(input_ids=torch.tensor([ids[-context_tokens:]]), use_cache=False).logits[0, -1].float()
+        logits = model(input_ids=torch.tensor([ids[-context_tokens:]], device=device), use_cache=False).logits[0, -1].float().cpu()
         token = int(logits.argmax()) if temperature == 0 else int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
         if token == stop:
             return

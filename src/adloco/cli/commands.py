@@ -1,0 +1,183 @@
+"""The commands, each from its words to an exit code."""
+
+import argparse
+import math
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+# Before transformers is imported: the command line shows its own progress.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+from rich.console import Console
+
+from adloco.cli.view import open_view, summary_lines
+from adloco.training.recipe import build_recipe, override, read_values, to_toml
+from adloco.training.report import write_report
+from adloco.training.run import TrainingRun, run_folder
+from adloco.training.tasks.language_model import generate as generate_tokens
+from adloco.training.trained import evaluate as evaluate_trained
+from adloco.training.trained import load_trained
+
+INTERRUPTED = 130
+
+
+def train(words: Sequence[str]) -> int:
+    """Train a recipe, or go on with a run."""
+    parser = _parser("train", "Train a recipe; every setting is a flag, see `adloco config`.")
+    parser.add_argument("recipe", nargs="?", help="a file, or the name of a shipped recipe (default: adloco)")
+    parser.add_argument("--resume", metavar="RUN", type=Path, help="run folder to go on with")
+    settings, others = _take_settings(words)
+    known = parser.parse_args(others)
+    if known.resume and (settings or known.recipe):
+        raise ValueError(f"--resume goes on with the recipe of the run; leave out {known.recipe or '--' + settings[0][0]}")
+    console = Console(highlight=False)
+    with console.status("reading and tokenising text, building models ..."):
+        if known.resume:
+            run = TrainingRun.resume(known.resume)
+        else:
+            run = TrainingRun.create(build_recipe(override(read_values(known.recipe or "adloco"), settings)))
+    return _train(run, console)
+
+
+def _train(run: TrainingRun, console: Console) -> int:
+    if run.finished:
+        console.print(f"{run.folder} has spent its budget of {run.recipe.run.tokens:,} tokens already")
+    with _interruptible(run) as interrupted, open_view(run, console) as view:
+        for record in run.rounds():
+            view.show(record)
+    if interrupted and not run.finished:
+        console.print(f"stopped and saved; go on with: adloco train --resume {run.folder}", soft_wrap=True)
+        return INTERRUPTED
+    with console.status("drawing the report ..."):
+        summary = run.finish()
+    for line in summary_lines(run, summary):
+        console.print(line, soft_wrap=True)
+    return 0
+
+
+@contextmanager
+def _interruptible(run: TrainingRun) -> Iterator[list[int]]:
+    """Ctrl+C (or a polite kill) ends the run after the inner step in progress; a second one ends it at once."""
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+        run.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def config(words: Sequence[str]) -> int:
+    """Print a resolved recipe."""
+    parser = _parser("config", "Print a resolved recipe: every setting, with its meaning.")
+    parser.add_argument("recipe", nargs="?", default="adloco", help="a file, or the name of a shipped recipe (default: adloco)")
+    settings, others = _take_settings(words)
+    recipe = build_recipe(override(read_values(parser.parse_args(others).recipe), settings))
+    print(to_toml(recipe, with_meanings=True), end="")
+    return 0
+
+
+def evaluate(words: Sequence[str]) -> int:
+    """Print the loss of a run's model."""
+    parser = _parser("evaluate", "Loss of a run's model on its validation text, or on all text of another path.")
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--data.path", dest="path", metavar="PATH", help="text file, folder, jsonl or parquet to evaluate on instead")
+    parser.add_argument("--trainer", type=int, help="trainer to evaluate (default: the one with the lowest validation loss)")
+    parser.add_argument("--windows", type=int, default=0, help="windows to evaluate on, evenly spaced (default: all)")
+    known = parser.parse_args(words)
+    console = Console(highlight=False)
+    with console.status("evaluating ..."):
+        trained = load_trained(known.run, known.trainer)
+        loss, tokens = evaluate_trained(trained, known.path, max(0, known.windows))
+    console.print(f"trainer {trained.trainer} of {trained.checkpoint}", soft_wrap=True)
+    console.print(f"loss {loss:.4f} nats per token, perplexity {math.exp(min(loss, 700.0)):.3f}, over {tokens:,} tokens")
+    return 0
+
+
+def generate(words: Sequence[str]) -> int:
+    """Continue a text."""
+    parser = _parser("generate", "Continue a text with a run's model.")
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--prompt", required=True, help="text to continue")
+    parser.add_argument("--tokens", type=int, default=200, help="most tokens to add (default: 200)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the most likely token (default: 0.8)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default: 0)")
+    parser.add_argument("--trainer", type=int, help="trainer to use (default: the one with the lowest validation loss)")
+    known = parser.parse_args(words)
+    if known.tokens <= 0 or known.temperature < 0:
+        raise ValueError(f"--tokens must be > 0 and --temperature >= 0, got {known.tokens} and {known.temperature}")
+    trained = load_trained(known.run, known.trainer)
+    tokenizer = trained.tokenizer
+    prompt = tokenizer.encode([known.prompt])[0] or [tokenizer.end_of_text]
+    context = trained.recipe.data.context_tokens
+    shown = tokenizer.decode(prompt) if known.prompt else ""
+    print(shown, end="", flush=True)
+    ids = list(prompt)
+    for token in generate_tokens(
+        trained.model,
+        prompt,
+        max_tokens=known.tokens,
+        temperature=known.temperature,
+        context_tokens=context,
+        stop=tokenizer.end_of_text,
+        seed=known.seed,
+    ):
+        ids.append(token)
+        text = tokenizer.decode(ids if known.prompt else ids[1:])
+        # A character of several tokens is not shown before it is whole.
+        if text.startswith(shown) and not text.endswith("\ufffd"):
+            print(text[len(shown) :], end="", flush=True)
+            shown = text
+    print()
+    return 0
+
+
+def report(words: Sequence[str]) -> int:
+    """Draw a run's plots and report again."""
+    parser = _parser("report", "Draw the plots and report.html of a run from its metrics.")
+    parser.add_argument("run", type=Path, metavar="RUN")
+    known = parser.parse_args(words)
+    console = Console(highlight=False)
+    with console.status("drawing the report ..."):
+        path = write_report(run_folder(known.run))
+    console.print(str(path), soft_wrap=True)
+    return 0
+
+
+def _take_settings(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """(section.key, value) of every --section.key VALUE or --section.key=VALUE, and the words that are none."""
+    settings, others, left = [], [], list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in name:
+            others.append(word)
+            continue
+        if not equals and not left:
+            raise ValueError(f"{word} needs a value, as in {word} VALUE")
+        settings.append((name, value if equals else left.pop(0)))
+    return settings, others
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One sentence instead of the usage."""
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    # No abbreviations: --r must not silently mean --resume.
+    return _Parser(prog=f"adloco {command}", description=description, allow_abbrev=False)

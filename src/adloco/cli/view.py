@@ -1,0 +1,154 @@
+"""What a person sees while a run trains: a live view on a terminal, one plain line per round elsewhere, five lines at the end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from adloco.training.records import Record
+from adloco.training.run import TrainingRun
+
+MERGES_SHOWN = 4
+
+
+class View(Protocol):
+    """Shows rounds as they end."""
+
+    def show(self, record: Record) -> None: ...
+
+
+@contextmanager
+def open_view(run: TrainingRun, console: Console) -> Iterator[View]:
+    """A live view on a terminal, plain lines elsewhere."""
+    if not console.is_terminal:
+        yield PlainView(console)
+        return
+    view = LiveView(run)
+    # The view is asked to draw itself again and again, so that progress moves inside a round too.
+    with Live(get_renderable=view.render, console=console, refresh_per_second=4, transient=False):
+        yield view
+
+
+class PlainView:
+    """One line per round."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def show(self, record: Record) -> None:
+        trainers = " | ".join(
+            f"t{row['trainer']} batch {row['requested_batch']} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}" for row in record["trainers"]
+        )
+        loss = "" if record["val_loss"] is None else f" val {record['val_loss']:.4f}"
+        self._console.print(
+            f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train {record['train_loss']:.4f}{loss}  {trainers}"
+            f"  sent {_megabytes(record['bytes_communicated'])} (DDP {_megabytes(record['bytes_ddp_equivalent'])})  {record['tokens_per_second']:,.0f} tok/s",
+            soft_wrap=True,
+        )
+        for text in _merge_texts(record):
+            self._console.print(f"            {text}", soft_wrap=True)
+
+
+class LiveView:
+    """Progress, a row per trainer, merges, bytes and speed."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self._resumed_at = run.progress()
+        self._record: Record | None = run.history[-1] if run.history else None
+        self._merges = [text for record in run.history for text in _merge_texts(record)]
+        self._val_loss = {row["trainer"]: row["val_loss"] for record in run.history for row in record["trainers"] if row["val_loss"] is not None}
+
+    def show(self, record: Record) -> None:
+        self._record = record
+        self._merges += _merge_texts(record)
+        self._val_loss |= {row["trainer"]: row["val_loss"] for row in record["trainers"] if row["val_loss"] is not None}
+
+    def render(self) -> RenderableType:
+        """The view as of now."""
+        recipe = self._run.recipe
+        parts: list[RenderableType] = [self._progress()]
+        if self._record is None:
+            parts.append(Text("first round under way ...", style="dim"))
+        else:
+            parts += [self._trainers(self._record), self._traffic(self._record)]
+        parts += [Text(text, style="magenta") for text in self._merges[-MERGES_SHOWN:]]
+        return Panel(Group(*parts), title=f"adloco: {recipe.run.name}", subtitle=str(self._run.folder), border_style="cyan")
+
+    def _progress(self) -> RenderableType:
+        now = self._run.progress()
+        speed = (now.tokens - self._resumed_at.tokens) / max(1e-9, now.seconds - self._resumed_at.seconds)
+        left = (now.total_tokens - now.tokens) / speed if speed > 0 else None
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(ratio=1)
+        grid.add_column(justify="right", no_wrap=True)
+        label = f"{now.tokens:,} / {now.total_tokens:,} tokens   {_clock(now.seconds)} gone, {_clock(left)} left   {speed:,.0f} tokens/s"
+        grid.add_row(ProgressBar(total=now.total_tokens, completed=min(now.tokens, now.total_tokens)), label)
+        return grid
+
+    def _trainers(self, record: Record) -> RenderableType:
+        table = Table(expand=True, box=None, header_style="bold", padding=(0, 1))
+        for column in ("trainer", "val loss", "train loss", "requested batch", "micro x steps", "noise scale", "workers"):
+            table.add_column(column, justify="right")
+        gone = {trainer for merge in record["merges"] for trainer in merge["absorbed"]}
+        for row in record["trainers"]:
+            table.add_row(
+                f"{row['trainer']}{' (merged)' if row['trainer'] in gone else ''}",
+                _number(self._val_loss.get(row["trainer"]), ".4f"),
+                _number(row["train_loss"], ".4f"),
+                str(row["requested_batch"]),
+                f"{row['micro_batch']} x {row['accumulation_steps']}",
+                _number(row["noise_scale"], ".1f"),
+                str(row["workers"]),
+            )
+        return table
+
+    def _traffic(self, record: Record) -> RenderableType:
+        sent, ddp = record["bytes_communicated"], record["bytes_ddp_equivalent"]
+        less = f", {ddp / sent:,.0f}x less" if sent else ""
+        text = f"round {record['round']}, {record['syncs']} syncs, {_megabytes(sent)} sent per worker; DDP would have sent {_megabytes(ddp)}{less}"
+        return Text(text, style="dim")
+
+
+def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
+    """Five lines about a finished run, and where its files are."""
+    last = run.history[-1]
+    merges = sum(len(record["merges"]) for record in run.history)
+    first = next((record["val_loss"] for record in run.history if record["val_loss"] is not None), None)
+    batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
+    ratio = f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP" if summary["bytes"] else ""
+    return [
+        f"validation loss {_number(summary['final_val_loss'], '.4f')} (best {_number(summary['best_val_loss'], '.4f')}, after round 1 {_number(first, '.4f')})",
+        f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, {_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
+        f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, {len(last['trainers'])} trainers in the last round",
+        f"{summary['syncs']} syncs, {_megabytes(summary['bytes'])} sent per worker{ratio}",
+        f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints {run.folder / 'checkpoints'}",
+    ]
+
+
+def _merge_texts(record: Record) -> list[str]:
+    return [
+        f"round {record['round']}: trainer {', '.join(map(str, merge['absorbed']))} merged into trainer {merge['survivor']}, weights "
+        + ", ".join(f"{trainer}: {weight:.2f}" for trainer, weight in merge["weights"].items())
+        for merge in record["merges"]
+    ]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _megabytes(value: float) -> str:
+    return f"{value / 1e6:,.1f} MB"
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "-:--"
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
