@@ -1,0 +1,98 @@
+"""The outer step against NumPy, and golden trajectories that can be done by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from adloco import DiLoCo
+from adloco.algorithms.outer import OuterStep
+from adloco.placement.comm import LocalComm, Traffic
+from tests.problems import linear, make_run, outer_sgd, params_of, regression, sgd, squared_error
+
+
+def nesterov(point: np.ndarray, gradients: list[np.ndarray], lr: float, momentum: float) -> np.ndarray:
+    """torch.optim.SGD's Nesterov form: v = mu v + g (v = g at first), x = x - lr (g + mu v)."""
+    velocity = None
+    for gradient in gradients:
+        velocity = gradient if velocity is None else momentum * velocity + gradient
+        point = point - lr * (gradient + momentum * velocity)
+    return point
+
+
+def test_outer_step_equals_numpy() -> None:
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=(4, 3))
+    outer = OuterStep([torch.tensor(start)], outer_sgd(0.7, 0.9, nesterov=True))
+    comm, weights = LocalComm(3, Traffic()), np.array([5.0, 1.0, 2.0])
+    point, history = start, []
+    for _ in range(4):
+        workers = [point + rng.normal(size=point.shape) for _ in weights]
+        history.append(sum(w * (point - x) for w, x in zip(weights, workers, strict=True)) / weights.sum())
+        outer.step([[torch.tensor(worker)] for worker in workers], list(weights), comm)
+        point = nesterov(start, history, 0.7, 0.9)
+        np.testing.assert_allclose(outer.global_params[0].detach().numpy(), point, rtol=1e-12)
+
+
+def test_any_torch_optimizer_outside() -> None:
+    start = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    outer = OuterStep([start], lambda parameters: torch.optim.Adam(parameters, lr=0.1))
+    outer.step([[start + torch.tensor([-0.5, 0.25])]], [1], LocalComm(1, Traffic()))
+    # Adam's first step is lr * sign(pseudo-gradient): towards the worker.
+    torch.testing.assert_close(outer.global_params[0].detach(), torch.tensor([0.9, -0.9], dtype=torch.float64), rtol=1e-6, atol=1e-6)
+
+
+class Slope(nn.Module):
+    """Loss x: a gradient of 1 everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+
+def test_golden_trajectory_of_a_constant_gradient() -> None:
+    # Gradient 1, inner SGD 0.25, H = 4: every round a worker moves from x to x - 1, so the pseudo-gradient is 1.
+    # Outer SGD 0.5 with Nesterov momentum 0.5: v = 1, 1.5, 1.75; steps 0.5 (1 + 0.5 v) = 0.75, 0.875, 0.9375.
+    run = make_run(
+        build_model=Slope, loss_fn=lambda model, batch: model.x.sum(), inner=sgd(0.25), outer=outer_sgd(0.5, 0.5, nesterov=True), sync_every=4
+    )
+    seen = [float(params_of(run)) for _ in run.rounds(3)]
+    assert seen == [-0.75, -1.625, -2.5625]
+
+
+def test_drop_in_equals_the_run() -> None:
+    run = make_run(outer=outer_sgd(0.7, 0.9, nesterov=True))
+    list(run.rounds(4))
+
+    data, models = regression(2), [linear(), linear()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in models]
+    diloco = DiLoCo(models, outer=outer_sgd(0.7, 0.9, nesterov=True), sync_every=3)
+    synced = []
+    for step in range(12):
+        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            optimizer.zero_grad()
+            squared_error(model, data.read(worker, 4 * step, 4)).backward()
+            optimizer.step()
+        synced.append(diloco.step())
+    assert [step for step, now in enumerate(synced) if now] == [2, 5, 8, 11]
+    for model in models:
+        assert torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).equal(params_of(run))
+    # Each of two workers hands over four float32 at each of four syncs.
+    assert diloco.traffic.bytes == 2 * 4 * 4 * 4
+
+
+def test_drop_in_weights_by_samples_and_averages_buffers() -> None:
+    models = [nn.BatchNorm1d(2), nn.BatchNorm1d(2)]
+    diloco = DiLoCo(models, outer=None, sync_every=1)
+    for model, value in zip(models, (1.0, 5.0), strict=True):
+        nn.init.constant_(model.weight, value)
+        model.running_mean.fill_(value)  # type: ignore[union-attr]
+    diloco.step(samples=[3, 1])
+    for model in models:
+        assert model.weight.tolist() == [2.0, 2.0]
+        assert model.running_mean.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
+
+
+def test_refusal() -> None:
+    with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
+        DiLoCo(linear(), outer=None, sync_every=0)

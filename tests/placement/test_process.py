@@ -1,0 +1,45 @@
+"""Threads: all items run, together, and the first error comes out."""
+
+import threading
+
+import pytest
+import torch
+
+from adloco.placement.process import OneProcess
+
+
+def test_map_keeps_the_order_and_runs_together() -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def wait_for_the_other(item: int) -> int:
+        both.wait()  # Passes only if two items run at the same time.
+        return item * 10
+
+    assert OneProcess(threads=2).map(wait_for_the_other, [1, 2]) == [10, 20]
+
+
+def test_several_items_compute_with_one_thread_each() -> None:
+    assert OneProcess(threads=1).map(lambda _: torch.get_num_threads(), [1, 2]) == [1, 1]
+    assert OneProcess(threads=2).map(lambda _: torch.get_num_threads(), [1, 2, 3]) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_comes_out_after_all_have_ended(threads: int) -> None:
+    ended = []
+
+    def work(item: int) -> None:
+        if item == 0:
+            raise RuntimeError("item 0 failed")
+        ended.append(item)
+
+    with pytest.raises(RuntimeError, match="item 0 failed"):
+        OneProcess(threads=threads).map(work, [0, 1, 2])
+    assert sorted(ended) == [1, 2]
+
+
+def test_gather_orders_by_worker_and_counts() -> None:
+    placement = OneProcess()
+    assert list(placement.gather({3: [1.0, 2.0], 1: [3.0, 4.0]}).items()) == [(1, [3.0, 4.0]), (3, [1.0, 2.0])]
+    assert placement.traffic.bytes == 2 * 2 * 8
+    placement.gather({0: [1.0]})
+    assert placement.traffic.bytes == 32

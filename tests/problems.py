@@ -1,0 +1,74 @@
+"""Small problems with known answers, for tests of all layers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adloco import AdLoCo, OneProcess, TensorSource
+
+
+def regression(num_streams: int, samples: int = 240, seed: int = 0) -> TensorSource:
+    """Noisy linear regression in three dimensions."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, 3, generator=generator, dtype=torch.float64).float()
+    targets = inputs @ torch.tensor([1.0, -2.0, 0.5]) + 0.3 * torch.randn(samples, generator=generator)
+    return TensorSource(inputs, targets, num_streams=num_streams, seed=seed)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(3, 1)
+
+
+def squared_error(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs, targets = batch
+    loss: Tensor = ((model(inputs)[:, 0] - targets) ** 2).mean()
+    return loss
+
+
+class Recording:
+    """A source that remembers what was read."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self.source = source
+        self.num_streams = source.num_streams
+        self.reads: list[tuple[int, int, int]] = []
+
+    def read(self, stream: int, position: int, count: int) -> Any:
+        self.reads.append((stream, position, count))
+        return self.source.read(stream, position, count)
+
+
+def sgd(lr: float) -> Callable[[nn.Module], Sequence[torch.optim.Optimizer]]:
+    return lambda model: [torch.optim.SGD(model.parameters(), lr=lr)]
+
+
+def adamw(lr: float) -> Callable[[nn.Module], Sequence[torch.optim.Optimizer]]:
+    return lambda model: [torch.optim.AdamW(model.parameters(), lr=lr)]
+
+
+def outer_sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=nesterov)
+
+
+def make_run(**changes: Any) -> AdLoCo:
+    """A regression run of one trainer with two workers, changed as told."""
+    settings: dict[str, Any] = {
+        "build_model": linear,
+        "loss_fn": squared_error,
+        "inner": sgd(0.05),
+        "outer": outer_sgd(1.0),
+        "sync_every": 3,
+        "num_trainers": 1,
+        "workers_per_trainer": 2,
+        "placement": OneProcess(threads=1),
+    } | changes
+    settings.setdefault("data", regression(settings["num_trainers"] * settings["workers_per_trainer"]))
+    return AdLoCo(**settings)
+
+
+def params_of(run: AdLoCo, trainer: int = 0) -> Tensor:
+    """Global parameters of a trainer, flat."""
+    return torch.cat([parameter.detach().flatten().clone() for parameter in run.trainers[trainer].outer.global_params])
