@@ -1,6 +1,7 @@
 """adloco: train language models with little communication.
 
-The public names; everything else may change. `AdLoCo` is the run, `DiLoCo` the outer step for a loop of your own, the rest are what they are made with.
+These are the public names; everything else may change. `AdLoCo` is the run, `DiLoCo` the outer step for a loop of your own, the rest are
+what they are made with.
 """
 
 from adloco.algorithms.adloco import AdLoCo

@@ -54,9 +54,8 @@ def test_fixed_points(eta: float, noise_scale: float) -> None:
 
 def test_fixed_point_with_sampled_gradients() -> None:
     """The whole controller on drawn gradients of S = 40, |G|^2 = 1: the smoothed unbiased request stays around B / eta^2 = 62.5."""
-    from tests.rules.test_moments import moments_of
-
     from adloco.rules.moments import estimate
+    from tests.rules.test_moments import moments_of
 
     rng = np.random.default_rng(1)
     mean = np.full(40, 40**-0.5)

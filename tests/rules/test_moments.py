@@ -1,5 +1,7 @@
 """Moments against hand arithmetic, per-sample truth, and their expectation on a process with known S and |G|^2."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from adloco.rules.moments import Moments, estimate, group_moments
 def moments_of(samples: np.ndarray, groups: list[int]) -> Moments:
     """Moments from per-sample gradients [b, d], grouped in order."""
     edges = np.cumsum([0, *groups])
-    means = [samples[a:b].mean(0) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [samples[a:b].mean(0) for a, b in itertools.pairwise(edges)]
     mean = samples.mean(0)
     return group_moments(groups, [float(g @ g) for g in means], float(mean @ mean), [float(g @ mean) for g in means])
 

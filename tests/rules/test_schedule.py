@@ -27,7 +27,15 @@ def test_constant_and_coupling() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"shape": "step"}, {"warmup_fraction": 1.5}, {"final_fraction": -1}, {"decay_fraction": 0}, {"coupling": "cubic"}, {"reference_batch": 0}, {"total_tokens": -1}],
+    [
+        {"shape": "step"},
+        {"warmup_fraction": 1.5},
+        {"final_fraction": -1},
+        {"decay_fraction": 0},
+        {"coupling": "cubic"},
+        {"reference_batch": 0},
+        {"total_tokens": -1},
+    ],
 )
 def test_refusals(settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"learning_rate.{next(iter(settings))}"):

@@ -50,7 +50,11 @@ def test_shares_of_workers() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"max_micro_batch": 0}, "switch.max_micro_batch must be > 0"), ({"multiplier": 0.5}, "switch.multiplier must be >= 1"), ({"mode": "maybe"}, "switch.mode")],
+    [
+        ({"max_micro_batch": 0}, "switch.max_micro_batch must be > 0"),
+        ({"multiplier": 0.5}, "switch.multiplier must be >= 1"),
+        ({"mode": "maybe"}, "switch.mode"),
+    ],
 )
 def test_refusals(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -33,8 +33,8 @@ class AdLoCo:
     build_model: makes the model; called once, every worker starts from a copy. loss_fn: (model, batch) -> mean loss over the batch's samples.
     data: a `Source` with at least one stream per worker. inner: model -> optimizers of a worker. outer: parameters -> outer optimizer, or None
     to adopt the workers' mean. sync_every: H, inner optimizer steps per round. learning_rate: a schedule over the inner optimizers' own rates,
-    in tokens of which each sample has `tokens_per_sample`. test_groups: groups into which a worker splits its batch when statistics are taken (more if it accumulates).
-    autocast: data type of mixed precision. placement: where workers live; this process by default.
+    in tokens of which each sample has `tokens_per_sample`. test_groups: groups into which a worker splits its batch when statistics are taken
+    (more if it accumulates). autocast: data type of mixed precision. placement: where workers live; this process by default.
     """
 
     def __init__(

@@ -91,9 +91,7 @@ def _mean_over_trainers(
     return placement.comm([worker for member in members for worker in member.worker_ids]).mean(per_worker, per_worker_weights)
 
 
-def _merge_inner_state(
-    merge: Merge, members: Sequence[Trainer], workers: Mapping[int, Worker], fates: MergeFates, placement: Placement
-) -> None:
+def _merge_inner_state(merge: Merge, members: Sequence[Trainer], workers: Mapping[int, Worker], fates: MergeFates, placement: Placement) -> None:
     if fates.inner_state == "keep":
         return
     local = {worker: member for member in members for worker in placement.local(member.worker_ids)}

@@ -43,12 +43,14 @@ class PlainView:
 
     def show(self, record: Record) -> None:
         trainers = " | ".join(
-            f"t{row['trainer']} batch {row['requested_batch']} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}" for row in record["trainers"]
+            f"t{row['trainer']} batch {row['requested_batch']} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}"
+            for row in record["trainers"]
         )
         loss = "" if record["val_loss"] is None else f" val {record['val_loss']:.4f}"
         self._console.print(
             f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train {record['train_loss']:.4f}{loss}  {trainers}"
-            f"  sent {_megabytes(record['bytes_communicated'])} (DDP {_megabytes(record['bytes_ddp_equivalent'])})  {record['tokens_per_second']:,.0f} tok/s",
+            f"  sent {_megabytes(record['bytes_communicated'])} (DDP {_megabytes(record['bytes_ddp_equivalent'])})"
+            f"  {record['tokens_per_second']:,.0f} tok/s",
             soft_wrap=True,
         )
         for text in _merge_texts(record):
@@ -123,8 +125,9 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
     first = next((record["val_loss"] for record in run.history if record["val_loss"] is not None), None)
     batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
     ratio = f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP" if summary["bytes"] else ""
+    final, best = _number(summary["final_val_loss"], ".4f"), _number(summary["best_val_loss"], ".4f")
     return [
-        f"validation loss {_number(summary['final_val_loss'], '.4f')} (best {_number(summary['best_val_loss'], '.4f')}, after round 1 {_number(first, '.4f')})",
+        f"validation loss {final} (best {best}, first {_number(first, '.4f')})",
         f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, {_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
         f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, {len(last['trainers'])} trainers in the last round",
         f"{summary['syncs']} syncs, {_megabytes(summary['bytes'])} sent per worker{ratio}",

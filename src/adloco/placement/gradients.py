@@ -35,7 +35,7 @@ class IncomingGradients:
 
     def __enter__(self) -> "IncomingGradients":
         for index, parameter in enumerate(self._parameters):
-            self._handles.append(parameter.register_hook(self._hook(index)))
+            self._handles.append(parameter.register_hook(self._hook(index))  # type: ignore[no-untyped-call])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -57,7 +57,8 @@ class IncomingGradients:
 
 
 def _squares(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64).square()
+    norm: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
+    return norm.square()
 
 
 def _total(parts: Sequence[Tensor]) -> float:

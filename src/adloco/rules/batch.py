@@ -138,7 +138,8 @@ class InnerProductTest:
 class AugmentedInnerProductTest:
     """Inner-product test and orthogonality test together: the larger request of the two (arXiv 1710.11258).
 
-    Orthogonality: Var_orth / b <= nu^2 |G|^2, with Var_orth = S - Var<g_i, G> / |G|^2 the trace (not the mean over coordinates) of the covariance across G.
+    Orthogonality: Var_orth / b <= nu^2 |G|^2, with Var_orth = S - Var<g_i, G> / |G|^2: the trace (not the mean over coordinates) of the
+    covariance across G.
     """
 
     theta: float = 0.9

@@ -40,8 +40,8 @@ class LearningRate:
 
     def factor(self, tokens: int, trainer_batch: int) -> float:
         """Factor for the inner step that ends at `tokens` tokens of the run, for a trainer that takes `trainer_batch` samples a step."""
-        power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.coupling]
-        return self._fraction(tokens) * (trainer_batch / self.reference_batch) ** power
+        power: float = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.coupling]
+        return self._fraction(tokens) * math.pow(trainer_batch / self.reference_batch, power)
 
     def _fraction(self, tokens: int) -> float:
         warmup = self.warmup_fraction * self.total_tokens

@@ -36,7 +36,7 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
         _to_disk(temporary)
         target = folder / name
         shutil.rmtree(target, ignore_errors=True)
-        os.replace(temporary, target)
+        temporary.replace(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for old in list_checkpoints(folder)[:-keep]:
@@ -66,7 +66,9 @@ def load(checkpoint: Path) -> Any:
     advice = "remove it to go on from the one before"
     require(not damaged, f"checkpoint {checkpoint} is damaged ({', '.join(damaged)} does not match its checksum); {advice}")
     saved = json.loads((checkpoint / STATE).read_text())
-    require(saved.get("format") == FORMAT, f"checkpoint {checkpoint} has format {saved.get('format')!r}, this version reads {FORMAT!r}; use its version")
+    require(
+        saved.get("format") == FORMAT, f"checkpoint {checkpoint} has format {saved.get('format')!r}, this version reads {FORMAT!r}; use its version"
+    )
     return _join(saved["state"], load_file(checkpoint / TENSORS))
 
 

@@ -39,7 +39,7 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
 
 def _native_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # Without these instructions torch emulates bf16, 3x slower than fp32 (measured).
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and any(flag in cpuinfo.read_text() for flag in ("avx512_bf16", "amx_bf16"))

@@ -34,12 +34,23 @@ def draw_plots(records: Sequence[Record], folder: Path) -> list[Path]:
 def _loss(records: Sequence[Record]) -> Figure:
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     axes = figure.subplots(2, 2, sharey=True).flatten()
-    against = [("tokens", "tokens", 1.0), ("round", "rounds", 1.0), ("bytes_communicated", "MB communicated per worker", 1e6), ("seconds", "seconds", 1.0)]
+    against = [
+        ("tokens", "tokens", 1.0),
+        ("round", "rounds", 1.0),
+        ("bytes_communicated", "MB communicated per worker", 1e6),
+        ("seconds", "seconds", 1.0),
+    ]
     for axis, (key, label, unit) in zip(axes, against, strict=True):
         evaluated = [record for record in records if record["val_loss"] is not None]
         x = [record[key] / unit for record in records]
         axis.plot(x, [record["train_loss"] for record in records], color="#b0b7c3", linewidth=1.2, label="train")
-        axis.plot([record[key] / unit for record in evaluated], [record["val_loss"] for record in evaluated], color=COLOURS[0], linewidth=2, label="validation")
+        axis.plot(
+            [record[key] / unit for record in evaluated],
+            [record["val_loss"] for record in evaluated],
+            color=COLOURS[0],
+            linewidth=2,
+            label="validation",
+        )
         _mark_merges(axis, records, key, unit)
         _label(axis, label, "loss (nats per token)")
     axes[0].legend(frameon=False)
@@ -103,7 +114,9 @@ def _communication(records: Sequence[Record]) -> Figure:
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     axis = figure.subplots()
     tokens = [record["tokens"] for record in records]
-    axis.plot(tokens, [record["bytes_ddp_equivalent"] / 1e6 for record in records], color="#b0b7c3", linewidth=2, label="data-parallel, as many steps")
+    axis.plot(
+        tokens, [record["bytes_ddp_equivalent"] / 1e6 for record in records], color="#b0b7c3", linewidth=2, label="data-parallel, as many steps"
+    )
     axis.plot(tokens, [record["bytes_communicated"] / 1e6 for record in records], color=COLOURS[0], linewidth=2, label="this run")
     if any(record["bytes_communicated"] for record in records):
         axis.set_yscale("log")

@@ -77,7 +77,9 @@ SECTIONS: dict[str, Section] = {
     ),
     "batch": Section(
         parts={"guards": BatchGuards},
-        choice=Choice(key="rule", classes=BATCH_RULES, default="constant", meaning="How a trainer's batch is decided: " + ", ".join(BATCH_RULES) + "."),
+        choice=Choice(
+            key="rule", classes=BATCH_RULES, default="constant", meaning="How a trainer's batch is decided: " + ", ".join(BATCH_RULES) + "."
+        ),
         chosen="batch",
     ),
     "switch": Section(parts={"switch": SwitchMode}),
@@ -199,7 +201,9 @@ def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(owner)
     missing = [field.name for field in fields(owner) if field.name not in values and _required(field)]
     require(not missing, f"{section}.{missing[0] if missing else ''} must be given (recipe section [{section}])")
-    given = {field.name: _convert(f"{section}.{field.name}", hints[field.name], values[field.name]) for field in fields(owner) if field.name in values}
+    given = {
+        field.name: _convert(f"{section}.{field.name}", hints[field.name], values[field.name]) for field in fields(owner) if field.name in values
+    }
     try:
         return owner(**given)
     except ValueError as error:

@@ -14,7 +14,9 @@ Record = dict[str, Any]
 """One line of metrics.jsonl; the README lists its fields."""
 
 
-def round_record(report: RoundReport, *, tokens_per_sample: int, seconds: float, round_seconds: float, memory_bytes: int, losses: dict[int, float]) -> Record:
+def round_record(
+    report: RoundReport, *, tokens_per_sample: int, seconds: float, round_seconds: float, memory_bytes: int, losses: dict[int, float]
+) -> Record:
     """One line of metrics.jsonl. losses: validation loss by trainer, empty where this round was not evaluated."""
     tokens = report.samples * tokens_per_sample
     round_tokens = sum(step.samples for step in report.steps) * tokens_per_sample

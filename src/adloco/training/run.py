@@ -80,7 +80,12 @@ class TrainingRun:
         state = checkpoint.load(checkpoint.newest(run_folder(folder) / CHECKPOINTS))
         run = TrainingRun(build_recipe(read_values(str(folder / "recipe.toml"))), folder)
         kind = state["run"] if isinstance(state, dict) and "run" in state else {}
-        require(kind.get("parameters") == run._parameter_names(), f"the checkpoint in {folder} does not fit its recipe.toml; restore the recipe it ran with")
+        require(
+            kind.get("parameters") == run._parameter_names(),
+            f"the checkpoint in {folder} does not fit its recipe.toml; restore the recipe it ran with",
+        )
+        where = f"the text of data.path {run.recipe.data.path!r}" if run.recipe.data.path else "the default corpus"
+        require(kind.get("data") == run.cache.folder.name, f"{where} is not what the run in {folder} began with; restore it, or start another run")
         run.algorithm.load_state_dict(state["algorithm"])
         torch.set_rng_state(state["run"]["rng"])
         run._seconds_before = state["run"]["seconds"]
@@ -225,7 +230,7 @@ class TrainingRun:
     def _save(self) -> None:
         step = self.algorithm.inner_steps + max(worker.inner_step for worker in self.algorithm.workers.values()) * self.algorithm.in_round
         name = f"round-{self.algorithm.rounds_done:06d}-step-{step:08d}"
-        about = {"rng": torch.get_rng_state(), "seconds": self._seconds(), "parameters": self._parameter_names()}
+        about = {"rng": torch.get_rng_state(), "seconds": self._seconds(), "parameters": self._parameter_names(), "data": self.cache.folder.name}
         state = {"run": about, "algorithm": self.algorithm.state_dict()}
         checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
 

@@ -64,5 +64,5 @@ def _best_trainer(folder: Path, living: list[int]) -> int:
     for record in reversed(Records(folder).read()):
         losses = {row["trainer"]: row["val_loss"] for row in record["trainers"] if row["val_loss"] is not None and row["trainer"] in living}
         if losses:
-            return min(losses, key=lambda trainer: (losses[trainer], trainer))
+            return int(min(losses, key=lambda trainer: (losses[trainer], trainer)))
     return living[0]

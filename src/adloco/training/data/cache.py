@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -70,7 +69,7 @@ def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
         tokenizer.save(temporary)
         counts = {split: _pack(temporary / f"{split}.bin", getattr(corpus, split), tokenizer, dtype) for split in ("train", "validation")}
         (temporary / "meta.json").write_text(json.dumps({"dtype": dtype, **counts}))
-        os.replace(temporary, folder)
+        temporary.replace(folder)
     except OSError:
         # Another process may have written the same content in the meantime; then theirs is as good.
         if not (folder / "meta.json").exists():

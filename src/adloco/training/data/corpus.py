@@ -91,7 +91,9 @@ def _parquet(file: Path, text_column: str) -> Iterator[str]:
         table = pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"{file} is not a readable parquet file ({error}); mend or remove it") from error
-    require(text_column in table.schema_arrow.names, f"{file} has no column {text_column!r}; set data.text_column to one of {table.schema_arrow.names}")
+    require(
+        text_column in table.schema_arrow.names, f"{file} has no column {text_column!r}; set data.text_column to one of {table.schema_arrow.names}"
+    )
     for batch in table.iter_batches(columns=[text_column]):
         for value in batch.column(0).to_pylist():
             require(isinstance(value, str), f"{file}: column {text_column!r} holds {type(value).__name__}, not text; set data.text_column to another")

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adloco.rules.checks import require
@@ -38,9 +37,12 @@ class LlamaShape:
         for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size", "max_position"):
             require(getattr(self, name) > 0, f"model.{name} must be > 0, got {getattr(self, name)}")
         require(
-            self.hidden_size % (2 * self.num_heads) == 0, f"model.hidden_size must be a multiple of 2 x model.num_heads = {2 * self.num_heads}, got {self.hidden_size}"
+            self.hidden_size % (2 * self.num_heads) == 0,
+            f"model.hidden_size must be a multiple of 2 x model.num_heads = {2 * self.num_heads}, got {self.hidden_size}",
         )
-        require(self.num_heads % self.num_kv_heads == 0, f"model.num_kv_heads must divide model.num_heads = {self.num_heads}, got {self.num_kv_heads}")
+        require(
+            self.num_heads % self.num_kv_heads == 0, f"model.num_kv_heads must divide model.num_heads = {self.num_heads}, got {self.num_kv_heads}"
+        )
 
 
 def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
@@ -68,7 +70,7 @@ def next_token_loss(model: Any, ids: Tensor) -> Tensor:
     The shift is here and nowhere else: position i predicts token i + 1. (Passing labels to a transformers model would shift a second time.)
     """
     logits: Tensor = model(input_ids=ids[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+    return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
 
 def evaluation_windows(source: TokenSource, windows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -78,7 +80,7 @@ def evaluation_windows(source: TokenSource, windows: int) -> np.ndarray[Any, np.
 
 
 @torch.no_grad()
-def loss_on_windows(model: nn.Module, source: TokenSource, indices: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> tuple[float, float]:
+def loss_on_windows(model: nn.Module, source: TokenSource, indices: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> tuple[float, int]:
     """(sum of the losses, count) over the predicted tokens of these windows."""
     model.eval()
     total, count = 0.0, 0

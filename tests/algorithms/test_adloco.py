@@ -1,0 +1,273 @@
+"""The run as a user sees it: reports, counters, schedules, stopping, errors."""
+
+import copy
+import json
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adloco import (
+    AdLoCo,
+    BatchGuards,
+    InnerOptimizer,
+    LearningRate,
+    MergeSmallest,
+    NonFiniteLossError,
+    NormTest,
+    OneProcess,
+    OuterOptimizer,
+    SwitchMode,
+)
+from tests.problems import adamw, linear, make_run, outer_sgd, params_of, regression, squared_error
+
+
+def test_counters_by_hand() -> None:
+    # Two trainers of two workers, batches of 6, H = 3: 2 x 6 x 3 samples a round. Four float32 parameters: a worker hands over 16 bytes a sync,
+    # and 8 scalars of 8 bytes (six moments, loss, samples). DDP: 16 bytes at each inner step.
+    run = make_run(num_trainers=2, guards=BatchGuards(initial=6), switch=SwitchMode(max_micro_batch=2, mode="always"))
+    reports = list(run.rounds(4))
+    assert [report.samples for report in reports] == [36, 72, 108, 144]
+    assert [(report.round, report.inner_steps, report.syncs) for report in reports] == [(1, 3, 1), (2, 6, 2), (3, 9, 3), (4, 12, 4)]
+    assert [report.bytes_communicated for report in reports] == [80, 160, 240, 320]
+    assert [report.bytes_ddp_equivalent for report in reports] == [48, 96, 144, 192]
+    row = reports[0].trainers[1]
+    assert (row.trainer, row.workers, row.requested_batch, row.worker_batch, row.micro_batch, row.accumulation_steps, row.trainer_batch) == (
+        1,
+        2,
+        6,
+        3,
+        2,
+        2,
+        6,
+    )
+    assert (row.grad_variance, row.grad_norm_sq, row.noise_scale) == (None, None, None)
+    steps = reports[1].steps
+    assert [(step.trainer, step.worker, step.inner_step) for step in steps[:4]] == [(0, 0, 4), (0, 0, 5), (0, 0, 6), (0, 1, 4)]
+    losses = [step.loss for step in steps if step.trainer == 1]
+    assert reports[1].trainers[1].train_loss == pytest.approx(sum(losses) / 6)
+
+
+def test_schedule_runs_on_tokens() -> None:
+    # 16 samples of 10 tokens per inner step: 160 tokens. Warm-up over 0.4 of 1600 tokens: the 4th step ends at the peak; constant then.
+    run = make_run(
+        inner=lambda model: [torch.optim.SGD([{"params": [model.weight], "lr": 0.2}, {"params": [model.bias], "lr": 0.4}])],
+        learning_rate=LearningRate(shape="constant", warmup_fraction=0.4, total_tokens=1600, coupling="sqrt", reference_batch=4),
+        tokens_per_sample=10,
+        guards=BatchGuards(initial=16),
+        sync_every=2,
+    )
+    # Batch 16 over reference 4, square root: twice the optimizer's own rate; each group keeps its own.
+    rates = [report.trainers[0].learning_rate for report in run.rounds(3)]
+    assert rates == pytest.approx([0.2 * 2 * 0.5, 0.2 * 2, 0.2 * 2])
+    assert [group["lr"] for group in run.workers[0].optimizers[0].param_groups] == pytest.approx([0.4, 0.8])
+
+
+def test_inner_state_persists_across_rounds() -> None:
+    run = make_run(inner=adamw(0.01))
+    list(run.rounds(4))
+    steps = [state["step"] for optimizer in run.workers[0].optimizers for state in optimizer.state.values()]
+    assert {float(step) for step in steps} == {12.0}
+
+
+def test_stop_and_go_on_is_the_same_run() -> None:
+    def fresh() -> AdLoCo:
+        return make_run(
+            num_trainers=2, inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), batch=NormTest(), guards=BatchGuards(initial=8, maximum=30)
+        )
+
+    whole, stopped = fresh(), fresh()
+    expected = list(whole.rounds(4))
+    list(stopped.rounds(1))
+    reads = []
+
+    def read_and_stop(stream: int, position: int, count: int) -> Any:
+        reads.append(position)
+        if len(reads) == 5:
+            stopped.stop()
+        return original(stream, position, count)
+
+    original = stopped.workers[0]._settings.data.read
+    stopped.workers[0]._settings.data.read = read_and_stop  # type: ignore[method-assign]
+    assert list(stopped.rounds(3)) == []
+    assert stopped.in_round
+    with pytest.raises(ValueError, match="a round is under way"):
+        stopped.evaluate(lambda model, part, parts: (0.0, 1.0))
+    state = copy.deepcopy(stopped.state_dict())
+    assert {worker["inner_step"] for worker in state["workers"].values()} != {3}
+
+    resumed = fresh()
+    resumed.load_state_dict(state)
+    assert list(resumed.rounds(3)) == expected[1:]
+    assert params_of(resumed).equal(params_of(whole))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_non_finite_loss_names_the_place_and_keeps_the_parameters(threads: int) -> None:
+    def explode(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = squared_error(model, batch)
+        return loss * float("nan") if run.inner_steps >= 3 and torch.is_grad_enabled() else loss
+
+    run = make_run(num_trainers=2, loss_fn=explode, placement=OneProcess(threads=threads))
+    run.round()
+    before = params_of(run, 1)
+    with pytest.raises(NonFiniteLossError, match=r"loss is nan in trainer \d, worker \d, inner step 4; lower the learning rate"):
+        run.round()
+    assert params_of(run, 1).equal(before)
+    assert all(bool(torch.isfinite(parameter).all()) for worker in run.workers.values() for parameter in worker.params)
+
+
+def test_a_failing_worker_fails_the_run() -> None:
+    def fail(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise RuntimeError("no such thing")
+
+    with pytest.raises(RuntimeError, match="no such thing"):
+        make_run(loss_fn=fail, placement=OneProcess(threads=2)).round()
+
+
+def test_evaluate_shares_the_work() -> None:
+    run = make_run(num_trainers=2, workers_per_trainer=3)
+    run.round()
+    seen = []
+
+    def count(model: nn.Module, part: int, parts: int) -> tuple[float, float]:
+        seen.append((part, parts))
+        return float(model.bias.detach()) * (part + 1), part + 1
+
+    values = run.evaluate(count)
+    assert sorted(seen) == [(part, 3) for part in (0, 0, 1, 1, 2, 2)]
+    for trainer in (0, 1):
+        assert values[trainer] == pytest.approx(float(params_of(run, trainer)[-1]))
+        assert torch.cat([parameter.detach().flatten() for parameter in run.model(trainer).parameters()]).equal(params_of(run, trainer))
+
+
+def test_every_trainer_starts_from_the_same_parameters() -> None:
+    """Models built one by one would differ, and averages of models from different starts mean nothing."""
+    run = make_run(build_model=lambda: nn.Linear(3, 1), num_trainers=3)
+    for trainer in (1, 2):
+        assert params_of(run, trainer).equal(params_of(run, 0))
+
+
+def test_frozen_parameters_stay_and_send_nothing() -> None:
+    def build() -> nn.Module:
+        model = linear()
+        model.bias.requires_grad_(False)
+        return model
+
+    run = make_run(build_model=build, inner=lambda model: [torch.optim.SGD([model.weight], lr=0.05)])
+    report = run.round()
+    assert report is not None
+    assert run.num_parameters == 3
+    assert report.bytes_communicated == 12 + 64
+    assert all(worker.model.bias.equal(linear().bias) for worker in run.workers.values())  # type: ignore[union-attr, operator]
+
+
+def test_float_buffers_are_averaged_like_parameters() -> None:
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.BatchNorm1d(3), nn.Linear(3, 1)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.norm(inputs))
+
+    run = make_run(build_model=Norm, inner=adamw(0.01))
+    run.round()
+    means = [worker.model.norm.running_mean for worker in run.workers.values()]  # type: ignore[union-attr]
+    assert means[0].equal(means[1])
+    assert means[0].abs().sum() > 0
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compile_gives_the_same_numbers() -> None:
+    plain, compiled = make_run(batch=NormTest()), make_run(batch=NormTest(), compile=True)
+    for first, second in zip(plain.rounds(2), compiled.rounds(2), strict=True):
+        assert first.train_loss == pytest.approx(second.train_loss, rel=1e-5)
+        assert first.trainers[0].grad_variance == pytest.approx(second.trainers[0].grad_variance, rel=1e-4)
+
+
+def test_autocast_trains_in_bf16() -> None:
+    seen = set()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        seen.add(model(batch[0]).dtype)
+        return squared_error(model, batch)
+
+    run = make_run(loss_fn=loss, autocast=torch.bfloat16)
+    first, last = run.round(), list(run.rounds(8))[-1]
+    assert seen == {torch.bfloat16}
+    assert first is not None
+    assert last.train_loss < first.train_loss
+    assert all(parameter.dtype == torch.float32 for parameter in run.workers[0].params)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+def test_inner_optimizers_cover_every_parameter_once(name: Any) -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    named = nn.ModuleDict({"embed": model[0], "body": model[1], "norm": model[2]})
+    optimizers = InnerOptimizer(optimizer=name, lr=0.1)(named)
+    covered = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(map(id, covered)) == sorted(map(id, named.parameters()))
+    if name == "muon":
+        assert [parameter.shape for parameter in optimizers[0].param_groups[0]["params"]] == [torch.Size([4, 4])]
+    for group in optimizers[-1].param_groups:
+        assert (group["weight_decay"] > 0) == all(parameter.ndim >= 2 for parameter in group["params"])
+
+
+def test_muon_trains_and_resumes() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    first = make_run(build_model=build, inner=InnerOptimizer(optimizer="muon", lr=0.02))
+    list(first.rounds(2))
+    second = make_run(build_model=build, inner=InnerOptimizer(optimizer="muon", lr=0.02))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    losses = [[report.train_loss for report in run.rounds(3)] for run in (first, second)]
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_reports_are_plain_values() -> None:
+    from dataclasses import asdict
+
+    run = make_run(num_trainers=2, batch=NormTest(), merge=MergeSmallest(every=1, first_round=1))
+    report = run.round()
+    assert report is not None
+    json.dumps(asdict(report))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sync_every": 0}, "sync_every must be >= 1, got 0"),
+        ({"num_trainers": 0}, "num_trainers must be >= 1, got 0"),
+        ({"workers_per_trainer": 0}, "workers_per_trainer must be >= 1, got 0"),
+        ({"data": regression(1)}, "data has 1 streams, but there are 2 workers"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm must be > 0"),
+        ({"test_groups": 1}, "test_groups must be >= 2"),
+        ({"learning_rate": LearningRate()}, "learning_rate.total_tokens must be > 0 for this shape"),
+        ({"build_model": nn.Identity}, "without trainable parameters"),
+    ],
+)
+def test_refusals(changes: dict[str, Any], message: str) -> None:
+    changes = {"data": regression(2)} | changes
+    with pytest.raises(ValueError, match=message):
+        make_run(**changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OuterOptimizer(optimizer="Nesterov"), "outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got 'Nesterov'"),
+        (lambda: OuterOptimizer(options={"momentumm": 0.9}), "outer.options do not fit torch.optim.SGD"),
+        (lambda: OuterOptimizer(lr=0), "outer.lr must be > 0"),
+        (lambda: InnerOptimizer(optimizer="adam"), "inner.optimizer must be adamw, sgd or muon, got 'adam'"),
+        (lambda: InnerOptimizer(optimizer="muon")(nn.LayerNorm(3)), "has none; use adamw"),
+    ],
+)
+def test_optimizer_refusals(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

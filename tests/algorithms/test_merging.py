@@ -1,0 +1,184 @@
+"""A merge: weights, survivor, and the fate of parameters, outer momentum, inner state, streams and batch; then the workers' homes."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from adloco import AdLoCo, BatchGuards, MergeFates, MergeSmallest, NormTest
+from adloco.algorithms.merging import apply_merge
+from adloco.algorithms.outer import optimizer_tensors
+from adloco.rules.merge import Merge
+from tests.problems import Recording, adamw, make_run, outer_sgd, params_of, regression
+
+WEIGHTS = {0: 0.25, 1: 0.75}
+
+
+def two_trainers(**changes: Any) -> AdLoCo:
+    """Trainers 0 and 1 with two workers each, two rounds old, asking for 10 and 30 samples."""
+    run = make_run(num_trainers=2, inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), guards=BatchGuards(initial=8, maximum=100), **changes)
+    list(run.rounds(2))
+    for trainer, request in ((0, 10), (1, 30)):
+        run.trainers[trainer].controller.requested_batch = request
+    return run
+
+
+def merge(run: AdLoCo, fates: MergeFates) -> None:
+    decision = Merge(survivor=1, absorbed=(0,), weights=WEIGHTS)
+    run.trainers = apply_merge(decision, run.trainers, run.workers, fates, run.placement)
+
+
+def momentum(run: AdLoCo, trainer: int) -> torch.Tensor:
+    return torch.cat([tensor.flatten().clone() for tensor in run.trainers[trainer].outer.momentum()])
+
+
+def inner_state(run: AdLoCo, worker: int) -> torch.Tensor:
+    return torch.cat([tensor.flatten().clone() for optimizer in run.workers[worker].optimizers for tensor in optimizer_tensors(optimizer)])
+
+
+def test_the_policy_drives_the_run() -> None:
+    run = two_trainers(merge=MergeSmallest(every=1, first_round=3))
+    report = run.round()
+    assert report is not None
+    assert report.merges == (Merge(survivor=1, absorbed=(0,), weights=WEIGHTS),)
+    assert [trainer.trainer for trainer in report.trainers] == [0, 1]
+    assert list(run.trainers) == [1]
+    assert run.trainers[1].worker_ids == [0, 1, 2, 3]
+    after = run.round()
+    assert after is not None
+    assert [(trainer.trainer, trainer.workers, trainer.trainer_batch) for trainer in after.trainers] == [(1, 4, 30)]
+
+
+@pytest.mark.parametrize(("fate", "weights"), [("weighted", (0.25, 0.75)), ("uniform", (0.5, 0.5)), ("survivor", (0.0, 1.0))])
+def test_parameters(fate: Any, weights: tuple[float, float]) -> None:
+    run = two_trainers()
+    expected = weights[0] * params_of(run, 0) + weights[1] * params_of(run, 1)
+    merge(run, MergeFates(parameters=fate))
+    torch.testing.assert_close(params_of(run, 1), expected, rtol=1e-6, atol=1e-7)
+    for worker in run.workers.values():  # Everyone stands at the survivor's parameters now.
+        assert torch.cat([parameter.detach().flatten() for parameter in worker.params]).equal(params_of(run, 1))
+
+
+@pytest.mark.parametrize(("fate", "weights"), [("weighted", (0.25, 0.75)), ("survivor", (0.0, 1.0)), ("reset", None)])
+def test_outer_momentum(fate: Any, weights: tuple[float, float] | None) -> None:
+    run = two_trainers()
+    before = [momentum(run, trainer) for trainer in (0, 1)]
+    assert before[0].abs().sum() > 0
+    merge(run, MergeFates(outer_momentum=fate))
+    if weights is None:
+        assert run.trainers[1].outer.momentum() == []
+    else:
+        torch.testing.assert_close(momentum(run, 1), weights[0] * before[0] + weights[1] * before[1], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("fate", ["keep", "mean", "reset"])
+def test_inner_state(fate: Any) -> None:
+    run = two_trainers()
+    before = [inner_state(run, worker) for worker in range(4)]
+    merge(run, MergeFates(inner_state=fate))
+    # Mean: each trainer's weight shared by its two workers.
+    mean = 0.125 * before[0] + 0.125 * before[1] + 0.375 * before[2] + 0.375 * before[3]
+    for worker in range(4):
+        if fate == "reset":
+            assert all(not optimizer.state for optimizer in run.workers[worker].optimizers)
+        else:
+            torch.testing.assert_close(inner_state(run, worker), before[worker] if fate == "keep" else mean, rtol=1e-5, atol=1e-7)
+    assert run.round() is not None
+
+
+@pytest.mark.parametrize(("fate", "request_after"), [("survivor", 30), ("weighted", 25), ("sum", 40)])
+def test_requested_batch(fate: Any, request_after: int) -> None:
+    run = two_trainers()
+    merge(run, MergeFates(requested_batch=fate))
+    assert run.trainers[1].requested_batch == request_after
+
+
+def test_requested_batch_stays_below_the_maximum() -> None:
+    run = make_run(num_trainers=2, guards=BatchGuards(initial=8, maximum=12))
+    merge(run, MergeFates(requested_batch="sum"))
+    assert run.trainers[1].requested_batch == 12
+
+
+def test_streams_are_kept_or_balanced() -> None:
+    run = two_trainers()
+    for worker, position in enumerate((500, 10, 20, 30)):
+        run.workers[worker].position = position
+    merge(run, MergeFates(streams="keep"))
+    assert [(run.workers[worker].stream, run.workers[worker].position) for worker in range(4)] == [(0, 500), (1, 10), (2, 20), (3, 30)]
+
+    run = make_run(num_trainers=3, workers_per_trainer=1)
+    for trainer, (request, position) in enumerate(((10, 5), (60, 90), (20, 40))):
+        run.trainers[trainer].controller.requested_batch = request
+        run.workers[trainer].position = position
+    run.trainers = apply_merge(
+        Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}), run.trainers, run.workers, MergeFates(streams="balance"), run.placement
+    )
+    # Freed worker 0 joins trainer 1 (60 / 2 > 20 / 2), which asks for 30 per worker: its workers 0 and 1 get the least-read streams.
+    assert run.trainers[1].worker_ids == [0, 1]
+    assert [(run.workers[worker].stream, run.workers[worker].position) for worker in range(3)] == [(0, 5), (2, 40), (1, 90)]
+
+
+def test_a_freed_worker_that_joins_a_third_trainer_stands_at_its_parameters() -> None:
+    run = make_run(num_trainers=3, workers_per_trainer=1)
+    list(run.rounds(2))
+    third = params_of(run, 1)
+    for trainer, request in enumerate((10, 60, 20)):
+        run.trainers[trainer].controller.requested_batch = request
+    run.trainers = apply_merge(Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}), run.trainers, run.workers, MergeFates(), run.placement)
+    assert params_of(run, 1).equal(third)
+    assert torch.cat([parameter.detach().flatten() for parameter in run.workers[0].params]).equal(third)
+
+
+def test_merge_of_equal_trainers_is_the_identity() -> None:
+    """Two trainers fed the same streams are equal; their merge, and training on, is that of one."""
+
+    class Same(Recording):
+        def read(self, stream: int, position: int, count: int) -> Any:
+            return super().read(stream % 2, position, count)
+
+    alone = make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), data=regression(2))
+    pair = make_run(num_trainers=2, inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), data=Same(regression(4)))
+    pair._merge = MergeSmallest(every=1, first_round=2)
+    # The streams of `alone` are those of four streams' first two.
+    alone_data = Same(regression(4))
+    alone = make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), data=alone_data)
+    for _ in range(2):
+        alone.round()
+        pair.round()
+    assert list(pair.trainers) == [0]
+    torch.testing.assert_close(params_of(pair), params_of(alone), rtol=1e-7, atol=0)
+    torch.testing.assert_close(momentum(pair, 0), momentum(alone, 0), rtol=1e-6, atol=1e-9)
+
+
+def test_bytes_of_a_merge() -> None:
+    """Two trainers of two workers, 4 parameters with momentum: every worker hands over parameters and momentum, 16 bytes each."""
+    run = two_trainers()
+    before = run.placement.traffic.bytes
+    merge(run, MergeFates())
+    assert run.placement.traffic.bytes - before == 4 * (16 + 16)
+
+
+def test_no_sample_is_lost_or_repeated_across_merges() -> None:
+    source = Recording(regression(4, samples=4000))
+    run = make_run(
+        num_trainers=4,
+        workers_per_trainer=1,
+        data=source,
+        batch=NormTest(eta=0.5),
+        guards=BatchGuards(initial=4, maximum=40),
+        merge=MergeSmallest(every=1, first_round=2),
+        fates=MergeFates(streams="balance"),
+    )
+    reports = list(run.rounds(6))
+    assert sum(len(report.merges) for report in reports) == 3
+    streams: dict[int, list[int]] = {stream: [] for stream in range(4)}
+    for stream, position, count in source.reads:
+        streams[stream] += range(position, position + count)
+    for positions in streams.values():
+        assert positions == list(range(len(positions)))
+    assert sum(map(len, streams.values())) == run.samples
+
+
+def test_refusal() -> None:
+    with pytest.raises(ValueError, match=r"merge.streams must be keep or balance, got 'drop'"):
+        MergeFates(streams="drop")  # type: ignore[arg-type]

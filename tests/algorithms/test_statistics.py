@@ -1,0 +1,131 @@
+"""The statistics a run takes against per-sample truth from torch.func, on a tiny language model."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from adloco import AugmentedInnerProductTest, BatchGuards, NormTest, SwitchMode, TensorSource
+from tests.problems import make_run, sgd
+
+VOCABULARY, CONTEXT = 7, 6
+
+
+class TinyLM(nn.Module):
+    """Two-token context: an embedding, a hidden layer over the last two, a head. With a tied head in the way of exactness."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(VOCABULARY, 5)
+        self.hidden = nn.Linear(10, 5)
+        self.head = nn.Linear(5, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        embedded = self.embedding(ids)
+        before = torch.nn.functional.pad(embedded[:, :-1], (0, 0, 1, 0))
+        return self.head(torch.tanh(self.hidden(torch.cat([embedded, before], -1))))
+
+
+def lm_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def per_sample_gradients(model: nn.Module, ids: Tensor) -> np.ndarray:
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(values: dict[str, Tensor], row: Tensor) -> Tensor:
+        logits = functional_call(model, values, (row[None, :-1],))
+        return nn.functional.cross_entropy(logits[0], row[1:])
+
+    gradients = vmap(grad(loss), in_dims=(None, 0))(parameters, ids)
+    return torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1).double().numpy()
+
+
+def corpus(samples: int) -> Tensor:
+    return torch.randint(0, VOCABULARY, (samples, CONTEXT + 1), generator=torch.Generator().manual_seed(0)) // 2
+
+
+@pytest.mark.parametrize(("batch", "groups"), [(16, 4), (13, 5)])
+def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups: int) -> None:
+    ids = corpus(64)
+    source = TensorSource(ids, num_streams=2)
+    run = make_run(
+        build_model=TinyLM, loss_fn=lm_loss, data=source, inner=sgd(0.01), batch=AugmentedInnerProductTest(), sync_every=1, test_groups=groups,
+        guards=BatchGuards(initial=batch, maximum=1000), switch=SwitchMode(max_micro_batch=batch),
+    )  # fmt: skip
+    shares = (batch - batch // 2, batch // 2)
+    scatter, dof, norms, corrections, inner = 0.0, 0, [], [], 0.0
+    for worker, share in enumerate(shares):
+        gradients = per_sample_gradients(TinyLM(), source.read(worker, 0, share))
+        sizes = [len(part) for part in np.array_split(np.arange(share), groups)]
+        edges = np.cumsum([0, *sizes])
+        means = [gradients[a:b].mean(0) for a, b in itertools.pairwise(edges)]
+        mean = gradients.mean(0)
+        scatter += sum(m * float(g @ g) for m, g in zip(sizes, means, strict=True)) - share * float(mean @ mean)
+        inner += sum(m * (float(g @ mean) - float(mean @ mean)) ** 2 for m, g in zip(sizes, means, strict=True))
+        dof += groups - 1
+        norms.append(float(mean @ mean))
+        corrections.append(1 / share)
+    run.round()
+    seen = run.trainers[0].controller.estimate
+    assert seen is not None
+    assert seen.grad_variance == pytest.approx(scatter / dof, rel=1e-4)
+    assert seen.plugin_norm_sq == pytest.approx(np.mean(norms), rel=1e-4)
+    assert seen.grad_norm_sq == pytest.approx(np.mean([n - scatter / dof * c for n, c in zip(norms, corrections, strict=True)]), rel=1e-3)
+    assert seen.inner_variance == pytest.approx(inner / dof, rel=1e-3)
+
+
+def test_statistics_do_not_change_the_training() -> None:
+    """The norm test, and the second pass of the inner-product tests, leave the same parameters as a step without statistics."""
+    results = []
+    for rule in (None, NormTest(), AugmentedInnerProductTest()):
+        run = make_run(
+            build_model=TinyLM,
+            loss_fn=lm_loss,
+            data=TensorSource(corpus(64), num_streams=2),
+            batch=rule,
+            guards=BatchGuards(initial=8, minimum=8, maximum=8),
+        )
+        list(run.rounds(3))
+        results.append(torch.cat([parameter.detach().flatten() for parameter in run.trainers[0].outer.global_params]))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 8])
+def test_expectation_on_a_language_model(groups: int) -> None:
+    """Mean over 300 random batches of 8 from a finite corpus (drawn with replacement): E[S^] = S and E[G2^] = |G|^2 of per-sample truth."""
+    ids = corpus(200)
+    truth = per_sample_gradients(TinyLM(), ids)
+    true_g = truth.mean(0)
+    true_s = float(((truth - true_g) ** 2).sum(1).mean())
+    variances, norms = [], []
+    run = make_run(
+        build_model=TinyLM, loss_fn=lm_loss, data=Draws(ids, 300 * 8), workers_per_trainer=1, inner=sgd(1e-30), batch=NormTest(),
+        sync_every=1, test_groups=groups, guards=BatchGuards(initial=8, minimum=8, maximum=8),
+    )  # fmt: skip
+    for _ in run.rounds(300):
+        seen = run.trainers[0].controller.estimate
+        assert seen is not None
+        variances.append(seen.grad_variance)
+        norms.append(seen.grad_norm_sq)
+    assert np.mean(variances) == pytest.approx(true_s, abs=4 * np.std(variances) / np.sqrt(300))
+    assert np.mean(norms) == pytest.approx(float(true_g @ true_g), abs=4 * np.std(norms) / np.sqrt(300))
+
+
+class Draws:
+    """Samples drawn with replacement, so that they are independent."""
+
+    num_streams = 1
+
+    def __init__(self, ids: Tensor, count: int) -> None:
+        self.ids = ids
+        self.rows = torch.randint(0, len(ids), (count,), generator=torch.Generator().manual_seed(7))
+
+    def read(self, stream: int, position: int, count: int) -> Tensor:
+        return self.ids[self.rows[position : position + count]]
