@@ -35,7 +35,7 @@ class IncomingGradients:
 
     def __enter__(self) -> "IncomingGradients":
         for index, parameter in enumerate(self._parameters):
-            self._handles.append(parameter.register_hook(self._hook(index))  # type: ignore[no-untyped-call])
+            self._handles.append(parameter.register_hook(self._hook(index)))  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
