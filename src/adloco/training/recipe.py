@@ -160,7 +160,7 @@ def override(values: Values, flags: Sequence[tuple[str, str]]) -> Values:
     for name, text in flags:
         section, _, key = name.partition(".")
         require(bool(key), f"--{name} must name a section and a key, for instance --run.tokens 1000000")
-        given.setdefault(section, {})[key] = _parse_flag(text)
+        given.setdefault(section, {})[key] = FlagText(text)
     for section, content in given.items():
         result[section] = _without_unchosen(section, result.get(section, {}), content) | content
     return result
@@ -212,6 +212,8 @@ def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
 
 def _convert(name: str, hint: Any, value: Any) -> Any:
     section = name.partition(".")[0]
+    if isinstance(value, FlagText):
+        value = str(value) if hint is str else _parse_flag(value)
     wrong_bool = isinstance(value, bool) and hint is not bool
     try:
         return pydantic.TypeAdapter(hint).validate_python([value] if wrong_bool else value)
@@ -290,12 +292,16 @@ def _toml_line(key: str, value: Any) -> str:
     return tomli_w.dumps({key: value}).strip()
 
 
-def _parse_flag(text: str) -> Any:
+class FlagText(str):
+    """A value from the command line, whose type is that of the setting."""
+
+
+def _parse_flag(text: FlagText) -> Any:
     """A TOML value, or the text itself where it is none."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        return str(text)
 
 
 def _required(field: Field[Any]) -> bool:

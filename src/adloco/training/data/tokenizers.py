@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from adloco.rules.checks import require
 
 END_OF_TEXT = "<|endoftext|>"
+BARE_VOCABULARIES = {"merges.txt": "GPT2Tokenizer", "vocab.txt": "BertTokenizer", "tokenizer.model": "LlamaTokenizer"}
+"""Class in transformers for a folder that holds a vocabulary by this file and says nothing about it."""
 
 
 class Tokenizer(Protocol):
@@ -144,8 +146,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def _pretrained(name: str) -> Tokenizer:
     import transformers
 
+    described = any((Path(name) / file).exists() for file in ("tokenizer.json", "tokenizer_config.json", "config.json"))
+    bare = next((kind for file, kind in BARE_VOCABULARIES.items() if (Path(name) / file).exists() and not described), "AutoTokenizer")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = getattr(transformers, bare).from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError and errors of hub clients here, in paragraphs.
         allowed = "bytes, bpe:SIZE, a folder with a tokenizer, or a hub name that can be reached"
         raise ValueError(f"data.tokenizer {name!r} could not be loaded ({type(error).__name__}); allowed are {allowed}") from error
