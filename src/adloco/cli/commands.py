@@ -47,7 +47,7 @@ def train(words: Sequence[str]) -> int:
 
 def _train(run: TrainingRun, console: Console) -> int:
     if run.finished:
-        console.print(f"{run.folder} has spent its budget of {run.recipe.run.tokens:,} tokens already")
+        console.print(f"{run.folder} has spent its budget of {run.recipe.run.tokens:,} tokens already", soft_wrap=True)
     with _interruptible(run) as interrupted, open_view(run, console) as view:
         for record in run.rounds():
             view.show(record)

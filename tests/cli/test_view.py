@@ -1,0 +1,55 @@
+"""The live view and the plain lines, drawn from a real run."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from adloco.cli.commands import _take_settings
+from adloco.cli.view import LiveView, PlainView, summary_lines
+from adloco.training.recipe import build_recipe, override, read_values
+from adloco.training.run import TrainingRun
+
+
+@pytest.fixture
+def run(small: list[str]) -> TrainingRun:
+    settings, _ = _take_settings([*small, "--merge.first_round", "2"])
+    return TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
+
+
+def test_live_view_shows_what_happens(run: TrainingRun) -> None:
+    view, console = LiveView(run), Console(width=140, force_terminal=False, record=True)
+    console.print(view.render())
+    assert "first round under way" in console.export_text()
+    for record in run.rounds():
+        view.show(record)
+        if record["round"] == 2:
+            break
+    console.print(view.render())
+    text = console.export_text()
+    for part in (
+        "16,000 tokens",
+        "tokens/s",
+        "left",
+        "requested batch",
+        "noise scale",
+        "1 (merged)",
+        "round 2: trainer 1 merged into trainer 0",
+        "DDP would have sent",
+    ):
+        assert part in text, part
+
+
+def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
+    console = Console(width=80, record=True)
+    view = PlainView(console)
+    for record in run.rounds():
+        view.show(record)
+    lines = console.export_text().splitlines()
+    merges = sum(len(record["merges"]) for record in run.history)
+    assert len(lines) == len(run.history) + merges
+    assert all("tok/s" in line or "merged into" in line for line in lines)
+    summary = summary_lines(run, run.finish())
+    assert len(summary) == 5
+    assert f"{merges} merges" in summary[2]
+    assert str(tmp_path / "run" / "report.html") in summary[4]

@@ -1,0 +1,38 @@
+"""Fixtures: a small corpus and the settings of a run that takes seconds."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+SMALL = {
+    "run.tokens": "16000",
+    "run.checkpoint_every": "5",
+    "model.hidden_size": "32",
+    "model.num_layers": "1",
+    "model.num_heads": "2",
+    "model.num_kv_heads": "2",
+    "model.intermediate_size": "48",
+    "data.context_tokens": "32",
+    "method.sync_every": "4",
+    "evaluation.windows": "8",
+}
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 40 short files with some structure to learn."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = random.Random(0)
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+    for index in range(40):
+        lines = [" ".join(rng.choice(words) for _ in range(8)) for _ in range(60)]
+        (folder / f"{index:02d}.txt").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def small(corpus: Path, tmp_path: Path) -> list[str]:
+    """Flags of a run that takes seconds, in the folder tmp_path/run."""
+    settings = SMALL | {"data.path": str(corpus), "data.cache": str(tmp_path / "cache"), "run.folder": str(tmp_path / "run")}
+    return [word for key, value in settings.items() for word in (f"--{key}", value)]

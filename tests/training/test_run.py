@@ -1,0 +1,164 @@
+"""Whole runs: their files, their numbers, resuming bit for bit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from adloco.cli.main import main
+from adloco.training.checkpoint import list_checkpoints
+from adloco.training.recipe import build_recipe, read_values, shipped_recipes
+from adloco.training.run import TrainingRun
+
+MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
+METRICS = {
+    "round", "tokens", "samples", "inner_steps", "syncs", "bytes_communicated", "bytes_ddp_equivalent", "seconds", "tokens_per_second", "train_loss",
+    "val_loss", "val_perplexity", "learning_rate", "memory_bytes", "trainers", "merges",
+}  # fmt: skip
+TRAINER = {
+    "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "grad_variance", "grad_norm_sq", "noise_scale",
+    "train_loss", "val_loss",
+}  # fmt: skip
+SUMMARY = {"final_val_loss", "best_val_loss", "tokens", "syncs", "bytes", "seconds", "rounds", "num_parameters", "recipe"}
+TIMINGS = ("seconds", "tokens_per_second", "memory_bytes")
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in file.read_text().splitlines()]
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the machine."""
+    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines(folder / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_path: Path) -> None:
+    assert main(["train", name, *small]) == 0
+    folder = tmp_path / "run"
+    assert {path.name for path in folder.iterdir()} == {
+        "recipe.toml", "environment.json", "metrics.jsonl", "steps.jsonl", "checkpoints", "plots", "report.html", "summary.json", "tokenizer",
+    }  # fmt: skip
+    metrics, summary, steps = lines(folder / "metrics.jsonl"), json.loads((folder / "summary.json").read_text()), lines(folder / "steps.jsonl")
+    assert all(set(line) >= METRICS and set(row) >= TRAINER for line in metrics for row in line["trainers"])
+    assert set(summary) == SUMMARY
+    assert (summary["recipe"], summary["rounds"], summary["tokens"]) == (name, len(metrics), metrics[-1]["tokens"])
+    assert 16000 <= summary["tokens"] < 16000 + 32 * sum(row["trainer_batch"] for row in metrics[-1]["trainers"])
+    assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
+    # Step losses add up to the counters: samples of all steps, and the loss of the first round.
+    assert sum(step["samples"] for step in steps) == metrics[-1]["samples"]
+    first = [step for step in steps if step["round"] == 1]
+    assert sum(step["loss"] * step["samples"] for step in first) / sum(step["samples"] for step in first) == pytest.approx(metrics[0]["train_loss"])
+    assert {path.stem for path in (folder / "plots").iterdir()} == {"loss", "batch", "noise_scale", "trainers", "communication", "memory"}
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 6
+    assert "http" not in page.replace("http-equiv", "")
+    assert build_recipe(read_values(str(folder / "recipe.toml"))).run.folder == str(folder)
+
+
+def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path: Path) -> None:
+    assert main(["train", "adloco", *small, *MERGING, "--batch.eta", "0.2", "--batch.maximum", "64", "--run.tokens", "40000"]) == 0
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    merged = [line for line in metrics if line["merges"]]
+    assert len(merged) == 1
+    merge = merged[0]["merges"][0]
+    assert merge["weights"].keys() == {"0", "1"}
+    assert sum(merge["weights"].values()) == pytest.approx(1)
+    assert max(row["accumulation_steps"] for line in metrics for row in line["trainers"]) > 1
+    assert 0 < metrics[-1]["bytes_communicated"] < metrics[-1]["bytes_ddp_equivalent"]
+    assert "trainer 1" in (tmp_path / "run" / "report.html").read_text()
+
+
+def train_in_a_new_process(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-m", "adloco", "train", *words], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_resume_is_bit_for_bit_across_a_merge_twice(small: list[str], tmp_path: Path) -> None:
+    """6 rounds = 2 + save + new process + load + 2 + save + new process + load + 2, with a merge after rounds 2 and 5."""
+    trainers = ["--method.num_trainers", "3", "--method.workers_per_trainer", "1", *MERGING]
+    assert main(["train", "adloco", *small, *trainers, "--run.checkpoint_every", "1"]) == 0
+    whole = tmp_path / "run"
+    expected = numbers(whole)
+    assert len(expected) >= 6
+    assert [bool(line["merges"]) for line in expected[:6]] == [False, True, False, False, True, False]
+
+    parts = tmp_path / "parts"
+    text = (whole / "recipe.toml").read_text().replace(f'folder = "{whole}"', f'folder = "{parts}"')
+    (tmp_path / "again.toml").write_text(text)
+    run = TrainingRun.create(build_recipe(read_values(str(tmp_path / "again.toml"))))
+    for record in run.rounds():
+        if record["round"] == 2:
+            break
+    resumed = TrainingRun.resume(parts)
+    for record in resumed.rounds():
+        if record["round"] == 4:
+            break
+    del run, resumed
+    train_in_a_new_process(["--resume", str(parts)])
+    assert numbers(parts) == expected
+    assert lines(parts / "steps.jsonl") == lines(whole / "steps.jsonl")
+    last = [load_file(list_checkpoints(folder / "checkpoints")[-1] / "tensors.safetensors") for folder in (whole, parts)]
+    assert last[0].keys() == last[1].keys()
+    assert all(last[0][key].equal(last[1][key]) for key in last[0])
+
+
+def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path) -> None:
+    assert main(["train", "adloco", *small, *MERGING]) == 0
+    expected = numbers(tmp_path / "run")
+
+    words = [word if word != str(tmp_path / "run") else str(tmp_path / "stopped") for word in small]
+    from adloco.cli.commands import _take_settings
+    from adloco.training.recipe import override
+
+    settings, _ = _take_settings([*words, *MERGING])
+    run = TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
+    reads = 0
+    read = run._source.read
+
+    def stop_in_the_third_round(stream: int, position: int, count: int) -> Any:
+        nonlocal reads
+        reads += run.algorithm.rounds_done == 2
+        if reads == 6:
+            run.stop()
+        return read(stream, position, count)
+
+    run._source.read = stop_in_the_third_round  # type: ignore[method-assign]
+    assert len(list(run.rounds())) == 2
+    assert run.algorithm.in_round
+    resumed = TrainingRun.resume(tmp_path / "stopped")
+    assert resumed.algorithm.in_round
+    assert resumed.progress().tokens > resumed.history[-1]["tokens"]
+    assert len(list(resumed.rounds())) == len(expected) - 2
+    assert numbers(tmp_path / "stopped") == expected
+
+
+def test_a_bpe_run_keeps_its_tokenizer(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "single", *small, "--data.tokenizer", "bpe:300"]) == 0
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "alpha beta", "--tokens", "5"]) == 0
+    assert "\nalpha beta" in capsys.readouterr().out
+
+
+def test_evaluate_agrees_with_the_run(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], corpus: Path) -> None:
+    assert main(["train", "diloco", *small, "--evaluation.windows", "0"]) == 0
+    capsys.readouterr()
+    final = json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"]
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert f"loss {final:.4f} nats per token" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "run"), "--data.path", str(corpus / "00.txt"), "--windows", "5"]) == 0
+    assert "over 160 tokens" in capsys.readouterr().out
+
+
+def test_report_can_be_drawn_again(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "single", *small]) == 0
+    (tmp_path / "run" / "report.html").unlink()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "report.html").exists()
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+    assert "has spent its budget" in capsys.readouterr().out
