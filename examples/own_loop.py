@@ -1,6 +1,6 @@
 """DiLoCo's outer step in a training loop of your own: two replicas, `diloco.step()` after each inner step.
 
-    python examples/own_loop.py
+python examples/own_loop.py
 """
 
 import torch
@@ -10,7 +10,8 @@ import adloco
 
 torch.manual_seed(0)
 inputs = torch.randn(4096, 8)
-data = adloco.TensorSource(inputs, inputs.square().sum(1, keepdim=True), num_streams=2)
+targets = inputs.square().sum(1, keepdim=True)
+data = adloco.TensorSource(inputs, targets, num_streams=2)
 
 replicas = [nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)) for _ in range(2)]
 optimizers = [torch.optim.AdamW(replica.parameters(), lr=3e-3) for replica in replicas]
@@ -25,4 +26,6 @@ for step in range(400):
         loss.backward()
         optimizer.step()
     if diloco.step() and (step + 1) % 100 == 0:
+        with torch.no_grad():
+            loss = nn.functional.mse_loss(replicas[0](inputs), targets)
         print(f"step {step + 1}: loss {loss.item():.3f}, {diloco.traffic.bytes / 2 / 1e3:.0f} kB sent per worker")

@@ -1,6 +1,6 @@
 """AdLoCo with a model, data and loss of your own.
 
-    python examples/own_model.py
+python examples/own_model.py
 """
 
 import torch
@@ -18,6 +18,7 @@ run = adloco.AdLoCo(
     num_trainers=4,
     workers_per_trainer=2,
     batch=adloco.NormTest(eta=0.8),
+    guards=adloco.BatchGuards(initial=8, maximum=256, smoothing=0.8),
     switch=adloco.SwitchMode(max_micro_batch=16),
     merge=adloco.MergeSmallest(count=2, every=3),
 )

@@ -119,6 +119,20 @@ def test_non_finite_loss_names_the_place_and_keeps_the_parameters(threads: int) 
     assert all(bool(torch.isfinite(parameter).all()) for worker in run.workers.values() for parameter in worker.params)
 
 
+def test_parameters_that_overflow_do_not_reach_the_others() -> None:
+    """The gradient of the last inner step overflows while its loss is finite."""
+
+    def overflow(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = squared_error(model, batch)
+        return loss + 1e30 * (model.weight.sum() * 1e30 - (model.weight.sum() * 1e30).detach()) if run.workers[1].inner_step == 2 else loss
+
+    run = make_run(loss_fn=overflow)
+    before = params_of(run)
+    with pytest.raises(NonFiniteLossError, match=r"parameters are not finite in trainer 0, worker \d, inner step 3"):
+        run.round()
+    assert params_of(run).equal(before)
+
+
 def test_a_failing_worker_fails_the_run() -> None:
     def fail(model: nn.Module, batch: Any) -> torch.Tensor:
         raise RuntimeError("no such thing")

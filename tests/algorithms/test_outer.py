@@ -1,5 +1,7 @@
 """The outer step against NumPy, and golden trajectories that can be done by hand."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -91,6 +93,26 @@ def test_drop_in_weights_by_samples_and_averages_buffers() -> None:
     for model in models:
         assert model.weight.tolist() == [2.0, 2.0]
         assert model.running_mean.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
+
+
+def test_drop_in_goes_on_from_its_state() -> None:
+    def loop(diloco: DiLoCo, model: nn.Module, first: int, last: int) -> None:
+        optimizer, data = torch.optim.SGD(model.parameters(), lr=0.05), regression(1)
+        for step in range(first, last):
+            optimizer.zero_grad()
+            squared_error(model, data.read(0, 4 * step, 4)).backward()
+            optimizer.step()
+            diloco.step(samples=[4])
+
+    whole, first, second = linear(), linear(), linear()
+    loop(DiLoCo(whole, outer=outer_sgd(0.7, 0.9, True), sync_every=3), whole, 0, 11)
+    before = DiLoCo(first, outer=outer_sgd(0.7, 0.9, True), sync_every=3)
+    loop(before, first, 0, 5)
+    after = DiLoCo(second, outer=outer_sgd(0.7, 0.9, True), sync_every=3)
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    second.load_state_dict(first.state_dict())
+    loop(after, second, 5, 11)
+    assert all(a.equal(b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
 
 
 def test_refusal() -> None:

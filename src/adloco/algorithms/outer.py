@@ -4,7 +4,8 @@ pseudo_gradient = global - worker, so that descent on it moves towards the worke
 torch optimizer. Also `DiLoCo`, the same step for a training loop of one's own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,14 @@ class OuterStep:
             parameter.grad = pseudo_gradient
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"params": list(self.global_params), "optimizer": self.optimizer.state_dict() if self.optimizer else {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        copy_all(state["params"], self.global_params)
+        if self.optimizer:
+            self.optimizer.load_state_dict(state["optimizer"])
 
     def momentum(self) -> list[Tensor]:
         """The outer optimizer's state tensors, in the order of the parameters."""
@@ -73,6 +82,14 @@ class DiLoCo:
         self._load()
         self._samples = [0.0] * len(self.models)
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The outer step's state; models and inner optimizers are yours to save."""
+        return {"outer": self._outer.state_dict(), "samples": list(self._samples), "inner_steps": self._inner_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._outer.load_state_dict(state["outer"])
+        self._samples, self._inner_steps = list(state["samples"]), state["inner_steps"]
 
     def _load(self) -> None:
         for model in self.models:

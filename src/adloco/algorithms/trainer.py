@@ -66,19 +66,16 @@ class Trainer:
             "workers": self.worker_ids,
             "samples": self.samples,
             "controller": self.controller.state_dict(),
-            "params": list(self.outer.global_params),
             "buffers": self.buffers,
-            "outer": self.outer.optimizer.state_dict() if self.outer.optimizer else {},
+            "outer": self.outer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.worker_ids = list(state["workers"])
         self.samples = state["samples"]
         self.controller.load_state_dict(state["controller"])
-        copy_all(state["params"], self.outer.global_params)
         copy_all(state["buffers"], self.buffers)
-        if self.outer.optimizer:
-            self.outer.optimizer.load_state_dict(state["outer"])
+        self.outer.load_state_dict(state["outer"])
 
 
 def pooled(moments: Sequence[Moments]) -> GradientEstimate | None:

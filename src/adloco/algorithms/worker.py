@@ -20,6 +20,8 @@ from adloco.placement.gradients import IncomingGradients, clip, squared_norm
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 
+ADVICE = "lower the learning rate or check the data"
+
 LossFunction = Callable[[Any, Any], Tensor]
 """(model, batch) -> mean loss over the batch's samples."""
 
@@ -38,7 +40,7 @@ class Source(Protocol):
 
 
 class NonFiniteLossError(RuntimeError):
-    """A loss became nan or infinite; the model was not changed by the step that showed it."""
+    """A loss or a worker's parameters became nan or infinite; the trainers' global parameters are as they were at the last sync."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,9 @@ class Worker:
         self.model.train()
         while self.inner_step < task.inner_steps and not halted.is_set():
             self._step(task)
+        if self.inner_step == task.inner_steps and not all(bool(parameter.isfinite().all()) for parameter in self.params):
+            # A gradient can overflow where the loss does not; it must not reach the others.
+            raise NonFiniteLossError(f"parameters are not finite in {self._place(task, self.inner_step)}; {ADVICE}")
 
     def _step(self, task: RoundTask) -> None:
         if task.lr_factor is not None:
@@ -107,10 +112,7 @@ class Worker:
         plan = task.plan.in_groups(self._settings.test_groups) if testing else task.plan
         loss = self._backward_with_moments(plan) if testing else float(sum(self._micro_steps(plan)))
         if not math.isfinite(loss):
-            raise NonFiniteLossError(
-                f"loss is {loss} in trainer {task.trainer}, worker {self.id}, inner step {task.first_step + self.inner_step + 1}; "
-                "lower the learning rate or check the data"
-            )
+            raise NonFiniteLossError(f"loss is {loss} in {self._place(task, self.inner_step + 1)}; {ADVICE}")
         if self._settings.max_grad_norm is not None:
             clip(self.params, self._settings.max_grad_norm)
         for optimizer in self.optimizers:
@@ -120,6 +122,9 @@ class Worker:
         self.round_samples += plan.worker_batch
         self.losses.append(loss)
         self.inner_step += 1
+
+    def _place(self, task: RoundTask, inner_step: int) -> str:
+        return f"trainer {task.trainer}, worker {self.id}, inner step {task.first_step + inner_step}"
 
     def _micro_steps(self, plan: BatchPlan) -> Iterator[Tensor]:
         """Forward and backward of each micro-batch, weighted by its samples; yields its part of the mean loss."""

@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output went away, as in `adloco config | head`.
         sys.stderr.close()
         return 0
+    except KeyboardInterrupt:
+        print("adloco: interrupted", file=sys.stderr)
+        return 130
     except _user_errors() as error:
         print(f"adloco: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

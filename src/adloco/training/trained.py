@@ -39,7 +39,7 @@ def load_trained(folder: Path, trainer: int | None = None) -> Trained:
     chosen = _best_trainer(folder, sorted(saved)) if trainer is None else trainer
     require(chosen in saved, f"there is no trainer {chosen} in {newest}; living ones are {', '.join(map(str, sorted(saved)))}")
     model = build_llama(recipe.model, tokenizer.vocab_size, recipe.run.seed).to(choose_device(recipe.run.device))
-    copy_all(saved[chosen]["params"], trainable(model))
+    copy_all(saved[chosen]["outer"]["params"], trainable(model))
     return Trained(recipe=recipe, tokenizer=tokenizer, model=model, trainer=chosen, checkpoint=newest)
 
 

@@ -1,0 +1,65 @@
+"""What the README shows works: its Python blocks run, its commands run, its files exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from adloco.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    line.split("#")[0].strip()
+    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("adloco")
+]
+
+
+def test_there_is_something_to_test() -> None:
+    assert len(PYTHON) == 2
+    assert len(COMMANDS) == 7
+    assert len([line for line in PYTHON[0].splitlines() if line.strip()]) < 20, "a user's own model, data and loss train in under 20 lines"
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=["own model", "own loop"])
+def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    namespace: dict[str, object] = {}
+    exec(code, namespace)
+    if "run" in namespace:
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 15
+        assert float(lines[-1].split()[1]) < float(lines[0].split()[1]) / 2
+        assert sum("Merge(" in line for line in lines) == 3
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.py")), ids=lambda file: file.name)
+def test_examples_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(file.read_text(), file, "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out
+
+
+def test_commands_run(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the README's order and its own words; only the sizes are made small."""
+    monkeypatch.chdir(tmp_path)
+    at = small.index("--run.folder")
+    sizes = small[:at] + small[at + 2 :]
+    for command in COMMANDS:
+        words = shlex.split(command)[1:]
+        trains = words[0] == "train" and "--resume" not in words
+        assert main([*words, *(sizes if trains else [])]) == 0, command
+    assert (tmp_path / "runs" / "my-diloco" / "report.html").exists()
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert f"\n{target}:" in makefile
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", README):
+        assert target.startswith("http") or (ROOT / target).exists(), target
