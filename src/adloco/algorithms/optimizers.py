@@ -23,7 +23,7 @@ class InnerOptimizer:
 
     optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
     """adamw, sgd, or muon: Muon on the hidden matrices and AdamW on the rest."""
-    lr: float = 1e-3
+    lr: float = 2e-3
     """Learning rate where no schedule sets one."""
     weight_decay: float = 0.1
     """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed. For sgd, an L2 term."""

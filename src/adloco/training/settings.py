@@ -14,7 +14,7 @@ class RunSettings:
     """Folder of the run's files; must not exist yet. Empty: runs/ with the recipe's name and the time."""
     name: str = "adloco"
     """Name of the run, shown in tables and reports."""
-    tokens: int = 1_500_000
+    tokens: int = 1_200_000
     """Budget: tokens trained on, over all trainers. The last round is shortened to end here."""
     seed: int = 0
     """Seed of the initial parameters and of the order of the data."""
