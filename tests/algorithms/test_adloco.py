@@ -93,6 +93,7 @@ def test_stop_and_go_on_is_the_same_run() -> None:
     stopped.workers[0]._settings.data.read = read_and_stop  # type: ignore[method-assign]
     assert list(stopped.rounds(3)) == []
     assert stopped.in_round
+    assert not stopped._halted.is_set()
     with pytest.raises(ValueError, match="a round is under way"):
         stopped.evaluate(lambda model, part, parts: (0.0, 1.0))
     state = copy.deepcopy(stopped.state_dict())
@@ -131,6 +132,44 @@ def test_parameters_that_overflow_do_not_reach_the_others() -> None:
     with pytest.raises(NonFiniteLossError, match=r"parameters are not finite in trainer 0, worker \d, inner step 3"):
         run.round()
     assert params_of(run).equal(before)
+
+
+def test_a_step_that_failed_half_way_leaves_no_gradients() -> None:
+    """One read fails in the middle of an accumulated step; the round is tried again and is as if nothing had happened."""
+    settings: dict[str, Any] = {"switch": SwitchMode(max_micro_batch=2, mode="always"), "batch": NormTest(), "inner": adamw(0.01)}
+    smooth, disturbed = make_run(**settings), make_run(**settings)
+    expected = list(smooth.rounds(3))
+    read, reads = disturbed.workers[0]._settings.data.read, 0
+
+    def fail_once(stream: int, position: int, count: int) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            raise OSError("a disk blinked")
+        return read(stream, position, count)
+
+    disturbed.workers[0]._settings.data.read = fail_once  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="a disk blinked"):
+        disturbed.round()
+    assert list(disturbed.rounds(3)) == expected
+    assert params_of(disturbed).equal(params_of(smooth))
+
+
+def test_two_runs_on_one_placement_count_apart() -> None:
+    placement = OneProcess()
+    first, second = (list(make_run(placement=placement).rounds(2))[-1] for _ in range(2))
+    assert first.bytes_communicated == second.bytes_communicated > 0
+
+
+def test_loaded_state_is_not_shared() -> None:
+    first, second = make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9)), make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9))
+    list(first.rounds(2))
+    second.load_state_dict(first.state_dict())
+    list(second.rounds(2))
+    expected = make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9))
+    list(expected.rounds(3))
+    first.round()
+    assert params_of(first).equal(params_of(expected))
 
 
 def test_a_failing_worker_fails_the_run() -> None:
@@ -263,6 +302,7 @@ def test_reports_are_plain_values() -> None:
         ({"max_grad_norm": -1.0}, "max_grad_norm must be > 0"),
         ({"test_groups": 1}, "test_groups must be >= 2"),
         ({"learning_rate": LearningRate()}, "learning_rate.total_tokens must be > 0 for this shape"),
+        ({"batch": NormTest(), "switch": SwitchMode(max_micro_batch=1)}, "switch.max_micro_batch must be >= 2 for this batch rule"),
         ({"build_model": nn.Identity}, "without trainable parameters"),
     ],
 )
@@ -277,6 +317,8 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
     [
         (lambda: OuterOptimizer(optimizer="Nesterov"), "outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got 'Nesterov'"),
         (lambda: OuterOptimizer(options={"momentumm": 0.9}), "outer.options do not fit torch.optim.SGD"),
+        (lambda: OuterOptimizer(optimizer="LBFGS", options={}), "it cannot serve outside"),
+        (lambda: OuterOptimizer(optimizer="SparseAdam", options={}), "it cannot serve outside"),
         (lambda: OuterOptimizer(lr=0), "outer.lr must be > 0"),
         (lambda: InnerOptimizer(optimizer="adam"), "inner.optimizer must be adamw, sgd or muon, got 'adam'"),
         (lambda: InnerOptimizer(optimizer="muon")(nn.LayerNorm(3)), "has none; use adamw"),

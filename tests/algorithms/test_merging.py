@@ -150,12 +150,22 @@ def test_merge_of_equal_trainers_is_the_identity() -> None:
     torch.testing.assert_close(momentum(pair, 0), momentum(alone, 0), rtol=1e-6, atol=1e-9)
 
 
-def test_bytes_of_a_merge() -> None:
-    """Two trainers of two workers, 4 parameters with momentum: every worker hands over parameters and momentum, 16 bytes each."""
+@pytest.mark.parametrize(
+    ("fates", "expected"),
+    [
+        # Two trainers of two workers, 4 parameters with momentum, 16 bytes each: in a mean every worker hands over its own.
+        (MergeFates(), 4 * 16 + 4 * 16),
+        # What is not averaged goes once from the survivor to those that join it.
+        (MergeFates(parameters="survivor"), 16 + 4 * 16),
+        (MergeFates(outer_momentum="survivor"), 4 * 16 + 16),
+        (MergeFates(parameters="survivor", outer_momentum="reset"), 16),
+    ],
+)
+def test_bytes_of_a_merge(fates: MergeFates, expected: int) -> None:
     run = two_trainers()
     before = run.placement.traffic.bytes
-    merge(run, MergeFates())
-    assert run.placement.traffic.bytes - before == 4 * (16 + 16)
+    merge(run, fates)
+    assert run.placement.traffic.bytes - before == expected
 
 
 def test_no_sample_is_lost_or_repeated_across_merges() -> None:

@@ -116,5 +116,7 @@ def test_drop_in_goes_on_from_its_state() -> None:
 
 
 def test_refusal() -> None:
+    with pytest.raises(ValueError, match="samples must have one number for each of 2 models, got 1"):
+        DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=[4])
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)

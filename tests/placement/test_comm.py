@@ -33,7 +33,7 @@ def test_a_worker_alone_hands_over_nothing() -> None:
 def test_broadcast_is_handed_over_once_if_anyone_needs_it() -> None:
     traffic = Traffic()
     comm = LocalComm(3, traffic)
-    comm.broadcast([torch.zeros(5)], receivers=0)
+    comm.broadcast([torch.zeros(5)], source=0, receivers=[])
     assert traffic.bytes == 0
-    comm.broadcast([torch.zeros(5)], receivers=2)
+    comm.broadcast([torch.zeros(5)], source=0, receivers=[1, 2])
     assert traffic.bytes == 20

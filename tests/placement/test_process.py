@@ -1,11 +1,16 @@
 """Threads: all items run, together, and the first error comes out."""
 
+import signal
 import threading
 
 import pytest
 import torch
 
 from adloco.placement.process import OneProcess
+
+
+def nothing() -> None:
+    pass
 
 
 def test_map_keeps_the_order_and_runs_together() -> None:
@@ -15,26 +20,40 @@ def test_map_keeps_the_order_and_runs_together() -> None:
         both.wait()  # Passes only if two items run at the same time.
         return item * 10
 
-    assert OneProcess(threads=2).map(wait_for_the_other, [1, 2]) == [10, 20]
+    assert OneProcess(threads=2).map(wait_for_the_other, [1, 2], nothing) == [10, 20]
 
 
 def test_several_items_compute_with_one_thread_each() -> None:
-    assert OneProcess(threads=1).map(lambda _: torch.get_num_threads(), [1, 2]) == [1, 1]
-    assert OneProcess(threads=2).map(lambda _: torch.get_num_threads(), [1, 2, 3]) == [1, 1, 1]
+    assert OneProcess(threads=1).map(lambda _: torch.get_num_threads(), [1, 2], nothing) == [1, 1]
+    assert OneProcess(threads=2).map(lambda _: torch.get_num_threads(), [1, 2, 3], nothing) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_an_error_comes_out_after_all_have_ended(threads: int) -> None:
-    ended = []
+def test_an_error_ends_the_others_early_and_comes_out_after_them() -> None:
+    halted, ended = threading.Event(), []
 
     def work(item: int) -> None:
         if item == 0:
             raise RuntimeError("item 0 failed")
+        assert halted.wait(20), "nobody said that an item failed"
         ended.append(item)
 
     with pytest.raises(RuntimeError, match="item 0 failed"):
-        OneProcess(threads=threads).map(work, [0, 1, 2])
+        OneProcess(threads=2).map(work, [0, 1, 2], halted.set)
     assert sorted(ended) == [1, 2]
+
+
+def test_an_interrupted_wait_leaves_no_thread_behind() -> None:
+    halted, ended = threading.Event(), []
+
+    def work(item: int) -> None:
+        if item == 0:
+            signal.raise_signal(signal.SIGINT)
+        assert halted.wait(20)
+        ended.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        OneProcess(threads=2).map(work, [0, 1], halted.set)
+    assert sorted(ended) == [0, 1]
 
 
 def test_gather_orders_by_worker_and_counts() -> None:

@@ -27,6 +27,8 @@ def test_norm_test_at_the_edges() -> None:
     assert NormTest().requested(estimate_of(0, 3), 0, 7) == 1
     assert NormTest().requested(estimate_of(12, 0), 0, 7) == UNBOUNDED
     assert NormTest().requested(estimate_of(12, -0.5), 0, 7) == UNBOUNDED
+    assert NormTest().requested(estimate_of(12, 1e-310), 0, 7) == UNBOUNDED
+    assert NormTest().requested(estimate_of(12, 5e-324), 0, 7) == UNBOUNDED
 
 
 @pytest.mark.parametrize("eta", [0.2, 0.5, 0.8])
@@ -92,6 +94,7 @@ def test_constant_and_warmup() -> None:
     [
         (lambda: NormTest(eta=-1.0), r"batch.eta must be > 0, got -1.0"),
         (lambda: NormTest(estimator="exact"), r"batch.estimator must be unbiased or plug-in, got 'exact'"),
+        (lambda: InnerProductTest(estimator="unbiassed"), r"batch.estimator must be unbiased or plug-in"),
         (lambda: InnerProductTest(theta=0), r"batch.theta must be > 0, got 0"),
         (lambda: AugmentedInnerProductTest(nu=0), r"batch.nu must be > 0, got 0"),
         (lambda: BatchWarmup(batches=[1, 2], after_samples=[3]), r"same length, at least 1, got 2 and 1"),

@@ -36,6 +36,11 @@ def test_growth_per_test() -> None:
     assert requests(BatchGuards(initial=8, max_growth=1.5, maximum=25), [100, 100, 100]) == [12, 18, 25]
 
 
+def test_growth_limit_never_freezes_a_small_request() -> None:
+    assert requests(BatchGuards(initial=8, max_growth=1.1, maximum=11), [100] * 4) == [9, 10, 11, 11]
+    assert requests(BatchGuards(initial=1, max_growth=1.5), [100] * 3) == [2, 3, 4]
+
+
 def test_hysteresis() -> None:
     # 10% of 100 is 10: 109 and 91 change nothing, 110 and 89 do.
     assert requests(BatchGuards(initial=100, maximum=500, hysteresis=0.1), [109, 91, 110, 104, 98]) == [100, 100, 110, 110, 98]
@@ -70,6 +75,7 @@ def test_state_survives() -> None:
         ({"initial": 8, "maximum": 4}, "batch.maximum must be >= batch.initial = 8, got 4"),
         ({"initial": 8, "minimum": 9}, "batch.minimum must be > 0 and <= batch.initial = 8, got 9"),
         ({"max_growth": 1.0}, "batch.max_growth must be > 1"),
+        ({"hysteresis": 0.6, "max_growth": 1.5}, "batch.hysteresis must be >= 0 and <= batch.max_growth - 1 = 0.5, got 0.6"),
         ({"hysteresis": -0.1}, "batch.hysteresis must be >= 0"),
         ({"smoothing": 1.0}, r"batch.smoothing must be in \[0, 1\)"),
     ],

@@ -75,6 +75,8 @@ class AdLoCo:
         self._rule: BatchRule = batch or ConstantBatch()
         self._guards = guards or BatchGuards()
         self._switch = switch or SwitchMode()
+        compares = not self._rule.needs_moments or self._switch.mode == "always" or self._switch.max_micro_batch >= 2
+        require(compares, "switch.max_micro_batch must be >= 2 for this batch rule, which compares samples, or switch.mode always; got 1")
         self._merge: MergePolicy = merge or NoMerge()
         self._fates = fates or MergeFates()
         self._learning_rate = learning_rate
@@ -109,6 +111,7 @@ class AdLoCo:
         self.inner_steps = 0
         self.syncs = 0
         self._round_steps = 0
+        self._traffic_before = self.placement.traffic.bytes
         self._halted = Event()
 
     def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
@@ -130,7 +133,8 @@ class AdLoCo:
                 worker.begin_round()
         tasks = self._tasks()
         self._advance(tasks)
-        if self._halted.is_set():
+        if self.placement.any(self._halted.is_set()):
+            self._halted.clear()
             return None
         return self._finish(tasks)
 
@@ -170,25 +174,17 @@ class AdLoCo:
         return None if schedule is None else lambda step: schedule.factor(before + (step + 1) * step_tokens, trainer_batch)
 
     def _advance(self, tasks: Mapping[int, RoundTask]) -> None:
-        failed = Event()
-
         def run(worker: Worker) -> None:
-            try:
-                worker.advance(tasks[worker.id], self._halted)
-            except BaseException:
-                failed.set()
-                self._halted.set()  # The others need not finish a round that is lost.
-                raise
+            worker.advance(tasks[worker.id], self._halted)
 
         try:
-            self.placement.map(run, list(self.workers.values()))
-        finally:
-            if failed.is_set():
-                self._halted.clear()
+            self.placement.map(run, list(self.workers.values()), on_failure=self._halted.set)
+        except BaseException:
+            self._halted.clear()
+            raise
 
     def _finish(self, tasks: Mapping[int, RoundTask]) -> RoundReport:
-        rows = {worker.id: [*worker.moments.to_numbers(), _loss_sum(worker), float(worker.round_samples)] for worker in self.workers.values()}
-        gathered = self.placement.gather(rows)
+        gathered = self.placement.gather({worker.id: _row(worker) for worker in self.workers.values()})
         self.rounds_done += 1
         self.inner_steps += self._round_steps
         self.syncs += any(len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
@@ -198,8 +194,9 @@ class AdLoCo:
             mine = [gathered[worker] for worker in trainer.worker_ids]
             local = [self.workers[worker] for worker in self.placement.local(trainer.worker_ids)]
             requested, served_by = trainer.requested_batch, list(trainer.worker_ids)
-            trainer.sync(local, self.placement.comm(trainer.worker_ids))
-            trainer.broadcast(local)
+            if local:
+                trainer.sync(local, self.placement.comm(trainer.worker_ids))
+                trainer.broadcast(local)
             trainer.update_batch([Moments.from_numbers(row[:-2]) for row in mine], int(sum(row[-1] for row in mine)))
             train_loss = sum(row[-2] for row in mine) / sum(row[-1] for row in mine)
             trainers.append(self._report_trainer(trainer, requested, [tasks[worker] for worker in served_by], train_loss))
@@ -211,7 +208,7 @@ class AdLoCo:
             samples=self.samples,
             inner_steps=self.inner_steps,
             syncs=self.syncs,
-            bytes_communicated=self.placement.traffic.bytes / self.num_workers,
+            bytes_communicated=(self.placement.traffic.bytes - self._traffic_before) / self.num_workers,
             bytes_ddp_equivalent=4 * self.num_parameters * self.inner_steps,
             train_loss=sum(row[-2] for row in gathered.values()) / sum(row[-1] for row in gathered.values()),
             trainers=tuple(trainers),
@@ -278,7 +275,8 @@ class AdLoCo:
                 return function(worker.model, *parts[worker.id])
 
         here = list(self.workers.values())
-        gathered = self.placement.gather(dict(zip([worker.id for worker in here], self.placement.map(run, here), strict=True)))
+        results = self.placement.map(run, here, on_failure=lambda: None)
+        gathered = self.placement.gather({worker.id: result for worker, result in zip(here, results, strict=True)})
         sums = {trainer.id: [gathered[worker] for worker in trainer.worker_ids] for trainer in self.trainers.values()}
         return {trainer: sum(row[0] for row in rows) / sum(row[1] for row in rows) for trainer, rows in sums.items()}
 
@@ -290,7 +288,7 @@ class AdLoCo:
             "inner_steps": self.inner_steps,
             "syncs": self.syncs,
             "round_steps": self._round_steps,
-            "traffic_bytes": self.placement.traffic.bytes,
+            "traffic_bytes": self.placement.traffic.bytes - self._traffic_before,
             "trainers": [trainer.state_dict() for trainer in self.trainers.values()],
             "workers": {str(worker.id): worker.state_dict(with_params=self.in_round) for worker in self.workers.values()},
         }
@@ -299,7 +297,8 @@ class AdLoCo:
         self.rounds_done, self.samples = state["rounds_done"], state["samples"]
         self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
         self._round_steps = state["round_steps"]
-        self.placement.traffic.bytes = state["traffic_bytes"]
+        self._traffic_before = self.placement.traffic.bytes - state["traffic_bytes"]
+        self._halted.clear()
         self.trainers = {}
         for saved in state["trainers"]:
             trainer = self._new_trainer(saved["trainer"], range(0))
@@ -310,6 +309,7 @@ class AdLoCo:
             worker.load_state_dict(state["workers"][str(worker.id)])
 
 
-def _loss_sum(worker: Worker) -> float:
-    """Loss summed over the samples of the round; every inner step of a round has the same batch."""
-    return sum(worker.losses) / len(worker.losses) * worker.round_samples
+def _row(worker: Worker) -> list[float]:
+    """What all must know of a worker at the end of a round: moments, sum of losses over samples, samples."""
+    # Every inner step of a round has the same batch.
+    return [*worker.moments.to_numbers(), sum(worker.losses) / len(worker.losses) * worker.round_samples, float(worker.round_samples)]

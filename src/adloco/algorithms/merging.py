@@ -57,7 +57,7 @@ def apply_merge(
     _merge_inner_state(merge, members, workers, fates, placement)
     _merge_requests(merge, members, survivor, fates)
     living = {trainer: trainers[trainer] for trainer in trainers if trainer not in merge.absorbed}
-    _reassign(members, living, workers, placement)
+    _reassign(survivor, [trainers[trainer] for trainer in merge.absorbed], living, workers, fates, placement)
     if fates.streams == "balance":
         _balance_streams(living, workers)
     return living
@@ -67,7 +67,7 @@ def _merge_parameters(merge: Merge, members: Sequence[Trainer], survivor: Traine
     if fates.parameters == "survivor":
         return
     weights = merge.weights if fates.parameters == "weighted" else dict.fromkeys(merge.weights, 1 / len(members))
-    entries = {member.id: [*member.outer.global_params, *member.buffers] for member in members}
+    entries = {member.id: member.parameters() for member in members}
     copy_all(_mean_over_trainers(members, entries, weights, placement), entries[survivor.id])
 
 
@@ -116,19 +116,32 @@ def _merge_requests(merge: Merge, members: Sequence[Trainer], survivor: Trainer,
     survivor.controller.requested_batch = min(wanted, survivor.controller.guards.maximum)
 
 
-def _reassign(members: Sequence[Trainer], living: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement) -> None:
+def _reassign(
+    survivor: Trainer,
+    absorbed: Sequence[Trainer],
+    living: Mapping[int, Trainer],
+    workers: Mapping[int, Worker],
+    fates: MergeFates,
+    placement: Placement,
+) -> None:
     """Send the freed workers where the demand is; each ends at its trainer's global parameters."""
-    freed = sorted(worker for member in members if member.id not in living for worker in member.worker_ids)
+    freed = sorted(worker for trainer in absorbed for worker in trainer.worker_ids)
     requests = {trainer.id: trainer.requested_batch for trainer in living.values()}
     counts = {trainer.id: len(trainer.worker_ids) for trainer in living.values()}
     homes = assign_workers(requests, counts, len(freed))
-    merged = {member.id for member in members}
     for trainer in living.values():
         newcomers = [worker for worker, home in zip(freed, homes, strict=True) if home == trainer.id]
+        source = trainer.worker_ids[0]
         trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
-        if trainer.id not in merged:  # Workers of merged trainers already hold the survivor's parameters.
-            placement.comm(trainer.worker_ids).broadcast(trainer.state_tensors(), receivers=len(newcomers))
+        # All workers of merged trainers took part in the means, and hold these already.
+        lacking = _not_averaged(survivor, fates) if trainer is survivor else [*trainer.parameters(), *trainer.outer.momentum()]
+        copy_all(placement.comm(trainer.worker_ids).broadcast(lacking, source, newcomers), lacking)
         trainer.broadcast([workers[worker] for worker in placement.local(trainer.worker_ids)])
+
+
+def _not_averaged(survivor: Trainer, fates: MergeFates) -> list[torch.Tensor]:
+    parameters = survivor.parameters() if fates.parameters == "survivor" else []
+    return [*parameters, *(survivor.outer.momentum() if fates.outer_momentum == "survivor" else [])]
 
 
 def _balance_streams(living: Mapping[int, Trainer], workers: Mapping[int, Worker]) -> None:

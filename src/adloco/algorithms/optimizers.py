@@ -85,10 +85,13 @@ class OuterOptimizer:
         kind = getattr(torch.optim, self.optimizer, None)
         known = isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
         require(known, f"outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got {self.optimizer!r}")
+        parameters = [nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
         try:
-            self([torch.zeros(1, 1)])
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"outer.options do not fit torch.optim.{self.optimizer}: {error}") from error
+            self(parameters).step()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"outer.options do not fit torch.optim.{self.optimizer}, or it cannot serve outside: {error}") from error
 
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:
         optimizer: Optimizer = getattr(torch.optim, self.optimizer)(parameters, lr=self.lr, **self.options)

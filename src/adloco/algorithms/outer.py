@@ -4,6 +4,7 @@ pseudo_gradient = global - worker, so that descent on it moves towards the worke
 torch optimizer. Also `DiLoCo`, the same step for a training loop of one's own.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class OuterStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         copy_all(state["params"], self.global_params)
         if self.optimizer:
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would keep the given tensors.
 
     def momentum(self) -> list[Tensor]:
         """The outer optimizer's state tensors, in the order of the parameters."""
@@ -70,8 +71,9 @@ class DiLoCo:
 
         samples: what each replica trained on in this step; they weight its pseudo-gradient. Equal by default.
         """
-        for index, count in enumerate(samples or [1.0] * len(self.models)):
-            self._samples[index] += count
+        counts = [1.0] * len(self.models) if samples is None else samples
+        require(len(counts) == len(self.models), f"samples must have one number for each of {len(self.models)} models, got {len(counts)}")
+        self._samples = [before + count for before, count in zip(self._samples, counts, strict=True)]
         self._inner_steps += 1
         if self._inner_steps % self.sync_every:
             return False

@@ -56,9 +56,9 @@ class Trainer:
         self.samples += samples
         self.controller.update(pooled(moments), self.samples)
 
-    def state_tensors(self) -> list[Tensor]:
-        """What a worker that joins this trainer must receive."""
-        return [*self.outer.global_params, *self.buffers, *self.outer.momentum()]
+    def parameters(self) -> list[Tensor]:
+        """Global parameters and averaged buffers."""
+        return [*self.outer.global_params, *self.buffers]
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -5,6 +5,7 @@ trainer stand at the same point.
 """
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ class Worker:
             raise NonFiniteLossError(f"parameters are not finite in {self._place(task, self.inner_step)}; {ADVICE}")
 
     def _step(self, task: RoundTask) -> None:
+        self._drop_gradients()  # Of a step that failed half-way.
         if task.lr_factor is not None:
             self._scale_rates(task.lr_factor(self.inner_step))
         testing = self.inner_step == 0 and self._settings.takes_moments
@@ -117,7 +119,7 @@ class Worker:
             clip(self.params, self._settings.max_grad_norm)
         for optimizer in self.optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         self.position += plan.worker_batch
         self.round_samples += plan.worker_batch
         self.losses.append(loss)
@@ -151,7 +153,7 @@ class Worker:
 
     def _inner_products(self, plan: BatchPlan, fractions: Sequence[float]) -> list[float]:
         """<g_j, gbar> by a second pass over the same micro-batches: exact for any number of groups, with one extra gradient copy."""
-        means = [parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in self.params]
+        means = [parameter.grad for parameter in self.params]
         products = []
         with IncomingGradients(self.params, reference=means) as incoming:
             self._drop_gradients()
@@ -196,7 +198,7 @@ class Worker:
         self.losses = list(state["losses"])
         self.moments = Moments.from_numbers(state["moments"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            optimizer.load_state_dict(copy.deepcopy(saved))  # torch would keep the given tensors.
         if state["params"]:
             self.load_params(state["params"], state["buffers"])
 

@@ -31,8 +31,8 @@ class Comm(Protocol):
         """Weighted mean over all workers of the set; weights: one per local worker, >= 0, not all zero over the set."""
         ...
 
-    def broadcast(self, tensors: Sequence[Tensor], receivers: int) -> list[Tensor]:
-        """The tensors of the set's first worker, for `receivers` workers that lack them."""
+    def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
+        """The tensors as worker `source` has them, for the workers that lack them; nothing is sent if there are none."""
         ...
 
 
@@ -49,7 +49,7 @@ class LocalComm:
         self._count(sum(num_bytes(entry) for entry in per_worker))
         return [_weighted_sum(entries, [weight / total for weight in weights]) for entries in zip(*per_worker, strict=True)]
 
-    def broadcast(self, tensors: Sequence[Tensor], receivers: int) -> list[Tensor]:
+    def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
         if receivers:
             self._count(num_bytes(tensors))
         return list(tensors)

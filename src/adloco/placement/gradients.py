@@ -24,10 +24,10 @@ def clip(parameters: Sequence[Tensor], max_norm: float) -> None:
 class IncomingGradients:
     """While open, sums a quantity of every incoming gradient; `take` returns the sum since the last call.
 
-    The quantity is |g|^2, or with `reference` <g, reference>, over all parameters that take gradients.
+    The quantity is |g|^2, or with `reference` <g, reference>, over all parameters that take gradients (None in the reference: zero).
     """
 
-    def __init__(self, parameters: Sequence[Tensor], reference: Sequence[Tensor] | None = None) -> None:
+    def __init__(self, parameters: Sequence[Tensor], reference: Sequence[Tensor | None] | None = None) -> None:
         self._parameters = parameters
         self._reference = reference
         self._parts: list[Tensor] = []
@@ -35,7 +35,8 @@ class IncomingGradients:
 
     def __enter__(self) -> "IncomingGradients":
         for index, parameter in enumerate(self._parameters):
-            self._handles.append(parameter.register_hook(self._hook(index)))  # type: ignore[no-untyped-call]
+            if self._reference is None or self._reference[index] is not None:
+                self._handles.append(parameter.register_hook(self._hook(index)))  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -7,7 +7,7 @@ once, so the numbers do not depend on `threads`; a single worker has all cores t
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
 import torch
@@ -39,8 +39,15 @@ class Placement(Protocol):
         """
         ...
 
-    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """The function on each item, concurrently where that helps; the first item's exception is raised after all have ended."""
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        ...
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item], on_failure: Callable[[], None]) -> list[Result]:
+        """The function on each item, concurrently where that helps.
+
+        on_failure: called as soon as one item fails or the wait is interrupted, to end the others early; the error is raised once all have ended.
+        """
         ...
 
 
@@ -63,12 +70,22 @@ class OneProcess:
             self.traffic.add(sum(8 * len(row) for row in rows.values()))
         return {worker: list(rows[worker]) for worker in sorted(rows)}
 
-    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item], on_failure: Callable[[], None]) -> list[Result]:
         if len(items) == 1:
             return [function(items[0])]
         # Two intra-operator threads in each of two busy workers run 70x slower than one (measured): one each.
         with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            futures = [pool.submit(function, item) for item in items]
+            try:
+                futures = [pool.submit(function, item) for item in items]
+                ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            except BaseException:  # Ctrl+C: the threads must not train on behind the caller's back.
+                on_failure()
+                raise
+            if any(future.exception() for future in ended):
+                on_failure()
         return [future.result() for future in futures]
 
 

@@ -43,9 +43,12 @@ def _samples(variance: float, tolerance: float, norm: float) -> int:
     """ceil(variance / (tolerance^2 norm)): the smallest b with variance / b <= tolerance^2 norm."""
     if variance <= 0:
         return 1
-    if norm <= 0:
-        return UNBOUNDED
-    return min(UNBOUNDED, max(1, math.ceil(variance / (tolerance**2 * norm))))
+    allowed = tolerance**2 * norm
+    return max(1, math.ceil(min(variance / allowed, UNBOUNDED))) if allowed > 0 else UNBOUNDED
+
+
+def _check_estimator(estimator: str) -> None:
+    require(estimator in ("unbiased", "plug-in"), f"batch.estimator must be unbiased or plug-in, got {estimator!r}")
 
 
 def _norm_sq(estimate: GradientEstimate, estimator: Estimator) -> float:
@@ -106,7 +109,7 @@ class NormTest:
 
     def __post_init__(self) -> None:
         require(self.eta > 0, f"batch.eta must be > 0, got {self.eta}")
-        require(self.estimator in ("unbiased", "plug-in"), f"batch.estimator must be unbiased or plug-in, got {self.estimator!r}")
+        _check_estimator(self.estimator)
 
     def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
         return current if estimate is None else _samples(estimate.grad_variance, self.eta, _norm_sq(estimate, self.estimator))
@@ -126,6 +129,7 @@ class InnerProductTest:
 
     def __post_init__(self) -> None:
         require(self.theta > 0, f"batch.theta must be > 0, got {self.theta}")
+        _check_estimator(self.estimator)
 
     def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
         if estimate is None:
@@ -155,6 +159,7 @@ class AugmentedInnerProductTest:
     def __post_init__(self) -> None:
         require(self.theta > 0, f"batch.theta must be > 0, got {self.theta}")
         require(self.nu > 0, f"batch.nu must be > 0, got {self.nu}")
+        _check_estimator(self.estimator)
 
     def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
         if estimate is None:

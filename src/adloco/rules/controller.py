@@ -33,12 +33,15 @@ class BatchGuards:
         require(0 < self.minimum <= self.initial, f"batch.minimum must be > 0 and <= batch.initial = {self.initial}, got {self.minimum}")
         require(self.maximum >= self.initial, f"batch.maximum must be >= batch.initial = {self.initial}, got {self.maximum}")
         require(self.max_growth > 1, f"batch.max_growth must be > 1, got {self.max_growth}")
-        require(self.hysteresis >= 0, f"batch.hysteresis must be >= 0, got {self.hysteresis}")
+        most = self.max_growth - 1
+        require(0 <= self.hysteresis <= most, f"batch.hysteresis must be >= 0 and <= batch.max_growth - 1 = {most}, got {self.hysteresis}")
         require(0 <= self.smoothing < 1, f"batch.smoothing must be in [0, 1), got {self.smoothing}")
 
     def limit(self, wanted: int, current: int) -> int:
         """The request after a rule asked for `wanted` while `current` was in force."""
-        limited = max(self.minimum, min(wanted, math.floor(min(current * self.max_growth, self.maximum))))
+        # At least one sample more, or a small request could never grow.
+        grown = max(current + 1, math.floor(min(current * self.max_growth, self.maximum)))
+        limited = max(self.minimum, min(wanted, grown, self.maximum))
         if self.grow_only:
             limited = max(limited, current)
         return current if abs(limited - current) < self.hysteresis * current else limited

@@ -53,6 +53,19 @@ def memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """State of the generators that a model may draw from."""
+    on_device = {"device": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **on_device}
+
+
+def set_rng_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Go on with these draws; a state from another kind of device leaves this one's as it is."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "device" in state:
+        torch.cuda.set_rng_state(state["device"], device)
+
+
 def describe_environment(device: torch.device, precision: torch.dtype | None, seed: int) -> dict[str, Any]:
     """Contents of environment.json."""
     return {

@@ -15,11 +15,10 @@ Record = dict[str, Any]
 
 
 def round_record(
-    report: RoundReport, *, tokens_per_sample: int, seconds: float, round_seconds: float, memory_bytes: int, losses: dict[int, float]
+    report: RoundReport, *, tokens_per_sample: int, seconds: float, tokens_per_second: float, memory_bytes: int, losses: dict[int, float]
 ) -> Record:
     """One line of metrics.jsonl. losses: validation loss by trainer, empty where this round was not evaluated."""
     tokens = report.samples * tokens_per_sample
-    round_tokens = sum(step.samples for step in report.steps) * tokens_per_sample
     best = min(losses.values(), default=None)
     trainer_fields = [
         "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "trainer_batch",
@@ -34,7 +33,7 @@ def round_record(
         "bytes_communicated": report.bytes_communicated,
         "bytes_ddp_equivalent": report.bytes_ddp_equivalent,
         "seconds": round(seconds, 3),
-        "tokens_per_second": round(round_tokens / round_seconds, 1),
+        "tokens_per_second": round(tokens_per_second, 1),
         "train_loss": report.train_loss,
         "val_loss": best,
         "val_perplexity": None if best is None else math.exp(min(best, 700.0)),

@@ -20,8 +20,8 @@ from adloco.rules.checks import require
 from adloco.training import checkpoint
 from adloco.training.data.cache import open_cache
 from adloco.training.data.sources import TokenSource
-from adloco.training.environment import choose_device, choose_precision, describe_environment, memory_bytes
-from adloco.training.recipe import Recipe, build_recipe, read_values, to_toml
+from adloco.training.environment import choose_device, choose_precision, describe_environment, memory_bytes, rng_state, set_rng_state
+from adloco.training.recipe import Recipe, build_recipe, read_values, settings, to_toml
 from adloco.training.records import Record, Records, round_record, write_json
 from adloco.training.report import write_report
 from adloco.training.tasks.language_model import build_llama, evaluation_windows, loss_on_windows, next_token_loss
@@ -79,15 +79,13 @@ class TrainingRun:
         """A run that goes on from its newest checkpoint, bit for bit."""
         state = checkpoint.load(checkpoint.newest(run_folder(folder) / CHECKPOINTS))
         run = TrainingRun(build_recipe(read_values(str(folder / "recipe.toml"))), folder)
-        kind = state["run"] if isinstance(state, dict) and "run" in state else {}
-        require(
-            kind.get("parameters") == run._parameter_names(),
-            f"the checkpoint in {folder} does not fit its recipe.toml; restore the recipe it ran with",
-        )
+        began = state["run"]
+        changed = [key for key, value in run._fixed_settings().items() if began["recipe"].get(key) != value]
+        require(not changed, f"{', '.join(changed)} in {folder / 'recipe.toml'} is not what the run began with; restore it, or start another run")
         where = f"the text of data.path {run.recipe.data.path!r}" if run.recipe.data.path else "the default corpus"
-        require(kind.get("data") == run.cache.folder.name, f"{where} is not what the run in {folder} began with; restore it, or start another run")
+        require(began["data"] == run.cache.folder.name, f"{where} is not what the run in {folder} began with; restore it, or start another run")
         run.algorithm.load_state_dict(state["algorithm"])
-        torch.set_rng_state(state["run"]["rng"])
+        set_rng_state(state["run"]["rng"], run.device)
         run._seconds_before = state["run"]["seconds"]
         run.records.cut(run.algorithm.rounds_done)
         run.history = run.records.read()
@@ -97,12 +95,13 @@ class TrainingRun:
         """Train until the budget is spent or `stop` is called; yields each round's line of metrics.jsonl, written already."""
         self._started = time.monotonic()
         while not self.finished:
-            before = time.monotonic()
+            before, samples = time.monotonic(), self.algorithm.samples_so_far
             report = self.algorithm.round(None if self.algorithm.in_round else self._steps_left())
             if report is None:
                 self._save()
                 return
-            record = self._record(report, time.monotonic() - before)
+            trained = (self.algorithm.samples - samples) * self.recipe.data.context_tokens
+            record = self._record(report, tokens_per_second=trained / (time.monotonic() - before))
             self.records.add(record, report)
             self.history.append(record)
             if self.finished or report.round % self.recipe.run.checkpoint_every == 0:
@@ -208,13 +207,13 @@ class TrainingRun:
         left = self.recipe.run.tokens - self.algorithm.samples * self.recipe.data.context_tokens
         return min(self.recipe.method.sync_every, math.ceil(left / (self.algorithm.samples_per_inner_step * self.recipe.data.context_tokens)))
 
-    def _record(self, report: RoundReport, round_seconds: float) -> Record:
+    def _record(self, report: RoundReport, tokens_per_second: float) -> Record:
         return round_record(
             report,
             tokens_per_sample=self.recipe.data.context_tokens,
             losses=self._evaluate() if self.finished or report.round % self.recipe.evaluation.every == 0 else {},
             seconds=self._seconds(),
-            round_seconds=round_seconds,
+            tokens_per_second=tokens_per_second,
             memory_bytes=memory_bytes(self.device),
         )
 
@@ -230,13 +229,15 @@ class TrainingRun:
     def _save(self) -> None:
         step = self.algorithm.inner_steps + max(worker.inner_step for worker in self.algorithm.workers.values()) * self.algorithm.in_round
         name = f"round-{self.algorithm.rounds_done:06d}-step-{step:08d}"
-        about = {"rng": torch.get_rng_state(), "seconds": self._seconds(), "parameters": self._parameter_names(), "data": self.cache.folder.name}
+        about = {"rng": rng_state(self.device), "seconds": self._seconds(), "data": self.cache.folder.name, "recipe": self._fixed_settings()}
         state = {"run": about, "algorithm": self.algorithm.state_dict()}
         checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
 
-    def _parameter_names(self) -> list[str]:
-        model = next(iter(self.algorithm.workers.values())).model
-        return [f"{name} {list(parameter.shape)}" for name, parameter in model.named_parameters()]
+    def _fixed_settings(self) -> dict[str, str]:
+        """The settings that a resumed run must share with its beginning."""
+        free = {"data.path", "data.cache"}  # What they lead to is checked by content.
+        named = {f"{setting.section}.{setting.key}": str(setting.value) for setting in settings(self.recipe)}
+        return {key: value for key, value in named.items() if key not in free and not key.startswith(("run.", "evaluation."))}
 
 
 def run_folder(folder: Path) -> Path:
