@@ -43,9 +43,10 @@ def test_an_error_ends_the_others_early_and_comes_out_after_them() -> None:
 
 
 def test_an_interrupted_wait_leaves_no_thread_behind() -> None:
-    halted, ended = threading.Event(), []
+    halted, ended, both = threading.Event(), [], threading.Barrier(2, timeout=20)
 
     def work(item: int) -> None:
+        both.wait()
         if item == 0:
             signal.raise_signal(signal.SIGINT)
         assert halted.wait(20)
