@@ -35,10 +35,13 @@ class Recording:
         self.source = source
         self.num_streams = source.num_streams
         self.reads: list[tuple[int, int, int]] = []
+        self.samples: dict[int, list[Tensor]] = {stream: [] for stream in range(source.num_streams)}
 
     def read(self, stream: int, position: int, count: int) -> Any:
+        batch = self.source.read(stream, position, count)
         self.reads.append((stream, position, count))
-        return self.source.read(stream, position, count)
+        self.samples[stream].append(batch[0])
+        return batch
 
 
 def sgd(lr: float) -> Callable[[nn.Module], Sequence[torch.optim.Optimizer]]:

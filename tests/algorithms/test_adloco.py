@@ -234,8 +234,10 @@ def test_float_buffers_are_averaged_like_parameters() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_compile_gives_the_same_numbers() -> None:
-    plain, compiled = make_run(batch=NormTest()), make_run(batch=NormTest(), compile=True)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compile_gives_the_same_numbers(threads: int) -> None:
+    placement = OneProcess(threads=threads)
+    plain, compiled = make_run(batch=NormTest()), make_run(batch=NormTest(), compile=True, placement=placement)
     for first, second in zip(plain.rounds(2), compiled.rounds(2), strict=True):
         assert first.train_loss == pytest.approx(second.train_loss, rel=1e-5)
         assert first.trainers[0].grad_variance == pytest.approx(second.trainers[0].grad_variance, rel=1e-4)

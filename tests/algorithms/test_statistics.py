@@ -118,6 +118,26 @@ def test_expectation_on_a_language_model(groups: int) -> None:
     assert np.mean(norms) == pytest.approx(float(true_g @ true_g), abs=4 * np.std(norms) / np.sqrt(300))
 
 
+class Bowl(nn.Module):
+    """Loss |w - x|^2 / 2 with a per-sample gradient of w - x: S is the trace of x's covariance, G is w minus its mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))
+
+
+def test_expectation_on_a_quadratic_with_unequal_workers() -> None:
+    """500 rounds of two workers with 4 + 3 samples in two groups each, x of variances 1, 4 and 0.25 around zero: S = 5.25, |G|^2 = 5.25."""
+    x = torch.randn(500 * 7 * 2, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 2.0, 0.5])
+    run = make_run(
+        build_model=Bowl, loss_fn=lambda model, x: ((model.w - x) ** 2).sum(1).mean() / 2, data=TensorSource(x, num_streams=2), inner=sgd(1e-30),
+        batch=NormTest(), sync_every=1, test_groups=2, guards=BatchGuards(initial=7, minimum=7, maximum=7),
+    )  # fmt: skip
+    seen = [run.trainers[0].controller.estimate for _ in run.rounds(500)]
+    for values, truth in (([s.grad_variance for s in seen if s], 5.25), ([s.grad_norm_sq for s in seen if s], 0.25 + 1 + 4)):
+        assert np.mean(values) == pytest.approx(truth, abs=4 * np.std(values) / np.sqrt(500))
+
+
 class Draws:
     """Samples drawn with replacement, so that they are independent."""
 

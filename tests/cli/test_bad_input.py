@@ -31,6 +31,9 @@ from adloco.cli.main import main
         (["--run.device", "cuda:9"], "run.device 'cuda:9' is not available"),
         (["--outer.optimizer", "Nesterov"], "outer.optimizer must name an optimizer of torch.optim"),
         (["--resume", "/no/such/run"], "leave out --run.tokens"),
+        (["--run.seed", "99999999999999999999999999"], "run.seed must be >= 0 and < 2^63"),
+        (["--data.cache", "/proc/nope"], "data.cache '/proc/nope' cannot be written"),
+        (["--run.folder", "/proc/nope/run"], "run folder '/proc/nope/run' cannot be made"),
         (["--unknown"], "unrecognized arguments: --unknown"),
     ],
 )
@@ -59,65 +62,103 @@ def test_what_is_no_run_folder(command: str, tmp_path: Path, capsys: pytest.Capt
     assert "is not a run folder (no recipe.toml in it); give one that `adloco train` wrote" in capsys.readouterr().err
 
 
-def test_damaged_and_missing_checkpoints_and_changed_data(small: list[str], tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    own = tmp_path / "text.txt"
-    own.write_text("".join(path.read_text() for path in sorted(corpus.iterdir())))
-    assert main(["train", *small, "--data.path", str(own)]) == 0
+@pytest.fixture
+def finished(small: list[str], tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run folder, trained on the file tmp_path/text.txt."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(path.read_text() for path in sorted(corpus.iterdir())))
+    assert main(["train", "adloco", *small, "--run.tokens", "4000", "--data.path", str(text)]) == 0
     capsys.readouterr()
+    return tmp_path / "run"
 
-    text = own.read_text()
-    own.write_text(text.replace("alpha", "omega"))
-    assert main(["train", "--resume", str(run)]) == 2
-    assert "is not what the run in" in capsys.readouterr().err
-    own.write_text(text)
 
-    recipe = (run / "recipe.toml").read_text()
-    (run / "recipe.toml").write_text(recipe.replace("intermediate_size = 48", "intermediate_size = 64"))
-    assert main(["train", "--resume", str(run)]) == 2
-    assert "model.intermediate_size in " in capsys.readouterr().err
-    (run / "recipe.toml").write_text(recipe)
+READERS = (["train", "--resume"], ["evaluate"])
 
-    newest = sorted((run / "checkpoints").iterdir())[-1]
+
+def refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_another_text_than_the_run_began_with(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = finished.parent / "text.txt"
+    text.write_text(text.read_text().replace("alpha", "omega"))
+    for words in READERS:
+        refused([*words, str(finished)], "is not what the run in", capsys)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("intermediate_size = 48", "intermediate_size = 64"), ("seed = 0", "seed = 5"), ("tokens = 4000", "tokens = 9000")]
+)
+def test_another_recipe_than_the_run_began_with(old: str, new: str, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = finished / "recipe.toml"
+    assert old in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace(old, new))
+    for words in READERS:
+        refused([*words, str(finished)], f"{old.split()[0]} in {recipe} is not what the run began with; restore it", capsys)
+
+
+def test_damaged_and_foreign_checkpoints(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from adloco.training import checkpoint
+
+    newest = checkpoint.newest(finished / "checkpoints")
     with (newest / "tensors.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
-        file.write(b"\x01")
-    assert main(["evaluate", str(run)]) == 2
-    assert "is damaged (tensors.safetensors does not match its checksum)" in capsys.readouterr().err
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    for words in READERS:
+        refused(
+            [*words, str(finished)], "is damaged (tensors.safetensors does not match its checksum); remove it to go on from the one before", capsys
+        )
+    checkpoint.save(finished / "checkpoints", "round-999999", {"somebody": "else's"}, keep=2)
+    for words in READERS:
+        refused([*words, str(finished)], "is not that of a run", capsys)
+
+
+def test_a_damaged_cache_is_made_again(finished: Path, small: list[str], tmp_path: Path) -> None:
+    (tokens,) = (tmp_path / "cache").glob("*/train.bin")
+    whole = tokens.read_bytes()
+    tokens.write_bytes(whole[:-100])
+    assert main(["evaluate", str(finished)]) == 0
+    assert tokens.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evaluate", "--windows", "-5"], "--windows must be >= 0, got -5"),
+        (["evaluate", "--trainer", "9"], "there is no trainer 9 in"),
+        (["generate", "--prompt", "x", "--temperature", "nan"], "--temperature >= 0 and finite, got 200 and nan"),
+        (["generate", "--prompt", "x", "--tokens", "0"], "--tokens must be > 0"),
+        (["generate"], "the following arguments are required: --prompt"),
+    ],
+)
+def test_options_of_the_readers(words: list[str], message: str, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused([words[0], str(finished), *words[1:]], message, capsys)
 
 
 def test_non_finite_loss_stops_and_the_last_checkpoint_stays_good(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blow_up = [
-        "--inner.optimizer",
-        "sgd",
-        "--inner.lr",
-        "1e6",
-        "--inner.momentum",
-        "0",
-        "--method.max_grad_norm",
-        "0",
-        "--learning_rate.warmup_fraction",
-        "0",
-    ]
-    assert (
-        main(["train", "single", *small, *blow_up, "--learning_rate.shape", "constant", "--method.sync_every", "1", "--run.checkpoint_every", "1"])
-        == 2
-    )
+    explosive = {
+        "inner.optimizer": "sgd", "inner.lr": "1e6", "inner.momentum": "0", "method.max_grad_norm": "0",
+        "learning_rate.shape": "constant", "learning_rate.warmup_fraction": "0",
+    }  # fmt: skip
+    assert main(["train", "single", *small, *(word for key, value in explosive.items() for word in (f"--{key}", value))]) == 2
     error = capsys.readouterr().err
     assert "adloco: loss is " in error
     assert "in trainer 0, worker 0, inner step " in error
-    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    assert checkpoints
+    (newest,) = (tmp_path / "run" / "checkpoints").iterdir()  # The one from before the first round.
+    assert f"the last good checkpoint is {newest}" in error
     assert main(["evaluate", str(tmp_path / "run")]) == 0
 
 
 def test_unknown_command_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["trian"])
-    assert stopped.value.code == 2
-    capsys.readouterr()
-    assert main([]) == 0
-    assert "adloco COMMAND" in capsys.readouterr().out
+    refused(["trian"], "there is no command 'trian' (did you mean 'train'?)", capsys)
+    for words in ([], ["--help"]):
+        assert main(words) == 0
+        assert "adloco COMMAND" in capsys.readouterr().out
 
 
 def test_config_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

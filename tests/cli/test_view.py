@@ -1,12 +1,13 @@
 """The live view and the plain lines, drawn from a real run."""
 
+import io
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from adloco.cli.commands import _take_settings
-from adloco.cli.view import LiveView, PlainView, summary_lines
+from adloco.cli.view import LiveView, PlainView, open_view, summary_lines
 from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.run import TrainingRun
 
@@ -53,3 +54,13 @@ def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     assert len(summary) == 5
     assert f"{merges} merges" in summary[2]
     assert str(tmp_path / "run" / "report.html") in summary[4]
+
+
+def test_a_terminal_gets_the_live_view_and_a_pipe_plain_lines(run: TrainingRun) -> None:
+    terminal, pipe = io.StringIO(), io.StringIO()
+    with open_view(run, Console(file=terminal, force_terminal=True, width=120)) as live:
+        assert isinstance(live, LiveView)
+    assert "first round under way" in terminal.getvalue()
+    with open_view(run, Console(file=pipe)) as plain:
+        assert isinstance(plain, PlainView)
+    assert pipe.getvalue() == ""

@@ -103,6 +103,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
         ("column.jsonl", b'{"body": "a"}\n', "line 1 has no column 'text'; set data.text_column to one of .'body'."),
         ("number.jsonl", b'{"text": 3}\n', "column 'text' is not text"),
+        ("surrogate.jsonl", b'{"text": "a\\ud800"}\n', "line 1 holds half a surrogate pair at character 1"),
         ("list.jsonl", b"[1]\n", "line 1 has no column 'text'"),
         ("broken.parquet", b"PAR?", "not a readable parquet file"),
     ],

@@ -80,7 +80,7 @@ def test_refusals(values: dict[str, dict[str, object]], message: str) -> None:
 def test_files(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[run]\ntokens = 5\n")
-    assert build_recipe(read_values(str(file))).run.tokens == 5
+    assert (build_recipe(read_values(str(file))).run.tokens, build_recipe(read_values(str(file))).run.name) == (5, "mine")
     for content, message in ((b"[run\n", "not valid TOML"), (b"tokens = 5\n", "'tokens' stands outside a section"), (b"\xff", "not UTF-8")):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=message):

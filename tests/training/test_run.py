@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from adloco.cli.commands import _take_settings
 from adloco.cli.main import main
 from adloco.training.checkpoint import list_checkpoints
-from adloco.training.recipe import build_recipe, read_values, shipped_recipes
+from adloco.training.recipe import build_recipe, override, read_values, shipped_recipes
 from adloco.training.run import TrainingRun
 
 MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
@@ -73,35 +75,37 @@ def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path
     assert "trainer 1" in (tmp_path / "run" / "report.html").read_text()
 
 
-def train_in_a_new_process(words: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-m", "adloco", "train", *words], capture_output=True, text=True, timeout=300
-    )
+UNTIL = """
+import sys
+from pathlib import Path
+from adloco.training.run import TrainingRun
+from adloco.training.recipe import build_recipe, read_values
+start, where, rounds = sys.argv[1:]
+run = TrainingRun.create(build_recipe(read_values(where))) if start == "create" else TrainingRun.resume(Path(where))
+for record in run.rounds():
+    if record["round"] == int(rounds):
+        break
+"""
+
+
+def in_a_new_process(*words: str) -> None:
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
-def test_resume_is_bit_for_bit_across_a_merge_twice(small: list[str], tmp_path: Path) -> None:
-    """6 rounds = 2 + save + new process + load + 2 + save + new process + load + 2, with a merge after rounds 2 and 5."""
+def test_resume_is_bit_for_bit_across_merges_twice(small: list[str], tmp_path: Path) -> None:
+    """All rounds at once = 1, new process, 3 more, new process, the rest; merges happen after rounds 2 and 5."""
     trainers = ["--method.num_trainers", "3", "--method.workers_per_trainer", "1", *MERGING]
     assert main(["train", "adloco", *small, *trainers, "--run.checkpoint_every", "1"]) == 0
-    whole = tmp_path / "run"
+    whole, parts = tmp_path / "run", tmp_path / "parts"
     expected = numbers(whole)
     assert len(expected) >= 6
     assert [bool(line["merges"]) for line in expected[:6]] == [False, True, False, False, True, False]
 
-    parts = tmp_path / "parts"
-    text = (whole / "recipe.toml").read_text().replace(f'folder = "{whole}"', f'folder = "{parts}"')
-    (tmp_path / "again.toml").write_text(text)
-    run = TrainingRun.create(build_recipe(read_values(str(tmp_path / "again.toml"))))
-    for record in run.rounds():
-        if record["round"] == 2:
-            break
-    resumed = TrainingRun.resume(parts)
-    for record in resumed.rounds():
-        if record["round"] == 4:
-            break
-    del run, resumed
-    train_in_a_new_process(["--resume", str(parts)])
+    (tmp_path / "again.toml").write_text((whole / "recipe.toml").read_text().replace(f'folder = "{whole}"', f'folder = "{parts}"'))
+    in_a_new_process("-c", UNTIL, "create", str(tmp_path / "again.toml"), "1")
+    in_a_new_process("-c", UNTIL, "resume", str(parts), "4")
+    in_a_new_process("-m", "adloco", "train", "--resume", str(parts))
     assert numbers(parts) == expected
     assert lines(parts / "steps.jsonl") == lines(whole / "steps.jsonl")
     last = [load_file(list_checkpoints(folder / "checkpoints")[-1] / "tensors.safetensors") for folder in (whole, parts)]
@@ -109,16 +113,48 @@ def test_resume_is_bit_for_bit_across_a_merge_twice(small: list[str], tmp_path: 
     assert all(last[0][key].equal(last[1][key]) for key in last[0])
 
 
+def make_run(name: str, words: list[str]) -> TrainingRun:
+    given, _ = _take_settings(words)
+    return TrainingRun.create(build_recipe(override(read_values(name), given)))
+
+
+def test_resume_restores_the_generator(small: list[str], tmp_path: Path) -> None:
+    run = make_run("single", small)
+    torch.manual_seed(123)
+    next(iter(run.rounds()))
+    run.stop()
+    list(run.rounds())  # Saves.
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    TrainingRun.resume(tmp_path / "run")
+    assert torch.rand(3).equal(expected)
+
+
+def test_a_line_cut_by_a_kill_does_not_hinder_resuming(small: list[str], tmp_path: Path) -> None:
+    run = make_run("adloco", [*small, "--run.checkpoint_every", "1"])
+    records = run.rounds()
+    first, second = next(records), next(records)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text(whole + whole.splitlines()[-1].rpartition("}, {")[0] + "}")
+    assert [record["round"] for record in TrainingRun.resume(tmp_path / "run").history] == [first["round"], second["round"]]
+    assert metrics.read_text() == whole
+
+
+def test_threads_do_not_change_a_run(small: list[str], tmp_path: Path) -> None:
+    results = []
+    for threads in ("1", "2"):
+        folder = tmp_path / threads
+        assert main(["train", "adloco", *small, *MERGING, "--run.threads", threads, "--run.folder", str(folder)]) == 0
+        results.append(numbers(folder))
+    assert results[0] == results[1]
+
+
 def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path) -> None:
     assert main(["train", "adloco", *small, *MERGING]) == 0
     expected = numbers(tmp_path / "run")
 
-    words = [word if word != str(tmp_path / "run") else str(tmp_path / "stopped") for word in small]
-    from adloco.cli.commands import _take_settings
-    from adloco.training.recipe import override
-
-    settings, _ = _take_settings([*words, *MERGING])
-    run = TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
+    run = make_run("adloco", [*small, *MERGING, "--run.folder", str(tmp_path / "stopped")])
     reads = 0
     read = run._source.read
 

@@ -24,7 +24,7 @@ class InnerOptimizer:
     optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
     """adamw, sgd, or muon: Muon on the hidden matrices and AdamW on the rest."""
     lr: float = 2e-3
-    """Learning rate where no schedule sets one."""
+    """Learning rate; a schedule multiplies it with its factor."""
     weight_decay: float = 0.1
     """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed. For sgd, an L2 term."""
     betas: tuple[float, float] = (0.9, 0.95)

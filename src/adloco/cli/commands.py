@@ -19,7 +19,8 @@ from rich.console import Console
 from adloco.cli.view import open_view, summary_lines
 from adloco.training.recipe import build_recipe, override, read_values, to_toml
 from adloco.training.report import write_report
-from adloco.training.run import TrainingRun, run_folder
+from adloco.training.run import TrainingRun
+from adloco.training.stored import run_folder
 from adloco.training.tasks.language_model import generate as generate_tokens
 from adloco.training.trained import evaluate as evaluate_trained
 from adloco.training.trained import load_trained
@@ -98,11 +99,13 @@ def evaluate(words: Sequence[str]) -> int:
     parser.add_argument("--trainer", type=int, help="trainer to evaluate (default: the one with the lowest validation loss)")
     parser.add_argument("--windows", type=int, default=0, help="windows to evaluate on, evenly spaced (default: all)")
     known = parser.parse_args(words)
+    if known.windows < 0:
+        raise ValueError(f"--windows must be >= 0, got {known.windows}")
     console = Console(highlight=False)
     with console.status("evaluating ..."):
         trained = load_trained(known.run, known.trainer)
-        loss, tokens = evaluate_trained(trained, known.path, max(0, known.windows))
-    console.print(f"trainer {trained.trainer} of {trained.checkpoint}", soft_wrap=True)
+        loss, tokens = evaluate_trained(trained, known.path, known.windows)
+    console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
     console.print(f"loss {loss:.4f} nats per token, perplexity {math.exp(min(loss, 700.0)):.3f}, over {tokens:,} tokens")
     return 0
 
@@ -117,12 +120,12 @@ def generate(words: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default: 0)")
     parser.add_argument("--trainer", type=int, help="trainer to use (default: the one with the lowest validation loss)")
     known = parser.parse_args(words)
-    if known.tokens <= 0 or known.temperature < 0:
-        raise ValueError(f"--tokens must be > 0 and --temperature >= 0, got {known.tokens} and {known.temperature}")
+    if known.tokens <= 0 or not 0 <= known.temperature < math.inf:
+        raise ValueError(f"--tokens must be > 0 and --temperature >= 0 and finite, got {known.tokens} and {known.temperature}")
     trained = load_trained(known.run, known.trainer)
-    tokenizer = trained.tokenizer
+    tokenizer = trained.stored.tokenizer
     prompt = tokenizer.encode([known.prompt])[0] or [tokenizer.end_of_text]
-    context = trained.recipe.data.context_tokens
+    context = trained.stored.recipe.data.context_tokens
     shown = tokenizer.decode(prompt) if known.prompt else ""
     print(shown, end="", flush=True)
     ids = list(prompt)

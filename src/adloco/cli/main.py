@@ -1,11 +1,13 @@
 """adloco train | config | evaluate | generate | report. Bad input ends with one sentence on stderr and exit code 2."""
 
-import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 
+COMMANDS = ("train", "config", "evaluate", "generate", "report")
 HELP = """\
-commands
+adloco COMMAND ...
+
   train [RECIPE] [--section.key VALUE ...]   train; RECIPE is a file or a shipped recipe (default: adloco)
   train --resume RUN                         go on with a run from its newest checkpoint
   config [RECIPE] [--section.key VALUE ...]  print the resolved recipe, each setting with its meaning
@@ -35,19 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
-    # ValueError is what the package raises for bad input; NonFiniteLossError only exists once torch is imported.
-    worker = sys.modules.get("adloco.algorithms.worker")
-    return (ValueError, OSError, *([worker.NonFiniteLossError] if worker else []))
+    # ValueError is what the package raises for bad input; the others exist only once torch is imported.
+    worker, torch = sys.modules.get("adloco.algorithms.worker"), sys.modules.get("torch")
+    return (ValueError, OSError, *([worker.NonFiniteLossError] if worker else []), *([torch.OutOfMemoryError] if torch else []))
 
 
 def _dispatch(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="adloco", usage="adloco COMMAND ...", epilog=HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["train", "config", "evaluate", "generate", "report"], metavar="COMMAND", help="see below")
-    if not words:
-        parser.print_help()
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
         return 0
-    command = parser.parse_args(words[:1]).command
-    # Commands import late: torch and transformers take seconds, and a wrong word should not.
+    if words[0] not in COMMANDS:
+        nearest = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        raise ValueError(f"there is no command {words[0]!r}{suggestion}; commands are {', '.join(COMMANDS)}")
+    # Commands import late: transformers takes seconds, and a wrong word should not.
     from adloco.cli import commands
 
     return {
@@ -56,4 +59,4 @@ def _dispatch(words: list[str]) -> int:
         "evaluate": commands.evaluate,
         "generate": commands.generate,
         "report": commands.report,
-    }[command](words[1:])
+    }[words[0]](words[1:])

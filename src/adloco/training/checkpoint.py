@@ -35,10 +35,12 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
         (temporary / CHECKSUMS).write_text(json.dumps({part: _checksum(temporary / part) for part in (TENSORS, STATE)}))
         _to_disk(temporary)
         target = folder / name
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():
+            target.replace(temporary.with_name(f"{temporary.name}-old"))
         temporary.replace(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary.with_name(f"{temporary.name}-old"), ignore_errors=True)
     for old in list_checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return target

@@ -150,7 +150,8 @@ def read_values(recipe: str) -> Values:
         raise ValueError(f"recipe {recipe!r} is not valid TOML: {error}") from error
     for section, content in values.items():
         require(isinstance(content, dict), f"recipe key {section!r} stands outside a section; put it under one of {', '.join(SECTIONS)}")
-    return values
+    named = {"name": Path(recipe).stem} | values.get("run", {})
+    return values | {"run": named}
 
 
 def override(values: Values, flags: Sequence[tuple[str, str]]) -> Values:

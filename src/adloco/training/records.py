@@ -100,6 +100,6 @@ def _append(file: Path, lines: Sequence[Record]) -> None:
 def _lines(file: Path) -> Iterator[Record]:
     if not file.exists():
         return
-    for line in file.read_text().split("\n"):
-        if line.endswith("}"):  # A process killed while writing leaves a line without its end.
-            yield json.loads(line)
+    # A process killed while writing leaves a last line without its end.
+    for line in file.read_text().split("\n")[:-1]:
+        yield json.loads(line)

@@ -23,7 +23,8 @@ def write_report(folder: Path) -> Path:
     require(bool(records), f"{folder} has no finished round to report; train it first")
     images = draw_plots(records, folder / "plots")
     recipe = build_recipe(read_values(str(folder / "recipe.toml")))
-    environment = json.loads((folder / "environment.json").read_text())
+    described = folder / "environment.json"
+    environment = json.loads(described.read_text()) if described.exists() else {}
     template = jinja2.Environment(loader=jinja2.PackageLoader("adloco.training"), autoescape=True, undefined=jinja2.StrictUndefined)
     page = template.get_template("report.html").render(_content(recipe, records, images, environment))
     path = folder / "report.html"

@@ -15,18 +15,20 @@ from torch import nn
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.algorithms.reports import RoundReport
+from adloco.algorithms.worker import NonFiniteLossError
 from adloco.placement.process import OneProcess
 from adloco.rules.checks import require
 from adloco.training import checkpoint
 from adloco.training.data.cache import open_cache
 from adloco.training.data.sources import TokenSource
+from adloco.training.data.tokenizers import Tokenizer
 from adloco.training.environment import choose_device, choose_precision, describe_environment, memory_bytes, rng_state, set_rng_state
-from adloco.training.recipe import Recipe, build_recipe, read_values, settings, to_toml
+from adloco.training.recipe import Recipe, to_toml
 from adloco.training.records import Record, Records, round_record, write_json
 from adloco.training.report import write_report
+from adloco.training.stored import CHECKPOINTS, RECIPE, TOKENIZER, check_corpus, fixed_settings, read_run
 from adloco.training.tasks.language_model import build_llama, evaluation_windows, loss_on_windows, next_token_loss
 
-CHECKPOINTS = "checkpoints"
 COPIES_PER_WORKER = 4
 """Parameters, gradients and two AdamW moments, each as large as the model in fp32."""
 
@@ -43,14 +45,14 @@ class Progress:
 class TrainingRun:
     """One run in its folder."""
 
-    def __init__(self, recipe: Recipe, folder: Path) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, tokenizer: Tokenizer | None = None) -> None:
         """Prepares everything and writes nothing but the token cache; raises ValueError for settings that cannot work."""
         self.recipe = recipe
         self.folder = folder
         self.records = Records(folder)
         self.history: list[Record] = []
         self.device = choose_device(recipe.run.device)
-        self.cache = open_cache(recipe.data)
+        self.cache = open_cache(recipe.data, tokenizer)
         self._precision = choose_precision(recipe.run.precision, self.device)
         self._source, self._validation = self._sources()
         self._check_memory()
@@ -65,28 +67,28 @@ class TrainingRun:
         folder = Path(recipe.run.folder or f"runs/{recipe.run.name}-{datetime.now():%Y%m%d-%H%M%S}")
         advice = "use another --run.folder, or go on with it by adloco train --resume"
         require(not folder.exists(), f"run folder {str(folder)!r} exists already; {advice} {folder}")
-        recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)))
+        total = recipe.learning_rate.total_tokens or recipe.run.tokens
+        recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total))
         run = TrainingRun(recipe, folder)
-        folder.mkdir(parents=True)
-        (folder / "recipe.toml").write_text(to_toml(recipe))
-        (folder / "tokenizer").mkdir()
-        run.cache.tokenizer.save(folder / "tokenizer")
+        try:
+            (folder / TOKENIZER).mkdir(parents=True)
+        except OSError as error:
+            raise ValueError(f"run folder {str(folder)!r} cannot be made ({error.strerror}); use another --run.folder") from error
+        (folder / RECIPE).write_text(to_toml(recipe))
+        run.cache.tokenizer.save(folder / TOKENIZER)
         write_json(folder / "environment.json", describe_environment(run.device, run._precision, recipe.run.seed))
+        run._save()
         return run
 
     @staticmethod
     def resume(folder: Path) -> "TrainingRun":
         """A run that goes on from its newest checkpoint, bit for bit."""
-        state = checkpoint.load(checkpoint.newest(run_folder(folder) / CHECKPOINTS))
-        run = TrainingRun(build_recipe(read_values(str(folder / "recipe.toml"))), folder)
-        began = state["run"]
-        changed = [key for key, value in run._fixed_settings().items() if began["recipe"].get(key) != value]
-        require(not changed, f"{', '.join(changed)} in {folder / 'recipe.toml'} is not what the run began with; restore it, or start another run")
-        where = f"the text of data.path {run.recipe.data.path!r}" if run.recipe.data.path else "the default corpus"
-        require(began["data"] == run.cache.folder.name, f"{where} is not what the run in {folder} began with; restore it, or start another run")
-        run.algorithm.load_state_dict(state["algorithm"])
-        set_rng_state(state["run"]["rng"], run.device)
-        run._seconds_before = state["run"]["seconds"]
+        stored = read_run(folder)
+        run = TrainingRun(stored.recipe, folder, stored.tokenizer)
+        check_corpus(stored, run.cache.corpus)
+        run.algorithm.load_state_dict(stored.algorithm)
+        set_rng_state(stored.about["rng"], run.device)
+        run._seconds_before = stored.about["seconds"]
         run.records.cut(run.algorithm.rounds_done)
         run.history = run.records.read()
         return run
@@ -96,7 +98,7 @@ class TrainingRun:
         self._started = time.monotonic()
         while not self.finished:
             before, samples = time.monotonic(), self.algorithm.samples_so_far
-            report = self.algorithm.round(None if self.algorithm.in_round else self._steps_left())
+            report = self._round()
             if report is None:
                 self._save()
                 return
@@ -107,6 +109,12 @@ class TrainingRun:
             if self.finished or report.round % self.recipe.run.checkpoint_every == 0:
                 self._save()
             yield record
+
+    def _round(self) -> RoundReport | None:
+        try:
+            return self.algorithm.round(None if self.algorithm.in_round else self._steps_left())
+        except NonFiniteLossError as error:
+            raise NonFiniteLossError(f"{error}; the last good checkpoint is {checkpoint.newest(self.folder / CHECKPOINTS)}") from error
 
     def stop(self) -> None:
         """End after the inner steps in progress and save; `resume` goes on from there."""
@@ -178,7 +186,6 @@ class TrainingRun:
 
     def _build(self) -> AdLoCo:
         recipe, data = self.recipe, self.recipe.data
-        total = recipe.learning_rate.total_tokens or recipe.run.tokens
         return AdLoCo(
             build_model=self._build_model,
             loss_fn=next_token_loss,
@@ -193,7 +200,7 @@ class TrainingRun:
             switch=recipe.switch,
             merge=recipe.merge,
             fates=recipe.fates,
-            learning_rate=replace(recipe.learning_rate, total_tokens=total),
+            learning_rate=recipe.learning_rate,
             tokens_per_sample=data.context_tokens,
             max_grad_norm=recipe.method.max_grad_norm or None,
             test_groups=recipe.method.test_groups,
@@ -229,18 +236,11 @@ class TrainingRun:
     def _save(self) -> None:
         step = self.algorithm.inner_steps + max(worker.inner_step for worker in self.algorithm.workers.values()) * self.algorithm.in_round
         name = f"round-{self.algorithm.rounds_done:06d}-step-{step:08d}"
-        about = {"rng": rng_state(self.device), "seconds": self._seconds(), "data": self.cache.folder.name, "recipe": self._fixed_settings()}
+        about = {
+            "rng": rng_state(self.device),
+            "seconds": self._seconds(),
+            "corpus": self.cache.corpus,
+            "recipe": fixed_settings(self.recipe),
+        }
         state = {"run": about, "algorithm": self.algorithm.state_dict()}
         checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
-
-    def _fixed_settings(self) -> dict[str, str]:
-        """The settings that a resumed run must share with its beginning."""
-        free = {"data.path", "data.cache"}  # What they lead to is checked by content.
-        named = {f"{setting.section}.{setting.key}": str(setting.value) for setting in settings(self.recipe)}
-        return {key: value for key, value in named.items() if key not in free and not key.startswith(("run.", "evaluation."))}
-
-
-def run_folder(folder: Path) -> Path:
-    """The folder, after a check that a run lives there."""
-    require((folder / "recipe.toml").is_file(), f"{str(folder)!r} is not a run folder (no recipe.toml in it); give one that `adloco train` wrote")
-    return folder

@@ -12,8 +12,8 @@ class RunSettings:
 
     folder: str = ""
     """Folder of the run's files; must not exist yet. Empty: runs/ with the recipe's name and the time."""
-    name: str = "adloco"
-    """Name of the run, shown in tables and reports."""
+    name: str = ""
+    """Name of the recipe, shown in tables and reports. Empty: that of the recipe's file."""
     tokens: int = 1_200_000
     """Budget: tokens trained on, over all trainers. The last round is shortened to end here."""
     seed: int = 0
@@ -33,7 +33,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         require(self.tokens > 0, f"run.tokens must be > 0, got {self.tokens}")
-        require(self.seed >= 0, f"run.seed must be >= 0, got {self.seed}")
+        require(0 <= self.seed < 2**63, f"run.seed must be >= 0 and < 2^63, got {self.seed}")
         require(self.threads >= 0, f"run.threads must be >= 0, got {self.threads}")
         require(self.checkpoint_every > 0, f"run.checkpoint_every must be > 0, got {self.checkpoint_every}")
         require(self.keep_checkpoints > 0, f"run.keep_checkpoints must be > 0, got {self.keep_checkpoints}")

@@ -7,40 +7,33 @@ from torch import nn
 
 from adloco.algorithms.outer import copy_all, trainable
 from adloco.rules.checks import require
-from adloco.training import checkpoint
 from adloco.training.data.cache import open_cache
 from adloco.training.data.sources import TokenSource
-from adloco.training.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.training.environment import choose_device
-from adloco.training.recipe import Recipe, build_recipe, read_values
 from adloco.training.records import Records
-from adloco.training.run import CHECKPOINTS, run_folder
+from adloco.training.stored import StoredRun, check_corpus, read_run
 from adloco.training.tasks.language_model import build_llama, evaluation_windows, loss_on_windows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Global parameters of one trainer, in a model, with what they were trained with."""
+    """Global parameters of one trainer, in a model."""
 
-    recipe: Recipe
-    tokenizer: Tokenizer
+    stored: StoredRun
     model: nn.Module
     trainer: int
-    checkpoint: Path
 
 
 def load_trained(folder: Path, trainer: int | None = None) -> Trained:
     """A trainer's model from the newest checkpoint; without a number, of the trainer with the lowest validation loss."""
-    newest = checkpoint.newest(run_folder(folder) / CHECKPOINTS)
-    state = checkpoint.load(newest)["algorithm"]
-    recipe = build_recipe(read_values(str(folder / "recipe.toml")))
-    tokenizer = load_tokenizer(folder / "tokenizer")
-    saved = {entry["trainer"]: entry for entry in state["trainers"]}
+    stored = read_run(folder)
+    saved = {entry["trainer"]: entry for entry in stored.algorithm["trainers"]}
     chosen = _best_trainer(folder, sorted(saved)) if trainer is None else trainer
-    require(chosen in saved, f"there is no trainer {chosen} in {newest}; living ones are {', '.join(map(str, sorted(saved)))}")
-    model = build_llama(recipe.model, tokenizer.vocab_size, recipe.run.seed).to(choose_device(recipe.run.device))
+    require(chosen in saved, f"there is no trainer {chosen} in {stored.checkpoint}; living ones are {', '.join(map(str, sorted(saved)))}")
+    recipe = stored.recipe
+    model = build_llama(recipe.model, stored.tokenizer.vocab_size, recipe.run.seed).to(choose_device(recipe.run.device))
     copy_all(saved[chosen]["outer"]["params"], trainable(model))
-    return Trained(recipe=recipe, tokenizer=tokenizer, model=model, trainer=chosen, checkpoint=newest)
+    return Trained(stored=stored, model=model, trainer=chosen)
 
 
 def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[float, int]:
@@ -48,13 +41,14 @@ def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[float, i
 
     windows: how many, evenly spaced; 0: all.
     """
-    recipe, context = trained.recipe, trained.recipe.data.context_tokens
+    stored, data = trained.stored, trained.stored.recipe.data
+    cache = open_cache(data if path is None else replace(data, path=path), stored.tokenizer)
     if path is None:
-        tokens = open_cache(recipe.data).validation
-    else:
-        tokens = open_cache(replace(recipe.data, path=path), tokenizer=trained.tokenizer).everything()
-    require(len(tokens) > context, f"data.path {path!r} has {len(tokens)} tokens, fewer than one window of {context + 1}; give more text")
-    source = TokenSource(tokens, context_tokens=context)
+        check_corpus(stored, cache.corpus)
+    tokens = cache.validation if path is None else cache.everything()
+    least = data.context_tokens + 1
+    require(len(tokens) >= least, f"data.path {path!r} has {len(tokens)} tokens, fewer than one window of {least}; give more text")
+    source = TokenSource(tokens, context_tokens=data.context_tokens)
     device = next(trained.model.parameters()).device
     total, count = loss_on_windows(trained.model, source, evaluation_windows(source, windows), device)
     return total / count, count

@@ -18,6 +18,8 @@ from adloco.training.settings import DataSettings
 
 DOCUMENTS_AT_ONCE = 256
 FORMAT = 1
+META = "meta.json"
+SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class TokenCache:
     """Train and validation tokens of a corpus, each document followed by the end-of-text id."""
 
     folder: Path
+    corpus: str
+    """Equal for equal text, whatever the tokenizer."""
     train: NDArray[Any]
     validation: NDArray[Any]
     tokenizer: Tokenizer
@@ -40,25 +44,41 @@ def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenC
     # A tokenizer trained on the corpus follows from the corpus and its name; any other is part of the key by what it does.
     if tokenizer is None and not data.tokenizer.startswith("bpe:"):
         tokenizer = make_tokenizer(data.tokenizer, ())
-    folder = Path(data.cache).expanduser() / _key(corpus, tokenizer.fingerprint() if tokenizer else data.tokenizer)
-    if not (folder / "meta.json").exists():
-        _write(folder, corpus, tokenizer or make_tokenizer(data.tokenizer, corpus.train))
-    meta = json.loads((folder / "meta.json").read_text())
+    text = _corpus_key(corpus)
+    tokens = hashlib.sha256((tokenizer.fingerprint() if tokenizer else data.tokenizer).encode()).hexdigest()[:8]
+    folder = Path(data.cache).expanduser() / f"{text}-{tokens}"
+    if not _complete(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            _write(folder, corpus, tokenizer or make_tokenizer(data.tokenizer, corpus.train))
+        except OSError as error:
+            raise ValueError(f"data.cache {data.cache!r} cannot be written ({error.strerror}); use another folder (recipe section [data])") from error
+    meta = json.loads((folder / META).read_text())
     return TokenCache(
         folder=folder,
+        corpus=text,
         train=np.memmap(folder / "train.bin", dtype=meta["dtype"], mode="r", shape=(meta["train"],)),
         validation=np.memmap(folder / "validation.bin", dtype=meta["dtype"], mode="r", shape=(meta["validation"],)),
         tokenizer=load_tokenizer(folder),
     )
 
 
-def _key(corpus: Corpus, tokenizer: str) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {tokenizer} {len(corpus.train)}\n".encode())
+def _corpus_key(corpus: Corpus) -> str:
+    digest = hashlib.sha256(f"{FORMAT} {len(corpus.train)}\n".encode())
     for document in (*corpus.train, *corpus.validation):
         # Lengths first, so that no two lists of documents give the same bytes.
-        data = document.encode("utf-8")
-        digest.update(len(data).to_bytes(8, "little") + data)
+        content = document.encode("utf-8")
+        digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()[:24]
+
+
+def _complete(folder: Path) -> bool:
+    """Whether a cache is there and its files have the sizes they had when it was written."""
+    if not (folder / META).exists():
+        return False
+    meta = json.loads((folder / META).read_text())
+    sizes = {split: meta[split] * np.dtype(meta["dtype"]).itemsize for split in SPLITS}
+    return all((folder / f"{split}.bin").exists() and (folder / f"{split}.bin").stat().st_size == size for split, size in sizes.items())
 
 
 def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
@@ -67,12 +87,12 @@ def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     try:
         tokenizer.save(temporary)
-        counts = {split: _pack(temporary / f"{split}.bin", getattr(corpus, split), tokenizer, dtype) for split in ("train", "validation")}
-        (temporary / "meta.json").write_text(json.dumps({"dtype": dtype, **counts}))
+        counts = {split: _pack(temporary / f"{split}.bin", getattr(corpus, split), tokenizer, dtype) for split in SPLITS}
+        (temporary / META).write_text(json.dumps({"dtype": dtype, **counts}))
         temporary.replace(folder)
     except OSError:
         # Another process may have written the same content in the meantime; then theirs is as good.
-        if not (folder / "meta.json").exists():
+        if not _complete(folder):
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

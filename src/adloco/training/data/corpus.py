@@ -78,7 +78,7 @@ def _jsonl(file: Path, text_column: str) -> Iterator[str]:
         columns = list(row) if isinstance(row, dict) else []
         require(text_column in columns, f"{file} line {number} has no column {text_column!r}; set data.text_column to one of {columns}")
         require(isinstance(row[text_column], str), f"{file} line {number}: column {text_column!r} is not text; set data.text_column to one that is")
-        yield row[text_column]
+        yield _encodable(row[text_column], f"{file} line {number}")
 
 
 def _parquet(file: Path, text_column: str) -> Iterator[str]:
@@ -97,7 +97,15 @@ def _parquet(file: Path, text_column: str) -> Iterator[str]:
     for batch in table.iter_batches(columns=[text_column]):
         for value in batch.column(0).to_pylist():
             require(isinstance(value, str), f"{file}: column {text_column!r} holds {type(value).__name__}, not text; set data.text_column to another")
-            yield value
+            yield _encodable(value, str(file))
+
+
+def _encodable(text: str, where: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where} holds half a surrogate pair at character {error.start}, which is no text; mend or remove it") from error
+    return text
 
 
 def _decode(file: Path) -> str:

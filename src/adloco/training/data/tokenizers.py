@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """UTF-8 bytes; the zero byte, which no text contains, ends a document."""
+    """UTF-8 bytes; the zero byte ends a document (one inside a text reads as the end of a document)."""
 
     vocab_size = 256
     end_of_text = 0
