@@ -8,7 +8,7 @@ ARGS ?=
 
 install: $(VENV)/.installed
 
-# The constraints file makes this the CPU build of torch on every machine; for CUDA use plain `pip install -e .`.
+# Exact versions; pip takes torch's CPU build wherever it sees one (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL). For CUDA use plain `pip install -e .`.
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "adloco needs Python 3.11 or later: make PYTHON=/path/to/python3.11")'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
