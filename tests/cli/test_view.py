@@ -51,9 +51,9 @@ def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     assert len(lines) == len(run.history) + merges
     assert all("tok/s" in line or "merged into" in line for line in lines)
     summary = summary_lines(run, run.finish())
-    assert len(summary) == 5
+    assert len(summary) == 6
     assert f"{merges} merges" in summary[2]
-    assert str(tmp_path / "run" / "report.html") in summary[4]
+    assert str(tmp_path / "run" / "report.html") in summary[5]
 
 
 def test_a_terminal_gets_the_live_view_and_a_pipe_plain_lines(run: TrainingRun) -> None:

@@ -16,6 +16,7 @@ from adloco.training.checkpoint import list_checkpoints
 from adloco.training.recipe import build_recipe, override, read_values, shipped_recipes
 from adloco.training.run import TrainingRun
 
+SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare" / "input.txt"
 MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
 METRICS = {
     "round", "tokens", "samples", "inner_steps", "syncs", "bytes_communicated", "bytes_ddp_equivalent", "seconds", "tokens_per_second", "train_loss",
@@ -60,6 +61,52 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert page.count("data:image/png;base64,") == 6
     assert "http" not in page.replace("http-equiv", "")
     assert build_recipe(read_values(str(folder / "recipe.toml"))).run.folder == str(folder)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["--batch.rule", "warmup", "--batch.batches", "[12, 16]", "--batch.after_samples", "[100, 300]"],
+        ["--batch.rule", "inner-product", "--merge.policy", "largest-with-smallest", "--merge.streams", "balance", "--learning_rate.shape", "wsd"],
+        ["--batch.rule", "augmented", "--merge.policy", "none", "--inner.optimizer", "sgd", "--learning_rate.shape", "constant"],
+        [
+            "--inner.optimizer",
+            "muon",
+            "--learning_rate.coupling",
+            "sqrt",
+            "--outer.optimizer",
+            "Adam",
+            "--outer.lr",
+            "0.001",
+            "--outer.options",
+            "{}",
+        ],
+        ["--merge.parameters", "uniform", "--merge.inner_state", "mean", "--merge.outer_momentum", "reset", "--merge.requested_batch", "sum"],
+        [
+            "--model.tie_embeddings",
+            "true",
+            "--model.num_kv_heads",
+            "1",
+            "--switch.mode",
+            "always",
+            "--batch.grow_only",
+            "true",
+            "--run.precision",
+            "bf16",
+        ],
+    ],
+    ids=["warmup", "inner-product", "augmented", "muon", "fates", "tied"],
+)
+def test_choices_of_a_recipe_run_and_learn(choices: list[str], small: list[str], tmp_path: Path) -> None:
+    assert main(["train", "adloco", *small, "--run.tokens", "8000", *choices]) == 0
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
+
+
+@pytest.mark.skipif(not SHAKESPEARE.exists(), reason="shared/data/tinyshakespeare is not here")
+def test_a_text_file_trains(small: list[str], tmp_path: Path) -> None:
+    assert main(["train", "diloco", *small, "--data.path", str(SHAKESPEARE), "--data.validation_fraction", "0.1"]) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"] < 4.5
 
 
 def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ class LiveView:
 
 
 def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
-    """Five lines about a finished run, and where its files are."""
+    """Five lines about a finished run, and one that says where its files are."""
     last = run.history[-1]
     merges = sum(len(record["merges"]) for record in run.history)
     first = next((record["val_loss"] for record in run.history if record["val_loss"] is not None), None)
@@ -131,6 +131,7 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
         f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, {_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
         f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, {len(last['trainers'])} trainers in the last round",
         f"{summary['syncs']} syncs, {_megabytes(summary['bytes'])} sent per worker{ratio}",
+        f"{summary['tokens'] / summary['seconds']:,.0f} tokens/s with evaluation and checkpoints, {last['memory_bytes'] / 2**20:,.0f} MiB at most",
         f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints {run.folder / 'checkpoints'}",
     ]
 
