@@ -111,7 +111,7 @@ class AdLoCo:
         self.inner_steps = 0
         self.syncs = 0
         self._round_steps = 0
-        self._traffic_before = self.placement.traffic.bytes
+        self._traffic_before = self.placement.bytes_handed()
         self._halted = Event()
 
     def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
@@ -194,8 +194,9 @@ class AdLoCo:
             mine = [gathered[worker] for worker in trainer.worker_ids]
             local = [self.workers[worker] for worker in self.placement.local(trainer.worker_ids)]
             requested, served_by = trainer.requested_batch, list(trainer.worker_ids)
+            comm = self.placement.comm(trainer.worker_ids)
             if local:
-                trainer.sync(local, self.placement.comm(trainer.worker_ids))
+                trainer.sync(local, comm)
                 trainer.broadcast(local)
             trainer.update_batch([Moments.from_numbers(row[:-2]) for row in mine], int(sum(row[-1] for row in mine)))
             train_loss = sum(row[-2] for row in mine) / sum(row[-1] for row in mine)
@@ -208,7 +209,7 @@ class AdLoCo:
             samples=self.samples,
             inner_steps=self.inner_steps,
             syncs=self.syncs,
-            bytes_communicated=(self.placement.traffic.bytes - self._traffic_before) / self.num_workers,
+            bytes_communicated=(self.placement.bytes_handed() - self._traffic_before) / self.num_workers,
             bytes_ddp_equivalent=4 * self.num_parameters * self.inner_steps,
             train_loss=sum(row[-2] for row in gathered.values()) / sum(row[-1] for row in gathered.values()),
             trainers=tuple(trainers),
@@ -225,7 +226,7 @@ class AdLoCo:
         return (merge,)
 
     def _step_losses(self, tasks: Mapping[int, RoundTask]) -> tuple[StepLoss, ...]:
-        return tuple(
+        losses = [
             StepLoss(
                 trainer=tasks[worker.id].trainer,
                 worker=worker.id,
@@ -235,7 +236,8 @@ class AdLoCo:
             )
             for worker in self.workers.values()
             for step, loss in enumerate(worker.losses)
-        )
+        ]
+        return tuple(self.placement.collect(losses))
 
     def _report_trainer(self, trainer: Trainer, requested: int, tasks: list[RoundTask], train_loss: float) -> TrainerReport:
         plan: BatchPlan = tasks[0].plan
@@ -281,26 +283,31 @@ class AdLoCo:
         return {trainer: sum(row[0] for row in rows) / sum(row[1] for row in rows) for trainer, rows in sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a run needs to go on bit for bit, between rounds or, after `stop`, within one. Tensors are the live ones."""
+        """Everything a run needs to go on bit for bit, between rounds or, after `stop`, within one. Tensors are the live ones.
+
+        Complete in the first process; called in all.
+        """
+        kept = [trainer for trainer in self.trainers.values() if self.placement.local(trainer.worker_ids[:1])]
+        workers = [(str(worker.id), worker.state_dict(with_params=self.in_round)) for worker in self.workers.values()]
         return {
             "rounds_done": self.rounds_done,
             "samples": self.samples,
             "inner_steps": self.inner_steps,
             "syncs": self.syncs,
             "round_steps": self._round_steps,
-            "traffic_bytes": self.placement.traffic.bytes - self._traffic_before,
-            "trainers": [trainer.state_dict() for trainer in self.trainers.values()],
-            "workers": {str(worker.id): worker.state_dict(with_params=self.in_round) for worker in self.workers.values()},
+            "traffic_bytes": self.placement.bytes_handed() - self._traffic_before,
+            "trainers": self.placement.collect([trainer.state_dict() for trainer in kept]),
+            "workers": dict(self.placement.collect(workers)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.rounds_done, self.samples = state["rounds_done"], state["samples"]
         self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
         self._round_steps = state["round_steps"]
-        self._traffic_before = self.placement.traffic.bytes - state["traffic_bytes"]
+        self._traffic_before = self.placement.bytes_handed() - state["traffic_bytes"]
         self._halted.clear()
         self.trainers = {}
-        for saved in state["trainers"]:
+        for saved in sorted(state["trainers"], key=lambda saved: int(saved["trainer"])):
             trainer = self._new_trainer(saved["trainer"], range(0))
             trainer.load_state_dict(saved)
             self.trainers[trainer.id] = trainer

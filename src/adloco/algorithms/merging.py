@@ -59,7 +59,7 @@ def apply_merge(
     living = {trainer: trainers[trainer] for trainer in trainers if trainer not in merge.absorbed}
     _reassign(survivor, [trainers[trainer] for trainer in merge.absorbed], living, workers, fates, placement)
     if fates.streams == "balance":
-        _balance_streams(living, workers)
+        _balance_streams(living, workers, placement)
     return living
 
 
@@ -68,7 +68,7 @@ def _merge_parameters(merge: Merge, members: Sequence[Trainer], survivor: Traine
         return
     weights = merge.weights if fates.parameters == "weighted" else dict.fromkeys(merge.weights, 1 / len(members))
     entries = {member.id: member.parameters() for member in members}
-    copy_all(_mean_over_trainers(members, entries, weights, placement), entries[survivor.id])
+    _copy_if_taken_part(_mean_over_trainers(members, entries, weights, placement), entries[survivor.id])
 
 
 def _merge_momentum(merge: Merge, members: Sequence[Trainer], survivor: Trainer, fates: MergeFates, placement: Placement) -> None:
@@ -77,9 +77,23 @@ def _merge_momentum(merge: Merge, members: Sequence[Trainer], survivor: Trainer,
     if fates.outer_momentum == "reset":
         survivor.outer.optimizer.state.clear()
         return
+    _share_momentum_shape(members, placement)
     entries = {member.id: member.outer.momentum() for member in members}
-    if entries[survivor.id]:
-        copy_all(_mean_over_trainers(members, entries, merge.weights, placement), entries[survivor.id])
+    _copy_if_taken_part(_mean_over_trainers(members, entries, merge.weights, placement), entries[survivor.id])
+
+
+def _share_momentum_shape(members: Sequence[Trainer], placement: Placement) -> None:
+    """Where a trainer has never stepped, because its workers lived elsewhere, give it the state of one that has, to be overwritten."""
+    here = next((member for member in members if placement.local(member.worker_ids)), None)
+    for member in members:
+        if here is not None and not member.outer.momentum():
+            member.outer.load_optimizer(here.outer)
+
+
+def _copy_if_taken_part(means: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    # A process that hosts none of the merged trainers' workers gets no means.
+    if means:
+        copy_all(means, targets)
 
 
 def _mean_over_trainers(
@@ -132,6 +146,8 @@ def _reassign(
     for trainer in living.values():
         newcomers = [worker for worker, home in zip(freed, homes, strict=True) if home == trainer.id]
         source = trainer.worker_ids[0]
+        if newcomers and (trainer is not survivor or fates.outer_momentum == "survivor"):
+            _share_momentum_shape([*absorbed, trainer], placement)
         trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
         # All workers of merged trainers took part in the means, and hold these already.
         lacking = _not_averaged(survivor, fates) if trainer is survivor else [*trainer.parameters(), *trainer.outer.momentum()]
@@ -144,9 +160,10 @@ def _not_averaged(survivor: Trainer, fates: MergeFates) -> list[torch.Tensor]:
     return [*parameters, *(survivor.outer.momentum() if fates.outer_momentum == "survivor" else [])]
 
 
-def _balance_streams(living: Mapping[int, Trainer], workers: Mapping[int, Worker]) -> None:
+def _balance_streams(living: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement) -> None:
     by_demand = sorted(living.values(), key=lambda trainer: (-trainer.requested_batch / len(trainer.worker_ids), trainer.id))
     readers = [worker for trainer in by_demand for worker in trainer.worker_ids]
-    dealt = sorted((workers[worker].position, workers[worker].stream) for worker in readers)
-    for worker, (position, stream) in zip(readers, dealt, strict=True):
-        workers[worker].stream, workers[worker].position = stream, position
+    read = placement.gather({worker.id: [worker.position, worker.stream] for worker in workers.values()})
+    for reader, (position, stream) in zip(readers, sorted(read.values()), strict=True):
+        if reader in workers:
+            workers[reader].stream, workers[reader].position = int(stream), int(position)

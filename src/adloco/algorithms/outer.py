@@ -43,6 +43,11 @@ class OuterStep:
         if self.optimizer:
             self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would keep the given tensors.
 
+    def load_optimizer(self, other: "OuterStep") -> None:
+        """Take over another's optimizer state."""
+        if self.optimizer and other.optimizer:
+            self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+
     def momentum(self) -> list[Tensor]:
         """The outer optimizer's state tensors, in the order of the parameters."""
         return optimizer_tensors(self.optimizer) if self.optimizer else []

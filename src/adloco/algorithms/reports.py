@@ -62,4 +62,4 @@ class RoundReport:
     trainers: tuple[TrainerReport, ...]
     merges: tuple[Merge, ...]
     steps: tuple[StepLoss, ...]
-    """Step losses of the workers in this process."""
+    """Step losses of all workers (in processes other than the first, of those that live there)."""

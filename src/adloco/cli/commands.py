@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,15 +18,17 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 from rich.console import Console
 
 from adloco.cli.view import open_view, summary_lines
+from adloco.placement.launch import check_ranks, num_ranks, process_group, start_ranks, this_rank
 from adloco.training.recipe import build_recipe, override, read_values, to_toml
 from adloco.training.report import write_report
 from adloco.training.run import TrainingRun
-from adloco.training.stored import run_folder
+from adloco.training.stored import read_run, run_folder
 from adloco.training.tasks.language_model import generate as generate_tokens
 from adloco.training.trained import evaluate as evaluate_trained
 from adloco.training.trained import load_trained
 
 INTERRUPTED = 130
+SECOND_SIGNAL_SECONDS = 1.0
 
 
 def train(words: Sequence[str]) -> int:
@@ -33,17 +36,20 @@ def train(words: Sequence[str]) -> int:
     parser = _parser("train", "Train a recipe; every setting is a flag, see `adloco config`.")
     parser.add_argument("recipe", nargs="?", help="a file, or the name of a shipped recipe (default: adloco)")
     parser.add_argument("--resume", metavar="RUN", type=Path, help="run folder to go on with")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes on this machine to spread the workers over (default: 1)")
     settings, others = _take_settings(words)
     known = parser.parse_args(others)
     if known.resume and (settings or known.recipe):
         raise ValueError(f"--resume goes on with the recipe of the run; leave out {known.recipe or '--' + settings[0][0]}")
-    console = Console(highlight=False)
-    with console.status("reading and tokenising text, building models ..."):
-        if known.resume:
-            run = TrainingRun.resume(known.resume)
-        else:
-            run = TrainingRun.create(build_recipe(override(read_values(known.recipe or "adloco"), settings)))
-    return _train(run, console)
+    recipe = read_run(known.resume).recipe if known.resume else build_recipe(override(read_values(known.recipe or "adloco"), settings))
+    if known.ranks != 1 and num_ranks() == 1:
+        check_ranks(known.ranks, recipe.method.num_trainers * recipe.method.workers_per_trainer)
+        return start_ranks(known.ranks, ["train", *words])
+    console = Console(highlight=False, quiet=this_rank() != 0)
+    with process_group():
+        with console.status("reading and tokenising text, building models ..."):
+            run = TrainingRun.resume(known.resume) if known.resume else TrainingRun.create(recipe)
+        return _train(run, console)
 
 
 def _train(run: TrainingRun, console: Console) -> int:
@@ -55,6 +61,8 @@ def _train(run: TrainingRun, console: Console) -> int:
     if interrupted and not run.finished:
         console.print(f"stopped and saved; go on with: adloco train --resume {run.folder}", soft_wrap=True)
         return INTERRUPTED
+    if not run.placement.first:
+        return 0
     with console.status("drawing the report ..."):
         summary = run.finish()
     for line in summary_lines(run, summary):
@@ -63,14 +71,15 @@ def _train(run: TrainingRun, console: Console) -> int:
 
 
 @contextmanager
-def _interruptible(run: TrainingRun) -> Iterator[list[int]]:
+def _interruptible(run: TrainingRun) -> Iterator[list[float]]:
     """Ctrl+C (or a polite kill) ends the run after the inner step in progress; a second one ends it at once."""
-    received: list[int] = []
+    received: list[float] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if received:
+        # Launchers pass on what the terminal has sent already: a second signal counts only after a while.
+        if received and time.monotonic() - received[0] > SECOND_SIGNAL_SECONDS:
             raise KeyboardInterrupt
-        received.append(number)
+        received.append(time.monotonic())
         run.stop()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,6 +1,7 @@
 """adloco train | config | evaluate | generate | report. Bad input ends with one sentence on stderr and exit code 2."""
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("adloco: interrupted", file=sys.stderr)
         return 130
     except _user_errors() as error:
-        print(f"adloco: {' '.join(str(error).split())}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0")
+        name = "adloco" if rank == "0" else f"adloco (rank {rank})"
+        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
 

@@ -37,7 +37,7 @@ class Comm(Protocol):
 
 
 class LocalComm:
-    """All workers of the set live in this process."""
+    """All workers of the set live in one process; in the others, which take no part, the set is empty."""
 
     def __init__(self, num_workers: int, traffic: Traffic) -> None:
         self.num_workers = num_workers
@@ -45,9 +45,11 @@ class LocalComm:
 
     def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
         assert len(per_worker) == len(weights) == self.num_workers, "one entry and one weight per worker"
+        if not per_worker:
+            return []
         total = sum(weights)
         self._count(sum(num_bytes(entry) for entry in per_worker))
-        return [_weighted_sum(entries, [weight / total for weight in weights]) for entries in zip(*per_worker, strict=True)]
+        return [weighted_sum(entries, [weight / total for weight in weights]) for entries in zip(*per_worker, strict=True)]
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
         if receivers:
@@ -65,7 +67,8 @@ def num_bytes(tensors: Sequence[Tensor]) -> int:
 
 
 @torch.no_grad()
-def _weighted_sum(entries: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def weighted_sum(entries: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Sum of the entries, each times its weight, as a new tensor."""
     result = entries[0] * weights[0]
     for entry, weight in zip(entries[1:], weights[1:], strict=True):
         result.add_(entry, alpha=weight)

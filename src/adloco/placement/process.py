@@ -23,13 +23,31 @@ class Placement(Protocol):
 
     device: torch.device
     traffic: Traffic
+    """What the workers of this process have handed over."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes and shows."""
+        ...
+
+    def bytes_handed(self) -> int:
+        """What all workers have handed to reductions with others."""
+        ...
+
+    def collect(self, items: Sequence[Item]) -> list[Item]:
+        """The items of all processes in the first one; elsewhere those of this process. For records, not counted as traffic."""
+        ...
+
+    def agree(self, value: Item) -> Item:
+        """The first process's value."""
+        ...
 
     def local(self, worker_ids: Sequence[int]) -> list[int]:
         """Those of the workers that live in this process."""
         ...
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:
-        """Reductions among these workers."""
+        """Reductions among these workers. Called in every process in the same order, also where none of them lives."""
         ...
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
@@ -58,6 +76,19 @@ class OneProcess:
         self.device = torch.device(device)
         self.traffic = Traffic()
         self.threads = threads or (num_cores() if self.device.type == "cpu" else 1)
+
+    @property
+    def first(self) -> bool:
+        return True
+
+    def bytes_handed(self) -> int:
+        return self.traffic.bytes
+
+    def collect(self, items: Sequence[Item]) -> list[Item]:
+        return list(items)
+
+    def agree(self, value: Item) -> Item:
+        return value
 
     def local(self, worker_ids: Sequence[int]) -> list[int]:
         return list(worker_ids)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.worker import NonFiniteLossError
-from adloco.placement.process import OneProcess
+from adloco.placement.launch import place
+from adloco.placement.process import Placement
 from adloco.rules.checks import require
 from adloco.training import checkpoint
-from adloco.training.data.cache import open_cache
+from adloco.training.data.cache import TokenCache, open_cache
 from adloco.training.data.sources import TokenSource
 from adloco.training.data.tokenizers import Tokenizer
 from adloco.training.environment import choose_device, choose_precision, describe_environment, memory_bytes, rng_state, set_rng_state
@@ -45,14 +47,15 @@ class Progress:
 class TrainingRun:
     """One run in its folder."""
 
-    def __init__(self, recipe: Recipe, folder: Path, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, placement: Placement, tokenizer: Tokenizer | None = None) -> None:
         """Prepares everything and writes nothing but the token cache; raises ValueError for settings that cannot work."""
         self.recipe = recipe
         self.folder = folder
+        self.placement = placement
         self.records = Records(folder)
         self.history: list[Record] = []
-        self.device = choose_device(recipe.run.device)
-        self.cache = open_cache(recipe.data, tokenizer)
+        self.device = placement.device
+        self.cache = _open_cache(recipe, tokenizer, placement)
         self._precision = choose_precision(recipe.run.precision, self.device)
         self._source, self._validation = self._sources()
         self._check_memory()
@@ -64,33 +67,39 @@ class TrainingRun:
     @staticmethod
     def create(recipe: Recipe) -> "TrainingRun":
         """A new run; its folder is made once everything else stands."""
-        folder = Path(recipe.run.folder or f"runs/{recipe.run.name}-{datetime.now():%Y%m%d-%H%M%S}")
+        placement = _place(recipe)
+        folder = placement.agree(Path(recipe.run.folder or f"runs/{recipe.run.name}-{datetime.now():%Y%m%d-%H%M%S}"))
         advice = "use another --run.folder, or go on with it by adloco train --resume"
-        require(not folder.exists(), f"run folder {str(folder)!r} exists already; {advice} {folder}")
+        require(not placement.agree(folder.exists()), f"run folder {str(folder)!r} exists already; {advice} {folder}")
         total = recipe.learning_rate.total_tokens or recipe.run.tokens
         recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total))
-        run = TrainingRun(recipe, folder)
-        try:
-            (folder / TOKENIZER).mkdir(parents=True)
-        except OSError as error:
-            raise ValueError(f"run folder {str(folder)!r} cannot be made ({error.strerror}); use another --run.folder") from error
-        (folder / RECIPE).write_text(to_toml(recipe))
-        run.cache.tokenizer.save(folder / TOKENIZER)
-        write_json(folder / "environment.json", describe_environment(run.device, run._precision, recipe.run.seed))
+        run = TrainingRun(recipe, folder, placement)
+        if placement.first:
+            run._write_folder()
         run._save()
         return run
+
+    def _write_folder(self) -> None:
+        try:
+            (self.folder / TOKENIZER).mkdir(parents=True)
+        except OSError as error:
+            raise ValueError(f"run folder {str(self.folder)!r} cannot be made ({error.strerror}); use another --run.folder") from error
+        (self.folder / RECIPE).write_text(to_toml(self.recipe))
+        self.cache.tokenizer.save(self.folder / TOKENIZER)
+        write_json(self.folder / "environment.json", describe_environment(self.device, self._precision, self.recipe.run.seed))
 
     @staticmethod
     def resume(folder: Path) -> "TrainingRun":
         """A run that goes on from its newest checkpoint, bit for bit."""
         stored = read_run(folder)
-        run = TrainingRun(stored.recipe, folder, stored.tokenizer)
+        run = TrainingRun(stored.recipe, folder, _place(stored.recipe), stored.tokenizer)
         check_corpus(stored, run.cache.corpus)
         run.algorithm.load_state_dict(stored.algorithm)
         set_rng_state(stored.about["rng"], run.device)
         run._seconds_before = stored.about["seconds"]
-        run.records.cut(run.algorithm.rounds_done)
-        run.history = run.records.read()
+        if run.placement.first:
+            run.records.cut(run.algorithm.rounds_done)
+        run.history = run.placement.agree(run.records.read())
         return run
 
     def rounds(self) -> Iterator[Record]:
@@ -104,7 +113,8 @@ class TrainingRun:
                 return
             trained = (self.algorithm.samples - samples) * self.recipe.data.context_tokens
             record = self._record(report, tokens_per_second=trained / (time.monotonic() - before))
-            self.records.add(record, report)
+            if self.placement.first:
+                self.records.add(record, report)
             self.history.append(record)
             if self.finished or report.round % self.recipe.run.checkpoint_every == 0:
                 self._save()
@@ -131,7 +141,7 @@ class TrainingRun:
         return Progress(tokens=tokens, total_tokens=self.recipe.run.tokens, seconds=self._seconds())
 
     def finish(self) -> dict[str, Any]:
-        """Write summary.json, plots and report.html; returns the summary."""
+        """Write summary.json, plots and report.html; returns the summary. For the first process alone."""
         last = self.history[-1]
         losses = [record["val_loss"] for record in self.history if record["val_loss"] is not None]
         summary = {
@@ -206,7 +216,7 @@ class TrainingRun:
             test_groups=recipe.method.test_groups,
             autocast=self._precision,
             compile=recipe.run.compile,
-            placement=OneProcess(self.device, recipe.run.threads),
+            placement=self.placement,
         )
 
     def _steps_left(self) -> int:
@@ -243,4 +253,22 @@ class TrainingRun:
             "recipe": fixed_settings(self.recipe),
         }
         state = {"run": about, "algorithm": self.algorithm.state_dict()}
-        checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
+        if self.placement.first:
+            checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
+
+
+def _place(recipe: Recipe) -> Placement:
+    """Where the run's workers live, after a check that all processes mean the same run."""
+    workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
+    placement = place(workers, choose_device(recipe.run.device), recipe.run.threads)
+    mine = fixed_settings(recipe) | {"the version of adloco": metadata.version("adloco")}
+    differing = [key for key, value in placement.agree(mine).items() if mine.get(key) != value]
+    require(not differing, f"{', '.join(differing)} differs between ranks; start all of them with the same recipe, flags and code")
+    return placement
+
+
+def _open_cache(recipe: Recipe, tokenizer: Tokenizer | None, placement: Placement) -> TokenCache:
+    """The tokens; made by the first process while the others wait."""
+    made = open_cache(recipe.data, tokenizer) if placement.first else None
+    placement.agree(None)
+    return made or open_cache(recipe.data, tokenizer)

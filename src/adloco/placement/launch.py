@@ -1,0 +1,106 @@
+"""From one command to a placement: joins the process group that torchrun prepared, or starts ranks on this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from adloco.placement.process import OneProcess, Placement
+from adloco.placement.ranks import TIMEOUT, Ranks, free_port
+
+INTERRUPTED = 130
+SAVING_SECONDS, FAILING_SECONDS = 120.0, 5.0
+"""How long the other ranks may take to end after one was interrupted (all save together) or has failed."""
+
+
+def num_ranks() -> int:
+    """Ranks of this run, as torchrun (or `start_ranks`) says; 1 outside of it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def this_rank() -> int:
+    """Number of this process among the ranks."""
+    return int(os.environ.get("RANK", "0"))
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Join the other ranks for as long as the context lasts; nothing to do for a process on its own."""
+    if num_ranks() == 1:
+        yield
+        return
+    dist.init_process_group(timeout=TIMEOUT)  # gloo for tensors on the CPU, NCCL for those on GPUs.
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def check_ranks(count: int, num_workers: int) -> None:
+    """Refuse a number of ranks that cannot share the workers."""
+    if not 1 <= count <= num_workers:
+        raise ValueError(f"{count} ranks cannot share {num_workers} workers; start 1 to {num_workers} ranks, or ask for more workers")
+
+
+def place(num_workers: int, device: torch.device, threads: int) -> Placement:
+    """All workers here, or a share of them if this process is one of several ranks."""
+    if not dist.is_initialized():
+        return OneProcess(device, threads)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    check_ranks(num_ranks(), num_workers)
+    return Ranks(num_workers, device, threads)
+
+
+def start_ranks(count: int, words: Sequence[str]) -> int:
+    """Run `python -m adloco WORDS` on that many ranks of this machine and return the exit code of the first that fails, or 0.
+
+    Ctrl+C reaches every rank once; ranks that outlive a failed one are ended. No rank outlives this call.
+    """
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        # Sessions of their own: the terminal's Ctrl+C reaches this process, which passes it on once.
+        subprocess.Popen([sys.executable, "-m", "adloco", *words], env=os.environ | shared | _numbers(rank), start_new_session=True)
+        for rank in range(count)
+    ]
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return _wait(ranks)
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _numbers(rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
+    first_failure, deadline = 0, float("inf")
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        codes = [code for code in (rank.poll() for rank in ranks) if code]
+        if codes and not first_failure:
+            first_failure = codes[0]
+            deadline = time.monotonic() + (SAVING_SECONDS if first_failure == INTERRUPTED else FAILING_SECONDS)
+        time.sleep(0.05)
+    codes = [code for code in (rank.poll() for rank in ranks) if code]
+    return first_failure or (codes[0] if codes else 0)

@@ -1,0 +1,73 @@
+"""For tests: a function on several gloo ranks of this machine, with the failing rank's own traceback."""
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def run_on_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout_seconds: float = 120.0) -> list[Any]:
+    """What the function returned on each rank; a RuntimeError with the first failing rank's traceback if one failed or did not end in time.
+
+    function: importable by name (the ranks are spawned, not forked). The rendezvous is a file, so that no two tests meet on a port.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
+        rendezvous = str(Path(folder) / "rendezvous")
+        ranks = [
+            context.Process(target=_rank, args=(sender, rendezvous, rank, num_ranks, timeout_seconds, function, arguments), daemon=True)
+            for rank, (_, sender) in enumerate(pipes)
+        ]
+        for process, (_, sender) in zip(ranks, pipes, strict=True):
+            process.start()
+            sender.close()  # So that a rank which dies is seen as the end of its pipe.
+        try:
+            return _results([receiver for receiver, _ in pipes], timeout_seconds)
+        finally:
+            for process in ranks:
+                process.terminate()
+                process.join()
+
+
+def _results(receivers: Sequence[Connection], timeout_seconds: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    while len(results) < len(receivers):
+        waiting = [receiver for rank, receiver in enumerate(receivers) if rank not in results]
+        ready = multiprocessing.connection.wait(waiting, timeout_seconds)
+        if not ready:
+            missing = [rank for rank in range(len(receivers)) if rank not in results]
+            raise RuntimeError(f"ranks {missing} did not end within {timeout_seconds} seconds")
+        rank = receivers.index(ready[0])
+        try:
+            failed, results[rank] = pickle.loads(receivers[rank].recv_bytes())
+        except EOFError:
+            failed, results[rank] = True, "the process died"
+        if failed:
+            raise RuntimeError(f"rank {rank} failed:\n{results[rank]}")
+    return [results[rank] for rank in range(len(receivers))]
+
+
+def _rank(
+    sender: Connection, rendezvous: str, rank: int, num_ranks: int, timeout_seconds: float, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    try:
+        limit = timedelta(seconds=timeout_seconds)
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks, timeout=limit)
+        result = function(*arguments)
+        dist.barrier()
+        dist.destroy_process_group()
+        sender.send_bytes(pickle.dumps((False, result)))  # Plain pickle: torch's own shares memory of a process that is gone by then.
+    except BaseException:
+        sender.send_bytes(pickle.dumps((True, traceback.format_exc())))

@@ -1,0 +1,153 @@
+"""`adloco train` on several ranks of this machine: --ranks and torchrun, interrupts, refusals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adloco.cli.main import main
+
+ADLOCO = [sys.executable, "-m", "adloco"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--nproc-per-node",
+    "2",
+    "--master-port",
+    "0",
+    "--rdzv-backend",
+    "c10d",
+    "--rdzv-endpoint",
+    "127.0.0.1:0",
+]
+FLAGS = ["--method.num_trainers", "3", "--merge.first_round", "2", "--merge.every", "2"]
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "tokens_per_second", "memory_bytes")} for line in lines]
+
+
+def assert_close(left: Any, right: Any) -> None:
+    """Floats to 1e-6 relative, everything else exactly."""
+    assert type(left) is type(right)
+    if isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_close(left[key], right[key])
+    elif isinstance(left, list):
+        assert len(left) == len(right)
+        for pair in zip(left, right, strict=True):
+            assert_close(*pair)
+    else:
+        assert left == (pytest.approx(right, rel=1e-6) if isinstance(left, float) else right)
+
+
+def train(words: list[str], launcher: list[str] = ADLOCO) -> subprocess.CompletedProcess[str]:
+    module = [] if launcher is ADLOCO else ["-m", "adloco"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*launcher, *module, "train", *words], capture_output=True, text=True, timeout=240, env=environment)
+
+
+def test_ranks_and_torchrun_give_the_numbers_of_one_process(small: list[str], tmp_path: Path) -> None:
+    assert main(["train", "adloco", *small, *FLAGS]) == 0
+    expected = metrics(tmp_path / "run")
+    assert any(line["merges"] for line in expected)
+    for name, extra, launcher in (("three", ["--ranks", "3"], ADLOCO), ("torchrun", [], TORCHRUN)):
+        done = train(["adloco", *small, *FLAGS, "--run.folder", str(tmp_path / name), *extra], launcher)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("validation loss") == 1, "one rank shows, the others are silent"
+        assert_close(metrics(tmp_path / name), expected)
+        assert (tmp_path / name / "report.html").exists()
+
+
+def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(small: list[str], tmp_path: Path) -> None:
+    words = [*ADLOCO, "train", "diloco", *small, "--run.tokens", "100000000", "--method.sync_every", "2000", "--ranks", "2"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "environment.json").exists():
+        assert time.monotonic() < deadline, "the run did not start"
+        time.sleep(0.1)
+    time.sleep(3)  # Into the first round.
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"go on with: adloco train --resume {tmp_path / 'run'}" in out
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+    from adloco.training.run import TrainingRun
+
+    resumed = TrainingRun.resume(tmp_path / "run")  # In one process.
+    assert resumed.algorithm.in_round
+    assert all(worker.inner_step > 0 for worker in resumed.algorithm.workers.values())
+
+
+def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], tmp_path: Path) -> None:
+    explosive = [
+        "--inner.optimizer",
+        "sgd",
+        "--inner.lr",
+        "1e6",
+        "--inner.momentum",
+        "0",
+        "--method.max_grad_norm",
+        "0",
+        "--learning_rate.shape",
+        "constant",
+    ]
+    started = time.monotonic()
+    done = train(["diloco", *small, *explosive, "--learning_rate.warmup_fraction", "0", "--ranks", "2"])
+    assert done.returncode == 2
+    assert "loss is " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["diloco", "--ranks", "3"], "3 ranks cannot share 2 workers; start 1 to 2 ranks, or ask for more workers"),
+        (["diloco", "--ranks", "0"], "0 ranks cannot share 2 workers; start 1 to 2 ranks"),
+        (["diloco", "--ranks", "2", "--run.token", "5"], "did you mean 'tokens'?"),
+    ],
+)
+def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_ranks_that_mean_different_runs_are_refused(small: list[str], tmp_path: Path) -> None:
+    """Two ranks started by hand, with different seeds."""
+    from adloco.placement.ranks import free_port
+
+    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [*ADLOCO, "train", "diloco", *small, "--run.seed", str(rank)],
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        _, error = ranks[1].communicate(timeout=100)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert ranks[1].returncode == 2
+    assert "adloco (rank 1): run.seed differs between ranks; start all of them with the same recipe, flags and code" in error
+    assert not (tmp_path / "run").exists()
