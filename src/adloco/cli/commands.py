@@ -22,7 +22,7 @@ from adloco.placement.launch import check_ranks, num_ranks, process_group, start
 from adloco.training.recipe import build_recipe, override, read_values, to_toml
 from adloco.training.report import write_report
 from adloco.training.run import TrainingRun
-from adloco.training.stored import read_run, run_folder
+from adloco.training.stored import RECIPE, run_folder
 from adloco.training.tasks.language_model import generate as generate_tokens
 from adloco.training.trained import evaluate as evaluate_trained
 from adloco.training.trained import load_trained
@@ -41,7 +41,8 @@ def train(words: Sequence[str]) -> int:
     known = parser.parse_args(others)
     if known.resume and (settings or known.recipe):
         raise ValueError(f"--resume goes on with the recipe of the run; leave out {known.recipe or '--' + settings[0][0]}")
-    recipe = read_run(known.resume).recipe if known.resume else build_recipe(override(read_values(known.recipe or "adloco"), settings))
+    values = override(read_values(str(run_folder(known.resume) / RECIPE) if known.resume else known.recipe or "adloco"), settings)
+    recipe = build_recipe(values)
     if known.ranks != 1 and num_ranks() == 1:
         check_ranks(known.ranks, recipe.method.num_trainers * recipe.method.workers_per_trainer)
         return start_ranks(known.ranks, ["train", *words])
