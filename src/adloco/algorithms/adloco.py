@@ -14,7 +14,7 @@ from torch import nn
 from adloco.algorithms.merging import MergeFates, apply_merge
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory
 from adloco.algorithms.outer import trainable
-from adloco.algorithms.reports import RoundReport, StepLoss, TrainerReport
+from adloco.algorithms.reports import RoundReport, report_trainer, step_losses
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
 from adloco.placement.process import OneProcess, Placement
@@ -24,7 +24,7 @@ from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.merge import MergePolicy, NoMerge
 from adloco.rules.moments import Moments
 from adloco.rules.schedule import LearningRate
-from adloco.rules.switch import BatchPlan, SwitchMode
+from adloco.rules.switch import SwitchMode
 
 
 class AdLoCo:
@@ -188,7 +188,7 @@ class AdLoCo:
         self.rounds_done += 1
         self.inner_steps += self._round_steps
         self.syncs += any(len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
-        steps = self._step_losses(tasks)
+        steps = tuple(self.placement.collect(step_losses(list(self.workers.values()), tasks)))
         trainers = []
         for trainer in self.trainers.values():
             mine = [gathered[worker] for worker in trainer.worker_ids]
@@ -200,7 +200,7 @@ class AdLoCo:
                 trainer.broadcast(local)
             trainer.update_batch([Moments.from_numbers(row[:-2]) for row in mine], int(sum(row[-1] for row in mine)))
             train_loss = sum(row[-2] for row in mine) / sum(row[-1] for row in mine)
-            trainers.append(self._report_trainer(trainer, requested, [tasks[worker] for worker in served_by], train_loss))
+            trainers.append(report_trainer(trainer, requested, [tasks[worker] for worker in served_by], train_loss, self._first_rate))
         self.samples += int(sum(row[-1] for row in gathered.values()))
         self._round_steps = 0
         merges = self._merge_trainers()
@@ -224,38 +224,6 @@ class AdLoCo:
             return ()
         self.trainers = apply_merge(merge, self.trainers, self.workers, self._fates, self.placement)
         return (merge,)
-
-    def _step_losses(self, tasks: Mapping[int, RoundTask]) -> tuple[StepLoss, ...]:
-        losses = [
-            StepLoss(
-                trainer=tasks[worker.id].trainer,
-                worker=worker.id,
-                inner_step=tasks[worker.id].first_step + step + 1,
-                loss=loss,
-                samples=tasks[worker.id].plan.worker_batch,
-            )
-            for worker in self.workers.values()
-            for step, loss in enumerate(worker.losses)
-        ]
-        return tuple(self.placement.collect(losses))
-
-    def _report_trainer(self, trainer: Trainer, requested: int, tasks: list[RoundTask], train_loss: float) -> TrainerReport:
-        plan: BatchPlan = tasks[0].plan
-        seen = trainer.controller.estimate
-        return TrainerReport(
-            trainer=trainer.id,
-            workers=len(tasks),
-            requested_batch=requested,
-            worker_batch=plan.worker_batch,
-            micro_batch=plan.micro_batch,
-            accumulation_steps=plan.accumulation_steps,
-            trainer_batch=sum(task.plan.worker_batch for task in tasks),
-            grad_variance=seen.grad_variance if seen else None,
-            grad_norm_sq=seen.grad_norm_sq if seen else None,
-            noise_scale=seen.noise_scale if seen else None,
-            train_loss=train_loss,
-            learning_rate=self._first_rate * (tasks[0].lr_factor(tasks[0].inner_steps - 1) if tasks[0].lr_factor else 1.0),
-        )
 
     def model(self, trainer: int) -> nn.Module:
         """A model at the trainer's global parameters, between rounds; training goes on from it, so copy before changing it."""

@@ -1,7 +1,10 @@
 """What a round reports: frozen values, no tensors."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from adloco.algorithms.trainer import Trainer
+from adloco.algorithms.worker import RoundTask, Worker
 from adloco.rules.merge import Merge
 
 
@@ -63,3 +66,37 @@ class RoundReport:
     merges: tuple[Merge, ...]
     steps: tuple[StepLoss, ...]
     """Step losses of all workers (in processes other than the first, of those that live there)."""
+
+
+def step_losses(workers: Sequence[Worker], tasks: Mapping[int, RoundTask]) -> list[StepLoss]:
+    """Losses of all inner steps of the round, by worker."""
+    return [
+        StepLoss(
+            trainer=tasks[worker.id].trainer,
+            worker=worker.id,
+            inner_step=tasks[worker.id].first_step + step + 1,
+            loss=loss,
+            samples=tasks[worker.id].plan.worker_batch,
+        )
+        for worker in workers
+        for step, loss in enumerate(worker.losses)
+    ]
+
+
+def report_trainer(trainer: Trainer, requested_batch: int, tasks: Sequence[RoundTask], train_loss: float, base_rate: float) -> TrainerReport:
+    """A trainer after its sync. tasks: what its workers did, the largest share first; base_rate: their learning rate at a factor of 1."""
+    first, seen = tasks[0], trainer.controller.estimate
+    return TrainerReport(
+        trainer=trainer.id,
+        workers=len(tasks),
+        requested_batch=requested_batch,
+        worker_batch=first.plan.worker_batch,
+        micro_batch=first.plan.micro_batch,
+        accumulation_steps=first.plan.accumulation_steps,
+        trainer_batch=sum(task.plan.worker_batch for task in tasks),
+        grad_variance=seen.grad_variance if seen else None,
+        grad_norm_sq=seen.grad_norm_sq if seen else None,
+        noise_scale=seen.noise_scale if seen else None,
+        train_loss=train_loss,
+        learning_rate=base_rate * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),
+    )

@@ -7,7 +7,7 @@ once, so the numbers do not depend on `threads`; a single worker has all cores t
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
 import torch
@@ -111,13 +111,20 @@ class OneProcess:
         with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             try:
                 futures = [pool.submit(function, item) for item in items]
-                ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                _wait(futures, on_failure)
             except BaseException:  # Ctrl+C: the threads must not train on behind the caller's back.
                 on_failure()
                 raise
-            if any(future.exception() for future in ended):
-                on_failure()
         return [future.result() for future in futures]
+
+
+def _wait(futures: Sequence[Future[Result]], on_failure: Callable[[], None]) -> None:
+    pending = set(futures)
+    while pending:
+        # Waking now and then: a signal that the system hands to another thread is seen by the main thread only when it runs.
+        ended, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
+        if any(future.exception() for future in ended):
+            on_failure()
 
 
 def num_cores() -> int:
