@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from adloco import BatchGuards, MergeSmallest, NormTest, OuterOptimizer, SwitchMode
-from adloco.training.recipe import build_recipe, override, read_values, settings, shipped_recipes, to_toml, to_values
+from adloco.training.recipe import build_recipe, override, read_values, shipped_recipes
+from adloco.training.recipe_text import settings, to_toml, to_values
 from adloco.training.settings import OuterMean
 
 

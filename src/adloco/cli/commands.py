@@ -19,7 +19,8 @@ from rich.console import Console
 
 from adloco.cli.view import open_view, summary_lines
 from adloco.placement.launch import check_ranks, num_ranks, process_group, start_ranks, this_rank
-from adloco.training.recipe import build_recipe, override, read_values, to_toml
+from adloco.training.recipe import build_recipe, override, read_values
+from adloco.training.recipe_text import to_toml
 from adloco.training.report import write_report
 from adloco.training.run import TrainingRun
 from adloco.training.stored import RECIPE, run_folder

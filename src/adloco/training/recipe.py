@@ -6,15 +6,13 @@ class among several by a key of their own, for instance `rule` in [batch]; the f
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import docstring_parser
 import pydantic
-import tomli_w
 
 from adloco.algorithms.merging import MergeFates
 from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
@@ -231,66 +229,6 @@ def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
     allowed = list(section.choice.classes)
     require(chosen in allowed, f"{name}.{section.choice.key} must be one of {', '.join(allowed)}, got {chosen!r}{_suggest(str(chosen), allowed)}")
     return {section.chosen: section.choice.classes[chosen], **section.parts}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One resolved setting, with its meaning."""
-
-    section: str
-    key: str
-    value: Any
-    meaning: str
-
-
-def settings(recipe: Recipe) -> Iterator[Setting]:
-    """Every setting of a recipe, in the order of the sections."""
-    for name, section in SECTIONS.items():
-        if section.choice:
-            owner = getattr(recipe, section.chosen)
-            chosen = next(key for key, kind in section.choice.classes.items() if kind is type(owner))
-            yield Setting(section=name, key=section.choice.key, value=chosen, meaning=section.choice.meaning)
-        for part in [*([section.chosen] if section.choice else []), *section.parts]:
-            owner = getattr(recipe, part)
-            meanings = field_meanings(type(owner))
-            for field in fields(owner):
-                yield Setting(section=name, key=field.name, value=getattr(owner, field.name), meaning=meanings[field.name])
-
-
-def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
-    """The recipe as TOML, every field; reading it back gives the same recipe."""
-    lines: list[str] = []
-    section = ""
-    for setting in settings(recipe):
-        if setting.section != section:
-            section = setting.section
-            lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
-        if with_meanings:
-            lines += [f"# {line}" for line in setting.meaning.splitlines()]
-        lines.append(_toml_line(setting.key, setting.value))
-    return "\n".join(lines) + "\n"
-
-
-def to_values(recipe: Recipe) -> Values:
-    """The recipe as sections of plain values."""
-    return tomllib.loads(to_toml(recipe))
-
-
-def field_meanings(owner: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, those it inherits included."""
-    parents = [kind for kind in reversed(owner.__mro__) if kind is not object]
-    described = [docstring_parser.parse_from_object(kind).params for kind in parents]
-    return {parameter.arg_name: " ".join((parameter.description or "").split()) for parameters in described for parameter in parameters}
-
-
-def _toml_line(key: str, value: Any) -> str:
-    if isinstance(value, Mapping):
-        inner = ", ".join(_toml_line(name, item) for name, item in value.items())
-        return f"{key} = {{ {inner} }}" if inner else f"{key} = {{}}"
-    if isinstance(value, (list, tuple)):
-        items = ", ".join(_toml_line("x", item).removeprefix("x = ") for item in value)
-        return f"{key} = [{items}]"
-    return tomli_w.dumps({key: value}).strip()
 
 
 class FlagText(str):

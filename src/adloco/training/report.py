@@ -10,7 +10,8 @@ import jinja2
 
 from adloco.rules.checks import require
 from adloco.training.plots import draw_plots
-from adloco.training.recipe import Recipe, build_recipe, read_values, settings
+from adloco.training.recipe import Recipe, build_recipe, read_values
+from adloco.training.recipe_text import settings
 from adloco.training.records import Record, Records
 
 ROWS = 60

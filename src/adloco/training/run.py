@@ -25,7 +25,8 @@ from adloco.training.data.cache import TokenCache, open_cache
 from adloco.training.data.sources import TokenSource
 from adloco.training.data.tokenizers import Tokenizer
 from adloco.training.environment import choose_device, choose_precision, describe_environment, memory_bytes, rng_state, set_rng_state
-from adloco.training.recipe import Recipe, to_toml
+from adloco.training.recipe import Recipe
+from adloco.training.recipe_text import to_toml
 from adloco.training.records import Record, Records, round_record, write_json
 from adloco.training.report import write_report
 from adloco.training.stored import CHECKPOINTS, RECIPE, TOKENIZER, check_corpus, fixed_settings, read_run

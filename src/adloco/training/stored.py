@@ -7,7 +7,8 @@ from typing import Any
 from adloco.rules.checks import require
 from adloco.training import checkpoint
 from adloco.training.data.tokenizers import Tokenizer, load_tokenizer
-from adloco.training.recipe import Recipe, build_recipe, read_values, settings
+from adloco.training.recipe import Recipe, build_recipe, read_values
+from adloco.training.recipe_text import settings
 
 CHECKPOINTS, RECIPE, TOKENIZER = "checkpoints", "recipe.toml", "tokenizer"
 FREE_SETTINGS = {
