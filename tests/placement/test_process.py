@@ -53,8 +53,13 @@ def test_an_interrupted_wait_leaves_no_thread_behind() -> None:
         assert halted.wait(20)
         ended.append(item)
 
-    with pytest.raises(KeyboardInterrupt):
-        OneProcess(threads=2).map(work, [0, 1], halted.set)
+    # A process started in the background of a shell ignores SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            OneProcess(threads=2).map(work, [0, 1], halted.set)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert sorted(ended) == [0, 1]
 
 
