@@ -28,7 +28,7 @@ def main(root: Path) -> None:
     rows = {}
     for seed in SEEDS:
         for arm, words in ARMS.items():
-            folder = root / f"{arm.replace(' ', '-').strip('()')}-{seed}"
+            folder = root / f"{arm.translate(str.maketrans(' ', '-', '()'))}-{seed}"
             if not (folder / "summary.json").exists():
                 print(f"{arm}, seed {seed} ...", flush=True)
                 command = [sys.executable, "-m", "adloco", "train", *words, "--run.seed", str(seed), "--run.folder", str(folder)]
