@@ -76,6 +76,7 @@ class OneProcess:
         self.device = torch.device(device)
         self.traffic = Traffic()
         self.threads = threads or (num_cores() if self.device.type == "cpu" else 1)
+        _set_up_matrix_products()
 
     @property
     def first(self) -> bool:
@@ -125,6 +126,17 @@ def _wait(futures: Sequence[Future[Result]], on_failure: Callable[[], None]) -> 
         ended, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
         if any(future.exception() for future in ended):
             on_failure()
+
+
+def _set_up_matrix_products() -> None:
+    """Make the process's first matrix products here, where nothing else runs.
+
+    The library behind them sets itself up on its first calls. When two threads made these at once, 1 start of 495 had a gradient that differed in
+    rounding, and with it the whole run; with this, none of 726 (reproduce/LOG.md, 2026-11-21).
+    """
+    square = torch.ones(256, 256)
+    for left, right in ((square, square), (square.T, square), (square, square.T)):
+        torch.mm(left, right)
 
 
 def num_cores() -> int:
