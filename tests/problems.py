@@ -9,17 +9,46 @@ from torch import Tensor, nn
 from adloco import AdLoCo, OneProcess, TensorSource
 
 
-def regression(num_streams: int, samples: int = 240, seed: int = 0) -> TensorSource:
+def regression(num_streams: int, samples: int = 240, seed: int = 0, dtype: torch.dtype = torch.float32) -> TensorSource:
     """Noisy linear regression in three dimensions."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(samples, 3, generator=generator, dtype=torch.float64).float()
     targets = inputs @ torch.tensor([1.0, -2.0, 0.5]) + 0.3 * torch.randn(samples, generator=generator)
-    return TensorSource(inputs, targets, num_streams=num_streams, seed=seed)
+    return TensorSource(inputs.to(dtype), targets.to(dtype), num_streams=num_streams, seed=seed)
 
 
 def linear() -> nn.Module:
     torch.manual_seed(1)
     return nn.Linear(3, 1)
+
+
+class BlockLM(nn.Module):
+    """A language model with everything that sharding meets: repeated blocks, sizes that nothing divides, a head tied to the embedding."""
+
+    def __init__(self, vocabulary: int = 7, width: int = 5) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+        self.double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        state = self.embedding(ids)
+        for block in self.blocks:
+            state = state + torch.tanh(block(state))
+        logits: Tensor = self.head(state)
+        return logits
+
+
+def next_token(model: Any, ids: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def tokens(samples: int, num_streams: int, vocabulary: int = 7, context: int = 6) -> TensorSource:
+    ids = torch.randint(0, vocabulary, (samples, context + 1), generator=torch.Generator().manual_seed(0)) // 2
+    return TensorSource(ids, num_streams=num_streams)
 
 
 def squared_error(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -17,7 +17,7 @@ ALLOWED = {
 PUBLIC = {
     "AdLoCo", "AugmentedInnerProductTest", "BatchGuards", "BatchWarmup", "ConstantBatch", "DiLoCo", "InnerOptimizer", "InnerProductTest",
     "LearningRate", "MergeFates", "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError", "NormTest", "OneProcess", "OuterOptimizer",
-    "RoundReport", "Source", "SwitchMode", "TensorSource",
+    "RoundReport", "Source", "SpeedShares", "SwitchMode", "TensorSource", "place", "process_group",
 }  # fmt: skip
 
 

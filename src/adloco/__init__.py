@@ -5,12 +5,14 @@ what they are made with.
 """
 
 from adloco.algorithms.adloco import AdLoCo
+from adloco.algorithms.diloco import DiLoCo
 from adloco.algorithms.merging import MergeFates
 from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
-from adloco.algorithms.outer import DiLoCo
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.worker import NonFiniteLossError, Source
+from adloco.placement.launch import place, process_group
 from adloco.placement.process import OneProcess
+from adloco.rules.balance import SpeedShares
 from adloco.rules.batch import AugmentedInnerProductTest, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
 from adloco.rules.controller import BatchGuards
 from adloco.rules.merge import MergeLargestWithSmallest, MergeSmallest
@@ -37,6 +39,9 @@ __all__ = [
     "OuterOptimizer",
     "RoundReport",
     "Source",
+    "SpeedShares",
     "SwitchMode",
     "TensorSource",
+    "place",
+    "process_group",
 ]

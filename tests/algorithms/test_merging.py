@@ -163,9 +163,9 @@ def test_merge_of_equal_trainers_is_the_identity() -> None:
 )
 def test_bytes_of_a_merge(fates: MergeFates, expected: int) -> None:
     run = two_trainers()
-    before = run.placement.traffic.bytes
+    before = run.placement.traffic.between
     merge(run, fates)
-    assert run.placement.traffic.bytes - before == expected
+    assert run.placement.traffic.between - before == expected
 
 
 def test_no_sample_is_lost_or_repeated_across_merges() -> None:

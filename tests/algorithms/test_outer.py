@@ -31,7 +31,7 @@ def test_outer_step_equals_numpy() -> None:
     for _ in range(4):
         workers = [point + rng.normal(size=point.shape) for _ in weights]
         history.append(sum(w * (point - x) for w, x in zip(weights, workers, strict=True)) / weights.sum())
-        outer.step([[torch.tensor(worker)] for worker in workers], list(weights), comm)
+        outer.step([[torch.tensor(worker)] for worker in workers], list(weights / weights.sum()), comm)
         point = nesterov(start, history, 0.7, 0.9)
         np.testing.assert_allclose(outer.global_params[0].detach().numpy(), point, rtol=1e-12)
 
@@ -79,8 +79,8 @@ def test_drop_in_equals_the_run() -> None:
     assert [step for step, now in enumerate(synced) if now] == [2, 5, 8, 11]
     for model in models:
         assert torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).equal(params_of(run))
-    # Each of two workers hands over four float32 at each of four syncs.
-    assert diloco.traffic.bytes == 2 * 4 * 4 * 4
+    # Four float32 from the first worker to the others at the start, then from each of two workers at each of four syncs.
+    assert diloco.placement.bytes_handed() == (4 * 4 + 2 * 4 * 4 * 4, 0)
 
 
 def test_drop_in_weights_by_samples_and_averages_buffers() -> None:
@@ -120,3 +120,5 @@ def test_refusal() -> None:
         DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=[4])
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
+    with pytest.raises(ValueError, match="models must be one for each of the 3 workers here, got 1"):
+        DiLoCo(linear(), outer=None, sync_every=1, num_workers=3)

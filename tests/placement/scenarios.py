@@ -7,18 +7,21 @@ from typing import Any
 
 import torch
 
-from adloco import AdLoCo, AugmentedInnerProductTest, BatchGuards, MergeFates, MergeLargestWithSmallest, MergeSmallest, NormTest
+from adloco import AdLoCo, AugmentedInnerProductTest, BatchGuards, MergeFates, MergeLargestWithSmallest, MergeSmallest, NormTest, SwitchMode
 from adloco.placement.launch import place
-from tests.problems import adamw, make_run, outer_sgd, regression
+from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, regression, tokens
 
 SETTINGS: dict[str, Any] = {
+    "build_model": lambda: linear().double(),
     "num_trainers": 3,
     "workers_per_trainer": 2,
     "inner": adamw(0.01),
     "outer": outer_sgd(0.7, 0.9, True),
     "batch": NormTest(eta=0.9),
-    "guards": BatchGuards(initial=8, maximum=60, smoothing=0.5),
+    # Four samples for each of six workers, wherever they go: four ranks of an island have work without rounding.
+    "guards": BatchGuards(initial=24, minimum=24, maximum=60, smoothing=0.5),
     "merge": MergeSmallest(every=2, first_round=2),
+    "switch": SwitchMode(max_micro_batch=8, mode="always"),
     "max_grad_norm": 1.0,
 }
 FATES = {
@@ -28,12 +31,16 @@ FATES = {
 }
 
 
+ISLAND = [1, 1]
+"""Shards and replicas of each island, set for all scenarios of this process."""
+
+
 def run_here(**changes: Any) -> AdLoCo:
     """A run on whatever placement this process is part of."""
     settings = SETTINGS | changes
-    settings.setdefault("data", regression(settings["num_trainers"] * settings["workers_per_trainer"], samples=3000))
+    settings.setdefault("data", regression(settings["num_trainers"] * settings["workers_per_trainer"], samples=3000, dtype=torch.float64))
     workers = settings["num_trainers"] * settings["workers_per_trainer"]
-    return make_run(**settings, placement=place(workers, torch.device("cpu"), threads=1))
+    return make_run(**settings, placement=place(workers, torch.device("cpu"), 1, *ISLAND))
 
 
 def result(run: AdLoCo, rounds: int) -> dict[str, Any]:
@@ -48,22 +55,46 @@ def merging(fate: str) -> dict[str, Any]:
 
 def moving() -> dict[str, Any]:
     """Four trainers of one worker; freed workers join trainers that did not merge."""
-    run = run_here(num_trainers=4, workers_per_trainer=1, merge=MergeLargestWithSmallest(count=2, every=1, first_round=1))
-    for trainer, request in enumerate((10, 60, 20, 50)):
+    guards = BatchGuards(initial=16, minimum=16, maximum=60)
+    run = run_here(num_trainers=4, workers_per_trainer=1, guards=guards, merge=MergeLargestWithSmallest(count=2, every=1, first_round=1))
+    for trainer, request in enumerate((16, 60, 20, 50)):
         run.trainers[trainer].controller.requested_batch = request
     return result(run, 4)
 
 
 def inner_products() -> dict[str, Any]:
-    return result(run_here(batch=AugmentedInnerProductTest(), num_trainers=1, workers_per_trainer=5, guards=BatchGuards(initial=17, maximum=90)), 3)
+    return result(
+        run_here(batch=AugmentedInnerProductTest(), num_trainers=1, workers_per_trainer=5, guards=BatchGuards(initial=21, minimum=20, maximum=90)), 3
+    )
 
 
 def local_sgd() -> dict[str, Any]:
-    return result(run_here(outer=None, num_trainers=2, workers_per_trainer=4), 4)
+    return result(run_here(outer=None, num_trainers=2, workers_per_trainer=4, guards=BatchGuards(initial=37, minimum=32)), 4)
 
 
-def stopped() -> dict[str, Any]:
+def language_model(**changes: Any) -> AdLoCo:
+    """Accumulation, unequal batches and micro-batches, clipping, and norm tests within a round."""
+    settings = {
+        "build_model": BlockLM, "loss_fn": next_token, "num_trainers": 2, "workers_per_trainer": 2, "sync_every": 4, "test_every": 2,
+        "guards": BatchGuards(initial=27, minimum=16, maximum=61), "switch": SwitchMode(max_micro_batch=3, mode="always"), "max_grad_norm": 0.1,
+    } | changes  # fmt: skip
+    workers = settings["num_trainers"] * settings["workers_per_trainer"]
+    return run_here(**settings, data=tokens(4000, workers))
+
+
+def one_island(shards: int, replicas: int) -> dict[str, Any]:
+    ISLAND[:] = shards, replicas
+    return one_worker()
+
+
+def one_worker() -> dict[str, Any]:
+    """DDP-Norm and FSDP-Norm, where all ranks are one island."""
+    return result(language_model(num_trainers=1, workers_per_trainer=1, outer=None, inner=adamw(0.003)), 4)
+
+
+def stopped(shards: int = 1, replicas: int = 1) -> dict[str, Any]:
     """Stopped in the third round at different steps of different workers."""
+    ISLAND[:] = shards, replicas
     run = run_here()
     list(run.rounds(2))
     read = run.workers[min(run.workers)]._settings.data.read
@@ -78,7 +109,8 @@ def stopped() -> dict[str, Any]:
     return copy.deepcopy({"state": run.state_dict()})
 
 
-def go_on(state: dict[str, Any], rounds: int) -> dict[str, Any]:
+def go_on(state: dict[str, Any], rounds: int, shards: int = 1, replicas: int = 1) -> dict[str, Any]:
+    ISLAND[:] = shards, replicas
     run = run_here()
     run.load_state_dict(state)
     return result(run, rounds)
@@ -91,8 +123,11 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "workers that move to a third trainer": moving,
     "inner-product test, one trainer of five workers": inner_products,
     "plain mean": local_sgd,
+    "language model": lambda: result(language_model(), 4),
 }
 
 
-def all_scenarios(names: list[str]) -> dict[str, dict[str, Any]]:
+def all_scenarios(names: list[str], shards: int = 1, replicas: int = 1) -> dict[str, dict[str, Any]]:
+    """Results of these scenarios, on islands of that shape."""
+    ISLAND[:] = shards, replicas
     return {name: SCENARIOS[name]() for name in names}

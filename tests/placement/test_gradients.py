@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from adloco.placement.gradients import IncomingGradients, clip, squared_norm
+from adloco.placement.gradients import clip, incoming_gradients, squared_norm
 
 
 class Tied(nn.Module):
@@ -32,7 +32,7 @@ def test_each_micro_batch_is_seen_before_accumulation_tied_weights_once() -> Non
     torch.manual_seed(0)
     model, ids = Tied(), torch.randint(0, 11, (6, 5))
     expected = [float(flat_gradient(model, part).square().sum()) for part in ids.split(2)]
-    with IncomingGradients(list(model.parameters())) as incoming:
+    with incoming_gradients(list(model.parameters())) as incoming:
         seen = []
         for part in ids.split(2):
             loss_of(model, part).backward()
@@ -45,7 +45,7 @@ def test_inner_products_with_a_reference() -> None:
     model, ids = Tied(), torch.randint(0, 11, (4, 5))
     reference = [torch.randn_like(parameter) for parameter in model.parameters()]
     flat = torch.cat([tensor.flatten() for tensor in reference]).double()
-    with IncomingGradients(list(model.parameters()), reference=reference) as incoming:
+    with incoming_gradients(list(model.parameters()), reference=reference) as incoming:
         loss_of(model, ids).backward()
         assert abs(incoming.take() / float(flat_gradient(model, ids) @ flat) - 1) < 1e-6
 
@@ -53,7 +53,7 @@ def test_inner_products_with_a_reference() -> None:
 def test_hooks_are_gone_afterwards() -> None:
     model = Tied()
     ids = torch.randint(0, 11, (4, 5))
-    with IncomingGradients(list(model.parameters())) as incoming:
+    with incoming_gradients(list(model.parameters())) as incoming:
         pass
     loss_of(model, ids).backward()
     assert incoming.take() == 0.0
@@ -69,5 +69,5 @@ def test_squared_norm_is_summed_in_float64() -> None:
 def test_clip() -> None:
     parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
-    clip(parameters, 1.0)
+    clip(parameters, 5.0, 1.0)
     torch.testing.assert_close(torch.cat([p.grad for p in parameters if p.grad is not None]), torch.tensor([0.6, 0.0, 0.8]))

@@ -66,6 +66,6 @@ def test_an_interrupted_wait_leaves_no_thread_behind() -> None:
 def test_gather_orders_by_worker_and_counts() -> None:
     placement = OneProcess()
     assert list(placement.gather({3: [1.0, 2.0], 1: [3.0, 4.0]}).items()) == [(1, [3.0, 4.0]), (3, [1.0, 2.0])]
-    assert placement.traffic.bytes == 2 * 2 * 8
+    assert placement.traffic.between == 2 * 2 * 8
     placement.gather({0: [1.0]})
-    assert placement.traffic.bytes == 32
+    assert placement.traffic.between == 32

@@ -31,29 +31,73 @@ def assert_same(left: Any, right: Any, where: str = "") -> None:
         assert left == right, where
 
 
+PLACEMENTS = {
+    "2 ranks": (2, 1, 1),
+    "3 ranks": (3, 1, 1),
+    "4 ranks": (4, 1, 1),
+    "2 replicas": (2, 1, 2),
+    "2 shards": (2, 2, 1),
+    "2 islands x 2 replicas": (4, 1, 2),
+    "2 islands x 2 shards": (4, 2, 1),
+    "2 x 2 HSDP": (4, 2, 2),
+}
+"""Ranks, shards and replicas."""
+ONE_ISLAND = {
+    "one island: 2 replicas": (2, 1, 2),
+    "one island: 2 shards": (2, 2, 1),
+    "one island: 2 x 2 HSDP": (4, 2, 2),
+    "one island: 4 shards": (4, 4, 1),
+}
+CUT = ("micro_batch", "accumulation_steps", "bytes_inside", "bytes", "busy_seconds", "wait_seconds")
+"""What says how the work was cut, which depends on the ranks of an island, or what was measured."""
+
+
+def same_anywhere(value: Any) -> Any:
+    """A result without what may differ between placements."""
+    if isinstance(value, dict):
+        return {key: same_anywhere(item) for key, item in value.items() if key not in CUT}
+    if isinstance(value, (list, tuple)):
+        return type(value)(same_anywhere(item) for item in value)
+    return value
+
+
 @pytest.fixture(scope="module")
 def one_process() -> dict[str, dict[str, Any]]:
-    return scenarios.all_scenarios(list(scenarios.SCENARIOS))
+    scenarios.ISLAND[:] = 1, 1
+    return scenarios.all_scenarios(list(scenarios.SCENARIOS)) | {"one worker": scenarios.one_worker()}
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_every_scenario_on_several_ranks(num_ranks: int, one_process: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize(("num_ranks", "shards", "replicas"), PLACEMENTS.values(), ids=PLACEMENTS.keys())
+def test_every_scenario_on_every_placement(num_ranks: int, shards: int, replicas: int, one_process: dict[str, dict[str, Any]]) -> None:
     """Parameters, optimizer states, requests, merges, reports, step losses and byte counts; in one start of the ranks, which takes seconds."""
-    results = run_on_ranks(scenarios.all_scenarios, num_ranks, list(scenarios.SCENARIOS))
+    names = [name for name in scenarios.SCENARIOS if shards == 1 or not name.startswith("inner-product")]
+    results = run_on_ranks(scenarios.all_scenarios, num_ranks, names, shards, replicas)
     assert any(report["merges"] for report in one_process["fates: default"]["reports"])
-    for name, expected in one_process.items():
-        assert_same(results[0][name], expected, name)
+    for name in names:
+        assert_same(same_anywhere(results[0][name]), same_anywhere(one_process[name]), name)
+        assert results[0][name]["state"]["bytes"][0] == one_process[name]["state"]["bytes"][0], "bytes between workers"
         reports = [[{**report, "steps": ()} for report in result[name]["reports"]] for result in results]
         assert all(others == reports[0] for others in reports), "every rank reports the same, to the last bit"
 
 
-def test_a_checkpoint_of_two_ranks_goes_on_anywhere() -> None:
-    """Stopped within a round on 2 ranks; goes on in one process and on 4 ranks as if it had never stopped."""
-    whole = scenarios.result(scenarios.run_here(), 5)
-    state = run_on_ranks(scenarios.stopped, 2)[0]["state"]
-    for going_on in (scenarios.go_on(state, 3), run_on_ranks(scenarios.go_on, 4, state, 3)[0]):
-        assert_same(going_on["reports"], whole["reports"][2:])
-        assert_same(going_on["state"], whole["state"])
+@pytest.mark.parametrize(("num_ranks", "shards", "replicas"), ONE_ISLAND.values(), ids=ONE_ISLAND.keys())
+def test_fsdp_norm_is_ddp_norm_is_accumulation(num_ranks: int, shards: int, replicas: int, one_process: dict[str, dict[str, Any]]) -> None:
+    """Step by step: losses, statistics, requested batches, parameters."""
+    result = run_on_ranks(scenarios.one_island, num_ranks, shards, replicas)[0]
+    assert_same(same_anywhere(result), same_anywhere(one_process["one worker"]))
+    requests = [report["trainers"][0]["requested_batch"] for report in result["reports"]]
+    assert len(set(requests)) > 1, "a batch that never changes would show nothing"
+
+
+@pytest.mark.parametrize(("source", "target"), [((2, 1, 1), (4, 1, 1)), ((4, 2, 1), (2, 2, 1)), ((2, 1, 2), (4, 2, 2))])
+def test_a_checkpoint_goes_on_anywhere(source: tuple[int, int, int], target: tuple[int, int, int]) -> None:
+    """Stopped within a round on some ranks, sharded or not; goes on in one process and on others as if it had never stopped."""
+    scenarios.ISLAND[:] = 1, 1
+    whole = same_anywhere(scenarios.result(scenarios.run_here(), 5))
+    state = run_on_ranks(scenarios.stopped, source[0], *source[1:])[0]["state"]
+    for going_on in (scenarios.go_on(state, 3), run_on_ranks(scenarios.go_on, target[0], state, 3, *target[1:])[0]):
+        assert_same(same_anywhere(going_on["reports"]), whole["reports"][2:])
+        assert_same(same_anywhere(going_on["state"]), whole["state"])
 
 
 def fail_on_rank_one() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adloco.rules.switch import BatchPlan, SwitchMode, balanced, worker_shares
+from adloco.rules.switch import BatchPlan, SwitchMode, balanced
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,41 @@ def test_plan_in_numbers() -> None:
 
 def test_groups_for_statistics_keep_the_samples() -> None:
     assert BatchPlan(micro_batches=(8,)).in_groups(4).micro_batches == (2, 2, 2, 2)
-    assert BatchPlan(micro_batches=(3,)).in_groups(4).micro_batches == (1, 1, 1)
-    assert BatchPlan(micro_batches=(6, 6, 5)).in_groups(2).micro_batches == (6, 6, 5)
+    assert BatchPlan(micro_batches=(3,)).in_groups(4).micro_batches == (2, 1)
+    assert BatchPlan(micro_batches=(6, 6, 5)).in_groups(2).micro_batches == (5, 4, 4, 4)
     assert BatchPlan(micro_batches=(6, 5)).in_groups(4).micro_batches == (3, 3, 3, 2)
+    assert BatchPlan(micro_batches=(1, 1, 1, 1, 1)).in_groups(4).micro_batches == (1, 1, 1, 1, 1)
+
+
+def test_plans_for_several_ranks() -> None:
+    """Every rank has a micro-batch in every pass; what must be added for that is said."""
+    switch = SwitchMode(max_micro_batch=4, mode="always")
+    plan = switch.plan(17, ranks=2)  # 17 do not fit in 2 x 4 at once: three passes of two ranks.
+    assert (plan.micro_batches, plan.accumulation_steps, plan.rounded_up) == ((3, 3, 3, 3, 3, 2), 3, 0)
+    assert plan.of_rank(0) == [(0, 3), (6, 3), (12, 3)]
+    assert plan.of_rank(1) == [(3, 3), (9, 3), (15, 2)]
+    assert SwitchMode(max_micro_batch=1, mode="always").plan(5, ranks=4) == BatchPlan(micro_batches=(1,) * 8, ranks=4, rounded_up=3)
+    assert switch.plan(1, ranks=2) == BatchPlan(micro_batches=(1, 1), ranks=2, rounded_up=1)
+    # Two ranks fit 8: 9 to 16 are clipped at that as published, and 17 is accumulated.
+    assert [SwitchMode(max_micro_batch=4).plan(share, ranks=2).worker_batch for share in (8, 9, 16, 17)] == [8, 8, 8, 17]
+
+
+@pytest.mark.parametrize("max_micro_batch", [2, 3, 8])
+@pytest.mark.parametrize("share", [2, 3, 4, 7, 8, 17, 29, 64, 100])
+def test_groups_do_not_depend_on_the_ranks(share: int, max_micro_batch: int) -> None:
+    """Where the ranks divide the number of groups, and have not raised the batch."""
+    switch = SwitchMode(max_micro_batch=max_micro_batch, mode="always")
+    one = switch.plan(share).in_groups(4)
+    assert sum(one.micro_batches) == share
+    for ranks in (2, 4):
+        plan = switch.plan(share, ranks)
+        if plan.rounded_up == 0:
+            groups = plan.in_groups(4)
+            assert groups.micro_batches == one.micro_batches
+            assert groups.micro_batch <= max(max_micro_batch, plan.micro_batch)
+            parts = sorted(part for rank in range(ranks) for part in groups.of_rank(rank))
+            assert [samples for _, samples in parts] == list(one.micro_batches)
+            assert [offset for offset, _ in parts] == [sum(one.micro_batches[:index]) for index in range(len(parts))]
 
 
 @pytest.mark.parametrize("total", range(1, 60))
@@ -40,12 +72,6 @@ def test_balanced_is_exact(total: int) -> None:
         assert sum(shares) == total
         assert len(shares) == parts
         assert max(shares) - min(shares) <= 1
-
-
-def test_shares_of_workers() -> None:
-    assert worker_shares(17, 4, minimum=1) == (5, 4, 4, 4)
-    assert worker_shares(3, 4, minimum=1) == (1, 1, 1, 1)
-    assert worker_shares(3, 4, minimum=2) == (2, 2, 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from adloco.training.settings import OuterMean
 
 
 def test_what_is_shipped() -> None:
-    assert shipped_recipes() == ["adloco", "adloco-paper", "diloco", "local-sgd", "single"]
+    assert shipped_recipes() == ["adloco", "adloco-paper", "ddp", "ddp-norm", "diloco", "fsdp-norm", "local-sgd", "single"]
 
 
-@pytest.mark.parametrize("name", ["adloco", "adloco-paper", "diloco", "local-sgd", "single"])
+@pytest.mark.parametrize("name", ["adloco", "adloco-paper", "ddp", "ddp-norm", "diloco", "fsdp-norm", "local-sgd", "single"])
 def test_toml_round_trip(name: str) -> None:
     recipe = build_recipe(read_values(name))
     assert recipe.run.name == name

@@ -14,17 +14,17 @@ from torch import nn
 from adloco.algorithms.merging import MergeFates, apply_merge
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory
 from adloco.algorithms.outer import trainable
-from adloco.algorithms.reports import RoundReport, report_trainer, step_losses
+from adloco.algorithms.reports import RoundReport, WorkerRound, report_trainer, report_workers, step_losses
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
 from adloco.placement.process import OneProcess, Placement
+from adloco.rules.balance import EqualShares, Shares
 from adloco.rules.batch import BatchRule, ConstantBatch
 from adloco.rules.checks import require
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.merge import MergePolicy, NoMerge
-from adloco.rules.moments import Moments
 from adloco.rules.schedule import LearningRate
-from adloco.rules.switch import SwitchMode
+from adloco.rules.switch import BatchPlan, SwitchMode
 
 
 class AdLoCo:
@@ -33,8 +33,9 @@ class AdLoCo:
     build_model: makes the model; called once, every worker starts from a copy. loss_fn: (model, batch) -> mean loss over the batch's samples.
     data: a `Source` with at least one stream per worker. inner: model -> optimizers of a worker. outer: parameters -> outer optimizer, or None
     to adopt the workers' mean. sync_every: H, inner optimizer steps per round. learning_rate: a schedule over the inner optimizers' own rates,
-    in tokens of which each sample has `tokens_per_sample`. test_groups: groups into which a worker splits its batch when statistics are taken
-    (more if it accumulates). autocast: data type of mixed precision. placement: where workers live; this process by default.
+    in tokens of which each sample has `tokens_per_sample`. shares: how a trainer's batch is split over its workers. test_groups: groups into which
+    a worker splits its batch when statistics are taken (a multiple, if it accumulates more). test_every: inner steps from one test to the next; 0: on
+    the first of each round. autocast: data type of mixed precision. placement: where workers live; this process by default.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class AdLoCo:
         workers_per_trainer: int = 1,
         batch: BatchRule | None = None,
         guards: BatchGuards | None = None,
+        shares: Shares | None = None,
         switch: SwitchMode | None = None,
         merge: MergePolicy | None = None,
         fates: MergeFates | None = None,
@@ -57,6 +59,7 @@ class AdLoCo:
         tokens_per_sample: int = 1,
         max_grad_norm: float | None = None,
         test_groups: int = 4,
+        test_every: int = 0,
         autocast: torch.dtype | None = None,
         compile: bool = False,
         placement: Placement | None = None,
@@ -65,6 +68,7 @@ class AdLoCo:
         require(num_trainers >= 1, f"num_trainers must be >= 1, got {num_trainers}")
         require(workers_per_trainer >= 1, f"workers_per_trainer must be >= 1, got {workers_per_trainer}")
         require(test_groups >= 2, f"test_groups must be >= 2, got {test_groups}")
+        require(test_every >= 0, f"test_every must be >= 0, got {test_every}")
         require(max_grad_norm is None or max_grad_norm > 0, f"max_grad_norm must be > 0, got {max_grad_norm}")
         scheduled = learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
         require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
@@ -73,7 +77,10 @@ class AdLoCo:
         self.sync_every = sync_every
         self.placement = placement or OneProcess()
         self._rule: BatchRule = batch or ConstantBatch()
+        whole = self.placement.shards == 1
+        require(whole or not self._rule.needs_inner_products, "inner-product tests need whole gradients; use the norm test, or one shard per worker")
         self._guards = guards or BatchGuards()
+        self._shares: Shares = shares or EqualShares()
         self._switch = switch or SwitchMode()
         compares = not self._rule.needs_moments or self._switch.mode == "always" or self._switch.max_micro_batch >= 2
         require(compares, "switch.max_micro_batch must be >= 2 for this batch rule, which compares samples, or switch.mode always; got 1")
@@ -87,6 +94,7 @@ class AdLoCo:
             data=data,
             max_grad_norm=max_grad_norm,
             test_groups=test_groups,
+            test_every=test_every,
             takes_moments=self._rule.needs_moments,
             takes_inner_products=self._rule.needs_inner_products,
             autocast=autocast,
@@ -96,11 +104,12 @@ class AdLoCo:
         model = build_model().to(self.placement.device)
         self.num_parameters = sum(parameter.numel() for parameter in trainable(model))
         require(self.num_parameters > 0, "build_model returned a model without trainable parameters")
-        self.workers: dict[int, Worker] = {}
-        for worker in self.placement.local(range(self.num_workers)):
-            own = copy.deepcopy(model) if self.workers else model
-            self.workers[worker] = Worker(worker, own, inner, settings, torch.compile(own) if compile else own)
-        self._model = model
+        here = self.placement.local(range(self.num_workers))
+        copies = [model, *(copy.deepcopy(model) for _ in here[1:])]
+        self.workers = {
+            worker: Worker(worker, own, inner, settings, self.placement.engine(own, compile)) for worker, own in zip(here, copies, strict=True)
+        }
+        self._model = next(iter(self.workers.values())).model
         self._first_rate = next(iter(self.workers.values())).base_rates[0][0]
         self.trainers: dict[int, Trainer] = {}
         for trainer in range(num_trainers):
@@ -110,8 +119,10 @@ class AdLoCo:
         self.samples = 0
         self.inner_steps = 0
         self.syncs = 0
+        self.speeds: dict[int, float] = {}
         self._round_steps = 0
-        self._traffic_before = self.placement.bytes_handed()
+        self._bytes_before = (0, 0)
+        self._bytes_before = self._bytes_handed()
         self._halted = Event()
 
     def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
@@ -150,7 +161,7 @@ class AdLoCo:
     @property
     def samples_per_inner_step(self) -> int:
         """Samples that one inner step takes over all trainers, with the batches now in force."""
-        return sum(plan.worker_batch for trainer in self.trainers.values() for plan in trainer.plans(self._switch).values())
+        return sum(plan.worker_batch for trainer in self.trainers.values() for plan in self._plans(trainer).values())
 
     @property
     def samples_so_far(self) -> int:
@@ -161,13 +172,16 @@ class AdLoCo:
         step_tokens = self.samples_per_inner_step * self._tokens_per_sample
         tasks: dict[int, RoundTask] = {}
         for trainer in self.trainers.values():
-            plans = trainer.plans(self._switch)
+            plans = self._plans(trainer)
             lr_factor = self._lr_factor(step_tokens, sum(plan.worker_batch for plan in plans.values()))
             for worker, plan in plans.items():
                 tasks[worker] = RoundTask(
                     trainer=trainer.id, plan=plan, inner_steps=self._round_steps, first_step=self.inner_steps, lr_factor=lr_factor
                 )
         return tasks
+
+    def _plans(self, trainer: Trainer) -> dict[int, BatchPlan]:
+        return trainer.plans(self._shares, self.speeds, self._switch, self.placement.ranks_per_worker)
 
     def _lr_factor(self, step_tokens: int, trainer_batch: int) -> Callable[[int], float] | None:
         schedule, before = self._learning_rate, self.samples * self._tokens_per_sample
@@ -184,38 +198,50 @@ class AdLoCo:
             raise
 
     def _finish(self, tasks: Mapping[int, RoundTask]) -> RoundReport:
-        gathered = self.placement.gather({worker.id: _row(worker) for worker in self.workers.values()})
+        rows = self.placement.gather({worker.id: WorkerRound.of(worker).to_numbers() for worker in self.workers.values()})
+        done = {worker: WorkerRound.from_numbers(row) for worker, row in rows.items()}
         self.rounds_done += 1
         self.inner_steps += self._round_steps
         self.syncs += any(len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
         steps = tuple(self.placement.collect(step_losses(list(self.workers.values()), tasks)))
         trainers = []
         for trainer in self.trainers.values():
-            mine = [gathered[worker] for worker in trainer.worker_ids]
+            mine = [done[worker] for worker in trainer.worker_ids]
             local = [self.workers[worker] for worker in self.placement.local(trainer.worker_ids)]
             requested, served_by = trainer.requested_batch, list(trainer.worker_ids)
             comm = self.placement.comm(trainer.worker_ids)
+            samples = sum(worker.samples for worker in mine)
             if local:
-                trainer.sync(local, comm)
+                trainer.sync(local, samples, comm)
                 trainer.broadcast(local)
-            trainer.update_batch([Moments.from_numbers(row[:-2]) for row in mine], int(sum(row[-1] for row in mine)))
-            train_loss = sum(row[-2] for row in mine) / sum(row[-1] for row in mine)
+            trainer.update_batch([worker.moments for worker in mine], int(samples))
+            train_loss = sum(worker.loss_sum for worker in mine) / samples
             trainers.append(report_trainer(trainer, requested, [tasks[worker] for worker in served_by], train_loss, self._first_rate))
-        self.samples += int(sum(row[-1] for row in gathered.values()))
+        samples = sum(worker.samples for worker in done.values())
+        self.samples += int(samples)
+        self.speeds = self._shares.update(self.speeds, {worker: row.samples / row.busy_seconds for worker, row in done.items()})
         self._round_steps = 0
         merges = self._merge_trainers()
+        between, inside = self._bytes_handed()
         return RoundReport(
             round=self.rounds_done,
             samples=self.samples,
             inner_steps=self.inner_steps,
             syncs=self.syncs,
-            bytes_communicated=(self.placement.bytes_handed() - self._traffic_before) / self.num_workers,
+            bytes_communicated=between / self.num_workers,
+            bytes_inside=inside / self.placement.num_ranks,
             bytes_ddp_equivalent=4 * self.num_parameters * self.inner_steps,
-            train_loss=sum(row[-2] for row in gathered.values()) / sum(row[-1] for row in gathered.values()),
+            train_loss=sum(worker.loss_sum for worker in done.values()) / samples,
             trainers=tuple(trainers),
+            workers=report_workers(tasks, {worker: row.busy_seconds for worker, row in done.items()}),
             merges=merges,
             steps=steps,
         )
+
+    def _bytes_handed(self) -> tuple[int, int]:
+        """Bytes between workers, and inside islands, since the run began."""
+        between, inside = self.placement.bytes_handed()
+        return between - self._bytes_before[0], inside - self._bytes_before[1]
 
     def _merge_trainers(self) -> tuple[Any, ...]:
         requests = {trainer.id: trainer.requested_batch for trainer in self.trainers.values()}
@@ -234,15 +260,18 @@ class AdLoCo:
     def evaluate(self, function: Callable[[nn.Module, int, int], tuple[float, float]]) -> dict[int, float]:
         """Mean of a quantity for each trainer's global parameters, its work shared among the trainer's workers.
 
-        function: (model, part, parts) -> (sum, count) over the part-th of `parts` shares of the evaluation set, without gradients.
+        function: (model, part, parts) -> (sum, count) over the part-th of `parts` shares of the evaluation set, without gradients. It must call the
+        model as often for each part: a sharded one takes all ranks of its island.
         """
         require(not self.in_round, "a round is under way: the workers stand apart; evaluate between rounds")
-        parts = {worker: (index, len(trainer.worker_ids)) for trainer in self.trainers.values() for index, worker in enumerate(trainer.worker_ids)}
+        ranks = self.placement.ranks_per_worker
+        places = {worker: (index, trainer) for trainer in self.trainers.values() for index, worker in enumerate(trainer.worker_ids)}
 
-        def run(worker: Worker) -> tuple[float, float]:
+        def run(worker: Worker) -> list[float]:
+            index, trainer = places[worker.id]
             worker.model.eval()
             with torch.no_grad():
-                return function(worker.model, *parts[worker.id])
+                return worker.engine.sum(function(worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks))
 
         here = list(self.workers.values())
         results = self.placement.map(run, here, on_failure=lambda: None)
@@ -263,16 +292,19 @@ class AdLoCo:
             "inner_steps": self.inner_steps,
             "syncs": self.syncs,
             "round_steps": self._round_steps,
-            "traffic_bytes": self.placement.bytes_handed() - self._traffic_before,
-            "trainers": self.placement.collect([trainer.state_dict() for trainer in kept]),
-            "workers": dict(self.placement.collect(workers)),
+            "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
+            "bytes": list(self._bytes_handed()),
+            "trainers": self.placement.collect(self.placement.whole([trainer.state_dict() for trainer in kept])),
+            "workers": dict(self.placement.collect(self.placement.whole(workers))),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.rounds_done, self.samples = state["rounds_done"], state["samples"]
         self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
         self._round_steps = state["round_steps"]
-        self._traffic_before = self.placement.bytes_handed() - state["traffic_bytes"]
+        self.speeds = {int(worker): speed for worker, speed in state["speeds"].items()}
+        between, inside = self.placement.bytes_handed()
+        self._bytes_before = (between - state["bytes"][0], inside - state["bytes"][1])
         self._halted.clear()
         self.trainers = {}
         for saved in sorted(state["trainers"], key=lambda saved: int(saved["trainer"])):
@@ -282,9 +314,3 @@ class AdLoCo:
             trainer.broadcast([self.workers[worker] for worker in self.placement.local(trainer.worker_ids)])
         for worker in self.workers.values():
             worker.load_state_dict(state["workers"][str(worker.id)])
-
-
-def _row(worker: Worker) -> list[float]:
-    """What all must know of a worker at the end of a round: moments, sum of losses over samples, samples."""
-    # Every inner step of a round has the same batch.
-    return [*worker.moments.to_numbers(), sum(worker.losses) / len(worker.losses) * worker.round_samples, float(worker.round_samples)]

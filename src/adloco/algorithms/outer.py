@@ -1,7 +1,7 @@
 """The outer step: workers' parameters become one update of the global parameters (DiLoCo, arXiv 2311.08105, algorithm 1; DESIGN section 4).
 
 pseudo_gradient = global - worker, so that descent on it moves towards the workers; averaged over workers with their samples as weights; then any
-torch optimizer. Also `DiLoCo`, the same step for a training loop of one's own.
+torch optimizer.
 """
 
 import copy
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.placement.comm import Comm, LocalComm, PerWorker, Traffic
-from adloco.rules.checks import require
+from adloco.placement.comm import Comm, PerWorker
+from adloco.placement.shards import scattered
 
 
 class OuterStep:
@@ -25,7 +25,7 @@ class OuterStep:
 
     @torch.no_grad()
     def step(self, per_worker: PerWorker, weights: Sequence[float], comm: Comm) -> None:
-        """Move the global parameters. per_worker: parameters of each local worker; weights: samples behind each."""
+        """Move the global parameters. per_worker: parameters of each local worker; weights: its share of the samples."""
         if self.optimizer is None:
             copy_all(comm.mean(per_worker, weights), self.global_params)
             return
@@ -41,7 +41,7 @@ class OuterStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         copy_all(state["params"], self.global_params)
         if self.optimizer:
-            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would keep the given tensors.
+            load_optimizer(self.optimizer, state["optimizer"])
 
     def load_optimizer(self, other: "OuterStep") -> None:
         """Take over another's optimizer state."""
@@ -51,56 +51,6 @@ class OuterStep:
     def momentum(self) -> list[Tensor]:
         """The outer optimizer's state tensors, in the order of the parameters."""
         return optimizer_tensors(self.optimizer) if self.optimizer else []
-
-
-class DiLoCo:
-    """The outer step in a loop of your own: call `step()` after each inner optimizer step.
-
-    models: the replicas in this process, one per worker, with inner optimizers of yours. Their trainable parameters are set to those of the
-    first at the start and to the new global parameters at every sync. Floating-point buffers are averaged.
-    """
-
-    def __init__(self, models: nn.Module | Sequence[nn.Module], *, outer: OuterFactory | None, sync_every: int, comm: Comm | None = None) -> None:
-        require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
-        self.models = [models] if isinstance(models, nn.Module) else list(models)
-        self.sync_every = sync_every
-        self.traffic = Traffic()
-        self._comm = comm or LocalComm(len(self.models), self.traffic)
-        self._outer = OuterStep(trainable(self.models[0]), outer)
-        self._samples = [0.0] * len(self.models)
-        self._inner_steps = 0
-        self._load()
-
-    def step(self, samples: Sequence[float] | None = None) -> bool:
-        """Count one inner step of every replica; at each `sync_every`-th, sync and return True.
-
-        samples: what each replica trained on in this step; they weight its pseudo-gradient. Equal by default.
-        """
-        counts = [1.0] * len(self.models) if samples is None else samples
-        require(len(counts) == len(self.models), f"samples must have one number for each of {len(self.models)} models, got {len(counts)}")
-        self._samples = [before + count for before, count in zip(self._samples, counts, strict=True)]
-        self._inner_steps += 1
-        if self._inner_steps % self.sync_every:
-            return False
-        self._outer.step([trainable(model) for model in self.models], self._samples, self._comm)
-        means = self._comm.mean([averaged_buffers(model) for model in self.models], self._samples)
-        for model in self.models:
-            copy_all(means, averaged_buffers(model))
-        self._load()
-        self._samples = [0.0] * len(self.models)
-        return True
-
-    def state_dict(self) -> dict[str, Any]:
-        """The outer step's state; models and inner optimizers are yours to save."""
-        return {"outer": self._outer.state_dict(), "samples": list(self._samples), "inner_steps": self._inner_steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._outer.load_state_dict(state["outer"])
-        self._samples, self._inner_steps = list(state["samples"]), state["inner_steps"]
-
-    def _load(self) -> None:
-        for model in self.models:
-            copy_all(self._outer.global_params, trainable(model))
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -125,4 +75,15 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Copy each source into its target, in place."""
     for source, target in zip(sources, targets, strict=True):
-        target.copy_(source)
+        target.copy_(scattered(source, target))
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give an optimizer a copy of a saved state, whose whole tensors are sharded as their parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def placed(value: Any, parameter: Tensor) -> Any:
+        return scattered(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value
+
+    states = {index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()} for index, entry in saved["state"].items()}
+    optimizer.load_state_dict(copy.deepcopy({**saved, "state": states}))  # torch would keep the given tensors.

@@ -1,11 +1,38 @@
 """What a round reports: frozen values, no tensors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
 from adloco.rules.merge import Merge
+from adloco.rules.moments import Moments
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRound:
+    """What all ranks must know of a worker at the end of a round."""
+
+    busy_seconds: float
+    loss_sum: float
+    """Over samples."""
+    samples: float
+    moments: Moments
+
+    @staticmethod
+    def of(worker: Worker) -> "WorkerRound":
+        # Every inner step of a round has the same batch.
+        loss_sum = sum(worker.losses) / len(worker.losses) * worker.round_samples
+        return WorkerRound(busy_seconds=worker.busy_seconds, loss_sum=loss_sum, samples=worker.round_samples, moments=worker.moments)
+
+    def to_numbers(self) -> list[float]:
+        """The float64 scalars that cross the network."""
+        return [self.busy_seconds, self.loss_sum, self.samples, *self.moments.to_numbers()]
+
+    @staticmethod
+    def from_numbers(numbers: Sequence[float]) -> "WorkerRound":
+        busy_seconds, loss_sum, samples, *moments = numbers
+        return WorkerRound(busy_seconds=busy_seconds, loss_sum=loss_sum, samples=samples, moments=Moments.from_numbers(moments))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +46,13 @@ class TrainerReport:
     worker_batch: int
     """Samples per inner step of its first worker, which has the largest share."""
     micro_batch: int
+    """Of a rank, the largest."""
     accumulation_steps: int
+    """Passes of each rank per inner step."""
     trainer_batch: int
     """Samples per inner step over all its workers, as trained."""
+    rounded_up: int
+    """Samples of these that were added so that every rank has work."""
     grad_variance: float | None
     """S, smoothed as the batch rule saw it; None where the rule takes no statistics."""
     grad_norm_sq: float | None
@@ -32,6 +63,20 @@ class TrainerReport:
     """Mean over the samples of the round."""
     learning_rate: float
     """Of the last inner step, in the first group of the inner optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerReport:
+    """One worker in one round."""
+
+    worker: int
+    trainer: int
+    worker_batch: int
+    """Samples per inner step."""
+    busy_seconds: float = field(compare=False)
+    """Taken by its inner steps."""
+    wait_seconds: float = field(compare=False)
+    """From its last inner step to that of the slowest worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +103,14 @@ class RoundReport:
     """Rounds so far in which workers exchanged parameters."""
     bytes_communicated: float
     """What one worker has handed to reductions with others (payload, one direction, mean over workers)."""
+    bytes_inside: float
+    """What one rank has handed to collectives with the others of its island (payload, one direction, mean over ranks)."""
     bytes_ddp_equivalent: int
     """What it would have handed over in data-parallel training with as many steps: 4 x parameters x inner steps."""
     train_loss: float
     """Mean over all samples of the round."""
     trainers: tuple[TrainerReport, ...]
+    workers: tuple[WorkerReport, ...]
     merges: tuple[Merge, ...]
     steps: tuple[StepLoss, ...]
     """Step losses of all workers (in processes other than the first, of those that live there)."""
@@ -83,6 +131,21 @@ def step_losses(workers: Sequence[Worker], tasks: Mapping[int, RoundTask]) -> li
     ]
 
 
+def report_workers(tasks: Mapping[int, RoundTask], busy_seconds: Mapping[int, float]) -> tuple[WorkerReport, ...]:
+    """All workers, in rising order."""
+    slowest = max(busy_seconds.values())
+    return tuple(
+        WorkerReport(
+            worker=worker,
+            trainer=tasks[worker].trainer,
+            worker_batch=tasks[worker].plan.worker_batch,
+            busy_seconds=seconds,
+            wait_seconds=slowest - seconds,
+        )
+        for worker, seconds in busy_seconds.items()
+    )
+
+
 def report_trainer(trainer: Trainer, requested_batch: int, tasks: Sequence[RoundTask], train_loss: float, base_rate: float) -> TrainerReport:
     """A trainer after its sync. tasks: what its workers did, the largest share first; base_rate: their learning rate at a factor of 1."""
     first, seen = tasks[0], trainer.controller.estimate
@@ -94,6 +157,7 @@ def report_trainer(trainer: Trainer, requested_batch: int, tasks: Sequence[Round
         micro_batch=first.plan.micro_batch,
         accumulation_steps=first.plan.accumulation_steps,
         trainer_batch=sum(task.plan.worker_batch for task in tasks),
+        rounded_up=sum(task.plan.rounded_up for task in tasks),
         grad_variance=seen.grad_variance if seen else None,
         grad_norm_sq=seen.grad_norm_sq if seen else None,
         noise_scale=seen.noise_scale if seen else None,

@@ -3,7 +3,7 @@
 (The loop object that others call a trainer is `AdLoCo` here.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,9 +12,10 @@ from adloco.algorithms.optimizers import OuterFactory
 from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all, trainable
 from adloco.algorithms.worker import Worker
 from adloco.placement.comm import Comm
+from adloco.rules.balance import Shares
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
-from adloco.rules.switch import BatchPlan, SwitchMode, worker_shares
+from adloco.rules.switch import BatchPlan, SwitchMode
 
 
 class Trainer:
@@ -33,15 +34,15 @@ class Trainer:
         """Samples per inner step over all workers, before clipping at what fits."""
         return self.controller.requested_batch
 
-    def plans(self, switch: SwitchMode) -> dict[int, BatchPlan]:
-        """Each worker's micro-batches for an inner step."""
+    def plans(self, shares_rule: Shares, speeds: Mapping[int, float], switch: SwitchMode, ranks: int) -> dict[int, BatchPlan]:
+        """Each worker's micro-batches for an inner step. speeds: samples per second by worker; ranks: how many serve a worker."""
         # A worker with one sample has one group, hence no statistics.
-        shares = worker_shares(self.requested_batch, len(self.worker_ids), minimum=2 if self.controller.rule.needs_moments else 1)
-        return {worker: switch.plan(share) for worker, share in zip(self.worker_ids, shares, strict=True)}
+        shares = shares_rule.split(self.requested_batch, self.worker_ids, speeds, minimum=2 if self.controller.rule.needs_moments else 1)
+        return {worker: switch.plan(share, ranks) for worker, share in zip(self.worker_ids, shares, strict=True)}
 
-    def sync(self, workers: Sequence[Worker], comm: Comm) -> None:
-        """Outer step over this trainer's workers, weighted by the samples each has trained on in the round."""
-        weights = [float(worker.round_samples) for worker in workers]
+    def sync(self, workers: Sequence[Worker], round_samples: float, comm: Comm) -> None:
+        """Outer step over this trainer's workers, weighted by the samples each has trained on. round_samples: of all of them, in this round."""
+        weights = [worker.round_samples / round_samples for worker in workers]
         self.outer.step([worker.params for worker in workers], weights, comm)
         if self.buffers:
             copy_all(comm.mean([worker.buffers for worker in workers], weights), self.buffers)

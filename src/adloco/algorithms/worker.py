@@ -5,8 +5,8 @@ trainer stand at the same point.
 """
 
 import contextlib
-import copy
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.optimizers import InnerFactory
-from adloco.algorithms.outer import averaged_buffers, copy_all, trainable
-from adloco.placement.gradients import IncomingGradients, clip, squared_norm
+from adloco.algorithms.outer import averaged_buffers, copy_all, load_optimizer, trainable
+from adloco.placement.gradients import clip
+from adloco.placement.island import Engine
+from adloco.placement.shards import local
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 
@@ -52,6 +54,7 @@ class InnerSettings:
     data: Source
     max_grad_norm: float | None
     test_groups: int
+    test_every: int
     takes_moments: bool
     takes_inner_products: bool
     autocast: torch.dtype | None
@@ -74,7 +77,7 @@ class RoundTask:
 class Worker:
     """One model copy that trains on its own stream between syncs."""
 
-    def __init__(self, worker: int, model: nn.Module, inner: InnerFactory, settings: InnerSettings, forward: Callable[..., Any]) -> None:
+    def __init__(self, worker: int, model: nn.Module, inner: InnerFactory, settings: InnerSettings, engine: Engine) -> None:
         self.id = worker
         self.model = model
         self.params = trainable(model)
@@ -85,38 +88,48 @@ class Worker:
         self.position = 0
         self.inner_step = 0
         self.round_samples = 0
+        self.busy_seconds = 0.0
         self.losses: list[float] = []
         self.moments = Moments()
         self._settings = settings
-        self._forward = forward
+        self.engine = engine
 
     def begin_round(self) -> None:
         """Forget the records of the last round."""
         self.inner_step = 0
         self.round_samples = 0
+        self.busy_seconds = 0.0
         self.losses = []
         self.moments = Moments()
 
     def advance(self, task: RoundTask, halted: Event) -> None:
-        """Inner steps up to the end of the round, or until halted between two of them."""
+        """Inner steps up to the end of the round, or until halted between two of them (on all ranks of the island after the same one)."""
+        began = time.monotonic()
         self.model.train()
-        while self.inner_step < task.inner_steps and not halted.is_set():
-            self._step(task)
-        if self.inner_step == task.inner_steps and not all(bool(parameter.isfinite().all()) for parameter in self.params):
+        stopping = self.engine.sum([float(halted.is_set())])[0] > 0
+        while self.inner_step < task.inner_steps and not stopping:
+            stopping = self._step(task, halted)
+        finite = all(bool(local(parameter).isfinite().all()) for parameter in self.params)
+        if self.inner_step == task.inner_steps and self.engine.sum([float(not finite)])[0] > 0:
             # A gradient can overflow where the loss does not; it must not reach the others.
             raise NonFiniteLossError(f"parameters are not finite in {self._place(task, self.inner_step)}; {ADVICE}")
+        self.engine.average(self.buffers)
+        self.busy_seconds += time.monotonic() - began
 
-    def _step(self, task: RoundTask) -> None:
+    def _step(self, task: RoundTask, halted: Event) -> bool:
+        """One inner step; returns whether any rank of the island was told to halt."""
         self._drop_gradients()  # Of a step that failed half-way.
         if task.lr_factor is not None:
             self._scale_rates(task.lr_factor(self.inner_step))
-        testing = self.inner_step == 0 and self._settings.takes_moments
+        testing = self._settings.takes_moments and self._tests(task)
         plan = task.plan.in_groups(self._settings.test_groups) if testing else task.plan
-        loss = self._backward_with_moments(plan) if testing else float(sum(self._micro_steps(plan)))
+        parts = self._backward_with_moments(plan) if testing else torch.stack(list(self._micro_steps(plan)))
+        norm_sq = self.engine.norm_sq_part() if self._settings.max_grad_norm is not None else 0.0
+        loss, norm_sq, halting = self.engine.sum([float(parts.double().sum()), norm_sq, float(halted.is_set())])
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"loss is {loss} in {self._place(task, self.inner_step + 1)}; {ADVICE}")
         if self._settings.max_grad_norm is not None:
-            clip(self.params, self._settings.max_grad_norm)
+            clip(self.params, math.sqrt(norm_sq), self._settings.max_grad_norm)
         for optimizer in self.optimizers:
             optimizer.step()
         self._drop_gradients()
@@ -124,41 +137,50 @@ class Worker:
         self.round_samples += plan.worker_batch
         self.losses.append(loss)
         self.inner_step += 1
+        return halting > 0
+
+    def _tests(self, task: RoundTask) -> bool:
+        """Whether gradient statistics are taken on the coming inner step."""
+        every = self._settings.test_every
+        return self.inner_step == 0 if every == 0 else (task.first_step + self.inner_step) % every == 0
 
     def _place(self, task: RoundTask, inner_step: int) -> str:
         return f"trainer {task.trainer}, worker {self.id}, inner step {task.first_step + inner_step}"
 
     def _micro_steps(self, plan: BatchPlan) -> Iterator[Tensor]:
-        """Forward and backward of each micro-batch, weighted by its samples; yields its part of the mean loss."""
-        offset = self.position
-        for samples in plan.micro_batches:
-            batch = to_device(self._settings.data.read(self.stream, offset, samples), self._settings.device)
-            with autocast(self._settings.device, self._settings.autocast):
-                loss = self._settings.loss_fn(self._forward, batch) * (samples / plan.worker_batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-            offset += samples
+        """Forward and backward of each micro-batch of this rank, weighted by its samples; yields its part of the mean loss."""
+        own = plan.of_rank(self.engine.rank)
+        for index, (offset, samples) in enumerate(own):
+            batch = to_device(self._settings.data.read(self.stream, self.position + offset, samples), self._settings.device)
+            with self.engine.reducing(last=index == len(own) - 1):
+                with autocast(self._settings.device, self._settings.autocast):
+                    loss = self._settings.loss_fn(self.engine.forward, batch) * (samples / plan.worker_batch)
+                loss.backward()  # type: ignore[no-untyped-call]
             yield loss.detach()
 
-    def _backward_with_moments(self, plan: BatchPlan) -> float:
+    def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
+        """The step's losses; sets the moments from |g_j|^2 of every micro-batch of every rank and |gbar|^2."""
+        own = range(self.engine.rank, len(plan.micro_batches), plan.ranks)
         fractions = [samples / plan.worker_batch for samples in plan.micro_batches]
-        losses, norms_sq = [], []
-        with IncomingGradients(self.params) as incoming:
-            for fraction, loss in zip(fractions, self._micro_steps(plan), strict=True):
+        losses, norms_sq = [], [0.0] * len(fractions)
+        with self.engine.incoming() as incoming:
+            for group, loss in zip(own, self._micro_steps(plan), strict=True):
                 losses.append(loss)
-                norms_sq.append(incoming.take() / fraction**2)
-        mean_norm_sq = squared_norm(parameter.grad for parameter in self.params if parameter.grad is not None)
-        inner = self._inner_products(plan, fractions) if self._settings.takes_inner_products else ()
-        self.moments = group_moments(plan.micro_batches, norms_sq, mean_norm_sq, inner)
-        return float(sum(losses))
+                norms_sq[group] = incoming.take() / fractions[group] ** 2
+        inner = self._inner_products(plan, own, fractions) if self._settings.takes_inner_products else []
+        mean_norm_sq, *gathered = self.engine.sum([self.engine.norm_sq_part(), *norms_sq, *inner])
+        norms_sq, inner = gathered[: len(fractions)], gathered[len(fractions) :]
+        self.moments += group_moments(plan.micro_batches, norms_sq, mean_norm_sq, inner)
+        return torch.stack(losses)
 
-    def _inner_products(self, plan: BatchPlan, fractions: Sequence[float]) -> list[float]:
+    def _inner_products(self, plan: BatchPlan, own: Sequence[int], fractions: Sequence[float]) -> list[float]:
         """<g_j, gbar> by a second pass over the same micro-batches: exact for any number of groups, with one extra gradient copy."""
-        means = [parameter.grad for parameter in self.params]
-        products = []
-        with IncomingGradients(self.params, reference=means) as incoming:
+        means = [parameter.grad.clone() if parameter.grad is not None else None for parameter in self.params]
+        products = [0.0] * len(fractions)
+        with self.engine.incoming(reference=means) as incoming:
             self._drop_gradients()
-            for fraction, _ in zip(fractions, self._micro_steps(plan), strict=True):
-                products.append(incoming.take() / fraction)
+            for group, _ in zip(own, self._micro_steps(plan), strict=True):
+                products[group] = incoming.take() / fractions[group]
                 self._drop_gradients()
         for parameter, mean in zip(self.params, means, strict=True):
             parameter.grad = mean
@@ -185,6 +207,7 @@ class Worker:
             "position": self.position,
             "inner_step": self.inner_step,
             "round_samples": self.round_samples,
+            "busy_seconds": self.busy_seconds,
             "losses": self.losses,
             "moments": self.moments.to_numbers(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -195,10 +218,11 @@ class Worker:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.stream, self.position = state["stream"], state["position"]
         self.inner_step, self.round_samples = state["inner_step"], state["round_samples"]
+        self.busy_seconds = state["busy_seconds"]
         self.losses = list(state["losses"])
         self.moments = Moments.from_numbers(state["moments"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(copy.deepcopy(saved))  # torch would keep the given tensors.
+            load_optimizer(optimizer, saved)
         if state["params"]:
             self.load_params(state["params"], state["buffers"])
 

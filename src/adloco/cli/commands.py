@@ -18,7 +18,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 from rich.console import Console
 
 from adloco.cli.view import open_view, summary_lines
-from adloco.placement.launch import check_ranks, num_ranks, process_group, start_ranks, this_rank
+from adloco.placement.launch import island_shape, num_ranks, process_group, start_ranks, this_rank
 from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.recipe_text import to_toml
 from adloco.training.report import write_report
@@ -45,7 +45,8 @@ def train(words: Sequence[str]) -> int:
     values = override(read_values(str(run_folder(known.resume) / RECIPE) if known.resume else known.recipe or "adloco"), settings)
     recipe = build_recipe(values)
     if known.ranks != 1 and num_ranks() == 1:
-        check_ranks(known.ranks, recipe.method.num_trainers * recipe.method.workers_per_trainer)
+        shape = recipe.placement
+        island_shape(known.ranks, recipe.method.num_trainers * recipe.method.workers_per_trainer, shape.shard_size, shape.replica_size)
         return start_ranks(known.ranks, ["train", *words])
     console = Console(highlight=False, quiet=this_rank() != 0)
     with process_group():

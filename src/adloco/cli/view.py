@@ -49,7 +49,7 @@ class PlainView:
         loss = "" if record["val_loss"] is None else f" val {record['val_loss']:.4f}"
         self._console.print(
             f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train {record['train_loss']:.4f}{loss}  {trainers}"
-            f"  sent {_megabytes(record['bytes_communicated'])} (DDP {_megabytes(record['bytes_ddp_equivalent'])})"
+            f"  sent {_sent(record)} (DDP {_megabytes(record['bytes_ddp_equivalent'])})"
             f"  {record['tokens_per_second']:,.0f} tok/s",
             soft_wrap=True,
         )
@@ -114,7 +114,7 @@ class LiveView:
     def _traffic(self, record: Record) -> RenderableType:
         sent, ddp = record["bytes_communicated"], record["bytes_ddp_equivalent"]
         less = f", {ddp / sent:,.0f}x less" if sent else ""
-        text = f"round {record['round']}, {record['syncs']} syncs, {_megabytes(sent)} sent per worker; DDP would have sent {_megabytes(ddp)}{less}"
+        text = f"round {record['round']}, {record['syncs']} syncs, {_sent(record)} sent per worker; DDP would have sent {_megabytes(ddp)}{less}"
         return Text(text, style="dim")
 
 
@@ -130,7 +130,7 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
         f"validation loss {final} (best {best}, first {_number(first, '.4f')})",
         f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, {_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
         f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, {len(last['trainers'])} trainers in the last round",
-        f"{summary['syncs']} syncs, {_megabytes(summary['bytes'])} sent per worker{ratio}",
+        f"{summary['syncs']} syncs, {_sent(last)} sent per worker{ratio}",
         f"{summary['tokens'] / summary['seconds']:,.0f} tokens/s with evaluation and checkpoints, {last['memory_bytes'] / 2**20:,.0f} MiB at most",
         f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints {run.folder / 'checkpoints'}",
     ]
@@ -146,6 +146,11 @@ def _merge_texts(record: Record) -> list[str]:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def _sent(record: Record) -> str:
+    inside = f" + {_megabytes(record['bytes_inside'])} inside" if record["bytes_inside"] else ""
+    return f"{_megabytes(record['bytes_communicated'])}{inside}"
 
 
 def _megabytes(value: float) -> str:

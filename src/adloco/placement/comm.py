@@ -1,34 +1,37 @@
 """Reductions among workers, with one entry per local worker (DESIGN section 3, seam 1).
 
-`mean` adds the local entries first; a placement over several ranks then reduces over its group, and callers cannot tell the difference. Traffic is
-counted as if every worker stood on an island of its own, so that the figure is a property of the algorithm and not of the placement.
+`mean` adds the local entries first; a placement over several ranks then reduces over its group, and callers cannot tell the difference. Traffic
+between workers is counted as if every worker stood on an island of its own, so that the figure is a property of the algorithm and not of the
+placement; what the ranks of one island exchange is counted apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from adloco.placement.shards import local
 
 PerWorker = Sequence[Sequence[Tensor]]
 """One sequence of tensors for each local worker, alike in shapes."""
 
 
 class Traffic:
-    """Bytes handed to reductions with others, in one direction, summed over workers."""
+    """Payload bytes that this process has handed to collectives, in one direction."""
 
     def __init__(self) -> None:
-        self.bytes = 0
-
-    def add(self, payload_bytes: int) -> None:
-        self.bytes += payload_bytes
+        self.between = 0
+        """To reductions with other workers: what would leave an island if each worker had one of its own."""
+        self.inside = 0
+        """To collectives among the ranks that serve one worker."""
 
 
 class Comm(Protocol):
     """Reductions among a fixed set of workers. Every worker of the set takes part in every call, in the same order."""
 
     def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
-        """Weighted mean over all workers of the set; weights: one per local worker, >= 0, not all zero over the set."""
+        """Weighted sum over all workers of the set. weights: one per local worker; over the whole set they add up to 1."""
         ...
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
@@ -37,33 +40,34 @@ class Comm(Protocol):
 
 
 class LocalComm:
-    """All workers of the set live in one process; in the others, which take no part, the set is empty."""
+    """All workers of the set live in one process (or on one island); elsewhere, where none takes part, the set is empty."""
 
-    def __init__(self, num_workers: int, traffic: Traffic) -> None:
+    def __init__(self, num_workers: int, traffic: Traffic, counts: Callable[[Tensor], bool] = lambda tensor: True) -> None:
+        """counts: whether this rank counts the bytes of a tensor; of several ranks that hold the same, one does."""
         self.num_workers = num_workers
         self.traffic = traffic
+        self._counts = counts
 
     def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
         assert len(per_worker) == len(weights) == self.num_workers, "one entry and one weight per worker"
         if not per_worker:
             return []
-        total = sum(weights)
-        self._count(sum(num_bytes(entry) for entry in per_worker))
-        return [weighted_sum(entries, [weight / total for weight in weights]) for entries in zip(*per_worker, strict=True)]
+        self._count([tensor for entry in per_worker for tensor in entry])
+        return [weighted_sum(entries, weights) for entries in zip(*per_worker, strict=True)]
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
         if receivers:
-            self._count(num_bytes(tensors))
+            self._count(tensors)
         return list(tensors)
 
-    def _count(self, payload_bytes: int) -> None:
+    def _count(self, tensors: Sequence[Tensor]) -> None:
         if self.num_workers > 1:
-            self.traffic.add(payload_bytes)
+            self.traffic.between += num_bytes([tensor for tensor in tensors if self._counts(tensor)])
 
 
 def num_bytes(tensors: Sequence[Tensor]) -> int:
-    """Payload of these tensors as they are."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """Payload of these tensors as they are; of sharded ones, of this rank's shards."""
+    return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
 
 
 @torch.no_grad()

@@ -4,62 +4,67 @@ A hook on each parameter sees the incoming gradient before it is added to `.grad
 been summed. So |g_j|^2 of every micro-batch is known without a second copy of the gradients. Sums are in float64.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from adloco.placement.shards import local
+
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:
-    """Sum of squares of all elements, in float64."""
-    return _total([_squares(tensor) for tensor in tensors])
+    """Sum of squares of all elements (of sharded tensors, those on this rank), in float64."""
+    return _total([squares(local(tensor)) for tensor in tensors])
 
 
-def clip(parameters: Sequence[Tensor], max_norm: float) -> None:
-    """Scale the gradients down so that their norm over all parameters is at most max_norm."""
-    torch.nn.utils.clip_grad_norm_(parameters, max_norm, error_if_nonfinite=False)
+@torch.no_grad()
+def clip(parameters: Sequence[Tensor], norm: float, max_norm: float) -> None:
+    """Scale the gradients, whose norm is `norm`, down to max_norm at most."""
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if norm > max_norm and gradients:
+        torch._foreach_mul_(gradients, max_norm / norm)
 
 
-class IncomingGradients:
-    """While open, sums a quantity of every incoming gradient; `take` returns the sum since the last call.
+def squares(tensor: Tensor) -> Tensor:
+    """Sum of squares as a float64 scalar, still on the device."""
+    norm: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
+    return norm.square()
 
-    The quantity is |g|^2, or with `reference` <g, reference>, over all parameters that take gradients (None in the reference: zero).
-    """
 
-    def __init__(self, parameters: Sequence[Tensor], reference: Sequence[Tensor | None] | None = None) -> None:
-        self._parameters = parameters
-        self._reference = reference
+class GradientSums:
+    """Numbers from gradients as they come in; `take` returns their sum since the last call, as float64."""
+
+    def __init__(self) -> None:
         self._parts: list[Tensor] = []
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
-    def __enter__(self) -> "IncomingGradients":
-        for index, parameter in enumerate(self._parameters):
-            if self._reference is None or self._reference[index] is not None:
-                self._handles.append(parameter.register_hook(self._hook(index)))  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for handle in self._handles:
-            handle.remove()
+    def add(self, part: Tensor) -> None:
+        self._parts.append(part)
 
     def take(self) -> float:
-        """The sum over the gradients that came in since the last call, as float64."""
         total, self._parts = _total(self._parts), []
         return total
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
-        reference = None if self._reference is None else self._reference[index]
 
-        def see(gradient: Tensor) -> None:
-            self._parts.append(_squares(gradient) if reference is None else _inner(gradient, reference))
+@contextmanager
+def incoming_gradients(parameters: Sequence[Tensor], reference: Sequence[Tensor | None] | None = None) -> Iterator[GradientSums]:
+    """While open, sums |g|^2 of every incoming gradient, or with `reference` <g, reference>, over all these parameters (None in it: zero)."""
+    sums = GradientSums()
+    references = reference or [None] * len(parameters)
+    handles = [
+        parameter.register_hook(_hook(sums, other))  # type: ignore[no-untyped-call]
+        for parameter, other in zip(parameters, references, strict=True)
+        if reference is None or other is not None
+    ]
+    try:
+        yield sums
+    finally:
+        for handle in handles:
+            handle.remove()
 
-        return see
 
-
-def _squares(tensor: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
-    return norm.square()
+def _hook(sums: GradientSums, reference: Tensor | None) -> Callable[[Tensor], None]:
+    return lambda gradient: sums.add(squares(gradient) if reference is None else _inner(gradient, reference))
 
 
 def _total(parts: Sequence[Tensor]) -> float:

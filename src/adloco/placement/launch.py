@@ -44,21 +44,39 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def check_ranks(count: int, num_workers: int) -> None:
-    """Refuse a number of ranks that cannot share the workers."""
-    if not 1 <= count <= num_workers:
-        raise ValueError(f"{count} ranks cannot share {num_workers} workers; start 1 to {num_workers} ranks, or ask for more workers")
+def island_shape(count: int, num_workers: int, shard_size: int, replica_size: int) -> tuple[int, int]:
+    """(shards, replicas) of each island; a ValueError for a number of ranks that cannot hold the workers in such islands.
+
+    A size of 0 takes as many ranks as there are for each worker.
+    """
+    spare = max(1, count // (num_workers * max(shard_size, replica_size, 1)))
+    shards, replicas = shard_size or spare, replica_size or spare
+    ranks = shards * replicas
+    if count < 1 or count % ranks or count // ranks > num_workers:
+        sizes = f" in islands of {ranks} (placement.shard_size x placement.replica_size = {shards} x {replicas})" if ranks > 1 else ""
+        allowed = f"1 to {num_workers}" if ranks == 1 else ", ".join(str(ranks * islands) for islands in range(1, num_workers + 1))
+        workers = f"{num_workers} workers" if num_workers > 1 else "1 worker"
+        raise ValueError(f"{count} ranks cannot share {workers}{sizes}; start {allowed} ranks, or ask for more workers")
+    return shards, replicas
 
 
-def place(num_workers: int, device: torch.device, threads: int) -> Placement:
-    """All workers here, or a share of them if this process is one of several ranks."""
+def place(num_workers: int, device: str | torch.device = "cpu", threads: int = 0, shard_size: int = 1, replica_size: int = 1) -> Placement:
+    """All workers here, or a share of them if this process is one of several ranks, inside of `process_group`.
+
+    device: "cuda" is the GPU of this rank. threads: workers that run at once; 0: one per core. shard_size, replica_size: ranks over which a worker
+    is sharded (FSDP2), and copies of it whose gradients are summed (DDP, HSDP); 0: as many as there are ranks for each worker. ValueError for a
+    number of ranks that cannot hold the workers in such islands.
+    """
+    shards, replicas = island_shape(num_ranks(), num_workers, shard_size, replica_size)
+    device = torch.device(device)
     if not dist.is_initialized():
+        if num_ranks() > 1:
+            raise ValueError("this process is one of several ranks; call place inside `with adloco.process_group():`")
         return OneProcess(device, threads)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    check_ranks(num_ranks(), num_workers)
-    return Ranks(num_workers, device, threads)
+    return Ranks(num_workers, device, threads, shards, replicas)
 
 
 def start_ranks(count: int, words: Sequence[str]) -> int:

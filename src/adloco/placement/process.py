@@ -11,8 +11,10 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from adloco.placement.comm import Comm, LocalComm, Traffic
+from adloco.placement.island import Engine, Whole
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -22,16 +24,28 @@ class Placement(Protocol):
     """Which workers are here, how they run, and how they reach the others."""
 
     device: torch.device
-    traffic: Traffic
-    """What the workers of this process have handed over."""
+    num_ranks: int
+    """Processes among which the workers are spread."""
+    ranks_per_worker: int
+    """Ranks that serve a worker together."""
+    shards: int
+    """Ranks over which a worker's parameters are spread."""
 
     @property
     def first(self) -> bool:
         """Whether this process is the one that writes and shows."""
         ...
 
-    def bytes_handed(self) -> int:
-        """What all workers have handed to reductions with others."""
+    def bytes_handed(self) -> tuple[int, int]:
+        """Payload handed over by all ranks so far: between workers, and inside islands."""
+        ...
+
+    def engine(self, model: nn.Module, compile: bool) -> Engine:
+        """The model as the ranks that serve a worker run it. Called for each local worker, in rising order; may shard the model in place."""
+        ...
+
+    def whole(self, state: Item) -> Item:
+        """A state with its sharded tensors gathered. Called on all ranks of an island, in the same order."""
         ...
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
@@ -75,6 +89,7 @@ class OneProcess:
     def __init__(self, device: str | torch.device = "cpu", threads: int = 0) -> None:
         self.device = torch.device(device)
         self.traffic = Traffic()
+        self.num_ranks = self.ranks_per_worker = self.shards = 1
         self.threads = threads or (num_cores() if self.device.type == "cpu" else 1)
         _set_up_matrix_products()
 
@@ -82,8 +97,14 @@ class OneProcess:
     def first(self) -> bool:
         return True
 
-    def bytes_handed(self) -> int:
-        return self.traffic.bytes
+    def bytes_handed(self) -> tuple[int, int]:
+        return self.traffic.between, self.traffic.inside
+
+    def engine(self, model: nn.Module, compile: bool) -> Engine:
+        return Whole(model, torch.compile(model) if compile else model)
+
+    def whole(self, state: Item) -> Item:
+        return state
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
         return list(items)
@@ -99,7 +120,7 @@ class OneProcess:
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         if len(rows) > 1:
-            self.traffic.add(sum(8 * len(row) for row in rows.values()))
+            self.traffic.between += sum(8 * len(row) for row in rows.values())
         return {worker: list(rows[worker]) for worker in sorted(rows)}
 
     def any(self, flag: bool) -> bool:

@@ -1,7 +1,8 @@
-"""The placement of a run over several processes (ranks) of torch.distributed: each hosts a contiguous, balanced share of the workers.
+"""The placement of a run over several processes (ranks) of torch.distributed, in islands of ranks that serve the same workers.
 
-Process groups are made here alone: `comm` is called on all ranks, in the same order, also by those that host none of its workers, and keeps one group
-for each set of ranks. Workers of one rank run in threads and are added up before anything crosses the network.
+Ranks are numbered island by island, so that an island's ranks are neighbours (the ranks of one machine, as torchrun numbers them); within an island,
+replica by replica. Each island hosts a contiguous, balanced share of the workers. All process groups are made here: `comm` is called on all ranks, in
+the same order, also by those that host none of its workers, and keeps the groups of each set of islands.
 """
 
 import socket
@@ -11,25 +12,37 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
-from adloco.placement.comm import Comm, LocalComm, Traffic, num_bytes, weighted_sum
+from adloco.placement.comm import Comm, LocalComm, PerWorker, Traffic, num_bytes, weighted_sum
+from adloco.placement.island import Engine, Replicated, Sharded
 from adloco.placement.process import Item, OneProcess, Result
+from adloco.placement.shards import is_sharded, local, whole
 
 TIMEOUT = timedelta(minutes=30)
 """Longest wait for the others: a rank with a large batch can be minutes behind at a sync."""
 
 
 class Ranks:
-    """Workers over the ranks of the default process group."""
+    """Workers over the ranks of the default process group, `shards` x `replicas` of which make an island."""
 
-    def __init__(self, num_workers: int, device: torch.device, threads: int) -> None:
+    def __init__(self, num_workers: int, device: torch.device, threads: int, shards: int = 1, replicas: int = 1) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.num_workers = num_workers
         self.device = device
+        self.shards = shards
+        self.ranks_per_worker = shards * replicas
         self.traffic = Traffic()
-        self._process = OneProcess(device, threads)
+        self._num_islands = self.num_ranks // self.ranks_per_worker
+        self._island, self._position = divmod(self.rank, self.ranks_per_worker)
+        # Workers of one island would mix up their collectives if they ran at once.
+        self._process = OneProcess(device, threads if self.ranks_per_worker == 1 else 1)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        if self.ranks_per_worker > 1:
+            self._mesh = init_device_mesh(device.type, (self._num_islands, replicas, shards), mesh_dim_names=("worker", "replica", "shard"))
+            self._inside = self._new_group([range(first, first + self.ranks_per_worker) for first in range(0, self.num_ranks, self.ranks_per_worker)])
+            self._replicas = self._mesh["replica"].get_group()
         # The same intra-operator threads on every rank, however many workers it hosts: the numbers must not depend on the placement.
         torch.set_num_threads(1)
 
@@ -38,38 +51,51 @@ class Ranks:
         return self.rank == 0
 
     def owner(self, worker: int) -> int:
-        """Rank that hosts the worker."""
-        return worker * self.num_ranks // self.num_workers
+        """Island that hosts the worker."""
+        return worker * self._num_islands // self.num_workers
 
     def local(self, worker_ids: Sequence[int]) -> list[int]:
-        return [worker for worker in worker_ids if self.owner(worker) == self.rank]
+        return [worker for worker in worker_ids if self.owner(worker) == self._island]
+
+    def engine(self, model: nn.Module, compile: bool) -> Engine:
+        if self.ranks_per_worker == 1:
+            return self._process.engine(model, compile)
+        kind = Sharded if self.shards > 1 else Replicated
+        return kind(model, self._mesh["replica", "shard"], self._inside, self.traffic, compile)
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:
-        ranks = tuple(sorted({self.owner(worker) for worker in worker_ids}))
-        if len(ranks) == 1:
-            return LocalComm(len(self.local(worker_ids)), self.traffic)
-        if ranks not in self._groups:
-            self._groups[ranks] = dist.new_group(list(ranks), timeout=TIMEOUT)
-        return GroupComm(self._groups[ranks], self.owner, self.rank in ranks, self.traffic)
+        islands = tuple(sorted({self.owner(worker) for worker in worker_ids}))
+        if len(islands) == 1:
+            return LocalComm(len(self.local(worker_ids)), self.traffic, lambda tensor: self._position < (self.shards if is_sharded(tensor) else 1))
+        if islands not in self._groups:
+            # For each place on an island, the ranks that stand there: they hold the same part of the model.
+            places = [[island * self.ranks_per_worker + place for island in islands] for place in range(self.ranks_per_worker)]
+            self._groups[islands] = self._new_group(places)
+        return GroupComm(self._groups[islands], self._holders, self._island in islands, self._rank_of, self.traffic)
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         everyone: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(everyone, {worker: list(row) for worker, row in rows.items()})
         merged = {worker: row for part in everyone for worker, row in part.items()}
-        if len(merged) > 1:
-            self.traffic.add(sum(8 * len(row) for row in rows.values()))
+        if len(merged) > 1 and self._position == 0:
+            self.traffic.between += sum(8 * len(row) for row in rows.values())
         return {worker: merged[worker] for worker in sorted(merged)}
 
     def any(self, flag: bool) -> bool:
-        return max(self._numbers(float(flag))) > 0
+        return self._total([float(flag)])[0] > 0
 
-    def bytes_handed(self) -> int:
-        return round(sum(self._numbers(float(self.traffic.bytes))))
+    def bytes_handed(self) -> tuple[int, int]:
+        between, inside = self._total([float(self.traffic.between), float(self.traffic.inside)])
+        return round(between), round(inside)
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
         everyone: list[Any] | None = [None] * self.num_ranks if self.first else None
-        dist.gather_object(list(items), everyone)
+        dist.gather_object(list(items) if self._position == 0 else [], everyone)
         return [item for part in everyone for item in part] if everyone is not None else list(items)
+
+    def whole(self, state: Item) -> Item:
+        gathered: Item = whole(state)
+        return gathered
 
     def agree(self, value: Item) -> Item:
         box = [value]
@@ -79,53 +105,93 @@ class Ranks:
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], on_failure: Callable[[], None]) -> list[Result]:
         return self._process.map(function, items, on_failure)
 
-    def _numbers(self, mine: float) -> list[float]:
-        """One float64 of every rank."""
-        row = torch.zeros(self.num_ranks, dtype=torch.float64, device=self.device)
-        row[self.rank] = mine
-        dist.all_reduce(row)
-        return [float(number) for number in row]
+    def _holders(self, sharded: bool) -> dist.ProcessGroup | None:
+        """The ranks of this island that hold the same sharded (or other) tensors as this one; None if there are no others."""
+        alone = self.ranks_per_worker == (self.shards if sharded else 1)
+        return None if alone else self._replicas if sharded else self._inside
+
+    def _rank_of(self, worker: int) -> int:
+        """The rank at this rank's place on the worker's island."""
+        return self.owner(worker) * self.ranks_per_worker + self._position
+
+    def _new_group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Make all these groups, on all ranks; returns the one that this rank is in, if any."""
+        made = [dist.new_group(list(ranks), timeout=TIMEOUT) for ranks in groups]
+        mine: dist.ProcessGroup = next((group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks), made[0])
+        return mine
+
+    def _total(self, numbers: Sequence[float]) -> list[float]:
+        """Sums over all ranks, in float64."""
+        total = torch.tensor(list(numbers), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return [float(number) for number in total.tolist()]
 
 
 class GroupComm:
-    """Workers of the set live on several ranks."""
+    """Workers of the set live on several islands. Each byte crosses between islands once: ranks that hold the same take a slice each."""
 
-    def __init__(self, group: dist.ProcessGroup, owner: Callable[[int], int], member: bool, traffic: Traffic) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        holders: Callable[[bool], dist.ProcessGroup | None],
+        member: bool,
+        rank_of: Callable[[int], int],
+        traffic: Traffic,
+    ) -> None:
+        """group: the ranks at this place on each island. holders, rank_of: see `Ranks`. member: whether workers of the set live on this island."""
         self._group = group
-        self._owner = owner
+        self._holders = holders
         self._member = member
+        self._rank_of = rank_of
         self._traffic = traffic
 
-    def mean(self, per_worker: Sequence[Sequence[Tensor]], weights: Sequence[float]) -> list[Tensor]:
+    def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
         if not self._member or not per_worker[0]:
             return []
-        self._traffic.add(sum(num_bytes(entry) for entry in per_worker))
-        total = torch.tensor([float(sum(weights))], dtype=torch.float64, device=per_worker[0][0].device)
-        dist.all_reduce(total, group=self._group)
-        fractions = [weight / float(total) for weight in weights]
-        sums = [weighted_sum(entries, fractions) for entries in zip(*per_worker, strict=True)]
-        self._in_one(sums, lambda flat: dist.all_reduce(flat, group=self._group))
+        sums = [weighted_sum(entries, weights) for entries in zip(*per_worker, strict=True)]
+        # Counted for each worker, as if it had an island of its own.
+        self._in_one(sums, lambda flat: dist.all_reduce(flat, group=self._group), counted=len(per_worker))
         return sums
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
         if not self._member or not receivers or not tensors:
             return list(tensors)
-        rank = self._owner(source)
-        if dist.get_rank() == rank:
-            self._traffic.add(num_bytes(tensors))
+        rank = self._rank_of(source)
         copies = [tensor.detach().clone() for tensor in tensors]
-        self._in_one(copies, lambda flat: dist.broadcast(flat, rank, group=self._group))
+        self._in_one(copies, lambda flat: dist.broadcast(flat, rank, group=self._group), counted=int(dist.get_rank() == rank))
         return copies
 
     @torch.no_grad()
-    def _in_one(self, tensors: Sequence[Tensor], collective: Callable[[Tensor], Any]) -> None:
-        """The collective over all these tensors at once, in place; one call for each data type."""
-        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
-            same = [tensor for tensor in tensors if tensor.dtype == dtype]
+    def _in_one(self, tensors: Sequence[Tensor], collective: Callable[[Tensor], Any], counted: int) -> None:
+        """The collective over all these tensors at once, in place; one call for each data type (and for sharded ones apart from others)."""
+        kinds = [(str(tensor.dtype), is_sharded(tensor)) for tensor in tensors]
+        for kind in sorted(set(kinds)):
+            same = [local(tensor) for tensor, other in zip(tensors, kinds, strict=True) if other == kind]
+            holders = self._holders(kind[1])
             flat = torch.cat([tensor.reshape(-1) for tensor in same])
-            collective(flat)
+            mine = flat if holders is None else _slice(flat, holders)
+            collective(mine)
+            self._traffic.between += counted * num_bytes([mine])
+            if holders is not None:
+                flat = self._joined(mine, flat.numel(), holders)
             for tensor, part in zip(same, torch.split(flat, [tensor.numel() for tensor in same]), strict=True):
                 tensor.copy_(part.view_as(tensor))
+
+    def _joined(self, mine: Tensor, numel: int, holders: dist.ProcessGroup) -> Tensor:
+        """The slices of all holders, gathered inside the island."""
+        count = dist.get_world_size(holders)
+        size = -(-numel // count)
+        padded = nn.functional.pad(mine, (0, size - mine.numel()))
+        gathered = mine.new_empty(size * count)
+        dist.all_gather_single(gathered, padded, group=holders)
+        self._traffic.inside += num_bytes([padded])
+        return gathered[:numel]
+
+
+def _slice(flat: Tensor, holders: dist.ProcessGroup) -> Tensor:
+    size = -(-flat.numel() // dist.get_world_size(holders))
+    start = size * dist.get_rank(holders)
+    return flat[start : start + size].clone()
 
 
 def free_port() -> int:

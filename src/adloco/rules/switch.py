@@ -5,7 +5,8 @@ accumulates gradients over balanced micro-batches, so that an update costs sever
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from adloco.rules.checks import require
@@ -13,9 +14,13 @@ from adloco.rules.checks import require
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """One worker's inner step: its micro-batches, in samples."""
+    """One worker's inner step: its micro-batches, in samples. The ranks that serve the worker take them in turns."""
 
     micro_batches: tuple[int, ...]
+    ranks: int = 1
+    """Ranks that serve the worker; each takes part in every pass, with one micro-batch."""
+    rounded_up: int = 0
+    """Samples that were added so that every rank has work in every pass."""
 
     @property
     def worker_batch(self) -> int:
@@ -23,17 +28,31 @@ class BatchPlan:
 
     @property
     def accumulation_steps(self) -> int:
-        return len(self.micro_batches)
+        """Passes of each rank: worker_batch is about ranks x accumulation_steps x micro_batch."""
+        return len(self.micro_batches) // self.ranks
 
     @property
     def micro_batch(self) -> int:
         """The largest micro-batch, which decides the memory."""
         return max(self.micro_batches)
 
-    def in_groups(self, at_least: int) -> "BatchPlan":
-        """The same samples in at least this many groups (or one per sample), for a step on which statistics are taken."""
-        groups = min(self.worker_batch, max(self.accumulation_steps, at_least))
-        return self if groups == self.accumulation_steps else BatchPlan(micro_batches=balanced(self.worker_batch, groups))
+    def in_groups(self, count: int) -> "BatchPlan":
+        """The same samples in groups for a step on which statistics are taken: a multiple of `count`, not fewer than micro-batches.
+
+        Where there are too few samples for that, a divisor of `count`, or one sample in each group. So a plan for 1, 2 or 4 ranks has the same groups
+        if these numbers divide `count`; where the ranks do not, count is made a multiple of them.
+        """
+        unit = math.lcm(count, self.ranks)
+        passes = len(self.micro_batches)
+        divisors = [parts for parts in range(unit, 1, -1) if unit % parts == 0 and parts % self.ranks == 0]
+        wanted = [unit * math.ceil(passes / unit), *divisors, *([self.worker_batch] if self.ranks == 1 else [])]
+        groups = next((parts for parts in wanted if passes <= parts <= self.worker_batch), passes)
+        return replace(self, micro_batches=balanced(self.worker_batch, groups))
+
+    def of_rank(self, rank: int) -> list[tuple[int, int]]:
+        """(offset, samples) of the micro-batches that this rank takes, one in each pass."""
+        offsets = [0, *accumulate(self.micro_batches)]
+        return list(zip(offsets, self.micro_batches, strict=False))[rank :: self.ranks]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +60,9 @@ class SwitchMode:
     """When a worker accumulates gradients."""
 
     max_micro_batch: int = 8
-    """Samples that fit in one forward and backward pass of a worker (b_max)."""
+    """Samples that fit in one forward and backward pass of a rank (b_max); a worker fits that many on each of its ranks."""
     multiplier: float = 2.0
-    """n: accumulate once a worker's share of the request exceeds n * max_micro_batch; below, clip at max_micro_batch."""
+    """n: accumulate once a worker's share of the request exceeds n times what fits in one pass; below, clip at what fits."""
     mode: Literal["switch", "always", "never"] = "switch"
     """switch: as above; always: accumulate as soon as the share does not fit; never: always clip."""
 
@@ -52,20 +71,17 @@ class SwitchMode:
         require(self.multiplier >= 1, f"switch.multiplier must be >= 1, got {self.multiplier}")
         require(self.mode in ("switch", "always", "never"), f"switch.mode must be switch, always or never, got {self.mode!r}")
 
-    def plan(self, share: int) -> BatchPlan:
-        """Micro-batches for a worker whose share of the trainer's request is `share` samples."""
-        threshold = {"switch": self.multiplier * self.max_micro_batch, "always": self.max_micro_batch, "never": math.inf}[self.mode]
-        if share <= threshold:
-            return BatchPlan(micro_batches=(min(share, self.max_micro_batch),))
-        return BatchPlan(micro_batches=balanced(share, math.ceil(share / self.max_micro_batch)))
+    def plan(self, share: int, ranks: int = 1) -> BatchPlan:
+        """Micro-batches for a worker whose share of the trainer's request is `share` samples, served by that many ranks."""
+        fits = ranks * self.max_micro_batch
+        threshold = {"switch": self.multiplier * fits, "always": fits, "never": math.inf}[self.mode]
+        wanted = min(share, fits) if share <= threshold else share
+        parts = math.ceil(wanted / fits) * ranks
+        samples = max(wanted, parts)
+        return BatchPlan(micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - wanted)
 
 
 def balanced(total: int, parts: int) -> tuple[int, ...]:
     """`total` in `parts` whole numbers that differ by at most one, the larger first: 17 in 3 is (6, 6, 5)."""
     small, larger = divmod(total, parts)
     return (small + 1,) * larger + (small,) * (parts - larger)
-
-
-def worker_shares(requested: int, num_workers: int, minimum: int) -> tuple[int, ...]:
-    """A trainer's request split over its workers, each at least `minimum` samples."""
-    return balanced(max(requested, num_workers * minimum), num_workers)

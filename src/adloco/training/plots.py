@@ -37,7 +37,7 @@ def _loss(records: Sequence[Record]) -> Figure:
     against = [
         ("tokens", "tokens", 1.0),
         ("round", "rounds", 1.0),
-        ("bytes_communicated", "MB communicated per worker", 1e6),
+        ("bytes_communicated", "MB sent per worker", 1e6) if records[-1]["bytes_communicated"] else ("bytes_inside", "MB sent per rank, inside", 1e6),
         ("seconds", "seconds", 1.0),
     ]
     for axis, (key, label, unit) in zip(axes, against, strict=True):
@@ -117,8 +117,11 @@ def _communication(records: Sequence[Record]) -> Figure:
     axis.plot(
         tokens, [record["bytes_ddp_equivalent"] / 1e6 for record in records], color="#b0b7c3", linewidth=2, label="data-parallel, as many steps"
     )
-    axis.plot(tokens, [record["bytes_communicated"] / 1e6 for record in records], color=COLOURS[0], linewidth=2, label="this run")
-    if any(record["bytes_communicated"] for record in records):
+    axis.plot(tokens, [record["bytes_communicated"] / 1e6 for record in records], color=COLOURS[0], linewidth=2, label="between workers")
+    if records[-1]["bytes_inside"]:
+        inside = [record["bytes_inside"] / 1e6 for record in records]
+        axis.plot(tokens, inside, color=COLOURS[1], linewidth=2, label="inside an island, per rank")
+    if records[-1]["bytes_communicated"]:
         axis.set_yscale("log")
     _label(axis, "tokens", "MB sent per worker")
     axis.legend(frameon=False)

@@ -16,13 +16,14 @@ import pydantic
 
 from adloco.algorithms.merging import MergeFates
 from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
+from adloco.rules.balance import EqualShares, Shares, SpeedShares
 from adloco.rules.batch import AugmentedInnerProductTest, BatchRule, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
 from adloco.rules.checks import require
 from adloco.rules.controller import BatchGuards
 from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmallest, NoMerge
 from adloco.rules.schedule import LearningRate
 from adloco.rules.switch import SwitchMode
-from adloco.training.settings import DataSettings, EvaluationSettings, MethodSettings, OuterMean, RunSettings
+from adloco.training.settings import DataSettings, EvaluationSettings, MethodSettings, OuterMean, PlacementSettings, RunSettings, TestSettings
 from adloco.training.tasks.language_model import LlamaShape
 
 
@@ -54,6 +55,7 @@ BATCH_RULES: dict[str, type] = {
     "augmented": AugmentedInnerProductTest,
 }
 MERGE_POLICIES: dict[str, type] = {"none": NoMerge, "smallest": MergeSmallest, "largest-with-smallest": MergeLargestWithSmallest}
+SHARES: dict[str, type] = {"equal": EqualShares, "speed": SpeedShares}
 OUTER_UPDATES: dict[str, type] = {"mean": OuterMean, "optimizer": OuterOptimizer}
 
 SECTIONS: dict[str, Section] = {
@@ -61,6 +63,16 @@ SECTIONS: dict[str, Section] = {
     "model": Section(parts={"model": LlamaShape}),
     "data": Section(parts={"data": DataSettings}),
     "method": Section(parts={"method": MethodSettings}),
+    "placement": Section(
+        parts={"placement": PlacementSettings},
+        choice=Choice(
+            key="balance",
+            classes=SHARES,
+            default="equal",
+            meaning="How a trainer's batch is split over its workers. equal: evenly; speed: by each one's measured samples per second.",
+        ),
+        chosen="shares",
+    ),
     "inner": Section(parts={"inner": InnerOptimizer}),
     "learning_rate": Section(parts={"learning_rate": LearningRate}),
     "outer": Section(
@@ -80,6 +92,7 @@ SECTIONS: dict[str, Section] = {
         ),
         chosen="batch",
     ),
+    "test": Section(parts={"test": TestSettings}),
     "switch": Section(parts={"switch": SwitchMode}),
     "merge": Section(
         parts={"fates": MergeFates},
@@ -98,11 +111,14 @@ class Recipe:
     model: LlamaShape
     data: DataSettings
     method: MethodSettings
+    placement: PlacementSettings
+    shares: Shares
     inner: InnerOptimizer
     learning_rate: LearningRate
     outer: OuterOptimizer | OuterMean
     batch: BatchRule
     guards: BatchGuards
+    test: TestSettings
     switch: SwitchMode
     merge: MergePolicy
     fates: MergeFates

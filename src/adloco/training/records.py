@@ -21,7 +21,7 @@ def round_record(
     tokens = report.samples * tokens_per_sample
     best = min(losses.values(), default=None)
     trainer_fields = [
-        "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "trainer_batch",
+        "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "trainer_batch", "rounded_up",
         "grad_variance", "grad_norm_sq", "noise_scale", "train_loss", "learning_rate",
     ]  # fmt: skip
     return {
@@ -31,6 +31,7 @@ def round_record(
         "inner_steps": report.inner_steps,
         "syncs": report.syncs,
         "bytes_communicated": report.bytes_communicated,
+        "bytes_inside": report.bytes_inside,
         "bytes_ddp_equivalent": report.bytes_ddp_equivalent,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens_per_second, 1),
@@ -42,6 +43,7 @@ def round_record(
         "trainers": [
             {name: getattr(trainer, name) for name in trainer_fields} | {"val_loss": losses.get(trainer.trainer)} for trainer in report.trainers
         ],
+        "workers": [asdict(worker) for worker in report.workers],
         "merges": [
             {"survivor": merge.survivor, "absorbed": list(merge.absorbed), "weights": {str(key): weight for key, weight in merge.weights.items()}}
             for merge in report.merges

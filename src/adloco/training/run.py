@@ -151,6 +151,7 @@ class TrainingRun:
             "tokens": last["tokens"],
             "syncs": last["syncs"],
             "bytes": last["bytes_communicated"],
+            "bytes_inside": last["bytes_inside"],
             "seconds": last["seconds"],
             "rounds": last["round"],
             "num_parameters": self.algorithm.num_parameters,
@@ -183,13 +184,13 @@ class TrainingRun:
         with torch.device("meta"):
             parameters = sum(parameter.numel() for parameter in self._build_model().parameters())
         method = self.recipe.method
-        workers = method.num_trainers * method.workers_per_trainer
-        needed = 4 * parameters * (COPIES_PER_WORKER * workers + 2 * method.num_trainers)
+        workers = len(self.placement.local(range(method.num_trainers * method.workers_per_trainer)))
+        needed = 4 * parameters * (COPIES_PER_WORKER * workers + 2 * method.num_trainers) // self.placement.shards
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         require(
             needed <= memory,
-            f"method.num_trainers x method.workers_per_trainer = {workers} workers of {parameters:,} parameters need {needed / 2**30:.1f} GiB, "
-            f"but {self.device} has {memory / 2**30:.1f} GiB; use fewer workers or a smaller model",
+            f"{workers} of the method.num_trainers x method.workers_per_trainer workers, of {parameters:,} parameters each, live here "
+            f"and need {needed / 2**30:.1f} GiB, but {self.device} has {memory / 2**30:.1f} GiB; use fewer workers or a smaller model",
         )
 
     def _build_model(self) -> nn.Module:
@@ -208,13 +209,15 @@ class TrainingRun:
             workers_per_trainer=recipe.method.workers_per_trainer,
             batch=recipe.batch,
             guards=recipe.guards,
+            shares=recipe.shares,
             switch=recipe.switch,
             merge=recipe.merge,
             fates=recipe.fates,
             learning_rate=recipe.learning_rate,
             tokens_per_sample=data.context_tokens,
             max_grad_norm=recipe.method.max_grad_norm or None,
-            test_groups=recipe.method.test_groups,
+            test_groups=recipe.test.groups,
+            test_every=recipe.test.every,
             autocast=self._precision,
             compile=recipe.run.compile,
             placement=self.placement,
@@ -237,7 +240,7 @@ class TrainingRun:
 
     def _evaluate(self) -> dict[int, float]:
         def share(model: nn.Module, part: int, parts: int) -> tuple[float, float]:
-            return loss_on_windows(model, self._validation, self._windows[part::parts], self.device)
+            return loss_on_windows(model, self._validation, self._windows, self.device, part, parts)
 
         return self.algorithm.evaluate(share)
 
@@ -261,7 +264,8 @@ class TrainingRun:
 def _place(recipe: Recipe) -> Placement:
     """Where the run's workers live, after a check that all processes mean the same run."""
     workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
-    placement = place(workers, choose_device(recipe.run.device), recipe.run.threads)
+    shape = recipe.placement
+    placement = place(workers, choose_device(recipe.run.device), recipe.run.threads, shape.shard_size, shape.replica_size)
     mine = fixed_settings(recipe) | {"the version of adloco": metadata.version("adloco")}
     differing = [key for key, value in placement.agree(mine).items() if mine.get(key) != value]
     require(not differing, f"{', '.join(differing)} differs between ranks; start all of them with the same recipe, flags and code")

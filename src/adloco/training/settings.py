@@ -73,15 +73,41 @@ class MethodSettings:
     """Inner optimizer steps per round (H)."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm at every inner step; 0: never."""
-    test_groups: int = 4
-    """Groups into which a worker splits the batch of a round's first step, on which gradient statistics are taken."""
 
     def __post_init__(self) -> None:
         require(self.num_trainers >= 1, f"method.num_trainers must be >= 1, got {self.num_trainers}")
         require(self.workers_per_trainer >= 1, f"method.workers_per_trainer must be >= 1, got {self.workers_per_trainer}")
         require(self.sync_every >= 1, f"method.sync_every must be >= 1, got {self.sync_every}")
         require(self.max_grad_norm >= 0, f"method.max_grad_norm must be >= 0, got {self.max_grad_norm}")
-        require(self.test_groups >= 2, f"method.test_groups must be >= 2, got {self.test_groups}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestSettings:
+    """How gradient statistics are taken, for batch rules that need them."""
+
+    groups: int = 4
+    """Groups into which a worker splits the batch of a test step, over all its ranks (a multiple, if it accumulates more)."""
+    every: int = 0
+    """Inner steps from one test to the next; 0: on the first of each round. The batch changes at the end of a round."""
+
+    def __post_init__(self) -> None:
+        require(self.groups >= 2, f"test.groups must be >= 2, got {self.groups}")
+        require(self.every >= 0, f"test.every must be >= 0, got {self.every}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementSettings:
+    """How several ranks serve a worker. The ranks of an island are neighbours: shard_size x replica_size of them."""
+
+    shard_size: int = 1
+    """Ranks over which a worker's parameters are sharded (FSDP2); 0: as many as there are for each worker."""
+    replica_size: int = 1
+    """Copies of a worker (or of its shards), whose gradients are summed at every step (DDP, HSDP); 0: as many as there are for each worker."""
+
+    def __post_init__(self) -> None:
+        require(self.shard_size >= 0, f"placement.shard_size must be >= 0, got {self.shard_size}")
+        require(self.replica_size >= 0, f"placement.replica_size must be >= 0, got {self.replica_size}")
+        require(self.shard_size + self.replica_size > 0, "one of placement.shard_size and placement.replica_size must be > 0, got 0 and 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from adloco.training.recipe_text import settings
 CHECKPOINTS, RECIPE, TOKENIZER = "checkpoints", "recipe.toml", "tokenizer"
 FREE_SETTINGS = {
     "run.folder", "run.name", "run.device", "run.threads", "run.checkpoint_every", "run.keep_checkpoints",
+    "placement.shard_size", "placement.replica_size",
     "data.path", "data.cache",  # What they lead to is checked by content.
     "evaluation.every", "evaluation.windows",
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """Causal language modelling: a Llama from a configuration, the loss on next tokens, evaluation and generation. No padding anywhere."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -80,13 +81,19 @@ def evaluation_windows(source: TokenSource, windows: int) -> np.ndarray[Any, np.
 
 
 @torch.no_grad()
-def loss_on_windows(model: nn.Module, source: TokenSource, indices: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> tuple[float, int]:
-    """(sum of the losses, count) over the predicted tokens of these windows."""
+def loss_on_windows(
+    model: nn.Module, source: TokenSource, indices: np.ndarray[Any, np.dtype[np.int64]], device: torch.device, part: int = 0, parts: int = 1
+) -> tuple[float, int]:
+    """(sum of the losses, count) over the predicted tokens of every parts-th of these windows.
+
+    Every part calls the model equally often, as the ranks that share a sharded model must.
+    """
     model.eval()
     total, count = 0.0, 0
-    for start in range(0, len(indices), EVALUATION_WINDOWS_AT_ONCE):
-        ids = source.windows(indices[start : start + EVALUATION_WINDOWS_AT_ONCE]).to(device)
-        tokens = ids[:, 1:].numel()
+    calls = math.ceil(math.ceil(len(indices) / parts) / EVALUATION_WINDOWS_AT_ONCE)
+    for chunk in np.array_split(indices[part::parts], calls):
+        ids = source.windows(chunk if len(chunk) else indices[:1]).to(device)
+        tokens = ids[:, 1:].numel() if len(chunk) else 0
         total += float(next_token_loss(model, ids)) * tokens
         count += tokens
     return total, count

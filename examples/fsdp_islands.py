@@ -1,0 +1,61 @@
+"""AdLoCo over islands of two ranks, each of which shards its workers' models (FSDP2): your model, your loss, your data.
+
+torchrun --nproc-per-node 4 examples/fsdp_islands.py        # two islands of two shards, two workers each
+torchrun --nproc-per-node 2 examples/fsdp_islands.py        # one island with all four workers: the same numbers
+"""
+
+import torch
+from torch import Tensor, nn
+
+import adloco
+
+NUM_TRAINERS, WORKERS_PER_TRAINER = 2, 2
+
+
+class Residual(nn.Module):
+    """Blocks in a ModuleList are gathered and freed one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 64)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(3))
+        self.last = nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.first(x)
+        for block in self.blocks:
+            state = state + block(state)
+        output: Tensor = self.last(state)
+        return output
+
+
+def main() -> None:
+    inputs = torch.randn(8192, 8, generator=torch.Generator().manual_seed(0))
+    targets = inputs.square().sum(1, keepdim=True)
+    num_workers = NUM_TRAINERS * WORKERS_PER_TRAINER
+    run = adloco.AdLoCo(
+        build_model=Residual,
+        loss_fn=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+        data=adloco.TensorSource(inputs, targets, num_streams=num_workers),
+        inner=adloco.InnerOptimizer(lr=3e-3),
+        outer=adloco.OuterOptimizer(lr=0.7, options={"momentum": 0.6, "nesterov": True}),
+        sync_every=20,
+        num_trainers=NUM_TRAINERS,
+        workers_per_trainer=WORKERS_PER_TRAINER,
+        batch=adloco.NormTest(eta=0.8),
+        guards=adloco.BatchGuards(initial=16, maximum=256),
+        switch=adloco.SwitchMode(max_micro_batch=16, mode="always"),
+        merge=adloco.MergeSmallest(count=2, every=3, first_round=3),
+        placement=adloco.place(num_workers, shard_size=2),
+    )
+    for report in run.rounds(8):
+        if run.placement.first:
+            requests = [trainer.requested_batch for trainer in report.trainers]
+            sent = f"{report.bytes_communicated / 1e3:.0f} kB between islands, {report.bytes_inside / 1e6:.1f} MB inside"
+            print(f"round {report.round}: loss {report.train_loss:.3f}, batches {requests}, {sent}, merges {len(report.merges)}")
+
+
+if __name__ == "__main__":
+    with adloco.process_group():
+        main()

@@ -1,0 +1,86 @@
+"""DiLoCo (arXiv 2311.08105) in a training loop of one's own: the outer step, called after each inner optimizer step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from adloco.algorithms.optimizers import OuterFactory
+from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all, trainable
+from adloco.placement.process import OneProcess, Placement
+from adloco.rules.checks import require
+
+
+class DiLoCo:
+    """The outer step in a loop of your own: call `step()` after each inner optimizer step.
+
+    models: the replicas in this process, one per worker that lives here, with inner optimizers of yours. Their trainable parameters are set to those
+    of the first worker at the start and to the new global parameters at every sync. Floating-point buffers are averaged. placement, num_workers:
+    where all workers of the run live, from `place`; by default those in `models` are all there are.
+    """
+
+    def __init__(
+        self,
+        models: nn.Module | Sequence[nn.Module],
+        *,
+        outer: OuterFactory | None,
+        sync_every: int,
+        placement: Placement | None = None,
+        num_workers: int | None = None,
+    ) -> None:
+        require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
+        self.models = [models] if isinstance(models, nn.Module) else list(models)
+        self.sync_every = sync_every
+        self.placement = placement or OneProcess()
+        self.num_workers = num_workers or len(self.models)
+        self._here = self.placement.local(range(self.num_workers))
+        require(len(self.models) == len(self._here), f"models must be one for each of the {len(self._here)} workers here, got {len(self.models)}")
+        self._comm = self.placement.comm(range(self.num_workers))
+        self._outer = OuterStep(trainable(self.models[0]), outer)
+        first = self._comm.broadcast(self._outer.global_params, source=0, receivers=range(1, self.num_workers))
+        copy_all(first, self._outer.global_params)
+        self._samples = [0.0] * len(self.models)
+        self._counted = False
+        self._inner_steps = 0
+        self._load()
+
+    def step(self, samples: Sequence[float] | None = None) -> bool:
+        """Count one inner step of every replica; at each `sync_every`-th, sync and return True.
+
+        samples: what each replica here trained on in this step; they weight its pseudo-gradient. Equal by default; given on all ranks or on none.
+        """
+        counts = [1.0] * len(self.models) if samples is None else samples
+        require(len(counts) == len(self.models), f"samples must have one number for each of {len(self.models)} models, got {len(counts)}")
+        self._samples = [before + count for before, count in zip(self._samples, counts, strict=True)]
+        self._counted = self._counted or samples is not None
+        self._inner_steps += 1
+        if self._inner_steps % self.sync_every:
+            return False
+        weights = self._weights()
+        self._outer.step([trainable(model) for model in self.models], weights, self._comm)
+        means = self._comm.mean([averaged_buffers(model) for model in self.models], weights)
+        for model in self.models:
+            copy_all(means, averaged_buffers(model))
+        self._load()
+        self._samples = [0.0] * len(self.models)
+        self._counted = False
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The outer step's state; models and inner optimizers are yours to save."""
+        return {"outer": self._outer.state_dict(), "samples": list(self._samples), "counted": self._counted, "inner_steps": self._inner_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._outer.load_state_dict(state["outer"])
+        self._samples, self._counted, self._inner_steps = list(state["samples"]), state["counted"], state["inner_steps"]
+
+    def _weights(self) -> list[float]:
+        if not self._counted:
+            return [1 / self.num_workers] * len(self.models)
+        everyone = self.placement.gather({worker: [count] for worker, count in zip(self._here, self._samples, strict=True)})
+        total = sum(count for (count,) in everyone.values())
+        return [count / total for count in self._samples]
+
+    def _load(self) -> None:
+        for model in self.models:
+            copy_all(self._outer.global_params, trainable(model))

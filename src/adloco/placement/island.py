@@ -1,0 +1,212 @@
+"""A worker's model as its island runs it: whole on one rank, replicated (DDP), or sharded (FSDP2, and HSDP with replicas of the shards).
+
+An inner step is a sum over micro-batches, of which each rank of the island computes its part; the losses are scaled by samples beforehand, so that
+gradients are summed, not averaged, and unequal parts weigh what they should. |g_j|^2 of a micro-batch is taken before any reduction: by hooks on the
+parameters, or where FSDP2 hands over the unsharded gradient to be reduced and scattered.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from adloco.placement.comm import Traffic, num_bytes
+from adloco.placement.gradients import GradientSums, incoming_gradients, squared_norm, squares
+
+
+class Engine(Protocol):
+    """A worker's model on the ranks of its island. What is called a part belongs to this rank; sums are over the island."""
+
+    forward: Callable[..., Any]
+    """The model as the loss function must call it."""
+    num_ranks: int
+    """Ranks of the island, each of which takes every num_ranks-th micro-batch."""
+    rank: int
+    """Which of them this is."""
+
+    def reducing(self, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of a micro-batch. last: whether the gradients are needed after it."""
+        ...
+
+    def incoming(self, reference: Sequence[Tensor | None] | None = None) -> AbstractContextManager[GradientSums]:
+        """While open, sums |g|^2, or with `reference` <g, reference>, of the gradients of this rank's micro-batches, before they are reduced."""
+        ...
+
+    def norm_sq_part(self) -> float:
+        """This rank's part of the squared norm of the reduced gradient."""
+        ...
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """The numbers added up over the island, in float64; the same on all of its ranks, to the last bit."""
+        ...
+
+    def average(self, buffers: Sequence[Tensor]) -> None:
+        """Make buffers that each rank has updated from its own micro-batches equal on the island."""
+        ...
+
+
+class Whole:
+    """The model on one rank."""
+
+    num_ranks = 1
+    rank = 0
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+        self._parameters = _trainable(model)
+
+    def reducing(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def incoming(self, reference: Sequence[Tensor | None] | None = None) -> AbstractContextManager[GradientSums]:
+        return incoming_gradients(self._parameters, reference)
+
+    def norm_sq_part(self) -> float:
+        return squared_norm(_gradients(self._parameters))
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        return list(numbers)
+
+    def average(self, buffers: Sequence[Tensor]) -> None:
+        return
+
+
+class _OnIsland:
+    """What replicated and sharded models have in common."""
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic) -> None:
+        self.num_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self._parameters = _trainable(model)
+        self._mesh = mesh
+        self._group = group
+        self._traffic = traffic
+        self._replicas = mesh["replica"].size()
+
+    def norm_sq_part(self) -> float:
+        # Each replica has the same gradient.
+        return squared_norm(_gradients(self._parameters)) / self._replicas
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        total = torch.tensor(list(numbers), dtype=torch.float64, device=self._mesh.device_type)
+        dist.all_reduce(total, group=self._group)
+        self._traffic.inside += num_bytes([total])
+        return [float(number) for number in total.tolist()]
+
+    @torch.no_grad()
+    def average(self, buffers: Sequence[Tensor]) -> None:
+        for buffer in buffers:
+            dist.all_reduce(buffer, group=self._group)
+            buffer.div_(self.num_ranks)
+            self._traffic.inside += num_bytes([buffer])
+
+
+class Replicated(_OnIsland):
+    """A copy of the model on each rank, by DistributedDataParallel."""
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic, compile: bool) -> None:
+        super().__init__(model, mesh, group, traffic)
+        self._ddp = DistributedDataParallel(model, process_group=group, forward_sync_buffers=False, gradient_as_bucket_view=True)
+        self._ddp.register_comm_hook(group, self._sum_up)
+        self.forward: Callable[..., Any] = torch.compile(self._ddp) if compile else self._ddp
+
+    def reducing(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last else self._ddp.no_sync()
+
+    def incoming(self, reference: Sequence[Tensor | None] | None = None) -> AbstractContextManager[GradientSums]:
+        # Hooks on parameters run before DDP puts the gradient into its buckets.
+        return incoming_gradients(self._parameters, reference)
+
+    def _sum_up(self, group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        gradients = bucket.buffer()
+        self._traffic.inside += num_bytes([gradients])
+        work = dist.all_reduce(gradients, group=group, async_op=True)
+        assert work is not None
+        done: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+        return done
+
+
+class Sharded(_OnIsland):
+    """The model's parameters, gradients and optimizer state spread over the shards by FSDP2; with several replicas of the shards, HSDP."""
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic, compile: bool) -> None:
+        over = mesh["replica", "shard"] if mesh["replica"].size() > 1 else mesh["shard"]
+        for block in _blocks(model):
+            fully_shard(block, mesh=over)
+        fully_shard(model, mesh=over)
+        super().__init__(model, mesh, group, traffic)
+        self.forward: Callable[..., Any] = torch.compile(model) if compile else model
+        self._model: FSDPModule = model  # type: ignore[assignment]  # fully_shard changes the class in place.
+        self._reduce = _CountingReduceScatter(traffic)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_custom_reduce_scatter(self._reduce)  # type: ignore[arg-type]  # The protocol's classes are not public.
+                module.set_custom_all_gather(_CountingAllGather(traffic))  # type: ignore[arg-type]
+
+    def reducing(self, last: bool) -> AbstractContextManager[None]:
+        # Scattered at every micro-batch, as whole gradients may not fit; summed over replicas once.
+        self._model.set_requires_all_reduce(last)
+        return nullcontext()
+
+    @contextmanager
+    def incoming(self, reference: Sequence[Tensor | None] | None = None) -> Iterator[GradientSums]:
+        assert reference is None, "inner products need whole gradients; Ranks refuses them"
+        self._reduce.seen = GradientSums()
+        try:
+            yield self._reduce.seen
+        finally:
+            self._reduce.seen = None
+
+
+class _CountingReduceScatter:
+    """FSDP2's reduce-scatter, which also sees the unsharded gradient of every micro-batch and counts bytes."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.seen: GradientSums | None = None
+        self._traffic = traffic
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False) -> Any:
+        if self.seen is not None:
+            self.seen.add(squares(input_tensor))  # Padding is zeros.
+        self._traffic.inside += num_bytes([input_tensor])
+        return dist.reduce_scatter_single(output_tensor, input_tensor, op, group, async_op)
+
+
+class _CountingAllGather:
+    """FSDP2's all-gather, counting bytes."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False) -> Any:
+        self._traffic.inside += num_bytes([input_tensor])
+        return dist.all_gather_single(output_tensor, input_tensor, group, async_op)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a model, each of which is gathered and freed on its own: the members of its outermost ModuleLists."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else _blocks(child)
+    return found
+
+
+def _trainable(model: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -1,0 +1,42 @@
+"""The one helper that knows DTensor: from sharded tensors to this rank's shard, to whole ones, and back.
+
+Elementwise work (outer step, pseudo-gradients, merges) acts on sharded tensors as on others. Reductions between islands act on the local shards.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+@torch.no_grad()
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a sharded tensor, sharing its memory; any other tensor as it is."""
+    shard: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return shard
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each shard of an island holds another part of the tensor."""
+    return isinstance(tensor, DTensor)
+
+
+def scattered(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor sharded like another, without communication: every rank has the whole and keeps its shard."""
+    if not isinstance(like, DTensor) or isinstance(tensor, DTensor):
+        return tensor
+    return distribute_tensor(tensor.detach().to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def whole(value: Any) -> Any:
+    """The value, any nesting of dictionaries, lists and tuples, with its sharded tensors gathered. Called on all ranks of an island."""
+    if isinstance(value, DTensor):
+        sharded: DTensor = value.detach()  # type: ignore[assignment]
+        return sharded.full_tensor()
+    if isinstance(value, Mapping):
+        return {key: whole(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return type(value)(whole(item) for item in value)  # type: ignore[call-arg]
+    return value
