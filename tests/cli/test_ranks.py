@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -102,10 +103,7 @@ def test_recipes_on_islands(recipe: str, ranks: int, flags: list[str], small: li
 def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(small: list[str], tmp_path: Path) -> None:
     words = [*ADLOCO, "train", "diloco", *small, "--run.tokens", "100000000", "--method.sync_every", "2000", "--ranks", "2"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "run" / "environment.json").exists():
-        assert time.monotonic() < deadline, "the run did not start"
-        time.sleep(0.1)
+    wait_for(tmp_path / "run" / "environment.json")
     time.sleep(3)  # Into the first round.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 2
@@ -140,6 +138,7 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], t
     assert done.returncode == 2
     assert "loss is " in done.stderr
     assert "Traceback" not in done.stderr
+    assert done.stderr.count("loss is ") == 2, "each rank says so"
     assert time.monotonic() - started < 60
 
 
@@ -161,21 +160,83 @@ def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[
     assert error.count("\n") == 1
 
 
+def start_by_hand(commands: list[list[str]]) -> list[subprocess.Popen[str]]:
+    """Ranks with nobody to look after them; the store is kept by rank 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(commands))}
+    shared = os.environ | meeting | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    return [
+        subprocess.Popen(
+            command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank, command in enumerate(commands)
+    ]
+
+
+BROKEN = """
+import sys, torch, adloco
+from tests.problems import make_run, regression
+
+class Broken:
+    num_streams = 2
+    def read(self, stream, position, count):
+        if torch.distributed.get_rank() == 1 and position >= 40:
+            raise LookupError("row 40 cannot be read")
+        return regression(2).read(stream, position, count)
+
+with adloco.process_group():
+    workers = 1 if sys.argv[1] != "1 1" else 2
+    placement = adloco.place(workers, "cpu", 1, *map(int, sys.argv[1].split()))
+    run = make_run(workers_per_trainer=workers, data=Broken(), placement=placement)
+    list(run.rounds(10))
+"""
+
+
+@pytest.mark.parametrize("island", ["1 1", "1 2", "2 1"], ids=["own islands", "replicas", "shards"])
+def test_every_rank_ends_with_the_first_failing_rank_s_message(island: str, tmp_path: Path) -> None:
+    """Rank 1 fails in mid-round, rank 0 waits for it: in a sync, or inside a step."""
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN)
+    started = time.monotonic()
+    ranks = start_by_hand([[sys.executable, str(script), island]] * 2)
+    try:
+        errors = [rank.communicate(timeout=60)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert "LookupError: row 40 cannot be read" in errors[1]
+    assert "OtherRankError: rank 1: row 40 cannot be read" in errors[0]
+    assert time.monotonic() - started < 40
+
+
+def test_a_killed_rank_stops_the_others(small: list[str], tmp_path: Path) -> None:
+    words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(tmp_path / "run" / "metrics.jsonl")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGKILL)
+        _, error = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode != 0
+    assert "adloco: rank 0 lost the connection to another rank, which was killed or crashed" in error
+    assert "Traceback" not in error
+    assert not Path(f"/proc/{children[0]}").exists()
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not file.exists():
+        assert time.monotonic() < deadline, "the run did not start"
+        time.sleep(0.1)
+
+
 def test_ranks_that_mean_different_runs_are_refused(small: list[str], tmp_path: Path) -> None:
     """Two ranks started by hand, with different seeds."""
-    from adloco.placement.ranks import free_port
-
-    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [*ADLOCO, "train", "diloco", *small, "--run.seed", str(rank)],
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+    ranks = start_by_hand([[*ADLOCO, "train", "diloco", *small, "--run.seed", str(rank)] for rank in (0, 1)])
     try:
         _, error = ranks[1].communicate(timeout=100)
     finally:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from adloco.algorithms.merging import MergeFates, apply_merge
-from adloco.algorithms.optimizers import InnerFactory, OuterFactory
+from adloco.algorithms.optimizers import InnerFactory, OuterFactory, check_shards
 from adloco.algorithms.outer import trainable
 from adloco.algorithms.reports import RoundReport, WorkerRound, report_trainer, report_workers, step_losses
 from adloco.algorithms.trainer import Trainer
@@ -115,6 +115,8 @@ class AdLoCo:
         for trainer in range(num_trainers):
             first = trainer * workers_per_trainer
             self.trainers[trainer] = self._new_trainer(trainer, range(first, first + workers_per_trainer))
+        outers = [trainer.outer.optimizer for trainer in self.trainers.values() if trainer.outer.optimizer]
+        check_shards([*next(iter(self.workers.values())).optimizers, *outers], self.placement.shards)
         self.rounds_done = 0
         self.samples = 0
         self.inner_steps = 0

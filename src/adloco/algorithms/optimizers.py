@@ -1,6 +1,6 @@
 """Inner and outer optimizers by name, all of them from torch.optim."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,18 @@ InnerFactory = Callable[[nn.Module], Sequence[Optimizer]]
 
 OuterFactory = Callable[[Sequence[Tensor]], Optimizer]
 """Builds a trainer's outer optimizer over its global parameters."""
+
+
+WHOLE_MATRICES = (torch.optim.Muon, torch.optim.Adafactor, torch.optim.LBFGS)
+"""Optimizers whose update of an element needs more of its matrix than a shard."""
+
+
+def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
+    """Refuse what cannot be the same over several shards."""
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        advice = "use placement.shard_size 1 (replicas are no problem), or an elementwise optimizer such as adamw"
+        require(shards == 1 or not isinstance(optimizer, WHOLE_MATRICES), f"{name} needs whole matrices, and {shards} shards have none; {advice}")
 
 
 @dataclass(frozen=True, kw_only=True)

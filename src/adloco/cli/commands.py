@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,10 +50,16 @@ def train(words: Sequence[str]) -> int:
         island_shape(known.ranks, recipe.method.num_trainers * recipe.method.workers_per_trainer, shape.shard_size, shape.replica_size)
         return start_ranks(known.ranks, ["train", *words])
     console = Console(highlight=False, quiet=this_rank() != 0)
-    with process_group():
+    with process_group(_end):
         with console.status("reading and tokenising text, building models ..."):
             run = TrainingRun.resume(known.resume) if known.resume else TrainingRun.create(recipe)
         return _train(run, console)
+
+
+def _end(message: str) -> None:
+    """End this rank for another's failure, from whatever it waits for."""
+    print(f"adloco (rank {this_rank()}): {message}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def _train(run: TrainingRun, console: Console) -> int:

@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _user_errors() -> tuple[type[Exception], ...]:
     # ValueError is what the package raises for bad input; the others exist only once torch is imported.
-    worker, torch = sys.modules.get("adloco.algorithms.worker"), sys.modules.get("torch")
-    return (ValueError, OSError, *([worker.NonFiniteLossError] if worker else []), *([torch.OutOfMemoryError] if torch else []))
+    names = [("adloco.algorithms.worker", "NonFiniteLossError"), ("adloco.placement.failures", "OtherRankError"), ("torch", "OutOfMemoryError")]
+    return (ValueError, OSError, *(getattr(sys.modules[module], name) for module, name in names if module in sys.modules))
 
 
 def _dispatch(words: list[str]) -> int:

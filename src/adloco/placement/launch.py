@@ -5,15 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 import torch
 import torch.distributed as dist
 
+from adloco.placement.failures import shared_failures
 from adloco.placement.process import OneProcess, Placement
-from adloco.placement.ranks import TIMEOUT, Ranks, free_port
+from adloco.placement.ranks import TIMEOUT, Ranks
 
 INTERRUPTED = 130
 SAVING_SECONDS, FAILING_SECONDS = 120.0, 5.0
@@ -31,15 +32,19 @@ def this_rank() -> int:
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
-    """Join the other ranks for as long as the context lasts; nothing to do for a process on its own."""
+def process_group(end: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Join the other ranks for as long as the context lasts; nothing to do for a process on its own.
+
+    If another rank fails, this one raises an OtherRankError with its message. end: given that message if this rank does not notice within seconds.
+    """
     if num_ranks() == 1:
         yield
         return
     dist.init_process_group(timeout=TIMEOUT)  # gloo for tensors on the CPU, NCCL for those on GPUs.
     try:
-        yield
-        dist.barrier()
+        with shared_failures(end):
+            yield
+            dist.barrier()
     finally:
         dist.destroy_process_group()
 
@@ -84,7 +89,10 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
 
     Ctrl+C reaches every rank once; ranks that outlive a failed one are ended. No rank outlives this call.
     """
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    # The store at which the ranks meet is kept here, so that it outlives any of them.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    shared = meeting | {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     ranks = [
         # Sessions of their own: the terminal's Ctrl+C reaches this process, which passes it on once.
         subprocess.Popen([sys.executable, "-m", "adloco", *words], env=os.environ | shared | _numbers(rank), start_new_session=True)

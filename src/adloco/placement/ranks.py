@@ -5,7 +5,6 @@ replica by replica. Each island hosts a contiguous, balanced share of the worker
 the same order, also by those that host none of its workers, and keeps the groups of each set of islands.
 """
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -192,10 +191,3 @@ def _slice(flat: Tensor, holders: dist.ProcessGroup) -> Tensor:
     size = -(-flat.numel() // dist.get_world_size(holders))
     start = size * dist.get_rank(holders)
     return flat[start : start + size].clone()
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
