@@ -120,6 +120,21 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(small: list[str], tmp_path: 
     assert all(worker.inner_step > 0 for worker in resumed.algorithm.workers.values())
 
 
+def test_a_polite_kill_of_torchrun_saves(small: list[str], tmp_path: Path) -> None:
+    """What SLURM does before the end of a job (examples/slurm.sh)."""
+    words = [*TORCHRUN, "-m", "adloco", "train", "ddp", *small, "--run.tokens", "100000000", "--method.sync_every", "2000"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    wait_for(tmp_path / "run" / "environment.json")
+    time.sleep(3)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert f"go on with: adloco train --resume {tmp_path / 'run'}" in out
+
+    from adloco.training.stored import read_run
+
+    assert read_run(tmp_path / "run").algorithm["round_steps"] == 2000
+
+
 def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], tmp_path: Path) -> None:
     explosive = [
         "--inner.optimizer",

@@ -29,8 +29,7 @@ class OuterStep:
         if self.optimizer is None:
             copy_all(comm.mean(per_worker, weights), self.global_params)
             return
-        differences = [[mine - theirs for mine, theirs in zip(self.global_params, entry, strict=True)] for entry in per_worker]
-        for parameter, pseudo_gradient in zip(self.global_params, comm.mean(differences, weights), strict=True):
+        for parameter, pseudo_gradient in zip(self.global_params, comm.mean(per_worker, weights, origin=self.global_params), strict=True):
             parameter.grad = pseudo_gradient
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.outer import averaged_buffers, copy_all, load_optimizer, trainable
-from adloco.placement.gradients import clip
+from adloco.placement.gradients import clip, squared_norm
 from adloco.placement.island import Engine
-from adloco.placement.shards import local
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 
@@ -109,8 +108,7 @@ class Worker:
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         while self.inner_step < task.inner_steps and not stopping:
             stopping = self._step(task, halted)
-        finite = all(bool(local(parameter).isfinite().all()) for parameter in self.params)
-        if self.inner_step == task.inner_steps and self.engine.sum([float(not finite)])[0] > 0:
+        if self.inner_step == task.inner_steps and not math.isfinite(self.engine.sum([squared_norm(self.params)])[0]):
             # A gradient can overflow where the loss does not; it must not reach the others.
             raise NonFiniteLossError(f"parameters are not finite in {self._place(task, self.inner_step)}; {ADVICE}")
         self.engine.average(self.buffers)

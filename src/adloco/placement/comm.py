@@ -11,7 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from adloco.placement.shards import local
+from adloco.placement.shards import is_sharded, local, with_local
+
+BLOCK = 1 << 16
+"""Elements that are worked on at once, so that what one operation writes is still in the cache for the next."""
 
 PerWorker = Sequence[Sequence[Tensor]]
 """One sequence of tensors for each local worker, alike in shapes."""
@@ -28,10 +31,16 @@ class Traffic:
 
 
 class Comm(Protocol):
-    """Reductions among a fixed set of workers. Every worker of the set takes part in every call, in the same order."""
+    """Reductions among a fixed set of workers. Every worker of the set takes part in every call, in the same order.
 
-    def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
-        """Weighted sum over all workers of the set. weights: one per local worker; over the whole set they add up to 1."""
+    Means are views of memory that the next reduction writes to: copy what is to stay.
+    """
+
+    def mean(self, per_worker: PerWorker, weights: Sequence[float], origin: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Weighted sum over all workers of the set, of their entries or with `origin` of origin - entry.
+
+        weights: one per local worker; over the whole set they add up to 1.
+        """
         ...
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
@@ -39,21 +48,45 @@ class Comm(Protocol):
         ...
 
 
+class Scratch:
+    """Memory for reductions, kept from one to the next: fresh memory of the size of a model costs more time than filling it."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[object, Tensor] = {}
+
+    def flat(self, like: Sequence[Tensor], purpose: str) -> Tensor:
+        """A one-dimensional tensor as large as these together."""
+        size = sum(tensor.numel() for tensor in like)
+        key = (purpose, like[0].dtype, like[0].device)
+        if key not in self._buffers or self._buffers[key].numel() < size:
+            self._buffers[key] = torch.empty(size, dtype=like[0].dtype, device=like[0].device)
+        return self._buffers[key][:size]
+
+
 class LocalComm:
     """All workers of the set live in one process (or on one island); elsewhere, where none takes part, the set is empty."""
 
-    def __init__(self, num_workers: int, traffic: Traffic, counts: Callable[[Tensor], bool] = lambda tensor: True) -> None:
+    def __init__(
+        self, num_workers: int, traffic: Traffic, scratch: Scratch | None = None, counts: Callable[[Tensor], bool] = lambda tensor: True
+    ) -> None:
         """counts: whether this rank counts the bytes of a tensor; of several ranks that hold the same, one does."""
         self.num_workers = num_workers
         self.traffic = traffic
+        self._scratch = scratch or Scratch()
         self._counts = counts
 
-    def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
+    def mean(self, per_worker: PerWorker, weights: Sequence[float], origin: Sequence[Tensor] | None = None) -> list[Tensor]:
         assert len(per_worker) == len(weights) == self.num_workers, "one entry and one weight per worker"
-        if not per_worker:
+        if not per_worker or not per_worker[0]:
             return []
         self._count([tensor for entry in per_worker for tensor in entry])
-        return [weighted_sum(entries, weights) for entries in zip(*per_worker, strict=True)]
+        sums = list(per_worker[0])
+        for _, indices in kinds(sums):
+            flat = self._scratch.flat([local(sums[index]) for index in indices], "mean")
+            for index, part in parts(flat, sums, indices):
+                fill_weighted_sum(part, [local(entry[index]) for entry in per_worker], weights, local(origin[index]) if origin else None)
+                sums[index] = with_local(part, like=sums[index])
+        return sums
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
         if receivers:
@@ -70,10 +103,27 @@ def num_bytes(tensors: Sequence[Tensor]) -> int:
     return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
 
 
+def kinds(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
+    """(sharded, indices) of the tensors that may travel together: of one data type, and all sharded or none."""
+    found: dict[tuple[str, bool], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        found.setdefault((str(tensor.dtype), is_sharded(tensor)), []).append(index)
+    return [(sharded, found[dtype, sharded]) for dtype, sharded in sorted(found)]
+
+
+def parts(flat: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]) -> list[tuple[int, Tensor]]:
+    """(index, view) of each tensor's place in a flat one, in the shape of this rank's shard."""
+    shards = [local(tensors[index]) for index in indices]
+    views = torch.split(flat, [shard.numel() for shard in shards])
+    return [(index, view.view_as(shard)) for index, view, shard in zip(indices, views, shards, strict=True)]
+
+
 @torch.no_grad()
-def weighted_sum(entries: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Sum of the entries, each times its weight, as a new tensor."""
-    result = entries[0] * weights[0]
-    for entry, weight in zip(entries[1:], weights[1:], strict=True):
-        result.add_(entry, alpha=weight)
-    return result
+def fill_weighted_sum(result: Tensor, entries: Sequence[Tensor], weights: Sequence[float], origin: Tensor | None) -> None:
+    """Sum of the entries, or of origin - entry, each times its weight. Differences come first: they are small, and sums of parameters round."""
+    columns = [torch.split(tensor.reshape(-1), BLOCK) for tensor in (result, *entries, *([] if origin is None else [origin]))]
+    for block, *rest in zip(*columns, strict=True):
+        terms = rest if origin is None else [torch.sub(rest[-1], entry) for entry in rest[:-1]]
+        torch.mul(terms[0], weights[0], out=block)
+        for term, weight in zip(terms[1:], weights[1:], strict=True):
+            block.add_(term, alpha=weight)

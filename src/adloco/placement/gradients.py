@@ -15,7 +15,8 @@ from adloco.placement.shards import local
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:
     """Sum of squares of all elements (of sharded tensors, those on this rank), in float64."""
-    return _total([squares(local(tensor)) for tensor in tensors])
+    shards = [local(tensor).detach() for tensor in tensors]
+    return _total(torch._foreach_pow(torch._foreach_norm(shards, 2, torch.float64), 2)) if shards else 0.0
 
 
 @torch.no_grad()

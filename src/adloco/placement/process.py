@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import nn
 
-from adloco.placement.comm import Comm, LocalComm, Traffic
+from adloco.placement.comm import Comm, LocalComm, Scratch, Traffic
 from adloco.placement.island import Engine, Whole
 
 Item = TypeVar("Item")
@@ -89,6 +89,7 @@ class OneProcess:
     def __init__(self, device: str | torch.device = "cpu", threads: int = 0) -> None:
         self.device = torch.device(device)
         self.traffic = Traffic()
+        self._scratch = Scratch()
         self.num_ranks = self.ranks_per_worker = self.shards = 1
         self.threads = threads or (num_cores() if self.device.type == "cpu" else 1)
         _set_up_matrix_products()
@@ -116,7 +117,7 @@ class OneProcess:
         return list(worker_ids)
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:
-        return LocalComm(len(worker_ids), self.traffic)
+        return LocalComm(len(worker_ids), self.traffic, self._scratch)
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         if len(rows) > 1:

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from adloco.placement.comm import Comm, LocalComm, PerWorker, Traffic, num_bytes, weighted_sum
+from adloco.placement.comm import Comm, LocalComm, PerWorker, Scratch, Traffic, fill_weighted_sum, kinds, num_bytes, parts
 from adloco.placement.island import Engine, Replicated, Sharded
 from adloco.placement.process import Item, OneProcess, Result
-from adloco.placement.shards import is_sharded, local, whole
+from adloco.placement.shards import is_sharded, local, whole, with_local
 
 TIMEOUT = timedelta(minutes=30)
 """Longest wait for the others: a rank with a large batch can be minutes behind at a sync."""
@@ -33,6 +33,7 @@ class Ranks:
         self.shards = shards
         self.ranks_per_worker = shards * replicas
         self.traffic = Traffic()
+        self._scratch = Scratch()
         self._num_islands = self.num_ranks // self.ranks_per_worker
         self._island, self._position = divmod(self.rank, self.ranks_per_worker)
         # Workers of one island would mix up their collectives if they ran at once.
@@ -65,12 +66,14 @@ class Ranks:
     def comm(self, worker_ids: Sequence[int]) -> Comm:
         islands = tuple(sorted({self.owner(worker) for worker in worker_ids}))
         if len(islands) == 1:
-            return LocalComm(len(self.local(worker_ids)), self.traffic, lambda tensor: self._position < (self.shards if is_sharded(tensor) else 1))
+            return LocalComm(
+                len(self.local(worker_ids)), self.traffic, self._scratch, lambda tensor: self._position < (self.shards if is_sharded(tensor) else 1)
+            )
         if islands not in self._groups:
             # For each place on an island, the ranks that stand there: they hold the same part of the model.
             places = [[island * self.ranks_per_worker + place for island in islands] for place in range(self.ranks_per_worker)]
             self._groups[islands] = self._new_group(places)
-        return GroupComm(self._groups[islands], self._holders, self._island in islands, self._rank_of, self.traffic)
+        return GroupComm(self._groups[islands], self._holders, self._island in islands, self._rank_of, self.traffic, self._scratch)
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         everyone: list[Any] = [None] * self.num_ranks
@@ -88,9 +91,16 @@ class Ranks:
         return round(between), round(inside)
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
-        everyone: list[Any] | None = [None] * self.num_ranks if self.first else None
-        dist.gather_object(list(items) if self._position == 0 else [], everyone)
-        return [item for part in everyone for item in part] if everyone is not None else list(items)
+        # Sent one by one: gather_object would have every rank send as much as the one that has most.
+        collected = list(items)
+        if self.first:
+            for rank in range(self.ranks_per_worker, self.num_ranks, self.ranks_per_worker):
+                box: list[Any] = [None]
+                dist.recv_object_list(box, src=rank)
+                collected += box[0]
+        elif self._position == 0:
+            dist.send_object_list([collected], dst=0)
+        return collected
 
     def whole(self, state: Item) -> Item:
         gathered: Item = whole(state)
@@ -136,6 +146,7 @@ class GroupComm:
         member: bool,
         rank_of: Callable[[int], int],
         traffic: Traffic,
+        scratch: Scratch,
     ) -> None:
         """group: the ranks at this place on each island. holders, rank_of: see `Ranks`. member: whether workers of the set live on this island."""
         self._group = group
@@ -143,38 +154,49 @@ class GroupComm:
         self._member = member
         self._rank_of = rank_of
         self._traffic = traffic
+        self._scratch = scratch
 
-    def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
+    def mean(self, per_worker: PerWorker, weights: Sequence[float], origin: Sequence[Tensor] | None = None) -> list[Tensor]:
         if not self._member or not per_worker[0]:
             return []
-        sums = [weighted_sum(entries, weights) for entries in zip(*per_worker, strict=True)]
         # Counted for each worker, as if it had an island of its own.
-        self._in_one(sums, lambda flat: dist.all_reduce(flat, group=self._group), counted=len(per_worker))
-        return sums
+        return self._in_one(
+            per_worker[0],
+            lambda index, part: fill_weighted_sum(
+                part, [local(entry[index]) for entry in per_worker], weights, local(origin[index]) if origin else None
+            ),
+            lambda flat: dist.all_reduce(flat, group=self._group),
+            counted=len(per_worker),
+        )
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
         if not self._member or not receivers or not tensors:
             return list(tensors)
         rank = self._rank_of(source)
-        copies = [tensor.detach().clone() for tensor in tensors]
-        self._in_one(copies, lambda flat: dist.broadcast(flat, rank, group=self._group), counted=int(dist.get_rank() == rank))
-        return copies
+        return self._in_one(
+            tensors,
+            lambda index, part: part.copy_(local(tensors[index])),
+            lambda flat: dist.broadcast(flat, rank, group=self._group),
+            counted=int(dist.get_rank() == rank),
+        )
 
     @torch.no_grad()
-    def _in_one(self, tensors: Sequence[Tensor], collective: Callable[[Tensor], Any], counted: int) -> None:
-        """The collective over all these tensors at once, in place; one call for each data type (and for sharded ones apart from others)."""
-        kinds = [(str(tensor.dtype), is_sharded(tensor)) for tensor in tensors]
-        for kind in sorted(set(kinds)):
-            same = [local(tensor) for tensor, other in zip(tensors, kinds, strict=True) if other == kind]
-            holders = self._holders(kind[1])
-            flat = torch.cat([tensor.reshape(-1) for tensor in same])
+    def _in_one(self, like: Sequence[Tensor], fill: Callable[[int, Tensor], Any], collective: Callable[[Tensor], Any], counted: int) -> list[Tensor]:
+        """Tensors like these, filled one by one and sent through the collective together; one call for each kind of them."""
+        results = list(like)
+        for sharded, indices in kinds(like):
+            flat = self._scratch.flat([local(like[index]) for index in indices], "mean")
+            for index, part in parts(flat, like, indices):
+                fill(index, part)
+            holders = self._holders(sharded)
             mine = flat if holders is None else _slice(flat, holders)
             collective(mine)
             self._traffic.between += counted * num_bytes([mine])
             if holders is not None:
                 flat = self._joined(mine, flat.numel(), holders)
-            for tensor, part in zip(same, torch.split(flat, [tensor.numel() for tensor in same]), strict=True):
-                tensor.copy_(part.view_as(tensor))
+            for index, part in parts(flat, like, indices):
+                results[index] = with_local(part, like=like[index])
+        return results
 
     def _joined(self, mine: Tensor, numel: int, holders: dist.ProcessGroup) -> Tensor:
         """The slices of all holders, gathered inside the island."""

@@ -23,6 +23,13 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
+def with_local(shard: Tensor, like: Tensor) -> Tensor:
+    """A tensor sharded like another, of which this rank has the given shard; the shard itself where the other is not sharded."""
+    if not isinstance(like, DTensor):
+        return shard
+    return DTensor.from_local(shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
 def scattered(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor sharded like another, without communication: every rank has the whole and keeps its shard."""
     if not isinstance(like, DTensor) or isinstance(tensor, DTensor):

@@ -1,5 +1,6 @@
 """For tests: a function on several gloo ranks of this machine, with the failing rank's own traceback."""
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -32,14 +33,14 @@ def run_on_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, 
             process.start()
             sender.close()  # So that a rank which dies is seen as the end of its pipe.
         try:
-            return _results([receiver for receiver, _ in pipes], timeout_seconds)
+            return _results([receiver for receiver, _ in pipes], timeout_seconds, Path(folder))
         finally:
             for process in ranks:
                 process.terminate()
                 process.join()
 
 
-def _results(receivers: Sequence[Connection], timeout_seconds: float) -> list[Any]:
+def _results(receivers: Sequence[Connection], timeout_seconds: float, folder: Path) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(receivers):
         waiting = [receiver for rank, receiver in enumerate(receivers) if rank not in results]
@@ -51,7 +52,7 @@ def _results(receivers: Sequence[Connection], timeout_seconds: float) -> list[An
         try:
             failed, results[rank] = pickle.loads(receivers[rank].recv_bytes())
         except EOFError:
-            failed, results[rank] = True, "the process died"
+            failed, results[rank] = True, f"the process died\n{_crash_report(folder, rank).read_text()}"
         if failed:
             raise RuntimeError(f"rank {rank} failed:\n{results[rank]}")
     return [results[rank] for rank in range(len(receivers))]
@@ -62,6 +63,7 @@ def _rank(
 ) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
+    faulthandler.enable(_crash_report(Path(rendezvous).parent, rank).open("w"))
     try:
         limit = timedelta(seconds=timeout_seconds)
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks, timeout=limit)
@@ -71,3 +73,8 @@ def _rank(
         sender.send_bytes(pickle.dumps((False, result)))  # Plain pickle: torch's own shares memory of a process that is gone by then.
     except BaseException:
         sender.send_bytes(pickle.dumps((True, traceback.format_exc())))
+
+
+def _crash_report(folder: Path, rank: int) -> Path:
+    """Where a rank's stack goes if the process itself crashes."""
+    return folder / f"crash-{rank}"

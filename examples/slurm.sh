@@ -1,0 +1,35 @@
+#!/bin/bash
+# Two islands of eight GPUs, one per node: each node shards its workers over its GPUs (FSDP2), the nodes meet every H inner steps.
+#
+#   sbatch examples/slurm.sh                                       # default: diloco
+#   sbatch examples/slurm.sh adloco --run.tokens 2000000000        # any recipe and settings
+#   sbatch examples/slurm.sh --resume runs/slurm-1234              # go on with a run, on as many nodes as this time
+#
+#SBATCH --job-name=adloco
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=32
+#SBATCH --time=24:00:00
+#SBATCH --signal=TERM@120
+#SBATCH --output=%x-%j.log
+
+set -euo pipefail
+
+gpus=${SLURM_GPUS_ON_NODE:-8}
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+words=("$@")
+if [[ ${words[0]:-} != --resume ]]; then
+    # The run folder must be on a disk that all nodes see.
+    words=("${words[0]:-diloco}" --run.folder "runs/slurm-$SLURM_JOB_ID" --placement.shard_size "$gpus" "${words[@]:1}")
+fi
+
+export OMP_NUM_THREADS=1
+# On clusters with several networks, name the interface that the nodes share:
+# export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
+
+# The TERM that SLURM sends two minutes before the end reaches every rank: they finish their inner step, save together and stop.
+exec srun --kill-on-bad-exit=1 torchrun \
+    --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "$gpus" \
+    --rdzv-backend c10d --rdzv-endpoint "$first:29400" --rdzv-id "$SLURM_JOB_ID" \
+    -m adloco train "${words[@]}"
