@@ -74,7 +74,7 @@ def test_ranks_and_torchrun_give_the_numbers_of_one_process(small: list[str], tm
 @pytest.mark.parametrize(
     ("recipe", "ranks", "flags"),
     [
-        ("ddp", 2, []),
+        ("ddp", 2, ["--batch.rule", "warmup", "--batch.batches", "[16,24]", "--batch.after_samples", "[100,300]"]),
         ("ddp-norm", 2, ["--switch.max_micro_batch", "4"]),
         ("fsdp-norm", 2, ["--switch.max_micro_batch", "4"]),
         ("fsdp-norm", 4, ["--placement.replica_size", "2", "--placement.shard_size", "2"]),
@@ -98,6 +98,8 @@ def test_recipes_on_islands(recipe: str, ranks: int, flags: list[str], small: li
     assert mine[-1]["bytes_inside"] > 0.5 * model * mine[-1]["inner_steps"]
     assert (mine[-1]["bytes_communicated"] > 0) == (recipe == "diloco")
     assert main(["evaluate", str(folder)]) == 0
+    # On other ranks than the recipe names; the budget is spent, so nothing is trained.
+    assert main(["train", "--resume", str(folder), "--placement.shard_size", "1", "--placement.replica_size", "1"]) == 0
 
 
 def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(small: list[str], tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert sum(step["samples"] for step in steps) == metrics[-1]["samples"]
     first = [step for step in steps if step["round"] == 1]
     assert sum(step["loss"] * step["samples"] for step in first) / sum(step["samples"] for step in first) == pytest.approx(metrics[0]["train_loss"])
-    assert {path.stem for path in (folder / "plots").iterdir()} == {"loss", "batch", "noise_scale", "trainers", "communication", "memory"}
+    assert {path.stem for path in (folder / "plots").iterdir()} == {
+        "loss", "batch", "noise_scale", "trainers", "workers", "communication", "memory",
+    }  # fmt: skip
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 6
     assert "http" not in page.replace("http-equiv", "")

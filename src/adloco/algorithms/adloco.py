@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from adloco.algorithms.evaluation import Share, evaluate
 from adloco.algorithms.merging import MergeFates, apply_merge
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, check_shards
 from adloco.algorithms.outer import trainable
@@ -259,27 +260,10 @@ class AdLoCo:
         require(trainer in self.trainers, f"there is no trainer {trainer}; living ones are {sorted(self.trainers)}")
         return self.workers[self.trainers[trainer].worker_ids[0]].model
 
-    def evaluate(self, function: Callable[[nn.Module, int, int], tuple[float, float]]) -> dict[int, float]:
-        """Mean of a quantity for each trainer's global parameters, its work shared among the trainer's workers.
-
-        function: (model, part, parts) -> (sum, count) over the part-th of `parts` shares of the evaluation set, without gradients. It must call the
-        model as often for each part: a sharded one takes all ranks of its island.
-        """
+    def evaluate(self, share: Share) -> dict[int, float]:
+        """Mean of a quantity for each trainer's global parameters, its work shared among the trainer's workers."""
         require(not self.in_round, "a round is under way: the workers stand apart; evaluate between rounds")
-        ranks = self.placement.ranks_per_worker
-        places = {worker: (index, trainer) for trainer in self.trainers.values() for index, worker in enumerate(trainer.worker_ids)}
-
-        def run(worker: Worker) -> list[float]:
-            index, trainer = places[worker.id]
-            worker.model.eval()
-            with torch.no_grad():
-                return worker.engine.sum(function(worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks))
-
-        here = list(self.workers.values())
-        results = self.placement.map(run, here, on_failure=lambda: None)
-        gathered = self.placement.gather({worker.id: result for worker, result in zip(here, results, strict=True)})
-        sums = {trainer.id: [gathered[worker] for worker in trainer.worker_ids] for trainer in self.trainers.values()}
-        return {trainer: sum(row[0] for row in rows) / sum(row[1] for row in rows) for trainer, rows in sums.items()}
+        return evaluate(self.trainers, self.workers, self.placement, share)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a run needs to go on bit for bit, between rounds or, after `stop`, within one. Tensors are the live ones.

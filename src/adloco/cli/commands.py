@@ -24,7 +24,7 @@ from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.recipe_text import to_toml
 from adloco.training.report import write_report
 from adloco.training.run import TrainingRun
-from adloco.training.stored import RECIPE, run_folder
+from adloco.training.stored import resumed_recipe, run_folder
 from adloco.training.tasks.language_model import generate as generate_tokens
 from adloco.training.trained import evaluate as evaluate_trained
 from adloco.training.trained import load_trained
@@ -41,10 +41,9 @@ def train(words: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes on this machine to spread the workers over (default: 1)")
     settings, others = _take_settings(words)
     known = parser.parse_args(others)
-    if known.resume and (settings or known.recipe):
-        raise ValueError(f"--resume goes on with the recipe of the run; leave out {known.recipe or '--' + settings[0][0]}")
-    values = override(read_values(str(run_folder(known.resume) / RECIPE) if known.resume else known.recipe or "adloco"), settings)
-    recipe = build_recipe(values)
+    if known.resume and known.recipe:
+        raise ValueError(f"--resume goes on with the recipe of the run; leave out {known.recipe}")
+    recipe = resumed_recipe(known.resume, settings) if known.resume else build_recipe(override(read_values(known.recipe or "adloco"), settings))
     if known.ranks != 1 and num_ranks() == 1:
         shape = recipe.placement
         island_shape(known.ranks, recipe.method.num_trainers * recipe.method.workers_per_trainer, shape.shard_size, shape.replica_size)
@@ -52,7 +51,7 @@ def train(words: Sequence[str]) -> int:
     console = Console(highlight=False, quiet=this_rank() != 0)
     with process_group(_end):
         with console.status("reading and tokenising text, building models ..."):
-            run = TrainingRun.resume(known.resume) if known.resume else TrainingRun.create(recipe)
+            run = TrainingRun.resume(known.resume, settings) if known.resume else TrainingRun.create(recipe)
         return _train(run, console)
 
 

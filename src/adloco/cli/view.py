@@ -43,7 +43,7 @@ class PlainView:
 
     def show(self, record: Record) -> None:
         trainers = " | ".join(
-            f"t{row['trainer']} batch {row['requested_batch']} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}"
+            f"t{row['trainer']} batch {row['requested_batch']} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
             for row in record["trainers"]
         )
         loss = "" if record["val_loss"] is None else f" val {record['val_loss']:.4f}"
@@ -105,7 +105,7 @@ class LiveView:
                 _number(self._val_loss.get(row["trainer"]), ".4f"),
                 _number(row["train_loss"], ".4f"),
                 str(row["requested_batch"]),
-                f"{row['micro_batch']} x {row['accumulation_steps']}",
+                f"{row['micro_batch']} x {row['accumulation_steps']}{_rounded(row)}",
                 _number(row["noise_scale"], ".1f"),
                 str(row["workers"]),
             )
@@ -146,6 +146,10 @@ def _merge_texts(record: Record) -> list[str]:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def _rounded(row: Record) -> str:
+    return f" ({row['rounded_up']} added)" if row["rounded_up"] else ""
 
 
 def _sent(record: Record) -> str:

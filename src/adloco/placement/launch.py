@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -65,12 +65,19 @@ def island_shape(count: int, num_workers: int, shard_size: int, replica_size: in
     return shards, replicas
 
 
-def place(num_workers: int, device: str | torch.device = "cpu", threads: int = 0, shard_size: int = 1, replica_size: int = 1) -> Placement:
+def place(
+    num_workers: int,
+    device: str | torch.device = "cpu",
+    threads: int = 0,
+    shard_size: int = 1,
+    replica_size: int = 1,
+    must_agree: Mapping[str, str] | None = None,
+) -> Placement:
     """All workers here, or a share of them if this process is one of several ranks, inside of `process_group`.
 
     device: "cuda" is the GPU of this rank. threads: workers that run at once; 0: one per core. shard_size, replica_size: ranks over which a worker
     is sharded (FSDP2), and copies of it whose gradients are summed (DDP, HSDP); 0: as many as there are ranks for each worker. ValueError for a
-    number of ranks that cannot hold the workers in such islands.
+    number of ranks that cannot hold the workers in such islands, and for arguments or other settings (must_agree: by name) that differ between ranks.
     """
     shards, replicas = island_shape(num_ranks(), num_workers, shard_size, replica_size)
     device = torch.device(device)
@@ -78,10 +85,20 @@ def place(num_workers: int, device: str | torch.device = "cpu", threads: int = 0
         if num_ranks() > 1:
             raise ValueError("this process is one of several ranks; call place inside `with adloco.process_group():`")
         return OneProcess(device, threads)
+    sizes = {"num_workers": num_workers, "placement.shard_size": shard_size, "placement.replica_size": replica_size}
+    _check_agreement({name: str(size) for name, size in sizes.items()} | dict(must_agree or {}))
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     return Ranks(num_workers, device, threads, shards, replicas)
+
+
+def _check_agreement(mine: dict[str, str]) -> None:
+    box = [mine]
+    dist.broadcast_object_list(box)
+    differing = [name for name, value in box[0].items() if mine.get(name) != value]
+    if differing:
+        raise ValueError(f"{', '.join(differing)} differs between ranks; start all of them with the same recipe, flags and code")
 
 
 def start_ranks(count: int, words: Sequence[str]) -> int:

@@ -1,5 +1,6 @@
 """What a run ran on: device, precision, versions, commit, memory."""
 
+import hashlib
 import platform
 import resource
 import subprocess
@@ -15,6 +16,12 @@ from adloco.placement.process import num_cores
 from adloco.rules.checks import require
 
 PACKAGES = ("adloco", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+def code_checksum() -> str:
+    """Of all modules of this package."""
+    package = Path(__file__).parents[1]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(package.rglob("*.py")))).hexdigest()
 
 
 def choose_device(name: str) -> torch.device:

@@ -20,6 +20,7 @@ def draw_plots(records: Sequence[Record], folder: Path) -> list[Path]:
         "batch": _batch,
         "noise_scale": _noise_scale,
         "trainers": _trainers,
+        **({"workers": _workers} if len(records[0]["workers"]) > 1 else {}),
         "communication": _communication,
         "memory": _memory,
     }
@@ -107,6 +108,20 @@ def _trainers(records: Sequence[Record]) -> Figure:
     _per_trainer(right, records, "workers", drawstyle="steps-post")
     _label(right, "tokens", "workers")
     figure.suptitle("Trainers (dotted: merges)", fontsize=12)
+    return figure
+
+
+def _workers(records: Sequence[Record]) -> Figure:
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axis, value, label in ((left, "worker_batch", "samples per inner step"), (right, "wait_seconds", "waiting (seconds per round)")):
+        for worker in range(len(records[0]["workers"])):
+            rows = [(record["tokens"], record["workers"][worker][value]) for record in records]
+            colour = COLOURS[worker % len(COLOURS)]
+            axis.plot(*zip(*rows, strict=True), color=colour, linewidth=1.5, drawstyle="steps-post", label=f"worker {worker}")
+        _label(axis, "tokens", label)
+    left.legend(frameon=False)
+    figure.suptitle("Share of each worker, and how long it waited for the slowest", fontsize=12)
     return figure
 
 

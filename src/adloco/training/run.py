@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import metadata
@@ -24,7 +24,7 @@ from adloco.training import checkpoint
 from adloco.training.data.cache import TokenCache, open_cache
 from adloco.training.data.sources import TokenSource
 from adloco.training.data.tokenizers import Tokenizer
-from adloco.training.environment import choose_device, choose_precision, describe_environment, memory_bytes, rng_state, set_rng_state
+from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, memory_bytes, rng_state, set_rng_state
 from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import to_toml
 from adloco.training.records import Record, Records, round_record, write_json
@@ -90,9 +90,9 @@ class TrainingRun:
         write_json(self.folder / "environment.json", describe_environment(self.device, self._precision, self.recipe.run.seed))
 
     @staticmethod
-    def resume(folder: Path) -> "TrainingRun":
-        """A run that goes on from its newest checkpoint, bit for bit."""
-        stored = read_run(folder)
+    def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
+        """A run that goes on from its newest checkpoint, bit for bit. flags: see `read_run`."""
+        stored = read_run(folder, flags)
         run = TrainingRun(stored.recipe, folder, _place(stored.recipe), stored.tokenizer)
         check_corpus(stored, run.cache.corpus)
         run.algorithm.load_state_dict(stored.algorithm)
@@ -265,11 +265,8 @@ def _place(recipe: Recipe) -> Placement:
     """Where the run's workers live, after a check that all processes mean the same run."""
     workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
     shape = recipe.placement
-    placement = place(workers, choose_device(recipe.run.device), recipe.run.threads, shape.shard_size, shape.replica_size)
-    mine = fixed_settings(recipe) | {"the version of adloco": metadata.version("adloco")}
-    differing = [key for key, value in placement.agree(mine).items() if mine.get(key) != value]
-    require(not differing, f"{', '.join(differing)} differs between ranks; start all of them with the same recipe, flags and code")
-    return placement
+    shared = fixed_settings(recipe) | {"the version of adloco": metadata.version("adloco"), "the code of adloco": code_checksum()}
+    return place(workers, choose_device(recipe.run.device), recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared)
 
 
 def _open_cache(recipe: Recipe, tokenizer: Tokenizer | None, placement: Placement) -> TokenCache:

@@ -1,5 +1,6 @@
 """A run folder read back: its recipe, its newest checkpoint and its tokenizer, after a check that they belong together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,20 @@ from typing import Any
 from adloco.rules.checks import require
 from adloco.training import checkpoint
 from adloco.training.data.tokenizers import Tokenizer, load_tokenizer
-from adloco.training.recipe import Recipe, build_recipe, read_values
+from adloco.training.recipe import Recipe, build_recipe, override, read_values
 from adloco.training.recipe_text import settings
 
 CHECKPOINTS, RECIPE, TOKENIZER = "checkpoints", "recipe.toml", "tokenizer"
 FREE_SETTINGS = {
     "run.folder", "run.name", "run.device", "run.threads", "run.checkpoint_every", "run.keep_checkpoints",
-    "placement.shard_size", "placement.replica_size",
+    "placement.shard_size", "placement.replica_size",  # Where workers live does not change what they compute.
     "data.path", "data.cache",  # What they lead to is checked by content.
     "evaluation.every", "evaluation.windows",
 }  # fmt: skip
 """Settings that may change from a run's beginning to its going on; all others decide its numbers."""
+
+
+CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +44,13 @@ def run_folder(folder: Path) -> Path:
     return folder
 
 
-def read_run(folder: Path) -> StoredRun:
-    """The run in a folder at its newest checkpoint; ValueError if a part is missing, damaged, foreign or changed."""
+def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
+    """The run in a folder at its newest checkpoint; ValueError if a part is missing, damaged, foreign or changed.
+
+    flags: settings that are to be others from now on, of those that may.
+    """
     newest = checkpoint.newest(run_folder(folder) / CHECKPOINTS)
-    recipe = build_recipe(read_values(str(folder / RECIPE)))
+    recipe = resumed_recipe(folder, flags)
     state = checkpoint.load(newest)
     known = isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
     require(known, f"checkpoint {newest} is not that of a run; name a run folder that `adloco train` wrote")
@@ -57,6 +64,13 @@ def read_run(folder: Path) -> StoredRun:
         about=state["run"],
         algorithm=state["algorithm"],
     )
+
+
+def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
+    """The recipe of a run that goes on with these settings changed."""
+    for name, _ in flags:
+        require(name in CHANGEABLE, f"--{name} cannot change when a run goes on; leave it out (what can: {', '.join(CHANGEABLE)})")
+    return build_recipe(override(read_values(str(run_folder(folder) / RECIPE)), flags))
 
 
 def fixed_settings(recipe: Recipe) -> dict[str, str]:
