@@ -56,11 +56,10 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert sum(step["samples"] for step in steps) == metrics[-1]["samples"]
     first = [step for step in steps if step["round"] == 1]
     assert sum(step["loss"] * step["samples"] for step in first) / sum(step["samples"] for step in first) == pytest.approx(metrics[0]["train_loss"])
-    assert {path.stem for path in (folder / "plots").iterdir()} == {
-        "loss", "batch", "noise_scale", "trainers", "workers", "communication", "memory",
-    }  # fmt: skip
+    pictures = {"loss", "batch", "noise_scale", "trainers", "communication", "memory"} | ({"workers"} if len(metrics[0]["workers"]) > 1 else set())
+    assert {path.stem for path in (folder / "plots").iterdir()} == pictures
     page = (folder / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 6
+    assert page.count("data:image/png;base64,") == len(pictures)
     assert "http" not in page.replace("http-equiv", "")
     assert build_recipe(read_values(str(folder / "recipe.toml"))).run.folder == str(folder)
 
