@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, NormTest, SwitchMode
+from adloco import AdLoCo, BatchGuards, MergeFates, MergeSmallest, NormTest, SwitchMode
 from adloco.placement.launch import island_shape, place
 from adloco.placement.testing import run_on_ranks
 from tests.algorithms.test_statistics import per_sample_gradients
@@ -21,7 +21,7 @@ ISLANDS = [(1, 1), (1, 2), (2, 1), (2, 2)]
 def run_here(shards: int, replicas: int, **changes: Any) -> AdLoCo:
     """A language model in float64 on whatever ranks there are."""
     settings = {"build_model": BlockLM, "loss_fn": next_token, "workers_per_trainer": 1, "outer": None, "inner": sgd(1.0)} | changes
-    workers = settings["workers_per_trainer"]
+    workers = settings.pop("num_workers", settings["workers_per_trainer"])
     settings.setdefault("data", tokens(2000, workers))
     return make_run(**settings, placement=place(workers, torch.device("cpu"), 1, shards, replicas))
 
@@ -106,6 +106,29 @@ def test_ddp_is_a_sync_at_every_step(shards: int, replicas: int) -> None:
     for other in (*on_ranks, synced.trainers[0].outer.global_params):
         for mine, theirs in zip(plain.parameters(), other, strict=True):
             torch.testing.assert_close(mine.data, theirs, rtol=1e-6, atol=1e-9)
+
+
+def merged_steps(shards: int) -> list[float]:
+    """Step counters and squared moments of AdamW after two merges that average them, in float32, where counters and moments have one data type."""
+
+    def inner(model: nn.Module) -> list[torch.optim.Optimizer]:
+        return [torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)]
+
+    run = run_here(
+        shards, 1, build_model=lambda: BlockLM().float(), num_trainers=3, inner=inner,
+        merge=MergeSmallest(every=1, first_round=1), fates=MergeFates(inner_state="mean"), sync_every=3, guards=BatchGuards(initial=8),
+        data=tokens(500, 3), workers_per_trainer=1, num_workers=3,
+    )  # fmt: skip
+    list(run.rounds(2))
+    states = run.placement.whole([worker.optimizers[0].state_dict() for worker in run.workers.values()])
+    return [float(entry[key].sum()) for state in states for entry in state["state"].values() for key in ("step", "exp_avg_sq")]
+
+
+def test_sharded_and_other_state_do_not_share_memory() -> None:
+    expected = merged_steps(1)
+    assert expected[0] == 6.0
+    for num_ranks, shards in ((2, 2), (4, 2)):
+        assert run_on_ranks(merged_steps, num_ranks, shards)[0] == pytest.approx(expected[: 20 if num_ranks == 4 else None], rel=1e-4)
 
 
 class Even(nn.Module):

@@ -54,12 +54,13 @@ class Scratch:
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
 
-    def flat(self, like: Sequence[Tensor], purpose: str) -> Tensor:
-        """A one-dimensional tensor as large as these together."""
-        size = sum(tensor.numel() for tensor in like)
-        key = (purpose, like[0].dtype, like[0].device)
+    def flat(self, tensors: Sequence[Tensor], indices: Sequence[int]) -> Tensor:
+        """A one-dimensional tensor as large as this rank's shards of these tensors together, which are of one kind; another for each kind."""
+        shards = [local(tensors[index]) for index in indices]
+        size, like = sum(shard.numel() for shard in shards), shards[0]
+        key = (is_sharded(tensors[indices[0]]), like.dtype, like.device)
         if key not in self._buffers or self._buffers[key].numel() < size:
-            self._buffers[key] = torch.empty(size, dtype=like[0].dtype, device=like[0].device)
+            self._buffers[key] = torch.empty(size, dtype=like.dtype, device=like.device)
         return self._buffers[key][:size]
 
 
@@ -82,7 +83,7 @@ class LocalComm:
         self._count([tensor for entry in per_worker for tensor in entry])
         sums = list(per_worker[0])
         for _, indices in kinds(sums):
-            flat = self._scratch.flat([local(sums[index]) for index in indices], "mean")
+            flat = self._scratch.flat(sums, indices)
             for index, part in parts(flat, sums, indices):
                 fill_weighted_sum(part, [local(entry[index]) for entry in per_worker], weights, local(origin[index]) if origin else None)
                 sums[index] = with_local(part, like=sums[index])

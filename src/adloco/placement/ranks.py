@@ -185,7 +185,7 @@ class GroupComm:
         """Tensors like these, filled one by one and sent through the collective together; one call for each kind of them."""
         results = list(like)
         for sharded, indices in kinds(like):
-            flat = self._scratch.flat([local(like[index]) for index in indices], "mean")
+            flat = self._scratch.flat(like, indices)
             for index, part in parts(flat, like, indices):
                 fill(index, part)
             holders = self._holders(sharded)
