@@ -1,9 +1,9 @@
 #!/bin/bash
-# Two islands of eight GPUs, one per node: each node shards its workers over its GPUs (FSDP2), the nodes meet every H inner steps.
+# Two islands of eight GPUs, one per node: each node shards its worker over its GPUs (FSDP2), the nodes meet every H inner steps.
 #
-#   sbatch examples/slurm.sh                                       # default: diloco
-#   sbatch examples/slurm.sh adloco --run.tokens 2000000000        # any recipe and settings
-#   sbatch examples/slurm.sh --resume runs/slurm-1234              # go on with a run, on as many nodes as this time
+#   sbatch examples/slurm.sh                                                 # diloco, its two workers on as many shards as there are for each
+#   sbatch examples/slurm.sh adloco --placement.shard_size 8                 # any recipe and settings
+#   sbatch examples/slurm.sh --resume runs/slurm-1234                        # go on with a run, on as many nodes as this time
 #
 #SBATCH --job-name=adloco
 #SBATCH --nodes=2
@@ -19,9 +19,12 @@ set -euo pipefail
 gpus=${SLURM_GPUS_ON_NODE:-8}
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 words=("$@")
-if [[ ${words[0]:-} != --resume ]]; then
+if [[ $# -eq 0 ]]; then
+    words=(diloco --placement.shard_size 0)
+fi
+if [[ ${words[0]} != --resume ]]; then
     # The run folder must be on a disk that all nodes see.
-    words=("${words[0]:-diloco}" --run.folder "runs/slurm-$SLURM_JOB_ID" --placement.shard_size "$gpus" "${words[@]:1}")
+    words+=(--run.folder "runs/slurm-$SLURM_JOB_ID")
 fi
 
 export OMP_NUM_THREADS=1

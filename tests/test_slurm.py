@@ -12,8 +12,9 @@ SCRIPT = Path(__file__).parents[1] / "examples" / "slurm.sh"
 @pytest.mark.parametrize(
     ("words", "trained"),
     [
-        ([], "diloco --run.folder runs/slurm-77 --placement.shard_size 4"),
-        (["adloco", "--run.tokens", "2000"], "adloco --run.folder runs/slurm-77 --placement.shard_size 4 --run.tokens 2000"),
+        ([], "diloco --placement.shard_size 0 --run.folder runs/slurm-77"),
+        (["adloco", "--run.tokens", "2000"], "adloco --run.tokens 2000 --run.folder runs/slurm-77"),
+        (["--run.tokens", "2000"], "--run.tokens 2000 --run.folder runs/slurm-77"),
         (["--resume", "runs/slurm-1"], "--resume runs/slurm-1"),
     ],
 )

@@ -52,9 +52,19 @@ def test_shares_follow_the_slow_worker(ranks: int) -> None:
     waited = [max(wait for _, _, wait in row) for row in rows]
     assert waited[4] < waited[0] / 2
     assert waited[9] < waited[5] / 2
-    for row in rows:
-        assert min(wait for _, _, wait in row) == 0.0
-        assert len({round(busy + wait, 9) for _, busy, wait in row}) == 1
+
+
+def test_waiting_for_a_turn_counts() -> None:
+    """Two workers in one thread: each waits while the other is busy, and the round is as long as both."""
+    source = Throttled(regression(2), slow=0, seconds=0.004)
+    source.slow = -1
+    run = make_run(data=source, sync_every=2, placement=OneProcess(threads=1))
+    run.round()
+    report = run.round()
+    assert report is not None
+    first, second = report.workers
+    for worker, other in ((first, second), (second, first)):
+        assert worker.wait_seconds == pytest.approx(other.busy_seconds, rel=0.3, abs=0.01)
 
 
 def test_pseudo_gradients_are_averaged_by_samples() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import adloco
 from adloco.cli.main import main
 
 ADLOCO = [sys.executable, "-m", "adloco"]
@@ -162,11 +164,17 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["diloco", "--ranks", "3"], "3 ranks cannot share 2 workers; start 1 to 2 ranks, or ask for more workers"),
-        (["diloco", "--ranks", "0"], "0 ranks cannot share 2 workers; start 1 to 2 ranks"),
+        (["diloco", "--ranks", "3"], "3 ranks cannot share 2 workers; start 1 or 2 ranks, or ask for more workers"),
+        (["diloco", "--ranks", "0"], "0 ranks cannot share 2 workers; start 1 or 2 ranks"),
         (["diloco", "--ranks", "2", "--run.token", "5"], "did you mean 'tokens'?"),
-        (["diloco", "--ranks", "3", "--placement.shard_size", "2"], "3 ranks cannot share 2 workers in islands of 2"),
-        (["diloco", "--placement.shard_size", "2"], "1 ranks cannot share 2 workers in islands of 2"),
+        (
+            ["diloco", "--ranks", "3", "--placement.shard_size", "2"],
+            "3 ranks cannot share 2 workers with placement.shard_size 2 and placement.replica_size 1; start 2 or 4 ranks",
+        ),
+        (
+            ["diloco", "--placement.shard_size", "2"],
+            "1 ranks cannot share 2 workers with placement.shard_size 2 and placement.replica_size 1; start 2 or 4 ranks",
+        ),
         (["ddp", "--placement.shard_size", "0"], "one of placement.shard_size and placement.replica_size must be > 0, got 0 and 0"),
     ],
 )
@@ -177,7 +185,18 @@ def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[
     assert error.count("\n") == 1
 
 
-def start_by_hand(commands: list[list[str]]) -> list[subprocess.Popen[str]]:
+def errors_of(ranks: list[subprocess.Popen[str]]) -> list[str]:
+    """What each rank, all of which fail, has to say."""
+    try:
+        errors = [rank.communicate(timeout=60)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(rank.returncode != 0 for rank in ranks)
+    return errors
+
+
+def start_by_hand(commands: list[list[str]], environments: dict[int, dict[str, str]] | None = None) -> list[subprocess.Popen[str]]:
     """Ranks with nobody to look after them; the store is kept by rank 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -186,7 +205,11 @@ def start_by_hand(commands: list[list[str]]) -> list[subprocess.Popen[str]]:
     shared = os.environ | meeting | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     return [
         subprocess.Popen(
-            command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | (environments or {}).get(rank, {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank, command in enumerate(commands)
     ]
@@ -218,11 +241,7 @@ def test_every_rank_ends_with_the_first_failing_rank_s_message(island: str, tmp_
     script.write_text(BROKEN)
     started = time.monotonic()
     ranks = start_by_hand([[sys.executable, str(script), island]] * 2)
-    try:
-        errors = [rank.communicate(timeout=60)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    errors = errors_of(ranks)
     assert "LookupError: row 40 cannot be read" in errors[1]
     assert "OtherRankError: rank 1: row 40 cannot be read" in errors[0]
     assert time.monotonic() - started < 40
@@ -254,12 +273,51 @@ def wait_for(file: Path) -> None:
 def test_ranks_that_mean_different_runs_are_refused(small: list[str], tmp_path: Path) -> None:
     """Two ranks started by hand, with different seeds."""
     ranks = start_by_hand([[*ADLOCO, "train", "diloco", *small, "--run.seed", str(rank)] for rank in (0, 1)])
-    try:
-        _, error = ranks[1].communicate(timeout=100)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    assert ranks[1].returncode == 2
-    assert "adloco (rank 1): run.seed differs between ranks; start all of them with the same recipe, flags and code" in error
+    assert "adloco (rank 1): run.seed differs between ranks; start all of them with the same recipe, flags and code" in errors_of(ranks)[1]
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_resumed_run_may_change_is_alike_on_all_ranks_too(small: list[str], tmp_path: Path, corpus: Path) -> None:
+    """How often to evaluate decides what the ranks do together; another text, what they learn."""
+    flags = [["--evaluation.every", str(rank + 1)] for rank in (0, 1)]
+    ranks = start_by_hand([[*ADLOCO, "train", "diloco", *small, *flags[rank]] for rank in (0, 1)])
+    assert "evaluation.every differs between ranks" in errors_of(ranks)[1]
+    other = tmp_path / "other"
+    other.mkdir()
+    for index in range(30):
+        (other / f"{index}.txt").write_text(f"another text {index} " * 300)
+    paths = [["--data.path", str(path)] for path in (corpus, other)]
+    ranks = start_by_hand([[*ADLOCO, "train", "diloco", *small, *paths[rank]] for rank in (0, 1)])
+    assert "the text of data.path differs between ranks" in errors_of(ranks)[1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_with_other_code_are_refused(small: list[str], tmp_path: Path) -> None:
+    shutil.copytree(Path(adloco.__file__).parent, tmp_path / "other" / "adloco")
+    with (tmp_path / "other" / "adloco" / "__init__.py").open("a") as changed:
+        changed.write("# changed\n")
+    ranks = start_by_hand([[*ADLOCO, "train", "diloco", *small]] * 2, {1: {"PYTHONPATH": str(tmp_path / "other")}})
+    assert "the code of adloco differs between ranks" in errors_of(ranks)[1]
+
+
+def test_a_bad_flag_on_one_rank_ends_all(small: list[str]) -> None:
+    flags = [[], ["--run.tokens", "-5"]]
+    errors = errors_of(start_by_hand([[*ADLOCO, "train", "diloco", *small, *flags[rank]] for rank in (0, 1)]))
+    assert "run.tokens must be > 0, got -5" in errors[1]
+    assert "rank 1: run.tokens must be > 0, got -5" in errors[0]
+
+
+def test_a_closed_terminal_leaves_no_orphan(small: list[str], tmp_path: Path) -> None:
+    words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
+    for number in (signal.SIGHUP, signal.SIGKILL):
+        folder = tmp_path / number.name
+        process = subprocess.Popen([*words, "--run.folder", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_for(folder / "metrics.jsonl")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 2
+        process.send_signal(number)
+        process.wait(timeout=60)
+        deadline = time.monotonic() + 20
+        while any(Path(f"/proc/{child}").exists() for child in children):
+            assert time.monotonic() < deadline, f"{number.name} leaves ranks behind"
+            time.sleep(0.2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, MergeFates, MergeSmallest, NormTest, SwitchMode
+from adloco import AdLoCo, BatchGuards, InnerOptimizer, InnerProductTest, MergeFates, MergeSmallest, NormTest, SwitchMode
 from adloco.placement.launch import island_shape, place
 from adloco.placement.testing import run_on_ranks
 from tests.algorithms.test_statistics import per_sample_gradients
@@ -168,8 +168,8 @@ def test_traffic_is_what_the_algorithm_needs_to_the_byte(num_ranks: int, shards:
     results = run_on_ranks(traffic, num_ranks, shards, replicas)
     between, inside = results[0][0]
     model, rounds, workers, steps, passes, ranks = 4 * 128, 2, 2, 3, 2, shards * replicas
-    # A sync takes one model from each worker, however many ranks it is on; a round, nine float64 from each (six of them the norm test's).
-    assert between == rounds * workers * (model + 9 * 8)
+    # A sync takes one model from each worker, however many ranks it is on; a round, ten float64 from each (six of them the norm test's).
+    assert between == rounds * workers * (model + 10 * 8)
     # Each rank adds up three scalars a step, one before and one after the steps; and 1 + 4 for the norm test, which has four groups or one per pass.
     scalars = 8 * rounds * (3 * steps + 2 + 1 + max(4, passes * ranks)) if ranks > 1 else 0
     if shards > 1:
@@ -180,6 +180,32 @@ def test_traffic_is_what_the_algorithm_needs_to_the_byte(num_ranks: int, shards:
         passed = rounds * (steps * model + model // replicas) if ranks > 1 else 0
     assert inside == num_ranks * (scalars + passed)
     assert all(result == results[0] for result in results)
+
+
+class Own(torch.optim.AdamW):
+    """An optimizer that nobody knows."""
+
+
+def refused(shards: int, replicas: int) -> list[str]:
+    """What is said of things that need whole gradients or matrices."""
+    said = []
+    for changes in ({"inner": InnerOptimizer(optimizer="muon")}, {"inner": lambda model: [Own(model.parameters())]}, {"batch": InnerProductTest()}):
+        try:
+            run_here(shards, replicas, build_model=lambda: BlockLM().float(), guards=BatchGuards(initial=8), **changes).round()
+            said.append("")
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def test_what_needs_more_than_a_shard_is_refused() -> None:
+    """Under shards; replicas run it."""
+    for said in run_on_ranks(refused, 2, 2, 1):
+        muon, own, products = said
+        assert "Muon is not known to work element by element, so 2 shards might not train as one does; use placement.shard_size 1" in muon
+        assert "Own is not known" in own
+        assert "inner-product tests need whole gradients" in products
+    assert run_on_ranks(refused, 2, 1, 2) == [["", "", ""]] * 2
 
 
 @pytest.mark.parametrize(
@@ -196,11 +222,12 @@ def test_island_shapes(ranks: int, workers: int, sizes: tuple[int, int], shape: 
 @pytest.mark.parametrize(
     ("ranks", "workers", "sizes", "message"),
     [
-        (3, 2, (1, 1), "3 ranks cannot share 2 workers; start 1 to 2 ranks"),
-        (3, 4, (2, 1), r"3 ranks cannot share 4 workers in islands of 2 \(placement.shard_size x placement.replica_size = 2 x 1\); start 2, 4, 6, 8"),
-        (8, 2, (2, 1), r"8 ranks cannot share 2 workers in islands of 2 .*; start 2, 4 ranks"),
-        (1, 1, (2, 2), r"1 ranks cannot share 1 worker in islands of 4 .*; start 4 ranks"),
-        (3, 2, (1, 0), r"3 ranks cannot share 2 workers"),
+        (3, 2, (1, 1), "3 ranks cannot share 2 workers; start 1 or 2 ranks"),
+        (3, 4, (2, 1), "3 ranks cannot share 4 workers with placement.shard_size 2 and placement.replica_size 1; start 2 or 4 or 6 or 8 ranks"),
+        (8, 2, (2, 1), "8 ranks cannot share 2 workers with .*; start 2 or 4 ranks"),
+        (1, 1, (2, 2), "1 ranks cannot share 1 worker with .*; start 4 ranks"),
+        (3, 2, (1, 0), "3 ranks cannot share 2 workers with .*; start 1 or 2 or 4 or 6 or 8 ranks"),
+        (3, 1, (2, 0), "3 ranks cannot share 1 worker with .*; start 2 or 4 or 6 or 8 ranks"),
     ],
 )
 def test_ranks_that_cannot_hold_the_workers(ranks: int, workers: int, sizes: tuple[int, int], message: str) -> None:

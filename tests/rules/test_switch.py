@@ -18,7 +18,8 @@ from adloco.rules.switch import BatchPlan, SwitchMode, balanced
 )
 def test_plans(share: int, switch: tuple[int, ...], always: tuple[int, ...], never: tuple[int, ...]) -> None:
     for mode, expected in (("switch", switch), ("always", always), ("never", never)):
-        assert SwitchMode(max_micro_batch=8, multiplier=2, mode=mode).plan(share).micro_batches == expected  # type: ignore[arg-type]
+        rule = SwitchMode(max_micro_batch=8, multiplier=2, mode=mode)  # type: ignore[arg-type]
+        assert rule.plan(rule.clipped(share)).micro_batches == expected
 
 
 def test_plan_in_numbers() -> None:
@@ -44,7 +45,9 @@ def test_plans_for_several_ranks() -> None:
     assert SwitchMode(max_micro_batch=1, mode="always").plan(5, ranks=4) == BatchPlan(micro_batches=(1,) * 8, ranks=4, rounded_up=3)
     assert switch.plan(1, ranks=2) == BatchPlan(micro_batches=(1, 1), ranks=2, rounded_up=1)
     # Two ranks fit 8: 9 to 16 are clipped at that as published, and 17 is accumulated.
-    assert [SwitchMode(max_micro_batch=4).plan(share, ranks=2).worker_batch for share in (8, 9, 16, 17)] == [8, 8, 8, 17]
+    assert [SwitchMode(max_micro_batch=4).clipped(share, ranks=2) for share in (8, 9, 16, 17)] == [8, 8, 8, 17]
+    # So do two workers of one rank, however the request is then split over them.
+    assert [SwitchMode(max_micro_batch=4).clipped(share, workers=2) for share in (8, 9, 16, 17)] == [8, 8, 8, 17]
 
 
 @pytest.mark.parametrize("max_micro_batch", [2, 3, 8])

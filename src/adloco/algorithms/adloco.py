@@ -4,6 +4,7 @@ With one trainer and a constant batch this is DiLoCo; with a plain mean as the o
 """
 
 import copy
+import time
 from collections.abc import Callable, Iterator, Mapping
 from threading import Event
 from typing import Any
@@ -123,9 +124,9 @@ class AdLoCo:
         self.inner_steps = 0
         self.syncs = 0
         self.speeds: dict[int, float] = {}
+        self._turns = 1.0
         self._round_steps = 0
-        self._bytes_before = (0, 0)
-        self._bytes_before = self._bytes_handed()
+        self._bytes_before = self.placement.bytes_handed()
         self._halted = Event()
 
     def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
@@ -194,14 +195,17 @@ class AdLoCo:
         def run(worker: Worker) -> None:
             worker.advance(tasks[worker.id], self._halted)
 
+        began = time.monotonic()
         try:
             self.placement.map(run, list(self.workers.values()), on_failure=self._halted.set)
         except BaseException:
             self._halted.clear()
             raise
+        longest = max(worker.busy_seconds for worker in self.workers.values())
+        self._turns = max(1.0, (time.monotonic() - began) / max(longest, 1e-9))
 
     def _finish(self, tasks: Mapping[int, RoundTask]) -> RoundReport:
-        rows = self.placement.gather({worker.id: WorkerRound.of(worker).to_numbers() for worker in self.workers.values()})
+        rows = self.placement.gather({worker.id: WorkerRound.of(worker, self._turns).to_numbers() for worker in self.workers.values()})
         done = {worker: WorkerRound.from_numbers(row) for worker, row in rows.items()}
         self.rounds_done += 1
         self.inner_steps += self._round_steps
@@ -222,7 +226,7 @@ class AdLoCo:
             trainers.append(report_trainer(trainer, requested, [tasks[worker] for worker in served_by], train_loss, self._first_rate))
         samples = sum(worker.samples for worker in done.values())
         self.samples += int(samples)
-        self.speeds = self._shares.update(self.speeds, {worker: row.samples / row.busy_seconds for worker, row in done.items()})
+        self.speeds = self._shares.update(self.speeds, {worker: row.samples / row.turn_seconds for worker, row in done.items()})
         self._round_steps = 0
         merges = self._merge_trainers()
         between, inside = self._bytes_handed()
@@ -236,7 +240,7 @@ class AdLoCo:
             bytes_ddp_equivalent=4 * self.num_parameters * self.inner_steps,
             train_loss=sum(worker.loss_sum for worker in done.values()) / samples,
             trainers=tuple(trainers),
-            workers=report_workers(tasks, {worker: row.busy_seconds for worker, row in done.items()}),
+            workers=report_workers(tasks, done),
             merges=merges,
             steps=steps,
         )

@@ -19,16 +19,19 @@ OuterFactory = Callable[[Sequence[Tensor]], Optimizer]
 """Builds a trainer's outer optimizer over its global parameters."""
 
 
-WHOLE_MATRICES = (torch.optim.Muon, torch.optim.Adafactor, torch.optim.LBFGS)
-"""Optimizers whose update of an element needs more of its matrix than a shard."""
+ELEMENTWISE = (
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam,
+    torch.optim.RAdam, torch.optim.RMSprop, torch.optim.ASGD, torch.optim.Rprop,
+)  # fmt: skip
+"""Optimizers whose update of an element needs nothing else of its tensor, so that they do the same on shards."""
 
 
 def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
     """Refuse what cannot be the same over several shards."""
     for optimizer in optimizers:
-        name = type(optimizer).__name__
-        advice = "use placement.shard_size 1 (replicas are no problem), or an elementwise optimizer such as adamw"
-        require(shards == 1 or not isinstance(optimizer, WHOLE_MATRICES), f"{name} needs whole matrices, and {shards} shards have none; {advice}")
+        known = f"{type(optimizer).__name__} is not known to work element by element, so {shards} shards might not train as one does"
+        advice = "use placement.shard_size 1 (replicas are no problem), or an optimizer such as AdamW"
+        require(shards == 1 or type(optimizer) in ELEMENTWISE, f"{known}; {advice}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,25 +14,30 @@ class WorkerRound:
     """What all ranks must know of a worker at the end of a round."""
 
     busy_seconds: float
+    turn_seconds: float
+    """The same, times how often its rank's workers had to wait for one another's turn: 1 where all run at once."""
     loss_sum: float
     """Over samples."""
     samples: float
     moments: Moments
 
     @staticmethod
-    def of(worker: Worker) -> "WorkerRound":
+    def of(worker: Worker, turns: float) -> "WorkerRound":
         # Every inner step of a round has the same batch.
         loss_sum = sum(worker.losses) / len(worker.losses) * worker.round_samples
-        return WorkerRound(busy_seconds=worker.busy_seconds, loss_sum=loss_sum, samples=worker.round_samples, moments=worker.moments)
+        busy = worker.busy_seconds
+        return WorkerRound(busy_seconds=busy, turn_seconds=busy * turns, loss_sum=loss_sum, samples=worker.round_samples, moments=worker.moments)
 
     def to_numbers(self) -> list[float]:
         """The float64 scalars that cross the network."""
-        return [self.busy_seconds, self.loss_sum, self.samples, *self.moments.to_numbers()]
+        return [self.busy_seconds, self.turn_seconds, self.loss_sum, self.samples, *self.moments.to_numbers()]
 
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> "WorkerRound":
-        busy_seconds, loss_sum, samples, *moments = numbers
-        return WorkerRound(busy_seconds=busy_seconds, loss_sum=loss_sum, samples=samples, moments=Moments.from_numbers(moments))
+        busy_seconds, turn_seconds, loss_sum, samples, *moments = numbers
+        return WorkerRound(
+            busy_seconds=busy_seconds, turn_seconds=turn_seconds, loss_sum=loss_sum, samples=samples, moments=Moments.from_numbers(moments)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,7 @@ class TrainerReport:
     requested_batch: int
     """In force in this round: samples per inner step over all its workers, before clipping at what fits."""
     worker_batch: int
-    """Samples per inner step of its first worker, which has the largest share."""
+    """Samples per inner step of its first worker, which has the largest share unless shares go by speed."""
     micro_batch: int
     """Of a rank, the largest."""
     accumulation_steps: int
@@ -76,7 +81,7 @@ class WorkerReport:
     busy_seconds: float = field(compare=False)
     """Taken by its inner steps."""
     wait_seconds: float = field(compare=False)
-    """From its last inner step to that of the slowest worker."""
+    """The rest of the time until the slowest rank's workers were done: waiting for its turn on its rank, and for others at the sync."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,18 +136,18 @@ def step_losses(workers: Sequence[Worker], tasks: Mapping[int, RoundTask]) -> li
     ]
 
 
-def report_workers(tasks: Mapping[int, RoundTask], busy_seconds: Mapping[int, float]) -> tuple[WorkerReport, ...]:
+def report_workers(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]) -> tuple[WorkerReport, ...]:
     """All workers, in rising order."""
-    slowest = max(busy_seconds.values())
+    slowest = max(row.turn_seconds for row in done.values())
     return tuple(
         WorkerReport(
             worker=worker,
             trainer=tasks[worker].trainer,
             worker_batch=tasks[worker].plan.worker_batch,
-            busy_seconds=seconds,
-            wait_seconds=slowest - seconds,
+            busy_seconds=row.busy_seconds,
+            wait_seconds=slowest - row.busy_seconds,
         )
-        for worker, seconds in busy_seconds.items()
+        for worker, row in done.items()
     )
 
 

@@ -37,7 +37,9 @@ class Trainer:
     def plans(self, shares_rule: Shares, speeds: Mapping[int, float], switch: SwitchMode, ranks: int) -> dict[int, BatchPlan]:
         """Each worker's micro-batches for an inner step. speeds: samples per second by worker; ranks: how many serve a worker."""
         # A worker with one sample has one group, hence no statistics.
-        shares = shares_rule.split(self.requested_batch, self.worker_ids, speeds, minimum=2 if self.controller.rule.needs_moments else 1)
+        smallest = 2 if self.controller.rule.needs_moments else 1
+        wanted = switch.clipped(self.requested_batch, len(self.worker_ids), ranks)
+        shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest)
         return {worker: switch.plan(share, ranks) for worker, share in zip(self.worker_ids, shares, strict=True)}
 
     def sync(self, workers: Sequence[Worker], round_samples: float, comm: Comm) -> None:

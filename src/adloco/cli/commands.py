@@ -20,7 +20,7 @@ from rich.console import Console
 
 from adloco.cli.view import open_view, summary_lines
 from adloco.placement.launch import island_shape, num_ranks, process_group, start_ranks, this_rank
-from adloco.training.recipe import build_recipe, override, read_values
+from adloco.training.recipe import Recipe, build_recipe, override, read_values
 from adloco.training.recipe_text import to_toml
 from adloco.training.report import write_report
 from adloco.training.run import TrainingRun
@@ -43,15 +43,20 @@ def train(words: Sequence[str]) -> int:
     known = parser.parse_args(others)
     if known.resume and known.recipe:
         raise ValueError(f"--resume goes on with the recipe of the run; leave out {known.recipe}")
-    recipe = resumed_recipe(known.resume, settings) if known.resume else build_recipe(override(read_values(known.recipe or "adloco"), settings))
+
+    def recipe() -> Recipe:
+        return resumed_recipe(known.resume, settings) if known.resume else build_recipe(override(read_values(known.recipe or "adloco"), settings))
+
     if known.ranks != 1 and num_ranks() == 1:
-        shape = recipe.placement
-        island_shape(known.ranks, recipe.method.num_trainers * recipe.method.workers_per_trainer, shape.shard_size, shape.replica_size)
+        method, shape = recipe().method, recipe().placement
+        island_shape(known.ranks, method.num_trainers * method.workers_per_trainer, shape.shard_size, shape.replica_size)
         return start_ranks(known.ranks, ["train", *words])
     console = Console(highlight=False, quiet=this_rank() != 0)
     with process_group(_end):
         with console.status("reading and tokenising text, building models ..."):
-            run = TrainingRun.resume(known.resume, settings) if known.resume else TrainingRun.create(recipe)
+            run = (
+                TrainingRun.resume(known.resume, settings) if known.resume else TrainingRun.create(recipe())
+            )  # Here, so that a bad one on one rank ends all.
         return _train(run, console)
 
 
@@ -91,7 +96,7 @@ def _interruptible(run: TrainingRun) -> Iterator[list[float]]:
         received.append(time.monotonic())
         run.stop()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield received
     finally:

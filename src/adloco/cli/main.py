@@ -10,7 +10,8 @@ HELP = """\
 adloco COMMAND ...
 
   train [RECIPE] [--section.key VALUE ...]   train; RECIPE is a file or a shipped recipe (default: adloco)
-  train --resume RUN                         go on with a run from its newest checkpoint
+  train [RECIPE] --ranks N ...               the same on N processes of this machine
+  train --resume RUN [--ranks N]             go on with a run from its newest checkpoint
   config [RECIPE] [--section.key VALUE ...]  print the resolved recipe, each setting with its meaning
   evaluate RUN [--data.path PATH]            loss of a run's model on its validation text, or on another text
   generate RUN --prompt TEXT                 continue a text with a run's model

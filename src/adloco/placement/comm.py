@@ -5,7 +5,7 @@ between workers is counted as if every worker stood on an island of its own, so 
 placement; what the ranks of one island exchange is counted apart.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -15,6 +15,9 @@ from adloco.placement.shards import is_sharded, local, with_local
 
 BLOCK = 1 << 16
 """Elements that are worked on at once, so that what one operation writes is still in the cache for the next."""
+
+PIECE = 1 << 20
+"""Elements that are at least sent at once: fewer would cost more in calls than they save in waiting."""
 
 PerWorker = Sequence[Sequence[Tensor]]
 """One sequence of tensors for each local worker, alike in shapes."""
@@ -117,6 +120,17 @@ def parts(flat: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]) -> li
     shards = [local(tensors[index]) for index in indices]
     views = torch.split(flat, [shard.numel() for shard in shards])
     return [(index, view.view_as(shard)) for index, view, shard in zip(indices, views, shards, strict=True)]
+
+
+def filled_pieces(flat: Tensor, views: Sequence[tuple[int, Tensor]], fill: Callable[[int, Tensor], object]) -> Iterator[Tensor]:
+    """Fills the views of a flat tensor one after another; yields it in consecutive pieces of PIECE elements or more as soon as they are filled."""
+    begin = end = 0
+    for index, view in views:
+        fill(index, view)
+        end += view.numel()
+        if end - begin >= PIECE or begin < end == flat.numel():
+            yield flat[begin:end]
+            begin = end
 
 
 @torch.no_grad()

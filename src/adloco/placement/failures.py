@@ -47,12 +47,14 @@ def shared_failures(end: Callable[[str], None] | None) -> Iterator[None]:
 def _connect() -> Any:
     """A connection of one's own to the store at which torchrun (or `start_ranks`) let the ranks meet."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.PrefixStore("adloco", dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=20)))  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"adloco-{attempt}", dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=20)))  # type: ignore[attr-defined]
 
 
 def _first(store: Any, rank: int, error: Exception) -> str | None:
     """The first failure if that is another rank's; otherwise this one's is written down."""
-    lost = isinstance(error, RuntimeError) and LOST.search(str(error)) is not None
+    # gloo raises plain RuntimeErrors; classes derived from it have a message of their own.
+    lost = isinstance(error, dist.DistError) or (type(error) is RuntimeError and LOST.search(str(error)) is not None)
     if isinstance(error, OtherRankError):
         return str(error)
     try:
@@ -72,5 +74,6 @@ def _watch(done: threading.Event, end: Callable[[str], None]) -> None:
             if store.check([KEY]) and not done.wait(GRACE_SECONDS):
                 end(store.get(KEY).decode())
                 return
-    except RuntimeError:
-        return
+    except RuntimeError:  # The store is gone, and with it whoever started the ranks, unless the run has just ended.
+        if not done.wait(GRACE_SECONDS):
+            end("the process that started the ranks is gone")

@@ -19,6 +19,7 @@ from adloco.placement.ranks import TIMEOUT, Ranks
 INTERRUPTED = 130
 SAVING_SECONDS, FAILING_SECONDS = 120.0, 5.0
 """How long the other ranks may take to end after one was interrupted (all save together) or has failed."""
+CHOICES_SHOWN = 6
 
 
 def num_ranks() -> int:
@@ -54,15 +55,22 @@ def island_shape(count: int, num_workers: int, shard_size: int, replica_size: in
 
     A size of 0 takes as many ranks as there are for each worker.
     """
+    shape = _shape(count, num_workers, shard_size, replica_size)
+    if shape is None:
+        most = num_workers * max(shard_size, 1) * max(replica_size, 1) * (1 if shard_size and replica_size else max(4, count))
+        possible = [ranks for ranks in range(1, most + 1) if _shape(ranks, num_workers, shard_size, replica_size)]
+        nearest = sorted(sorted(possible, key=lambda ranks: abs(ranks - count))[:CHOICES_SHOWN])
+        workers = f"{num_workers} workers" if num_workers > 1 else "1 worker"
+        sizes = f" with placement.shard_size {shard_size} and placement.replica_size {replica_size}" if (shard_size, replica_size) != (1, 1) else ""
+        raise ValueError(f"{count} ranks cannot share {workers}{sizes}; start {' or '.join(map(str, nearest))} ranks, or ask for more workers")
+    return shape
+
+
+def _shape(count: int, num_workers: int, shard_size: int, replica_size: int) -> tuple[int, int] | None:
     spare = max(1, count // (num_workers * max(shard_size, replica_size, 1)))
     shards, replicas = shard_size or spare, replica_size or spare
-    ranks = shards * replicas
-    if count < 1 or count % ranks or count // ranks > num_workers:
-        sizes = f" in islands of {ranks} (placement.shard_size x placement.replica_size = {shards} x {replicas})" if ranks > 1 else ""
-        allowed = f"1 to {num_workers}" if ranks == 1 else ", ".join(str(ranks * islands) for islands in range(1, num_workers + 1))
-        workers = f"{num_workers} workers" if num_workers > 1 else "1 worker"
-        raise ValueError(f"{count} ranks cannot share {workers}{sizes}; start {allowed} ranks, or ask for more workers")
-    return shards, replicas
+    fits = count >= 1 and count % (shards * replicas) == 0 and count // (shards * replicas) <= num_workers
+    return (shards, replicas) if fits else None
 
 
 def place(
@@ -89,6 +97,11 @@ def place(
     _check_agreement({name: str(size) for name, size in sizes.items()} | dict(must_agree or {}))
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if device.index >= torch.cuda.device_count():
+            found = torch.cuda.device_count()
+            raise ValueError(
+                f"this is rank {device.index} of its machine, which has {found} GPUs; start at most {found} ranks on it, or use the device cpu"
+            )
         torch.cuda.set_device(device)
     return Ranks(num_workers, device, threads, shards, replicas)
 
@@ -110,19 +123,19 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     shared = meeting | {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        # Sessions of their own: the terminal's Ctrl+C reaches this process, which passes it on once.
-        subprocess.Popen([sys.executable, "-m", "adloco", *words], env=os.environ | shared | _numbers(rank), start_new_session=True)
-        for rank in range(count)
-    ]
+    ranks: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
+        for number in range(count):
+            # Sessions of their own: the terminal's Ctrl+C reaches this process, which passes it on once.
+            environment = os.environ | shared | _numbers(number)
+            ranks.append(subprocess.Popen([sys.executable, "-m", "adloco", *words], env=environment, start_new_session=True))
         return _wait(ranks)
     finally:
         for rank in ranks:

@@ -45,7 +45,7 @@ class Placement(Protocol):
         ...
 
     def whole(self, state: Item) -> Item:
-        """A state with its sharded tensors gathered. Called on all ranks of an island, in the same order."""
+        """A state with its sharded tensors gathered; over several ranks, on the CPU. Called on all ranks of an island, in the same order."""
         ...
 
     def collect(self, items: Sequence[Item]) -> list[Item]:

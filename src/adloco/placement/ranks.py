@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from adloco.placement.comm import Comm, LocalComm, PerWorker, Scratch, Traffic, fill_weighted_sum, kinds, num_bytes, parts
+from adloco.placement.comm import Comm, LocalComm, PerWorker, Scratch, Traffic, fill_weighted_sum, filled_pieces, kinds, num_bytes, parts
 from adloco.placement.island import Engine, Replicated, Sharded
 from adloco.placement.process import Item, OneProcess, Result
 from adloco.placement.shards import is_sharded, local, whole, with_local
@@ -165,7 +165,7 @@ class GroupComm:
             lambda index, part: fill_weighted_sum(
                 part, [local(entry[index]) for entry in per_worker], weights, local(origin[index]) if origin else None
             ),
-            lambda flat: dist.all_reduce(flat, group=self._group),
+            lambda flat: dist.all_reduce(flat, group=self._group, async_op=True),
             counted=len(per_worker),
         )
 
@@ -176,22 +176,29 @@ class GroupComm:
         return self._in_one(
             tensors,
             lambda index, part: part.copy_(local(tensors[index])),
-            lambda flat: dist.broadcast(flat, rank, group=self._group),
+            lambda flat: dist.broadcast(flat, rank, group=self._group, async_op=True),
             counted=int(dist.get_rank() == rank),
         )
 
     @torch.no_grad()
     def _in_one(self, like: Sequence[Tensor], fill: Callable[[int, Tensor], Any], collective: Callable[[Tensor], Any], counted: int) -> list[Tensor]:
-        """Tensors like these, filled one by one and sent through the collective together; one call for each kind of them."""
+        """Tensors like these, filled one by one and sent through the collective in large pieces, each kind of them apart."""
         results = list(like)
         for sharded, indices in kinds(like):
             flat = self._scratch.flat(like, indices)
-            for index, part in parts(flat, like, indices):
-                fill(index, part)
             holders = self._holders(sharded)
-            mine = flat if holders is None else _slice(flat, holders)
-            collective(mine)
-            self._traffic.between += counted * num_bytes([mine])
+            if holders is None:
+                # A piece travels while the next is filled.
+                works = [collective(piece) for piece in filled_pieces(flat, parts(flat, like, indices), fill)]
+                self._traffic.between += counted * num_bytes([flat])
+            else:
+                for index, part in parts(flat, like, indices):
+                    fill(index, part)
+                mine = _slice(flat, holders)
+                works = [collective(mine)]
+                self._traffic.between += counted * num_bytes([mine])
+            for work in works:
+                work.wait()
             if holders is not None:
                 flat = self._joined(mine, flat.numel(), holders)
             for index, part in parts(flat, like, indices):

@@ -38,10 +38,12 @@ def scattered(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def whole(value: Any) -> Any:
-    """The value, any nesting of dictionaries, lists and tuples, with its sharded tensors gathered. Called on all ranks of an island."""
+    """The value, any nesting of dictionaries, lists and tuples, with its sharded tensors gathered, on the CPU. Called on all ranks of an island."""
     if isinstance(value, DTensor):
         sharded: DTensor = value.detach()  # type: ignore[assignment]
-        return sharded.full_tensor()
+        return sharded.full_tensor().cpu()
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
     if isinstance(value, Mapping):
         return {key: whole(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

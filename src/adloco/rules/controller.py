@@ -59,7 +59,9 @@ class BatchController:
         self._sums = GradientEstimate(grad_variance=0.0, grad_norm_sq=0.0, plugin_norm_sq=0.0)
 
     def update(self, measured: GradientEstimate | None, trainer_samples: int) -> None:
-        """Take in one test (None where none was possible) and set the new request."""
+        """Take in one test (None where there was none) and set the new request; without a test, a rule that needs one leaves it as it is."""
+        if measured is None and self.rule.needs_moments:
+            return
         if measured is not None:
             self._smooth(measured)
         wanted = self.rule.requested(self.estimate, trainer_samples, self.requested_batch)

@@ -62,23 +62,26 @@ class SwitchMode:
     max_micro_batch: int = 8
     """Samples that fit in one forward and backward pass of a rank (b_max); a worker fits that many on each of its ranks."""
     multiplier: float = 2.0
-    """n: accumulate once a worker's share of the request exceeds n times what fits in one pass; below, clip at what fits."""
+    """n: accumulate once a trainer's request exceeds n times what fits in one pass of its workers; below, clip at what fits."""
     mode: Literal["switch", "always", "never"] = "switch"
-    """switch: as above; always: accumulate as soon as the share does not fit; never: always clip."""
+    """switch: as above; always: accumulate as soon as the request does not fit; never: always clip."""
 
     def __post_init__(self) -> None:
         require(self.max_micro_batch > 0, f"switch.max_micro_batch must be > 0, got {self.max_micro_batch}")
         require(self.multiplier >= 1, f"switch.multiplier must be >= 1, got {self.multiplier}")
         require(self.mode in ("switch", "always", "never"), f"switch.mode must be switch, always or never, got {self.mode!r}")
 
-    def plan(self, share: int, ranks: int = 1) -> BatchPlan:
-        """Micro-batches for a worker whose share of the trainer's request is `share` samples, served by that many ranks."""
-        fits = ranks * self.max_micro_batch
+    def clipped(self, requested: int, workers: int = 1, ranks: int = 1) -> int:
+        """What a trainer with these workers, each served by that many ranks, takes of its request: all of it, or what fits in one pass."""
+        fits = workers * ranks * self.max_micro_batch
         threshold = {"switch": self.multiplier * fits, "always": fits, "never": math.inf}[self.mode]
-        wanted = min(share, fits) if share <= threshold else share
-        parts = math.ceil(wanted / fits) * ranks
-        samples = max(wanted, parts)
-        return BatchPlan(micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - wanted)
+        return min(requested, fits) if requested <= threshold else requested
+
+    def plan(self, share: int, ranks: int = 1) -> BatchPlan:
+        """Micro-batches for a worker that takes `share` samples, served by that many ranks."""
+        parts = math.ceil(share / (ranks * self.max_micro_batch)) * ranks
+        samples = max(share, parts)
+        return BatchPlan(micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - share)
 
 
 def balanced(total: int, parts: int) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import to_toml
 from adloco.training.records import Record, Records, round_record, write_json
 from adloco.training.report import write_report
-from adloco.training.stored import CHECKPOINTS, RECIPE, TOKENIZER, check_corpus, fixed_settings, read_run
+from adloco.training.stored import CHECKPOINTS, RECIPE, TOKENIZER, check_corpus, fixed_settings, read_run, shared_settings
 from adloco.training.tasks.language_model import build_llama, evaluation_windows, loss_on_windows, next_token_loss
 
 COPIES_PER_WORKER = 4
@@ -265,12 +265,19 @@ def _place(recipe: Recipe) -> Placement:
     """Where the run's workers live, after a check that all processes mean the same run."""
     workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
     shape = recipe.placement
-    shared = fixed_settings(recipe) | {"the version of adloco": metadata.version("adloco"), "the code of adloco": code_checksum()}
-    return place(workers, choose_device(recipe.run.device), recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared)
+    device = choose_device(recipe.run.device)
+    shared = shared_settings(recipe) | {
+        "the kind of device": device.type,
+        "the version of adloco": metadata.version("adloco"),
+        "the code of adloco": code_checksum(),
+    }
+    return place(workers, device, recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared)
 
 
 def _open_cache(recipe: Recipe, tokenizer: Tokenizer | None, placement: Placement) -> TokenCache:
     """The tokens; made by the first process while the others wait."""
     made = open_cache(recipe.data, tokenizer) if placement.first else None
     placement.agree(None)
-    return made or open_cache(recipe.data, tokenizer)
+    cache = made or open_cache(recipe.data, tokenizer)
+    require(placement.agree(cache.corpus) == cache.corpus, "the text of data.path differs between ranks; give all of them the same")
+    return cache

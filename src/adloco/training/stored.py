@@ -1,6 +1,6 @@
 """A run folder read back: its recipe, its newest checkpoint and its tokenizer, after a check that they belong together."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ FREE_SETTINGS = {
 """Settings that may change from a run's beginning to its going on; all others decide its numbers."""
 
 
+OWN_SETTINGS = {"run.folder", "run.name", "run.device", "run.threads", "data.path", "data.cache"}
+"""Settings that may differ between the ranks of one run; what the device and the paths lead to is compared."""
 CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
 
 
@@ -75,8 +77,17 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
 
 def fixed_settings(recipe: Recipe) -> dict[str, str]:
     """The settings that a run keeps from beginning to end."""
+    return _named(recipe, without=FREE_SETTINGS)
+
+
+def shared_settings(recipe: Recipe) -> dict[str, str]:
+    """The settings that all ranks of a run have alike."""
+    return _named(recipe, without=OWN_SETTINGS)
+
+
+def _named(recipe: Recipe, without: Collection[str]) -> dict[str, str]:
     named = {f"{setting.section}.{setting.key}": str(setting.value) for setting in settings(recipe)}
-    return {key: value for key, value in named.items() if key not in FREE_SETTINGS}
+    return {key: value for key, value in named.items() if key not in without}
 
 
 def check_corpus(stored: StoredRun, corpus: str) -> None:
