@@ -15,6 +15,9 @@ import pytest
 
 import adloco
 from adloco.cli.main import main
+from adloco.placement.testing import run_on_ranks
+from adloco.training.recipe import build_recipe, override, read_values
+from adloco.training.run import TrainingRun
 
 ADLOCO = [sys.executable, "-m", "adloco"]
 TORCHRUN = [
@@ -104,6 +107,33 @@ def test_recipes_on_islands(recipe: str, ranks: int, flags: list[str], small: li
     assert main(["train", "--resume", str(folder), "--placement.shard_size", "1", "--placement.replica_size", "1"]) == 0
 
 
+def begin(words: list[str], stop_after: int) -> None:
+    """Train on the ranks that are there, and stop within the round after that."""
+    values = override(read_values("diloco"), [(words[at].removeprefix("--"), words[at + 1]) for at in range(0, len(words), 2)])
+    run = TrainingRun.create(build_recipe(values))
+    for record in run.rounds():
+        if record["round"] == stop_after:
+            run.stop()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shards", "going_on"), [(4, 2, []), (2, 1, ["--ranks", "4", "--placement.shard_size", "2"])], ids=["4 to 1", "2 to 4 sharded"]
+)
+def test_a_run_goes_on_from_disk_on_other_ranks(ranks: int, shards: int, going_on: list[str], small: list[str], tmp_path: Path) -> None:
+    """The curve of a run that never stopped, in float32."""
+    assert main(["train", "diloco", *small]) == 0
+    words = [*small, "--run.folder", str(tmp_path / "moved"), "--placement.shard_size", str(shards)]
+    run_on_ranks(begin, ranks, words, 5)
+    before = metrics(tmp_path / "moved")
+    assert len(before) == 5
+    flags = going_on or ["--placement.shard_size", "1"]
+    assert main(["train", "--resume", str(tmp_path / "moved"), *flags]) == 0
+    expected, resumed = metrics(tmp_path / "run"), metrics(tmp_path / "moved")
+    assert resumed[:5] == before
+    assert [line["tokens"] for line in resumed] == [line["tokens"] for line in expected]
+    assert [line["val_loss"] for line in resumed] == pytest.approx([line["val_loss"] for line in expected], rel=1e-3)
+
+
 def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(small: list[str], tmp_path: Path) -> None:
     words = [*ADLOCO, "train", "diloco", *small, "--run.tokens", "100000000", "--method.sync_every", "2000", "--ranks", "2"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -116,8 +146,6 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(small: list[str], tmp_path: 
     assert process.returncode == 130, err
     assert f"go on with: adloco train --resume {tmp_path / 'run'}" in out
     assert not any(Path(f"/proc/{child}").exists() for child in children)
-
-    from adloco.training.run import TrainingRun
 
     resumed = TrainingRun.resume(tmp_path / "run")  # In one process.
     assert resumed.algorithm.in_round

@@ -85,4 +85,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
         return scattered(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value
 
     states = {index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()} for index, entry in saved["state"].items()}
-    optimizer.load_state_dict(copy.deepcopy({**saved, "state": states}))  # torch would keep the given tensors.
+    # How the step is computed belongs to the placement, not to the state: fused kernels know no sharded tensors.
+    own = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
+    groups = [{**group, **kept} for group, kept in zip(saved["param_groups"], own, strict=True)]
+    optimizer.load_state_dict(copy.deepcopy({**saved, "state": states, "param_groups": groups}))  # torch would keep the given tensors.
