@@ -1,6 +1,6 @@
 """What an outer sync and a data-parallel step cost, against the bare torch calls on the same ranks in the same run.
 
-    .venv/bin/python benchmarks/sync.py [--quick] [--json benchmarks/sync.json]
+    .venv/bin/python benchmarks/sync.py [--part outer_sync | ddp_steps] [--quick] [--json benchmarks/sync.json]
 
 1. An outer sync (pseudo-gradient, mean over workers, Nesterov step, parameters back to the worker) against `all_reduce` of as many bytes on the same
    group; goal: at most 1.15 times as long. Shown too: the plain mean, without an outer optimizer.
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, InnerOptimizer, OuterOptimizer, SwitchMode, TensorSource, place
 from adloco.algorithms.outer import OuterStep, copy_all
+from adloco.placement.ranks import GroupComm
 from adloco.placement.testing import run_on_ranks
 from adloco.training.tasks.language_model import LlamaShape, build_llama, next_token_loss
 
@@ -33,13 +34,18 @@ CONTEXT, BATCH = 128, 8
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("outer_sync", "ddp_steps"), help="one of the two only; the other's rows stay in the JSON")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/sync.json"))
     known = parser.parse_args()
     sizes, ranks = ([1], [2]) if known.quick else ([1, 10, 100], [2, 3, 4])
-    syncs = [sync_row(millions, count) for millions in sizes for count in ranks]
-    steps = [step_row(width, count) for width in ([128] if known.quick else [128, 512]) for count in ranks[:1] + ranks[2:]]
-    known.json.write_text(json.dumps({"torch": torch.__version__, "outer_sync": syncs, "ddp_steps": steps}, indent=2) + "\n")
+    rows: dict[str, Any] = json.loads(known.json.read_text()) if known.json.exists() else {}
+    rows["torch"] = torch.__version__
+    if known.part != "ddp_steps":
+        rows["outer_sync"] = [sync_row(millions, count) for millions in sizes for count in ranks]
+    if known.part != "outer_sync":
+        rows["ddp_steps"] = [step_row(width, count) for width in ([128] if known.quick else [128, 512]) for count in ranks[:1] + ranks[2:]]
+    known.json.write_text(json.dumps(rows, indent=2) + "\n")
     print(f"written to {known.json}")
 
 
@@ -57,6 +63,7 @@ def sync_row(millions: int, ranks: int) -> dict[str, Any]:
 def sync_times(parameters: int, rounds: int) -> dict[str, float]:
     placement = place(dist.get_world_size())
     comm = placement.comm(range(dist.get_world_size()))
+    assert isinstance(comm, GroupComm)
     # Sizes like those of a model: matrices, and vectors in between.
     sizes = [size for _ in range(10) for size in (parameters // 10 - 1000, 1000)]
     model = nn.ParameterList(torch.randn(size) for size in sizes)
@@ -68,7 +75,7 @@ def sync_times(parameters: int, rounds: int) -> dict[str, float]:
         step.step([list(model)], weights, comm)
         copy_all(step.global_params, list(model))
 
-    return paired({"all_reduce": lambda: dist.all_reduce(flat), "sync": lambda: sync(outer), "mean": lambda: sync(plain)}, rounds)
+    return paired({"all_reduce": lambda: dist.all_reduce(flat, group=comm._group), "sync": lambda: sync(outer), "mean": lambda: sync(plain)}, rounds)
 
 
 def step_row(width: int, ranks: int) -> dict[str, Any]:
