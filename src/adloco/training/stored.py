@@ -51,8 +51,8 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
 
     flags: settings that are to be others from now on, of those that may.
     """
-    newest = checkpoint.newest(run_folder(folder) / CHECKPOINTS)
     recipe = resumed_recipe(folder, flags)
+    newest = checkpoint.newest(folder / CHECKPOINTS)
     state = checkpoint.load(newest)
     known = isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
     require(known, f"checkpoint {newest} is not that of a run; name a run folder that `adloco train` wrote")
