@@ -17,7 +17,8 @@
 set -euo pipefail
 
 gpus=${SLURM_GPUS_ON_NODE:-8}
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+first=${nodes%%$'\n'*}
 words=("$@")
 if [[ $# -eq 0 ]]; then
     words=(diloco --placement.shard_size 0)
