@@ -25,7 +25,9 @@ def evaluate(trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], pla
         index, count = places[worker.id]
         worker.model.eval()
         with torch.no_grad():
-            return worker.engine.sum(share(worker.model, index * ranks + worker.engine.rank, count * ranks))
+            part = share(worker.model, index * ranks + worker.engine.rank, count * ranks)
+        worker.engine.after_evaluation()
+        return worker.engine.sum(part)
 
     results = placement.map(run, list(workers.values()), on_failure=lambda: None)
     gathered = placement.gather(dict(zip(workers, results, strict=True)))

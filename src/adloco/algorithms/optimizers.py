@@ -21,7 +21,7 @@ OuterFactory = Callable[[Sequence[Tensor]], Optimizer]
 
 ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam,
-    torch.optim.RAdam, torch.optim.RMSprop, torch.optim.ASGD, torch.optim.Rprop,
+    torch.optim.RAdam, torch.optim.RMSprop, torch.optim.ASGD,
 )  # fmt: skip
 """Optimizers whose update of an element needs nothing else of its tensor, so that they do the same on shards."""
 

@@ -46,6 +46,10 @@ class Engine(Protocol):
         """The numbers added up over the island, in float64; the same on all of its ranks, to the last bit."""
         ...
 
+    def after_evaluation(self) -> None:
+        """Free what forward passes without a backward pass have left gathered."""
+        ...
+
     def average(self, buffers: Sequence[Tensor]) -> None:
         """Make buffers that each rank has updated from its own micro-batches equal on the island."""
         ...
@@ -72,6 +76,9 @@ class Whole:
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         return list(numbers)
+
+    def after_evaluation(self) -> None:
+        return
 
     def average(self, buffers: Sequence[Tensor]) -> None:
         return
@@ -122,6 +129,9 @@ class Replicated(_OnIsland):
         # Hooks on parameters run before DDP puts the gradient into its buckets.
         return incoming_gradients(self._parameters, reference)
 
+    def after_evaluation(self) -> None:
+        return
+
     def _sum_up(self, group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         gradients = bucket.buffer()
         self._traffic.inside += num_bytes([gradients])
@@ -154,6 +164,9 @@ class Sharded(_OnIsland):
         # Scattered at every micro-batch, as whole gradients may not fit; summed over replicas once.
         self._model.set_requires_all_reduce(last)
         return nullcontext()
+
+    def after_evaluation(self) -> None:
+        self._model.reshard()  # FSDP2 keeps its root gathered, and would use it again when the shards have changed.
 
     @contextmanager
     def incoming(self, reference: Sequence[Tensor | None] | None = None) -> Iterator[GradientSums]:

@@ -112,6 +112,9 @@ class Ranks:
         return box[0]
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], on_failure: Callable[[], None]) -> list[Result]:
+        if self.ranks_per_worker > 1:
+            # In this thread: after a failure no other worker may begin, whose collectives would meet those of the failed one on the other ranks.
+            return [function(item) for item in items]
         return self._process.map(function, items, on_failure)
 
     def _holders(self, sharded: bool) -> dist.ProcessGroup | None:
