@@ -146,40 +146,63 @@ class Even(nn.Module):
         return output
 
 
-def traffic(shards: int, replicas: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Bytes handed over in two rounds: of two workers, and of one. H = 3, two passes a step."""
-    handed = []
-    for workers in (2, 1):
-        if workers * shards * replicas < torch.distributed.get_world_size():
-            continue
-        run = run_here(
-            shards, replicas, build_model=Even, loss_fn=lambda model, ids: model(ids.float()).square().mean(), data=tokens(500, workers, context=7),
-            workers_per_trainer=workers, outer=outer_sgd(0.7, 0.9), inner=adamw(0.01), batch=NormTest(), sync_every=3, test_groups=4,
-            guards=BatchGuards(initial=16 * workers, minimum=16 * workers, maximum=16 * workers),
-            switch=SwitchMode(max_micro_batch=16 // (2 * shards * replicas), mode="always"), max_grad_norm=1.0,
-        )  # fmt: skip
-        list(run.rounds(2))
-        handed.append(run.placement.bytes_handed())
-    return tuple(handed)  # type: ignore[return-value]
+def traffic(shards: int, replicas: int) -> tuple[int, int]:
+    """Bytes handed over in two rounds of two workers; H = 3, two passes a step."""
+    run = run_here(
+        shards, replicas, build_model=Even, loss_fn=lambda model, ids: model(ids.float()).square().mean(), data=tokens(500, 2, context=7),
+        workers_per_trainer=2, outer=outer_sgd(0.7, 0.9), inner=adamw(0.01), batch=NormTest(), sync_every=3, test_groups=4,
+        guards=BatchGuards(initial=32, minimum=32, maximum=32), switch=SwitchMode(max_micro_batch=8 // (shards * replicas), mode="always"),
+        max_grad_norm=1.0,
+    )  # fmt: skip
+    list(run.rounds(2))
+    return run.placement.bytes_handed()
 
 
-@pytest.mark.parametrize(("num_ranks", "shards", "replicas"), [(2, 1, 1), (4, 1, 2), (4, 2, 1)], ids=["whole", "DDP", "FSDP2"])
+@pytest.mark.parametrize(("num_ranks", "shards", "replicas"), [(2, 1, 1), (4, 1, 2), (4, 2, 1), (4, 2, 2)], ids=["whole", "DDP", "FSDP2", "HSDP"])
 def test_traffic_is_what_the_algorithm_needs_to_the_byte(num_ranks: int, shards: int, replicas: int) -> None:
     results = run_on_ranks(traffic, num_ranks, shards, replicas)
-    between, inside = results[0][0]
+    between, inside = results[0]
     model, rounds, workers, steps, passes, ranks = 4 * 128, 2, 2, 3, 2, shards * replicas
     # A sync takes one model from each worker, however many ranks it is on; a round, ten float64 from each (six of them the norm test's).
     assert between == rounds * workers * (model + 10 * 8)
     # Each rank adds up three scalars a step, one before and one after the steps; and 1 + 4 for the norm test, which has four groups or one per pass.
-    scalars = 8 * rounds * (3 * steps + 2 + 1 + max(4, passes * ranks)) if ranks > 1 else 0
+    scalars = 8 * (3 * steps + 2 + 1 + max(4, passes * ranks)) if ranks > 1 else 0
     if shards > 1:
         # For each pass, the block is gathered in forward and in backward, what is outside once; gradients are scattered whole.
-        passed = rounds * (passes * steps * (4 * (2 * 96 + 32) // shards + model))
+        passed = passes * steps * (4 * (2 * 96 + 32) // shards + model)
+        # Replicas of the shards add theirs up once a step. (The two workers of HSDP share an island: no slices of an outer step.)
+        passed += steps * model // shards if replicas > 1 else 0
     else:
         # Gradients once a step; then the slices of the outer step are gathered.
-        passed = rounds * (steps * model + model // replicas) if ranks > 1 else 0
-    assert inside == num_ranks * (scalars + passed)
+        passed = steps * model + model // replicas if ranks > 1 else 0
+    assert inside == workers * ranks * rounds * (scalars + passed)
     assert all(result == results[0] for result in results)
+
+
+class Idle(nn.Linear):
+    """A model with a parameter that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__(7, 1)
+        self.idle = nn.Parameter(torch.zeros(3))
+
+
+def unused(shards: int, replicas: int) -> str:
+    settings = {"build_model": Idle, "loss_fn": lambda model, ids: model(ids.float()).square().mean(), "guards": BatchGuards(initial=8)}
+    run = run_here(shards, replicas, data=tokens(100, 1, context=6), inner=sgd(0.01), **settings)
+    try:
+        run.round()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_replicas_refuse_parameters_without_gradient() -> None:
+    """DDP would leave the whole bucket unreduced, and each replica with a model of its own; the others train such models."""
+    assert unused(1, 1) == ""
+    assert run_on_ranks(unused, 2, 2, 1) == ["", ""]
+    for said in run_on_ranks(unused, 2, 1, 2):
+        assert "some parameters got no gradient, which replicas cannot add up" in said
 
 
 class Own(torch.optim.AdamW):

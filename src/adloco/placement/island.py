@@ -25,10 +25,8 @@ class Engine(Protocol):
 
     forward: Callable[..., Any]
     """The model as the loss function must call it."""
-    num_ranks: int
-    """Ranks of the island, each of which takes every num_ranks-th micro-batch."""
     rank: int
-    """Which of them this is."""
+    """Number of this rank on the island; it takes the micro-batches `BatchPlan.of_rank` says."""
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of a micro-batch. last: whether the gradients are needed after it."""
@@ -58,7 +56,6 @@ class Engine(Protocol):
 class Whole:
     """The model on one rank."""
 
-    num_ranks = 1
     rank = 0
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
@@ -88,7 +85,7 @@ class _OnIsland:
     """What replicated and sharded models have in common."""
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic) -> None:
-        self.num_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.rank = dist.get_rank(group)
         self._parameters = _trainable(model)
         self._mesh = mesh
         self._group = group
@@ -109,7 +106,7 @@ class _OnIsland:
     def average(self, buffers: Sequence[Tensor]) -> None:
         for buffer in buffers:
             dist.all_reduce(buffer, group=self._group)
-            buffer.div_(self.num_ranks)
+            buffer.div_(dist.get_world_size(self._group))
             self._traffic.inside += num_bytes([buffer])
 
 
@@ -122,8 +119,17 @@ class Replicated(_OnIsland):
         self._ddp.register_comm_hook(group, self._sum_up)
         self.forward: Callable[..., Any] = torch.compile(self._ddp) if compile else self._ddp
 
-    def reducing(self, last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if last else self._ddp.no_sync()
+    @contextmanager
+    def reducing(self, last: bool) -> Iterator[None]:
+        if not last:
+            with self._ddp.no_sync():
+                yield
+            return
+        self._reduced = 0
+        yield
+        if self._reduced < sum(parameter.numel() for parameter in self._parameters):
+            # DDP leaves their buckets as they are, each replica with its own, and complains a step later.
+            raise ValueError("some parameters got no gradient, which replicas cannot add up; freeze them (requires_grad False), or use shards")
 
     def incoming(self, reference: Sequence[Tensor | None] | None = None) -> AbstractContextManager[GradientSums]:
         # Hooks on parameters run before DDP puts the gradient into its buckets.
@@ -134,6 +140,7 @@ class Replicated(_OnIsland):
 
     def _sum_up(self, group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         gradients = bucket.buffer()
+        self._reduced += gradients.numel()
         self._traffic.inside += num_bytes([gradients])
         work = dist.all_reduce(gradients, group=group, async_op=True)
         assert work is not None
@@ -159,6 +166,11 @@ class Sharded(_OnIsland):
                 module.set_force_sum_reduction_for_comms(True)
                 module.set_custom_reduce_scatter(self._reduce)  # type: ignore[arg-type]  # The protocol's classes are not public.
                 module.set_custom_all_gather(_CountingAllGather(traffic))  # type: ignore[arg-type]
+                if self._replicas > 1:
+                    module.set_all_reduce_hook(self._count)  # Called after the all-reduce over replicas.
+
+    def _count(self, reduced: Tensor) -> None:
+        self._traffic.inside += num_bytes([reduced])
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         # Scattered at every micro-batch, as whole gradients may not fit; summed over replicas once.
@@ -170,7 +182,7 @@ class Sharded(_OnIsland):
 
     @contextmanager
     def incoming(self, reference: Sequence[Tensor | None] | None = None) -> Iterator[GradientSums]:
-        assert reference is None, "inner products need whole gradients; Ranks refuses them"
+        assert reference is None, "inner products need whole gradients; AdLoCo refuses them"
         self._reduce.seen = GradientSums()
         try:
             yield self._reduce.seen
