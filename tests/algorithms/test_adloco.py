@@ -13,6 +13,7 @@ from adloco import (
     AdLoCo,
     BatchGuards,
     InnerOptimizer,
+    InnerProductTest,
     LearningRate,
     MergeSmallest,
     NonFiniteLossError,
@@ -329,3 +330,34 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
 def test_optimizer_refusals(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_running_statistics_go_on_from_a_checkpoint_and_see_each_sample_once() -> None:
+    """BatchNorm with momentum None averages over its count of batches, an integer of the state; inner products pass over a step's samples twice."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.norm, self.linear = nn.BatchNorm1d(3, momentum=None), nn.Linear(3, 1)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.linear(self.norm(inputs))
+            return output
+
+    def run_with(batch: Any) -> AdLoCo:
+        guards = BatchGuards(initial=16, minimum=16, maximum=16)
+        return make_run(build_model=Normed, batch=batch, guards=guards, switch=SwitchMode(max_micro_batch=16))
+
+    def statistics(run: AdLoCo) -> list[list[float]]:
+        return [buffer.flatten().tolist() for worker in run.workers.values() for buffer in worker.model.buffers()]
+
+    once, twice, resumed = run_with(NormTest()), run_with(InnerProductTest()), run_with(NormTest())
+    once.round()
+    resumed.load_state_dict(copy.deepcopy(once.state_dict()))
+    once.round()
+    resumed.round()
+    assert statistics(resumed) == statistics(once)
+    list(twice.rounds(2))
+    # Groups of the same sizes see the same samples, and the batch is constant, so both tests train alike.
+    assert statistics(twice) == statistics(once)

@@ -118,6 +118,8 @@ def test_drop_in_goes_on_from_its_state() -> None:
 def test_refusal() -> None:
     with pytest.raises(ValueError, match="samples must have one number for each of 2 models, got 1"):
         DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=[4])
+    with pytest.raises(ValueError, match="samples must not be 0 on every worker"):
+        DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=[0, 0])
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
     with pytest.raises(ValueError, match="models must be one for each of the 3 workers here, got 1"):

@@ -22,6 +22,11 @@ def test_plans(share: int, switch: tuple[int, ...], always: tuple[int, ...], nev
         assert rule.plan(rule.clipped(share)).micro_batches == expected
 
 
+def test_a_fast_worker_with_more_than_fits_does_not_accumulate_in_mode_never() -> None:
+    assert SwitchMode(max_micro_batch=8, mode="never").plan(12).micro_batches == (8,)
+    assert SwitchMode(max_micro_batch=8, mode="never").plan(17, ranks=2).micro_batches == (8, 8)
+
+
 def test_plan_in_numbers() -> None:
     plan = BatchPlan(micro_batches=(6, 6, 5))
     assert (plan.worker_batch, plan.accumulation_steps, plan.micro_batch) == (17, 3, 6)

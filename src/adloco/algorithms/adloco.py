@@ -15,10 +15,10 @@ from torch import nn
 from adloco.algorithms.evaluation import Share, evaluate
 from adloco.algorithms.merging import MergeFates, apply_merge
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, check_shards
-from adloco.algorithms.outer import trainable
 from adloco.algorithms.reports import RoundReport, WorkerRound, report_trainer, report_workers, step_losses
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
+from adloco.placement.gradients import trainable
 from adloco.placement.process import OneProcess, Placement
 from adloco.rules.balance import EqualShares, Shares
 from adloco.rules.batch import BatchRule, ConstantBatch
@@ -32,7 +32,8 @@ from adloco.rules.switch import BatchPlan, SwitchMode
 class AdLoCo:
     """A run: trainers x workers, trained round by round with `rounds`.
 
-    build_model: makes the model; called once, every worker starts from a copy. loss_fn: (model, batch) -> mean loss over the batch's samples.
+    build_model: makes the model; called once on each rank, every worker starts from a copy of the first rank's. loss_fn: (model, batch) -> mean loss
+    over the batch's samples; it may call `model`, which can be a wrapper of yours, and should read nothing else of it.
     data: a `Source` with at least one stream per worker. inner: model -> optimizers of a worker. outer: parameters -> outer optimizer, or None
     to adopt the workers' mean. sync_every: H, inner optimizer steps per round. learning_rate: a schedule over the inner optimizers' own rates,
     in tokens of which each sample has `tokens_per_sample`. shares: how a trainer's batch is split over its workers. test_groups: groups into which
@@ -104,6 +105,7 @@ class AdLoCo:
         )
         # Every trainer starts from the same parameters: averages of models from different starts mean nothing.
         model = build_model().to(self.placement.device)
+        self.placement.start_alike(model)
         self.num_parameters = sum(parameter.numel() for parameter in trainable(model))
         require(self.num_parameters > 0, "build_model returned a model without trainable parameters")
         here = self.placement.local(range(self.num_workers))

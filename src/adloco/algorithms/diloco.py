@@ -6,7 +6,8 @@ from typing import Any
 from torch import nn
 
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all, trainable
+from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all
+from adloco.placement.gradients import trainable
 from adloco.placement.process import OneProcess, Placement
 from adloco.rules.checks import require
 
@@ -79,6 +80,7 @@ class DiLoCo:
             return [1 / self.num_workers] * len(self.models)
         everyone = self.placement.gather({worker: [count] for worker, count in zip(self._here, self._samples, strict=True)})
         total = sum(count for (count,) in everyone.values())
+        require(total > 0, "samples must not be 0 on every worker for all steps of a round")
         return [count / total for count in self._samples]
 
     def _load(self) -> None:

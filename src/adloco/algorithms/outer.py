@@ -52,15 +52,16 @@ class OuterStep:
         return optimizer_tensors(self.optimizer) if self.optimizer else []
 
 
-def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that take gradients, tied ones once."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
 def averaged_buffers(model: nn.Module) -> list[Tensor]:
     """The floating-point buffers that belong to the model's state (running statistics): averaged at a sync like parameters."""
     names = model.state_dict().keys()
     return [buffer for name, buffer in model.named_buffers() if name in names and buffer.is_floating_point()]
+
+
+def counters(model: nn.Module) -> list[Tensor]:
+    """The other buffers of the model's state, such as a count of batches: each worker's own, saved and not averaged."""
+    names = model.state_dict().keys()
+    return [buffer for name, buffer in model.named_buffers() if name in names and not buffer.is_floating_point()]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

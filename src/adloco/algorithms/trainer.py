@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all, trainable
+from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all
 from adloco.algorithms.worker import Worker
 from adloco.placement.comm import Comm
+from adloco.placement.gradients import trainable
 from adloco.rules.balance import Shares
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.optimizers import InnerFactory
-from adloco.algorithms.outer import averaged_buffers, copy_all, load_optimizer, trainable
-from adloco.placement.gradients import clip, squared_norm
+from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_optimizer
+from adloco.placement.gradients import clip, squared_norm, trainable
 from adloco.placement.island import Engine
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
@@ -81,6 +81,7 @@ class Worker:
         self.model = model
         self.params = trainable(model)
         self.buffers = averaged_buffers(model)
+        self.counters = counters(model)
         self.optimizers = list(inner(model))
         self.base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         self.stream = worker
@@ -174,6 +175,7 @@ class Worker:
     def _inner_products(self, plan: BatchPlan, own: Sequence[int], fractions: Sequence[float]) -> list[float]:
         """<g_j, gbar> by a second pass over the same micro-batches: exact for any number of groups, with one extra gradient copy."""
         means = [parameter.grad.clone() if parameter.grad is not None else None for parameter in self.params]
+        statistics = [buffer.clone() for buffer in (*self.buffers, *self.counters)]
         products = [0.0] * len(fractions)
         with self.engine.incoming(reference=means) as incoming:
             self._drop_gradients()
@@ -182,6 +184,7 @@ class Worker:
                 self._drop_gradients()
         for parameter, mean in zip(self.params, means, strict=True):
             parameter.grad = mean
+        copy_all(statistics, [*self.buffers, *self.counters])  # Running statistics have seen these samples already.
         return products
 
     def _drop_gradients(self) -> None:
@@ -209,6 +212,7 @@ class Worker:
             "losses": self.losses,
             "moments": self.moments.to_numbers(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "counters": list(self.counters),
             "params": list(self.params) if with_params else [],
             "buffers": list(self.buffers) if with_params else [],
         }
@@ -221,6 +225,7 @@ class Worker:
         self.moments = Moments.from_numbers(state["moments"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, saved)
+        copy_all(state["counters"], self.counters)
         if state["params"]:
             self.load_params(state["params"], state["buffers"])
 

@@ -108,11 +108,11 @@ def num_bytes(tensors: Sequence[Tensor]) -> int:
 
 
 def kinds(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
-    """(sharded, indices) of the tensors that may travel together: of one data type, and all sharded or none."""
-    found: dict[tuple[str, bool], list[int]] = {}
+    """(sharded, indices) of the tensors that may travel together: of one data type, on one device, and all sharded or none."""
+    found: dict[tuple[bool, str, str], list[int]] = {}
     for index, tensor in enumerate(tensors):
-        found.setdefault((str(tensor.dtype), is_sharded(tensor)), []).append(index)
-    return [(sharded, found[dtype, sharded]) for dtype, sharded in sorted(found)]
+        found.setdefault((is_sharded(tensor), str(tensor.dtype), str(tensor.device)), []).append(index)
+    return [(kind[0], found[kind]) for kind in sorted(found)]
 
 
 def parts(flat: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]) -> list[tuple[int, Tensor]]:

@@ -71,8 +71,10 @@ def _watch(done: threading.Event, end: Callable[[str], None]) -> None:
     try:
         store = _connect()
         while not done.wait(POLL_SECONDS):
-            if store.check([KEY]) and not done.wait(GRACE_SECONDS):
-                end(store.get(KEY).decode())
+            if store.check([KEY]):
+                first = store.get(KEY).decode()  # At once: the store goes down with the rank that keeps it.
+                if not done.wait(GRACE_SECONDS):
+                    end(first)
                 return
     except RuntimeError:  # The store is gone, and with it whoever started the ranks, unless the run has just ended.
         if not done.wait(GRACE_SECONDS):

@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adloco.placement.shards import local
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that take gradients, tied ones once."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:

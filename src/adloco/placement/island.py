@@ -5,6 +5,7 @@ gradients are summed, not averaged, and unequal parts weigh what they should. |g
 parameters, or where FSDP2 hands over the unsharded gradient to be reduced and scattered.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco.placement.comm import Traffic, num_bytes
-from adloco.placement.gradients import GradientSums, incoming_gradients, squared_norm, squares
+from adloco.placement.gradients import GradientSums, incoming_gradients, squared_norm, squares, trainable
 
 
 class Engine(Protocol):
@@ -60,7 +61,7 @@ class Whole:
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
         self.forward = forward
-        self._parameters = _trainable(model)
+        self._parameters = trainable(model)
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext()
@@ -86,7 +87,7 @@ class _OnIsland:
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic) -> None:
         self.rank = dist.get_rank(group)
-        self._parameters = _trainable(model)
+        self._parameters = trainable(model)
         self._mesh = mesh
         self._group = group
         self._traffic = traffic
@@ -153,6 +154,7 @@ class Sharded(_OnIsland):
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic, compile: bool) -> None:
         over = mesh["replica", "shard"] if mesh["replica"].size() > 1 else mesh["shard"]
+        _check_shardable(model)
         for block in _blocks(model):
             fully_shard(block, mesh=over)
         fully_shard(model, mesh=over)
@@ -222,15 +224,35 @@ class _CountingAllGather:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model, each of which is gathered and freed on its own: the members of its outermost ModuleLists."""
+    """The repeated blocks of a model, each of which is gathered and freed on its own: the members of its outermost ModuleLists.
+
+    A block that shares weights with anything outside it stays with the root, which is gathered for the whole pass.
+    """
+    uses = _uses(model)
+    return [block for block in _members(model) if all(count == uses[parameter] for parameter, count in _uses(block).items())]
+
+
+def _members(module: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = []
-    for child in model.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else _blocks(child)
+    for child in module.children():
+        held = isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList)
+        found += [child] if held else _members(child)
     return found
 
 
-def _trainable(model: nn.Module) -> list[Tensor]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+def _uses(module: nn.Module) -> Counter[nn.Parameter]:
+    """In how many places each parameter stands."""
+    return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
+
+
+def _check_shardable(model: nn.Module) -> None:
+    advice = "use placement.shard_size 1 (replicas are no problem)"
+    scalars = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
+    if scalars:
+        raise ValueError(f"parameters without dimensions such as {scalars[0]} cannot be sharded; give them the shape (1,), or {advice}")
+    types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
+    if len(types) > 1:
+        raise ValueError(f"shards need parameters of one data type, got {' and '.join(types)}; convert the model, or {advice}")
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -44,6 +44,10 @@ class Placement(Protocol):
         """The model as the ranks that serve a worker run it. Called for each local worker, in rising order; may shard the model in place."""
         ...
 
+    def start_alike(self, model: nn.Module) -> None:
+        """Set the model's parameters and buffers to those of the first process. Before training starts, not counted as traffic."""
+        ...
+
     def whole(self, state: Item) -> Item:
         """A state with its sharded tensors gathered; over several ranks, on the CPU. Called on all ranks of an island, in the same order."""
         ...
@@ -103,6 +107,9 @@ class OneProcess:
 
     def engine(self, model: nn.Module, compile: bool) -> Engine:
         return Whole(model, torch.compile(model) if compile else model)
+
+    def start_alike(self, model: nn.Module) -> None:
+        return
 
     def whole(self, state: Item) -> Item:
         return state

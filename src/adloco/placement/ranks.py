@@ -63,6 +63,21 @@ class Ranks:
         kind = Sharded if self.shards > 1 else Replicated
         return kind(model, self._mesh["replica", "shard"], self._inside, self.traffic, compile)
 
+    @torch.no_grad()
+    def start_alike(self, model: nn.Module) -> None:
+        tensors = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+        everyone: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(everyone, {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()})
+        for rank, theirs in enumerate(everyone):
+            for name in {**everyone[0], **theirs}:
+                if everyone[0].get(name) != theirs.get(name):
+                    here, first = theirs.get(name, "absent"), everyone[0].get(name, "absent")
+                    raise ValueError(f"build_model must make the same model on every rank, but {name} is {first} on rank 0 and {here} on rank {rank}")
+        for tensor in tensors.values():
+            sent = tensor.contiguous()
+            dist.broadcast(sent, 0)
+            tensor.copy_(sent)
+
     def comm(self, worker_ids: Sequence[int]) -> Comm:
         islands = tuple(sorted({self.owner(worker) for worker in worker_ids}))
         if len(islands) == 1:

@@ -78,7 +78,9 @@ class SwitchMode:
         return min(requested, fits) if requested <= threshold else requested
 
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:
-        """Micro-batches for a worker that takes `share` samples, served by that many ranks."""
+        """Micro-batches for a worker that takes `share` samples (in mode never, as many as fit), served by that many ranks."""
+        if self.mode == "never":
+            share = min(share, ranks * self.max_micro_batch)
         parts = math.ceil(share / (ranks * self.max_micro_batch)) * ranks
         samples = max(share, parts)
         return BatchPlan(micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - share)

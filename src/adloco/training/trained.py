@@ -5,7 +5,8 @@ from pathlib import Path
 
 from torch import nn
 
-from adloco.algorithms.outer import copy_all, trainable
+from adloco.algorithms.outer import copy_all
+from adloco.placement.gradients import trainable
 from adloco.rules.checks import require
 from adloco.training.data.cache import open_cache
 from adloco.training.data.sources import TokenSource
