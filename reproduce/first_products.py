@@ -13,7 +13,8 @@ from collections import Counter
 import torch
 
 from adloco.placement.gradients import squared_norm
-from adloco.training.tasks.language_model import LlamaShape, build_llama, next_token_loss
+from adloco.training.models import LlamaShape, build_llama
+from adloco.training.tasks.language_model import next_token_loss
 
 warm, seconds = sys.argv[1] == "warm", float(sys.argv[2])
 model = build_llama(LlamaShape(), 256, 0)

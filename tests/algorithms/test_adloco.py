@@ -193,7 +193,7 @@ def test_evaluate_shares_the_work() -> None:
     values = run.evaluate(count)
     assert sorted(seen) == [(part, 3) for part in (0, 0, 1, 1, 2, 2)]
     for trainer in (0, 1):
-        assert values[trainer] == pytest.approx(float(params_of(run, trainer)[-1]))
+        assert values[trainer] == pytest.approx([float(params_of(run, trainer)[-1])])
         assert torch.cat([parameter.detach().flatten() for parameter in run.model(trainer).parameters()]).equal(params_of(run, trainer))
 
 

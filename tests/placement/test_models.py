@@ -160,12 +160,12 @@ def evaluated_after_loading(shards: int) -> tuple[float, float]:
         return float(next_token(model, ids)), 1.0
 
     saved = run.placement.agree(run.state_dict())
-    before = run.evaluate(share)[0]
+    before = run.evaluate(share)[0][0]
     run.round()
-    moved = run.evaluate(share)[0]
+    moved = run.evaluate(share)[0][0]
     assert abs(moved - before) > 1e-3
     run.load_state_dict(saved)
-    return before, run.evaluate(share)[0]
+    return before, run.evaluate(share)[0][0]
 
 
 def test_shards_gathered_for_an_evaluation_are_not_used_again() -> None:

@@ -9,7 +9,8 @@ from torch import nn
 
 from adloco import InnerOptimizer
 from adloco.training.data.sources import TokenSource
-from adloco.training.tasks.language_model import LlamaShape, build_llama, evaluation_windows, generate, loss_on_windows, next_token_loss
+from adloco.training.models import LlamaShape, build_llama
+from adloco.training.tasks.language_model import evaluation_windows, generate, loss_on_windows, next_token_loss
 from tests.problems import make_run
 
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=64)
@@ -96,7 +97,7 @@ class _WithParameters(Oracle):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_layers": 0}, "model.num_layers must be > 0"),
+        ({"num_layers": -1}, "model.num_layers must be >= 0"),
         ({"hidden_size": 30, "num_heads": 4}, "model.hidden_size must be a multiple of 2 x model.num_heads = 8, got 30"),
         ({"num_kv_heads": 3}, "model.num_kv_heads must divide model.num_heads = 4, got 3"),
     ],

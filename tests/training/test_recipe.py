@@ -70,7 +70,6 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
         ({"inner": {"betas": [0.9]}}, "inner.betas"),
         ({"method": {"workers_per_trainer": 9}}, "batch.initial must be >= 9, so that each of 9 workers has a sample, got 8"),
         ({"method": {"workers_per_trainer": 5}, "batch": {"rule": "norm-test"}}, "batch.initial must be >= 10, .* two samples to compare, got 8"),
-        ({"data": {"context_tokens": 2048}}, "data.context_tokens must be <= model.max_position = 1024, got 2048"),
     ],
 )
 def test_refusals(values: dict[str, dict[str, object]], message: str) -> None:

@@ -20,11 +20,11 @@ SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare" 
 MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
 METRICS = {
     "round", "tokens", "samples", "inner_steps", "syncs", "bytes_communicated", "bytes_inside", "bytes_ddp_equivalent", "seconds",
-    "tokens_per_second", "train_loss", "val_loss", "val_perplexity", "learning_rate", "memory_bytes", "trainers", "workers", "merges",
+    "tokens_per_second", "train_loss", "val_loss", "val_perplexity", "val_accuracy", "learning_rate", "memory_bytes", "trainers", "workers", "merges",
 }  # fmt: skip
 TRAINER = {
     "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "rounded_up", "grad_variance", "grad_norm_sq",
-    "noise_scale", "train_loss", "val_loss",
+    "noise_scale", "train_loss", "val_loss", "val_accuracy",
 }  # fmt: skip
 SUMMARY = {"final_val_loss", "best_val_loss", "tokens", "syncs", "bytes", "bytes_inside", "seconds", "rounds", "num_parameters", "recipe"}
 TIMINGS = ("seconds", "tokens_per_second", "memory_bytes", "workers")
@@ -45,6 +45,7 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     folder = tmp_path / "run"
     assert {path.name for path in folder.iterdir()} == {
         "recipe.toml", "environment.json", "metrics.jsonl", "steps.jsonl", "checkpoints", "plots", "report.html", "summary.json", "tokenizer",
+        "model",
     }  # fmt: skip
     metrics, summary, steps = lines(folder / "metrics.jsonl"), json.loads((folder / "summary.json").read_text()), lines(folder / "steps.jsonl")
     assert all(set(line) >= METRICS and set(row) >= TRAINER for line in metrics for row in line["trainers"])
@@ -204,7 +205,7 @@ def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path)
 
     run = make_run("adloco", [*small, *MERGING, "--run.folder", str(tmp_path / "stopped")])
     reads = 0
-    read = run._source.read
+    read = run.algorithm.workers[0]._settings.data.read
 
     def stop_in_the_third_round(stream: int, position: int, count: int) -> Any:
         nonlocal reads
@@ -213,7 +214,7 @@ def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path)
             run.stop()
         return read(stream, position, count)
 
-    run._source.read = stop_in_the_third_round  # type: ignore[method-assign]
+    run.algorithm.workers[0]._settings.data.read = stop_in_the_third_round  # type: ignore[method-assign]
     assert len(list(run.rounds())) == 2
     assert run.algorithm.in_round
     resumed = TrainingRun.resume(tmp_path / "stopped")

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.evaluation import Share, evaluate
 from adloco.algorithms.merging import MergeFates, apply_merge
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, check_shards
 from adloco.algorithms.reports import RoundReport, WorkerRound, report_trainer, report_workers, step_losses
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
+from adloco.placement.blocks import Fill
 from adloco.placement.gradients import trainable
 from adloco.placement.process import OneProcess, Placement
 from adloco.rules.balance import EqualShares, Shares
@@ -33,18 +35,20 @@ class AdLoCo:
     """A run: trainers x workers, trained round by round with `rounds`.
 
     build_model: makes the model; called once on each rank, every worker starts from a copy of the first rank's. loss_fn: (model, batch) -> mean loss
-    over the batch's samples; it may call `model`, which can be a wrapper of yours, and should read nothing else of it.
+    over the batch's samples; it may call `model`, which can be a wrapper of yours, and should read nothing else of it. fill: for a model without
+    memory (on the meta device), gives values to a part of it, so that no rank holds the whole of a sharded one; see `placement.blocks.Fill`.
     data: a `Source` with at least one stream per worker. inner: model -> optimizers of a worker. outer: parameters -> outer optimizer, or None
     to adopt the workers' mean. sync_every: H, inner optimizer steps per round. learning_rate: a schedule over the inner optimizers' own rates,
     in tokens of which each sample has `tokens_per_sample`. shares: how a trainer's batch is split over its workers. test_groups: groups into which
     a worker splits its batch when statistics are taken (a multiple, if it accumulates more). test_every: inner steps from one test to the next; 0: on
-    the first of each round. autocast: data type of mixed precision. placement: where workers live; this process by default.
+    the first of each round. autocast: data type of mixed precision. seed: of dropout. placement: where workers live; this process by default.
     """
 
     def __init__(
         self,
         *,
         build_model: Callable[[], nn.Module],
+        fill: Fill | None = None,
         loss_fn: LossFunction,
         data: Source,
         inner: InnerFactory,
@@ -65,6 +69,7 @@ class AdLoCo:
         test_every: int = 0,
         autocast: torch.dtype | None = None,
         compile: bool = False,
+        seed: int = 0,
         placement: Placement | None = None,
     ) -> None:
         require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
@@ -101,17 +106,20 @@ class AdLoCo:
             takes_moments=self._rule.needs_moments,
             takes_inner_products=self._rule.needs_inner_products,
             autocast=autocast,
+            seed=seed,
             device=self.placement.device,
         )
         # Every trainer starts from the same parameters: averages of models from different starts mean nothing.
-        model = build_model().to(self.placement.device)
-        self.placement.start_alike(model)
+        model = build_model()
+        if fill is None:
+            self.placement.start_alike(model)
+        require(not (compile and uses_dropout(model)), "a compiled model cannot draw dropout for each worker; set compile False or dropout 0")
         self.num_parameters = sum(parameter.numel() for parameter in trainable(model))
         require(self.num_parameters > 0, "build_model returned a model without trainable parameters")
         here = self.placement.local(range(self.num_workers))
         copies = [model, *(copy.deepcopy(model) for _ in here[1:])]
         self.workers = {
-            worker: Worker(worker, own, inner, settings, self.placement.engine(own, compile)) for worker, own in zip(here, copies, strict=True)
+            worker: Worker(worker, own, inner, settings, self.placement.engine(own, compile, fill)) for worker, own in zip(here, copies, strict=True)
         }
         self._model = next(iter(self.workers.values())).model
         self._first_rate = next(iter(self.workers.values())).base_rates[0][0]
@@ -266,8 +274,8 @@ class AdLoCo:
         require(trainer in self.trainers, f"there is no trainer {trainer}; living ones are {sorted(self.trainers)}")
         return self.workers[self.trainers[trainer].worker_ids[0]].model
 
-    def evaluate(self, share: Share) -> dict[int, float]:
-        """Mean of a quantity for each trainer's global parameters, its work shared among the trainer's workers."""
+    def evaluate(self, share: Share) -> dict[int, list[float]]:
+        """Means of quantities for each trainer's global parameters, its work shared among the trainer's workers."""
         require(not self.in_round, "a round is under way: the workers stand apart; evaluate between rounds")
         return evaluate(self.trainers, self.workers, self.placement, share)
 

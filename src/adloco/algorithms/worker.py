@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_optimizer
 from adloco.placement.gradients import clip, squared_norm, trainable
@@ -57,6 +58,7 @@ class InnerSettings:
     takes_moments: bool
     takes_inner_products: bool
     autocast: torch.dtype | None
+    seed: int
     device: torch.device
 
 
@@ -92,6 +94,7 @@ class Worker:
         self.losses: list[float] = []
         self.moments = Moments()
         self._settings = settings
+        self._drops = uses_dropout(model)
         self.engine = engine
 
     def begin_round(self) -> None:
@@ -152,10 +155,15 @@ class Worker:
         for index, (offset, samples) in enumerate(own):
             batch = to_device(self._settings.data.read(self.stream, self.position + offset, samples), self._settings.device)
             with self.engine.reducing(last=index == len(own) - 1):
-                with autocast(self._settings.device, self._settings.autocast):
+                with self._own_dropout(offset), autocast(self._settings.device, self._settings.autocast):
                     loss = self._settings.loss_fn(self.engine.forward, batch) * (samples / plan.worker_batch)
                 loss.backward()  # type: ignore[no-untyped-call]
             yield loss.detach()
+
+    def _own_dropout(self, offset: int) -> contextlib.AbstractContextManager[Any]:
+        if not self._drops:
+            return contextlib.nullcontext()
+        return own_dropout(self._settings.seed, self.stream, self.position + offset, self._settings.device)
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
         """The step's losses; sets the moments from |g_j|^2 of every micro-batch of every rank and |gbar|^2."""

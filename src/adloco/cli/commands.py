@@ -127,9 +127,13 @@ def evaluate(words: Sequence[str]) -> int:
     console = Console(highlight=False)
     with console.status("evaluating ..."):
         trained = load_trained(known.run, known.trainer)
-        loss, tokens = evaluate_trained(trained, known.path, known.windows)
+        measured, count = evaluate_trained(trained, known.path, known.windows)
     console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
-    console.print(f"loss {loss:.4f} nats per token, perplexity {math.exp(min(loss, 700.0)):.3f}, over {tokens:,} tokens")
+    loss = measured["loss"]
+    if "accuracy" in measured:
+        console.print(f"loss {loss:.4f} nats per text, accuracy {measured['accuracy']:.4f}, over {count:,} texts")
+    else:
+        console.print(f"loss {loss:.4f} nats per token, perplexity {math.exp(min(loss, 700.0)):.3f}, over {count:,} tokens")
     return 0
 
 
@@ -146,6 +150,8 @@ def generate(words: Sequence[str]) -> int:
     if known.tokens <= 0 or not 0 <= known.temperature < math.inf:
         raise ValueError(f"--tokens must be > 0 and --temperature >= 0 and finite, got {known.tokens} and {known.temperature}")
     trained = load_trained(known.run, known.trainer)
+    if trained.stored.recipe.task.head != "AutoModelForCausalLM":
+        raise ValueError(f"adloco generate needs a language model, and the run in {known.run} trains a classifier; use adloco evaluate")
     tokenizer = trained.stored.tokenizer
     prompt = tokenizer.encode([known.prompt])[0] or [tokenizer.end_of_text]
     context = trained.stored.recipe.data.context_tokens

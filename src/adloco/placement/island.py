@@ -5,7 +5,6 @@ gradients are summed, not averaged, and unequal parts weigh what they should. |g
 parameters, or where FSDP2 hands over the unsharded gradient to be reduced and scattered.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from adloco.placement.blocks import Fill, blocks, fill_whole
 from adloco.placement.comm import Traffic, num_bytes
 from adloco.placement.gradients import GradientSums, incoming_gradients, squared_norm, squares, trainable
 
@@ -59,8 +59,11 @@ class Whole:
 
     rank = 0
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
-        self.forward = forward
+    def __init__(self, model: nn.Module, device: torch.device, compile: bool, fill: Fill | None) -> None:
+        if fill:
+            fill_whole(model, fill)
+        model.to(device)
+        self.forward: Callable[..., Any] = torch.compile(model) if compile else model
         self._parameters = trainable(model)
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:
@@ -114,7 +117,10 @@ class _OnIsland:
 class Replicated(_OnIsland):
     """A copy of the model on each rank, by DistributedDataParallel."""
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic, compile: bool) -> None:
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic, compile: bool, fill: Fill | None) -> None:
+        if fill:
+            fill_whole(model, fill)
+        model.to(mesh.device_type)
         super().__init__(model, mesh, group, traffic)
         self._ddp = DistributedDataParallel(model, process_group=group, forward_sync_buffers=False, gradient_as_bucket_view=True)
         self._ddp.register_comm_hook(group, self._sum_up)
@@ -152,12 +158,13 @@ class Replicated(_OnIsland):
 class Sharded(_OnIsland):
     """The model's parameters, gradients and optimizer state spread over the shards by FSDP2; with several replicas of the shards, HSDP."""
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic, compile: bool) -> None:
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic, compile: bool, fill: Fill | None) -> None:
         over = mesh["replica", "shard"] if mesh["replica"].size() > 1 else mesh["shard"]
         _check_shardable(model)
-        for block in _blocks(model):
-            fully_shard(block, mesh=over)
-        fully_shard(model, mesh=over)
+        for part in (*blocks(model), model):
+            if fill:
+                fill(model, part)
+            fully_shard(part, mesh=over)
         super().__init__(model, mesh, group, traffic)
         self.forward: Callable[..., Any] = torch.compile(model) if compile else model
         self._model: FSDPModule = model  # type: ignore[assignment]  # fully_shard changes the class in place.
@@ -221,28 +228,6 @@ class _CountingAllGather:
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False) -> Any:
         self._traffic.inside += num_bytes([input_tensor])
         return dist.all_gather_single(output_tensor, input_tensor, group, async_op)
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model, each of which is gathered and freed on its own: the members of its outermost ModuleLists.
-
-    A block that shares weights with anything outside it stays with the root, which is gathered for the whole pass.
-    """
-    uses = _uses(model)
-    return [block for block in _members(model) if all(count == uses[parameter] for parameter, count in _uses(block).items())]
-
-
-def _members(module: nn.Module) -> list[nn.Module]:
-    found: list[nn.Module] = []
-    for child in module.children():
-        held = isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList)
-        found += [child] if held else _members(child)
-    return found
-
-
-def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    """In how many places each parameter stands."""
-    return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
 
 
 def _check_shardable(model: nn.Module) -> None:

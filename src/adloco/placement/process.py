@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import nn
 
+from adloco.placement.blocks import Fill
 from adloco.placement.comm import Comm, LocalComm, Scratch, Traffic
 from adloco.placement.island import Engine, Whole
 
@@ -40,8 +41,11 @@ class Placement(Protocol):
         """Payload handed over by all ranks so far: between workers, and inside islands."""
         ...
 
-    def engine(self, model: nn.Module, compile: bool) -> Engine:
-        """The model as the ranks that serve a worker run it. Called for each local worker, in rising order; may shard the model in place."""
+    def engine(self, model: nn.Module, compile: bool, fill: Fill | None) -> Engine:
+        """The model as the ranks that serve a worker run it, on the device, filled if it has no memory yet.
+
+        Called for each local worker, in rising order; may shard the model in place.
+        """
         ...
 
     def start_alike(self, model: nn.Module) -> None:
@@ -105,8 +109,8 @@ class OneProcess:
     def bytes_handed(self) -> tuple[int, int]:
         return self.traffic.between, self.traffic.inside
 
-    def engine(self, model: nn.Module, compile: bool) -> Engine:
-        return Whole(model, torch.compile(model) if compile else model)
+    def engine(self, model: nn.Module, compile: bool, fill: Fill | None) -> Engine:
+        return Whole(model, self.device, compile, fill)
 
     def start_alike(self, model: nn.Module) -> None:
         return

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from adloco.placement.blocks import Fill
 from adloco.placement.comm import Comm, LocalComm, PerWorker, Scratch, Traffic, fill_weighted_sum, filled_pieces, kinds, num_bytes, parts
 from adloco.placement.island import Engine, Replicated, Sharded
 from adloco.placement.process import Item, OneProcess, Result
@@ -57,11 +58,11 @@ class Ranks:
     def local(self, worker_ids: Sequence[int]) -> list[int]:
         return [worker for worker in worker_ids if self.owner(worker) == self._island]
 
-    def engine(self, model: nn.Module, compile: bool) -> Engine:
+    def engine(self, model: nn.Module, compile: bool, fill: Fill | None) -> Engine:
         if self.ranks_per_worker == 1:
-            return self._process.engine(model, compile)
+            return self._process.engine(model, compile, fill)
         kind = Sharded if self.shards > 1 else Replicated
-        return kind(model, self._mesh["replica", "shard"], self._inside, self.traffic, compile)
+        return kind(model, self._mesh["replica", "shard"], self._inside, self.traffic, compile, fill)
 
     @torch.no_grad()
     def start_alike(self, model: nn.Module) -> None:
@@ -74,7 +75,7 @@ class Ranks:
                     here, first = theirs.get(name, "absent"), everyone[0].get(name, "absent")
                     raise ValueError(f"build_model must make the same model on every rank, but {name} is {first} on rank 0 and {here} on rank {rank}")
         for tensor in tensors.values():
-            sent = tensor.contiguous()
+            sent = tensor.to(self.device).contiguous()
             dist.broadcast(sent, 0)
             tensor.copy_(sent)
 

@@ -23,8 +23,11 @@ from adloco.rules.controller import BatchGuards
 from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmallest, NoMerge
 from adloco.rules.schedule import LearningRate
 from adloco.rules.switch import SwitchMode
+from adloco.training.models import LlamaShape, ModelOptions, ModelSource, NamedModel
 from adloco.training.settings import DataSettings, EvaluationSettings, MethodSettings, OuterMean, PlacementSettings, RunSettings, TestSettings
-from adloco.training.tasks.language_model import LlamaShape
+from adloco.training.tasks.classification import ClassificationSettings
+from adloco.training.tasks.language_model import LanguageModelSettings
+from adloco.training.tasks.task import TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +59,27 @@ BATCH_RULES: dict[str, type] = {
 }
 MERGE_POLICIES: dict[str, type] = {"none": NoMerge, "smallest": MergeSmallest, "largest-with-smallest": MergeLargestWithSmallest}
 SHARES: dict[str, type] = {"equal": EqualShares, "speed": SpeedShares}
+TASKS: dict[str, type] = {"language-model": LanguageModelSettings, "classification": ClassificationSettings}
+MODEL_SOURCES: dict[str, type] = {"llama": LlamaShape, "transformers": NamedModel}
 OUTER_UPDATES: dict[str, type] = {"mean": OuterMean, "optimizer": OuterOptimizer}
 
 SECTIONS: dict[str, Section] = {
     "run": Section(parts={"run": RunSettings}),
-    "model": Section(parts={"model": LlamaShape}),
+    "task": Section(
+        parts={},
+        choice=Choice(key="kind", classes=TASKS, default="language-model", meaning="What the model is trained for: " + ", ".join(TASKS) + "."),
+        chosen="task",
+    ),
+    "model": Section(
+        parts={"model_options": ModelOptions},
+        choice=Choice(
+            key="source",
+            classes=MODEL_SOURCES,
+            default="llama",
+            meaning="llama: a Llama of a shipped or own shape with random weights; transformers: any model there, by hub name, folder or type.",
+        ),
+        chosen="model",
+    ),
     "data": Section(parts={"data": DataSettings}),
     "method": Section(parts={"method": MethodSettings}),
     "placement": Section(
@@ -108,7 +127,9 @@ class Recipe:
     """Every setting of a run."""
 
     run: RunSettings
-    model: LlamaShape
+    task: TaskSettings
+    model: ModelSource
+    model_options: ModelOptions
     data: DataSettings
     method: MethodSettings
     placement: PlacementSettings
@@ -130,10 +151,6 @@ class Recipe:
             self.guards.initial >= smallest,
             f"batch.initial must be >= {smallest}, so that each of {self.method.workers_per_trainer} workers has "
             f"{'two samples to compare' if self.batch.needs_moments else 'a sample'}, got {self.guards.initial}",
-        )
-        require(
-            self.data.context_tokens <= self.model.max_position,
-            f"data.context_tokens must be <= model.max_position = {self.model.max_position}, got {self.data.context_tokens}",
         )
 
 

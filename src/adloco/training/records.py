@@ -15,11 +15,11 @@ Record = dict[str, Any]
 
 
 def round_record(
-    report: RoundReport, *, tokens_per_sample: int, seconds: float, tokens_per_second: float, memory_bytes: int, losses: dict[int, float]
+    report: RoundReport, *, tokens_per_sample: int, seconds: float, tokens_per_second: float, memory_bytes: int, measured: dict[int, dict[str, float]]
 ) -> Record:
-    """One line of metrics.jsonl. losses: validation loss by trainer, empty where this round was not evaluated."""
+    """One line of metrics.jsonl. measured: what the evaluation measured, by trainer; empty where this round was not evaluated."""
     tokens = report.samples * tokens_per_sample
-    best = min(losses.values(), default=None)
+    best = min(measured.values(), key=lambda values: values["loss"], default={})
     trainer_fields = [
         "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "trainer_batch", "rounded_up",
         "grad_variance", "grad_norm_sq", "noise_scale", "train_loss", "learning_rate",
@@ -36,12 +36,15 @@ def round_record(
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens_per_second, 1),
         "train_loss": report.train_loss,
-        "val_loss": best,
-        "val_perplexity": None if best is None else math.exp(min(best, 700.0)),
+        "val_loss": best.get("loss"),
+        "val_perplexity": math.exp(min(best["loss"], 700.0)) if best else None,
+        "val_accuracy": best.get("accuracy"),
         "learning_rate": report.trainers[0].learning_rate,
         "memory_bytes": memory_bytes,
         "trainers": [
-            {name: getattr(trainer, name) for name in trainer_fields} | {"val_loss": losses.get(trainer.trainer)} for trainer in report.trainers
+            {name: getattr(trainer, name) for name in trainer_fields}
+            | {f"val_{measure}": measured.get(trainer.trainer, {}).get(measure) for measure in ("loss", "accuracy")}
+            for trainer in report.trainers
         ],
         "workers": [asdict(worker) for worker in report.workers],
         "merges": [

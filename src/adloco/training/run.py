@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.optimizers import OuterOptimizer
@@ -21,16 +20,25 @@ from adloco.placement.launch import place
 from adloco.placement.process import Placement
 from adloco.rules.checks import require
 from adloco.training import checkpoint
-from adloco.training.data.cache import TokenCache, open_cache
-from adloco.training.data.sources import TokenSource
-from adloco.training.data.tokenizers import Tokenizer
 from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, memory_bytes, rng_state, set_rng_state
+from adloco.training.models import save_config
 from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import to_toml
 from adloco.training.records import Record, Records, round_record, write_json
 from adloco.training.report import write_report
-from adloco.training.stored import CHECKPOINTS, RECIPE, TOKENIZER, check_corpus, fixed_settings, read_run, shared_settings
-from adloco.training.tasks.language_model import build_llama, evaluation_windows, loss_on_windows, next_token_loss
+from adloco.training.stored import (
+    CHECKPOINTS,
+    MODEL,
+    RECIPE,
+    TOKENIZER,
+    StoredRun,
+    check_corpus,
+    fixed_settings,
+    model_builder,
+    read_run,
+    shared_settings,
+)
+from adloco.training.tasks.task import Task
 
 COPIES_PER_WORKER = 4
 """Parameters, gradients and two AdamW moments, each as large as the model in fp32."""
@@ -48,20 +56,19 @@ class Progress:
 class TrainingRun:
     """One run in its folder."""
 
-    def __init__(self, recipe: Recipe, folder: Path, placement: Placement, tokenizer: Tokenizer | None = None) -> None:
-        """Prepares everything and writes nothing but the token cache; raises ValueError for settings that cannot work."""
+    def __init__(self, recipe: Recipe, folder: Path, placement: Placement, stored: StoredRun | None = None) -> None:
+        """Prepares everything and writes nothing but the token cache; ValueError for settings that cannot work. stored: the run to go on with."""
         self.recipe = recipe
         self.folder = folder
         self.placement = placement
         self.records = Records(folder)
         self.history: list[Record] = []
         self.device = placement.device
-        self.cache = _open_cache(recipe, tokenizer, placement)
+        self.task = _open_task(recipe, stored, placement)
         self._precision = choose_precision(recipe.run.precision, self.device)
-        self._source, self._validation = self._sources()
+        self._builder = model_builder(recipe, self.task, stored)
         self._check_memory()
         self.algorithm = self._build()
-        self._windows = evaluation_windows(self._validation, recipe.evaluation.windows)
         self._seconds_before = 0.0
         self._started = time.monotonic()
 
@@ -86,15 +93,16 @@ class TrainingRun:
         except OSError as error:
             raise ValueError(f"run folder {str(self.folder)!r} cannot be made ({error.strerror}); use another --run.folder") from error
         (self.folder / RECIPE).write_text(to_toml(self.recipe))
-        self.cache.tokenizer.save(self.folder / TOKENIZER)
+        self.task.tokenizer.save(self.folder / TOKENIZER)
+        save_config(self._builder.config, self.folder / MODEL)
         write_json(self.folder / "environment.json", describe_environment(self.device, self._precision, self.recipe.run.seed))
 
     @staticmethod
     def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
         """A run that goes on from its newest checkpoint, bit for bit. flags: see `read_run`."""
         stored = read_run(folder, flags)
-        run = TrainingRun(stored.recipe, folder, _place(stored.recipe), stored.tokenizer)
-        check_corpus(stored, run.cache.corpus)
+        run = TrainingRun(stored.recipe, folder, _place(stored.recipe), stored)
+        check_corpus(stored, run.task.corpus)
         run.algorithm.load_state_dict(stored.algorithm)
         set_rng_state(stored.about["rng"], run.device)
         run._seconds_before = stored.about["seconds"]
@@ -161,28 +169,8 @@ class TrainingRun:
         write_report(self.folder)
         return summary
 
-    def _sources(self) -> tuple[TokenSource, TokenSource]:
-        data, method, run = self.recipe.data, self.recipe.method, self.recipe.run
-        num_workers = method.num_trainers * method.workers_per_trainer
-        needed = self.recipe.guards.initial * method.num_trainers
-        windows = max(0, (len(self.cache.train) - 1) // data.context_tokens)
-        where = f"data.path {data.path!r}" if data.path else "the default corpus"
-        require(
-            windows >= max(needed, num_workers),
-            f"{where} has {windows} windows of {data.context_tokens} tokens to train on, but one inner step needs {max(needed, num_workers)}; "
-            "give more text or lower data.context_tokens, batch.initial or method.num_trainers",
-        )
-        require(
-            len(self.cache.validation) > data.context_tokens,
-            f"{where} has {len(self.cache.validation)} tokens to validate on, fewer than one window of {data.context_tokens + 1}; "
-            "give more text, raise data.validation_fraction or lower data.context_tokens",
-        )
-        train = TokenSource(self.cache.train, context_tokens=data.context_tokens, num_streams=num_workers, seed=run.seed)
-        return train, TokenSource(self.cache.validation, context_tokens=data.context_tokens)
-
     def _check_memory(self) -> None:
-        with torch.device("meta"):
-            parameters = sum(parameter.numel() for parameter in self._build_model().parameters())
+        parameters = self._builder.num_parameters()
         method = self.recipe.method
         workers = len(self.placement.local(range(method.num_trainers * method.workers_per_trainer)))
         needed = 4 * parameters * (COPIES_PER_WORKER * workers + 2 * method.num_trainers) // self.placement.shards
@@ -193,15 +181,17 @@ class TrainingRun:
             f"and need {needed / 2**30:.1f} GiB, but {self.device} has {memory / 2**30:.1f} GiB; use fewer workers or a smaller model",
         )
 
-    def _build_model(self) -> nn.Module:
-        return build_llama(self.recipe.model, self.cache.tokenizer.vocab_size, self.recipe.run.seed)
-
     def _build(self) -> AdLoCo:
-        recipe, data = self.recipe, self.recipe.data
+        recipe, method = self.recipe, self.recipe.method
+        torch.manual_seed(recipe.run.seed)  # For models that draw while they compute.
+        source = self.task.train_source(
+            method.num_trainers * method.workers_per_trainer, recipe.run.seed, recipe.guards.initial * method.num_trainers
+        )
         return AdLoCo(
-            build_model=self._build_model,
-            loss_fn=next_token_loss,
-            data=self._source,
+            build_model=self._builder,
+            fill=None if self._builder.weights else self._builder.fill,
+            loss_fn=self.task.loss,
+            data=source,
             inner=recipe.inner,
             outer=recipe.outer if isinstance(recipe.outer, OuterOptimizer) else None,
             sync_every=recipe.method.sync_every,
@@ -214,12 +204,13 @@ class TrainingRun:
             merge=recipe.merge,
             fates=recipe.fates,
             learning_rate=recipe.learning_rate,
-            tokens_per_sample=data.context_tokens,
+            tokens_per_sample=recipe.data.context_tokens,
             max_grad_norm=recipe.method.max_grad_norm or None,
             test_groups=recipe.test.groups,
             test_every=recipe.test.every,
             autocast=self._precision,
             compile=recipe.run.compile,
+            seed=recipe.run.seed,
             placement=self.placement,
         )
 
@@ -232,17 +223,16 @@ class TrainingRun:
         return round_record(
             report,
             tokens_per_sample=self.recipe.data.context_tokens,
-            losses=self._evaluate() if self.finished or report.round % self.recipe.evaluation.every == 0 else {},
+            measured=self._evaluate() if self.finished or report.round % self.recipe.evaluation.every == 0 else {},
             seconds=self._seconds(),
             tokens_per_second=tokens_per_second,
             memory_bytes=memory_bytes(self.device),
         )
 
-    def _evaluate(self) -> dict[int, float]:
-        def share(model: nn.Module, part: int, parts: int) -> tuple[float, float]:
-            return loss_on_windows(model, self._validation, self._windows, self.device, part, parts)
-
-        return self.algorithm.evaluate(share)
+    def _evaluate(self) -> dict[int, dict[str, float]]:
+        """The task's measures of each trainer."""
+        measured = self.algorithm.evaluate(lambda model, part, parts: self.task.measure(model, self.device, part, parts))
+        return {trainer: dict(zip(self.task.measures, values, strict=True)) for trainer, values in measured.items()}
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
@@ -253,7 +243,7 @@ class TrainingRun:
         about = {
             "rng": rng_state(self.device),
             "seconds": self._seconds(),
-            "corpus": self.cache.corpus,
+            "corpus": self.task.corpus,
             "recipe": fixed_settings(self.recipe),
         }
         state = {"run": about, "algorithm": self.algorithm.state_dict()}
@@ -274,10 +264,14 @@ def _place(recipe: Recipe) -> Placement:
     return place(workers, device, recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared)
 
 
-def _open_cache(recipe: Recipe, tokenizer: Tokenizer | None, placement: Placement) -> TokenCache:
-    """The tokens; made by the first process while the others wait."""
-    made = open_cache(recipe.data, tokenizer) if placement.first else None
+def _open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
+    """The task and its data; what it keeps on disk is made by the first process while the others wait."""
+
+    def open_here() -> Task:
+        return recipe.task.open(recipe.data, recipe.evaluation, stored.tokenizer if stored else None)
+
+    made = open_here() if placement.first else None
     placement.agree(None)
-    cache = made or open_cache(recipe.data, tokenizer)
-    require(placement.agree(cache.corpus) == cache.corpus, "the text of data.path differs between ranks; give all of them the same")
-    return cache
+    task = made or open_here()
+    require(placement.agree(task.corpus) == task.corpus, "the text of data.path differs between ranks; give all of them the same")
+    return task

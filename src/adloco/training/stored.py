@@ -8,10 +8,12 @@ from typing import Any
 from adloco.rules.checks import require
 from adloco.training import checkpoint
 from adloco.training.data.tokenizers import Tokenizer, load_tokenizer
+from adloco.training.models import ModelBuilder, load_config
 from adloco.training.recipe import Recipe, build_recipe, override, read_values
 from adloco.training.recipe_text import settings
+from adloco.training.tasks.task import Task
 
-CHECKPOINTS, RECIPE, TOKENIZER = "checkpoints", "recipe.toml", "tokenizer"
+CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
 FREE_SETTINGS = {
     "run.folder", "run.name", "run.device", "run.threads", "run.checkpoint_every", "run.keep_checkpoints",
     "placement.shard_size", "placement.replica_size",  # Where workers live does not change what they compute.
@@ -88,6 +90,17 @@ def shared_settings(recipe: Recipe) -> dict[str, str]:
 def _named(recipe: Recipe, without: Collection[str]) -> dict[str, str]:
     named = {f"{setting.section}.{setting.key}": str(setting.value) for setting in settings(recipe)}
     return {key: value for key, value in named.items() if key not in without}
+
+
+def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None) -> ModelBuilder:
+    """What builds the run's model; of a stored run from the configuration in its folder, without trained weights: the checkpoint has its own."""
+    config = load_config(stored.folder / MODEL) if stored else task.configure(recipe.model.config(task.tokenizer.vocab_size))
+    require(
+        task.tokenizer.vocab_size <= config.vocab_size,
+        f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got {config.vocab_size}",
+    )
+    weights = "" if stored else recipe.model.weights
+    return ModelBuilder(config=config, head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed, weights=weights)
 
 
 def check_corpus(stored: StoredRun, corpus: str) -> None:

@@ -5,15 +5,13 @@ from pathlib import Path
 
 from torch import nn
 
-from adloco.algorithms.outer import copy_all
+from adloco.algorithms.outer import averaged_buffers, copy_all
 from adloco.placement.gradients import trainable
 from adloco.rules.checks import require
-from adloco.training.data.cache import open_cache
-from adloco.training.data.sources import TokenSource
 from adloco.training.environment import choose_device
+from adloco.training.models import ModelBuilder, load_config
 from adloco.training.records import Records
-from adloco.training.stored import StoredRun, check_corpus, read_run
-from adloco.training.tasks.language_model import build_llama, evaluation_windows, loss_on_windows
+from adloco.training.stored import MODEL, StoredRun, check_corpus, read_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,27 +30,25 @@ def load_trained(folder: Path, trainer: int | None = None) -> Trained:
     chosen = _best_trainer(folder, sorted(saved)) if trainer is None else trainer
     require(chosen in saved, f"there is no trainer {chosen} in {stored.checkpoint}; living ones are {', '.join(map(str, sorted(saved)))}")
     recipe = stored.recipe
-    model = build_llama(recipe.model, stored.tokenizer.vocab_size, recipe.run.seed).to(choose_device(recipe.run.device))
+    builder = ModelBuilder(config=load_config(stored.folder / MODEL), head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed)
+    model = builder.whole().to(choose_device(recipe.run.device))
     copy_all(saved[chosen]["outer"]["params"], trainable(model))
+    copy_all(saved[chosen]["buffers"], averaged_buffers(model))
     return Trained(stored=stored, model=model, trainer=chosen)
 
 
-def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[float, int]:
-    """(mean loss in nats per token, number of tokens) on the run's validation text, or on all text of another path.
+def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str, float], int]:
+    """(mean of each measure, number of tokens or texts) on the run's validation rows, or on all rows of another path.
 
-    windows: how many, evenly spaced; 0: all.
+    windows: of a language model, how many, evenly spaced; 0: all.
     """
-    stored, data = trained.stored, trained.stored.recipe.data
-    cache = open_cache(data if path is None else replace(data, path=path), stored.tokenizer)
+    stored, recipe = trained.stored, trained.stored.recipe
+    data = recipe.data if path is None else replace(recipe.data, path=path)
+    task = recipe.task.open(data, replace(recipe.evaluation, windows=windows), stored.tokenizer, everything=path is not None)
     if path is None:
-        check_corpus(stored, cache.corpus)
-    tokens = cache.validation if path is None else cache.everything()
-    least = data.context_tokens + 1
-    require(len(tokens) >= least, f"data.path {path!r} has {len(tokens)} tokens, fewer than one window of {least}; give more text")
-    source = TokenSource(tokens, context_tokens=data.context_tokens)
-    device = next(trained.model.parameters()).device
-    total, count = loss_on_windows(trained.model, source, evaluation_windows(source, windows), device)
-    return total / count, count
+        check_corpus(stored, task.corpus)
+    *sums, count = task.measure(trained.model, next(trained.model.parameters()).device)
+    return dict(zip(task.measures, (total / count for total in sums), strict=True)), int(count)
 
 
 def _best_trainer(folder: Path, living: list[int]) -> int:

@@ -26,6 +26,10 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
 
+    def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """Each text on its own, with the special tokens that a model expects around it, cut to so many tokens."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def save(self, folder: Path) -> None:
@@ -45,6 +49,9 @@ class ByteTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(text.encode("utf-8")) for text in texts]
+
+    def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        return [[self.end_of_text, *ids][:max_tokens] for ids in self.encode(texts)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", errors="replace")
@@ -83,6 +90,9 @@ class BytePairTokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
+    def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        return [[self.end_of_text, *ids][:max_tokens] for ids in self.encode(texts)]
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
 
@@ -106,6 +116,10 @@ class PretrainedTokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # verbose=False: documents longer than the tokenizer's model are cut into windows later, no reason to warn.
         encoded: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        return encoded
+
+    def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        encoded: list[list[int]] = self._tokenizer(list(texts), truncation=True, max_length=max_tokens, return_attention_mask=False)["input_ids"]
         return encoded
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Causal language modelling: a Llama from a configuration, the loss on next tokens, evaluation and generation. No padding anywhere."""
+"""Causal language modelling: windows of packed tokens, the loss on next tokens, evaluation and generation. No padding anywhere."""
 
 import math
 from collections.abc import Iterator
@@ -9,60 +9,75 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adloco.algorithms.worker import Source
 from adloco.rules.checks import require
+from adloco.training.data.cache import TokenCache, open_cache
 from adloco.training.data.sources import TokenSource
+from adloco.training.data.tokenizers import Tokenizer
+from adloco.training.models import Head
+from adloco.training.settings import DataSettings, EvaluationSettings
+from adloco.training.tasks.task import Task
 
 EVALUATION_WINDOWS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaShape:
-    """Shape of a Llama with random weights; the defaults have 869,504 parameters with bytes."""
+class LanguageModelSettings:
+    """Predict each token of packed documents from those before it."""
 
-    hidden_size: int = 128
-    """Width of the residual stream."""
-    num_layers: int = 4
-    """Transformer blocks."""
-    num_heads: int = 4
-    """Attention heads."""
-    num_kv_heads: int = 4
-    """Key and value heads; fewer than the attention heads for grouped-query attention."""
-    intermediate_size: int = 352
-    """Width of the feed-forward blocks."""
-    max_position: int = 1024
-    """Longest context in tokens."""
-    tie_embeddings: bool = False
-    """Whether the output head shares the embedding's weights."""
+    @property
+    def head(self) -> Head:
+        return "AutoModelForCausalLM"
 
-    def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size", "max_position"):
-            require(getattr(self, name) > 0, f"model.{name} must be > 0, got {getattr(self, name)}")
+    def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
+        cache = open_cache(data, tokenizer)
+        tokens = cache.everything() if everything else cache.validation
+        where = f"data.path {data.path!r}" if data.path else "the default corpus"
+        advice = "give more text" if everything else "give more text, raise data.validation_fraction or lower data.context_tokens"
         require(
-            self.hidden_size % (2 * self.num_heads) == 0,
-            f"model.hidden_size must be a multiple of 2 x model.num_heads = {2 * self.num_heads}, got {self.hidden_size}",
+            len(tokens) > data.context_tokens,
+            f"{where} has {len(tokens)} tokens to evaluate on, fewer than one window of {data.context_tokens + 1}; {advice}",
         )
+        return LanguageModel(cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows)
+
+
+class LanguageModel:
+    """Causal language modelling on windows of a token cache."""
+
+    measures: tuple[str, ...] = ("loss",)
+
+    def __init__(self, cache: TokenCache, data: DataSettings, validation: TokenSource, windows: int) -> None:
+        self.tokenizer = cache.tokenizer
+        self.corpus = cache.corpus
+        self._cache = cache
+        self._data = data
+        self._validation = validation
+        self._windows = evaluation_windows(validation, windows)
+
+    def configure(self, config: Any) -> Any:
+        longest = getattr(config, "max_position_embeddings", self._data.context_tokens)
         require(
-            self.num_heads % self.num_kv_heads == 0, f"model.num_kv_heads must divide model.num_heads = {self.num_heads}, got {self.num_kv_heads}"
+            self._data.context_tokens <= longest,
+            f"data.context_tokens must be <= {longest}, the longest context of the model (model.max_position), got {self._data.context_tokens}",
         )
+        return config
 
+    def train_source(self, num_streams: int, seed: int, least: int) -> Source:
+        data = self._data
+        windows = max(0, (len(self._cache.train) - 1) // data.context_tokens)
+        where = f"data.path {data.path!r}" if data.path else "the default corpus"
+        require(
+            windows >= max(least, num_streams),
+            f"{where} has {windows} windows of {data.context_tokens} tokens to train on, but one inner step needs {max(least, num_streams)}; "
+            "give more text or lower data.context_tokens, batch.initial or method.num_trainers",
+        )
+        return TokenSource(self._cache.train, context_tokens=data.context_tokens, num_streams=num_streams, seed=seed)
 
-def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
-    """A Llama with weights drawn from the seed."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        return next_token_loss(model, batch)
 
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        intermediate_size=shape.intermediate_size,
-        max_position_embeddings=shape.max_position,
-        tie_word_embeddings=shape.tie_embeddings,
-    )
-    torch.manual_seed(seed)
-    model: nn.Module = LlamaForCausalLM(config)
-    return model
+    def measure(self, model: nn.Module, device: torch.device, part: int = 0, parts: int = 1) -> list[float]:
+        return list(loss_on_windows(model, self._validation, self._windows, device, part, parts))
 
 
 def next_token_loss(model: Any, ids: Tensor) -> Tensor:

@@ -1,0 +1,92 @@
+"""Dropout that draws from a generator of each worker's own, seeded for each micro-batch by the stream and the position of its first sample.
+
+So nothing needs saving for a resumed run to draw alike, workers of one process do not disturb one another, and a second pass over the same samples
+(inner products, recomputed activations) sees the same masks. Draws other than dropout's come from torch's global generator.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+_open: ContextVar["OwnDropout | None"] = ContextVar("open", default=None)
+
+
+class OwnDropout(TorchFunctionMode):
+    """While open in a thread, dropout and attention with dropout draw from this generator there."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __enter__(self) -> "OwnDropout":
+        self._token = _open.set(self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        _open.reset(self._token)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.dropout:
+            return self._dropout(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention and (kwargs.get("dropout_p", 0.0) or (len(args) > 4 and args[4])):
+            return self._attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def again(self) -> "OwnDropout":
+        """One that draws what this one is going to draw."""
+        return OwnDropout(self._generator.clone_state())
+
+    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0:
+            return input
+        kept = torch.empty_like(input).bernoulli_(1 - p, generator=self._generator).div_(1 - p)
+        return input.mul_(kept) if inplace else input * kept
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """The fused operator takes no generator."""
+        if enable_gqa:
+            key, value = (tensor.repeat_interleave(query.size(-3) // tensor.size(-3), -3) for tensor in (key, value))
+        scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.size(-1)) if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None:
+            scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        return self._dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def own_dropout(seed: int, stream: int, position: int, device: torch.device) -> OwnDropout:
+    """For the micro-batch of a stream that begins at this position."""
+    return OwnDropout(torch.Generator(device).manual_seed(mixed_seed(seed, stream, position)))
+
+
+def uses_dropout(model: nn.Module) -> bool:
+    """Whether any module of the model drops anything: as a dropout module, or by a rate that it hands to attention."""
+    rates = [getattr(module, name, 0.0) for module in model.modules() for name in ("p", "dropout", "attention_dropout")]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+def recomputed_alike() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Contexts for activation checkpointing (`context_fn`): what is computed again draws what it drew the first time."""
+    draws = _open.get()
+    return nullcontext(), draws.again() if draws else nullcontext()
+
+
+def mixed_seed(*parts: object) -> int:
+    """A seed that differs wherever one of the parts does."""
+    return int.from_bytes(hashlib.sha256(" ".join(map(str, parts)).encode()).digest()[:7], "big")

@@ -1,0 +1,262 @@
+"""The model of a run: a shipped Llama shape with random weights, or any model of transformers by name, from scratch or pretrained.
+
+From scratch, a model is built without memory and filled part by part, so that a rank that shards it never holds the whole. The draws of a part depend
+on the seed and the part's name alone: the same on every placement. Code from the hub is never run.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+
+from adloco.algorithms.dropout import mixed_seed, recomputed_alike
+from adloco.placement.blocks import fill_whole
+from adloco.rules.checks import require
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    max_position: int
+    vocab_size: int
+    rms_norm_eps: float
+
+
+SHAPES = {
+    "nano": Shape(128, 4, 4, 4, 352, 1024, 0, 1e-6),
+    "microllama": Shape(1024, 12, 16, 4, 5632, 2048, 32_000, 1e-5),
+    "tinyllama": Shape(2048, 22, 32, 4, 5632, 2048, 32_000, 1e-5),
+    "openllama-3b": Shape(3200, 26, 32, 32, 8640, 2048, 32_000, 1e-6),
+}
+"""869,504 parameters with bytes; 304,636,928, 1,100,048,384 and 3,426,473,600 with 32,000 tokens. A vocabulary of 0 is the tokenizer's."""
+
+Head = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
+"""Class in transformers that puts the task's head on a model."""
+
+
+class ModelSource(Protocol):
+    """Where a model's configuration comes from, and whether weights come with it."""
+
+    @property
+    def weights(self) -> str:
+        """Hub name or folder of trained weights; empty to draw them."""
+        ...
+
+    def config(self, vocab_size: int) -> Any:
+        """The configuration, of transformers, for a tokenizer with this many ids."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaShape:
+    """A Llama with random weights. Sizes of 0 are those of the shape."""
+
+    shape: Literal["nano", "microllama", "tinyllama", "openllama-3b"] = "nano"
+    """nano (0.9M parameters with bytes), microllama (305M), tinyllama (1.1B) or openllama-3b (3.4B); sizes given below replace its own."""
+    hidden_size: int = 0
+    """Width of the residual stream."""
+    num_layers: int = 0
+    """Transformer blocks."""
+    num_heads: int = 0
+    """Attention heads."""
+    num_kv_heads: int = 0
+    """Key and value heads; fewer than the attention heads for grouped-query attention."""
+    intermediate_size: int = 0
+    """Width of the feed-forward blocks."""
+    max_position: int = 0
+    """Longest context in tokens."""
+    vocab_size: int = 0
+    """Rows of the embedding; 0: 32,000 for all shapes but nano, whose vocabulary is the tokenizer's."""
+    tie_embeddings: bool = False
+    """Whether the output head shares the embedding's weights."""
+
+    def __post_init__(self) -> None:
+        require(self.shape in SHAPES, f"model.shape must be one of {', '.join(SHAPES)}, got {self.shape!r}")
+        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size", "max_position", "vocab_size"):
+            require(getattr(self, name) >= 0, f"model.{name} must be >= 0 (0: as the shape has it), got {getattr(self, name)}")
+        sizes = self.sizes
+        require(
+            sizes.hidden_size % (2 * sizes.num_heads) == 0,
+            f"model.hidden_size must be a multiple of 2 x model.num_heads = {2 * sizes.num_heads}, got {sizes.hidden_size}",
+        )
+        require(
+            sizes.num_heads % sizes.num_kv_heads == 0, f"model.num_kv_heads must divide model.num_heads = {sizes.num_heads}, got {sizes.num_kv_heads}"
+        )
+
+    @property
+    def sizes(self) -> Shape:
+        """The shape with the sizes that were given."""
+        shape = SHAPES[self.shape]
+        # A shape scaled down to fewer heads keeps as many key and value heads as fit.
+        heads = self.num_heads or shape.num_heads
+        return Shape(
+            hidden_size=self.hidden_size or shape.hidden_size,
+            num_layers=self.num_layers or shape.num_layers,
+            num_heads=heads,
+            num_kv_heads=self.num_kv_heads or min(shape.num_kv_heads, heads),
+            intermediate_size=self.intermediate_size or shape.intermediate_size,
+            max_position=self.max_position or shape.max_position,
+            vocab_size=self.vocab_size or shape.vocab_size,
+            rms_norm_eps=shape.rms_norm_eps,
+        )
+
+    @property
+    def weights(self) -> str:
+        return ""
+
+    def config(self, vocab_size: int) -> Any:
+        from transformers import LlamaConfig
+
+        sizes = self.sizes
+        return LlamaConfig(
+            vocab_size=sizes.vocab_size or vocab_size,
+            hidden_size=sizes.hidden_size,
+            num_hidden_layers=sizes.num_layers,
+            num_attention_heads=sizes.num_heads,
+            num_key_value_heads=sizes.num_kv_heads,
+            intermediate_size=sizes.intermediate_size,
+            max_position_embeddings=sizes.max_position,
+            rms_norm_eps=sizes.rms_norm_eps,
+            tie_word_embeddings=self.tie_embeddings,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModel:
+    """Any model of transformers. Whether its trained weights are wanted must be said."""
+
+    name: str
+    """Hub name or folder of a model; from scratch also a bare type such as bert or gpt2."""
+    pretrained: bool
+    """true: start from its trained weights; false: take its shape alone and draw the weights."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the model's configuration to replace, for instance { num_hidden_layers = 2 }."""
+
+    @property
+    def weights(self) -> str:
+        return self.name if self.pretrained else ""
+
+    def config(self, vocab_size: int) -> Any:
+        from transformers import CONFIG_MAPPING, AutoConfig
+
+        if not self.pretrained and self.name in CONFIG_MAPPING:
+            return CONFIG_MAPPING[self.name](**{"vocab_size": vocab_size} | dict(self.overrides))
+        try:
+            config = AutoConfig.from_pretrained(self.name, trust_remote_code=False, **self.overrides)
+        except Exception as error:  # transformers raises OSError, ValueError and errors of hub clients here, in paragraphs.
+            allowed = "allowed are a folder with config.json, a hub name that can be reached, or from scratch a type such as bert"
+            raise ValueError(f"model.name {self.name!r} could not be loaded ({type(error).__name__}); {allowed}") from error
+        require(
+            vocab_size <= config.vocab_size,
+            f"model.name {self.name!r} has {config.vocab_size} embeddings, fewer than the {vocab_size} ids of the tokenizer; "
+            "set data.tokenizer to the model's own" + ("" if self.pretrained else ", or model.overrides { vocab_size = ... }"),
+        )
+        return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model is held and run."""
+
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Data type of parameters, gradients and optimizer state; run.precision is that of the computation."""
+    gradient_checkpointing: bool = False
+    """Whether to compute activations a second time in the backward pass instead of keeping them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBuilder:
+    """Builds a run's model. Calling it gives one without memory (on the meta device), to be filled, or one with its trained weights."""
+
+    config: Any
+    head: Head
+    options: ModelOptions
+    seed: int
+    weights: str = ""
+
+    def __call__(self) -> nn.Module:
+        import transformers
+
+        auto, dtype = getattr(transformers, self.head), {"fp32": torch.float32, "bf16": torch.bfloat16}[self.options.dtype]
+        if self.weights:
+            model = self._pretrained(auto, dtype)
+        else:
+            with torch.device("meta"):
+                model = auto.from_config(self.config, dtype=dtype, trust_remote_code=False)
+        if self.options.gradient_checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": recomputed_alike})
+        built: nn.Module = model
+        return built
+
+    def _pretrained(self, auto: Any, dtype: torch.dtype) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)  # For a new head, drawn alike on all ranks.
+            try:
+                return auto.from_pretrained(self.weights, config=self.config, dtype=dtype, trust_remote_code=False)
+            except Exception as error:
+                advice = "give a folder with weights, a hub name that can be reached, or model.pretrained false"
+                raise ValueError(f"the weights of model.name {self.weights!r} could not be loaded ({type(error).__name__}); {advice}") from error
+
+    def fill(self, model: Any, part: nn.Module) -> None:
+        """Give memory on the CPU and drawn values to a part of a model, or to what is left of the whole."""
+        name = next(name for name, module in model.named_modules() if module is part)
+        fresh = {module for module in part.modules() if any(tensor.is_meta for tensor in _own_tensors(module))}
+        for module in fresh:
+            module.to_empty(device="cpu", recurse=False)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(mixed_seed(self.seed, name))
+            _draw(model, part, fresh)
+        if part is model:
+            model.tie_weights()  # type: ignore[operator]  # Filling gave each user of a tied weight its own.
+
+    def whole(self) -> nn.Module:
+        """A model with memory and values, on the CPU."""
+        model: nn.Module = self()
+        if not self.weights:
+            fill_whole(model, self.fill)
+        return model
+
+    def num_parameters(self) -> int:
+        """Counted without memory."""
+        model: nn.Module = replace(self, weights="")()
+        return sum(parameter.numel() for parameter in model.parameters())
+
+
+def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
+    """A causal Llama with weights drawn from the seed."""
+    return ModelBuilder(config=shape.config(vocab_size), head="AutoModelForCausalLM", options=ModelOptions(), seed=seed).whole()
+
+
+def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
+    """Initialise a module after its children, as transformers does, where anything in it is fresh; returns whether."""
+    drawn = [_draw(model, child, fresh) for child in module.children()]
+    if module not in fresh and not any(drawn):
+        return False
+    model._init_weights(module)
+    return True
+
+
+def _own_tensors(module: nn.Module) -> list[torch.Tensor]:
+    return list(chain(module.parameters(recurse=False), module.buffers(recurse=False)))
+
+
+def save_config(config: Any, folder: Path) -> None:
+    """Write config.json, so that the run's model can be built without the hub."""
+    config.save_pretrained(folder)
+
+
+def load_config(folder: Path) -> Any:
+    """The configuration in a folder."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -1,0 +1,53 @@
+"""What a model is trained for. A task is one file: its settings, batches from rows, the loss and the evaluation."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from adloco.algorithms.worker import Source
+from adloco.training.data.tokenizers import Tokenizer
+from adloco.training.models import Head
+from adloco.training.settings import DataSettings, EvaluationSettings
+
+
+class Task(Protocol):
+    """A task with its data opened."""
+
+    tokenizer: Tokenizer
+    corpus: str
+    """Equal for equal text."""
+    measures: tuple[str, ...]
+    """What an evaluation measures, the loss first."""
+
+    def configure(self, config: Any) -> Any:
+        """The model's configuration (of transformers), completed for this task; ValueError if it does not fit."""
+        ...
+
+    def train_source(self, num_streams: int, seed: int, least: int) -> Source:
+        """Samples to train on. least: samples of the first inner step over all trainers, which must be there."""
+        ...
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        """Mean loss over the samples of a batch; padding never enters it."""
+        ...
+
+    def measure(self, model: nn.Module, device: torch.device, part: int = 0, parts: int = 1) -> list[float]:
+        """The sum of each measure over the part-th of `parts` shares of the evaluation set, and the count.
+
+        Every part calls the model equally often, as the ranks that share a sharded model must.
+        """
+        ...
+
+
+class TaskSettings(Protocol):
+    """A task's settings."""
+
+    @property
+    def head(self) -> Head:
+        """Class in transformers that puts the task's head on a model."""
+        ...
+
+    def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
+        """The task with its data. tokenizer: instead of the one that data names; everything: evaluate on all rows, and train on none."""
+        ...

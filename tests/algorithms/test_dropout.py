@@ -1,0 +1,153 @@
+"""Dropout from generators of the workers' own: rates, masks, and runs that draw alike on every placement and after a resume."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adloco import AdLoCo, BatchGuards, InnerProductTest, NormTest, OneProcess, SwitchMode
+from adloco.algorithms.dropout import mixed_seed, own_dropout, recomputed_alike, uses_dropout
+from adloco.placement.launch import place
+from adloco.placement.testing import run_on_ranks
+from tests.problems import adamw, make_run, params_of, sgd, tokens
+
+CPU = torch.device("cpu")
+
+
+def test_rate_scale_and_draws() -> None:
+    ones = torch.ones(100_000)
+    dropped = []
+    for stream, position in ((0, 0), (0, 0), (1, 0), (0, 1)):
+        torch.rand(stream + position + 1)  # Others' draws change nothing.
+        with own_dropout(7, stream, position, CPU):
+            dropped.append(nn.functional.dropout(ones, 0.25))
+    first, again, *others = dropped
+    assert first.unique().tolist() == [0.0, pytest.approx(1 / 0.75)]
+    assert float((first == 0).float().mean()) == pytest.approx(0.25, abs=0.006)
+    assert first.equal(again)
+    # Where two draws are independent, both drop a sixteenth.
+    for other in others:
+        assert float(((first == 0) & (other == 0)).float().mean()) == pytest.approx(0.0625, abs=0.004)
+    assert len({mixed_seed(*parts) for parts in ((1, 11), (11, 1), (1, 1, 1), (111,))}) == 4
+
+
+def test_nothing_is_dropped_in_evaluation() -> None:
+    module, inputs = nn.Dropout(0.9).eval(), torch.randn(5)
+    with own_dropout(0, 0, 0, CPU):
+        assert module(inputs).equal(inputs)
+
+
+@pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": "bool"}, {"attn_mask": "float"}])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_is_the_fused_operator_s(how: dict[str, Any], kv_heads: int) -> None:
+    """With a rate so small that nothing is dropped."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 4, 5, 8), torch.randn(2, kv_heads, 5, 8), torch.randn(2, kv_heads, 5, 8)
+    masks = {"bool": torch.rand(2, 1, 5, 5) > 0.3, "float": torch.randn(2, 1, 5, 5)}
+    masks["bool"][..., 0] = True
+    settings = {name: masks[value] if name == "attn_mask" else value for name, value in how.items()} | {"enable_gqa": kv_heads < 4}
+    with own_dropout(0, 0, 0, CPU):
+        mine = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=1e-12, **settings)
+    torch.testing.assert_close(mine, nn.functional.scaled_dot_product_attention(query, key, value, **settings))
+
+
+def test_attention_weights_are_dropped() -> None:
+    value = torch.eye(400).expand(1, 1, 400, 400)
+    with own_dropout(0, 0, 0, CPU):
+        weights = nn.functional.scaled_dot_product_attention(torch.zeros(1, 1, 400, 8), torch.zeros(1, 1, 400, 8), value, dropout_p=0.5)
+    assert float((weights == 0).float().mean()) == pytest.approx(0.5, abs=0.01)
+    assert float(weights.sum(-1).mean()) == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_is_computed_again_draws_the_same() -> None:
+    inputs = torch.ones(1000, requires_grad=True)
+    with own_dropout(0, 0, 0, CPU):
+        nn.functional.dropout(torch.ones(3))
+        output = torch.utils.checkpoint.checkpoint(
+            lambda x: nn.functional.dropout(x, 0.5) * x, inputs, use_reentrant=False, context_fn=recomputed_alike
+        )  # fmt: skip
+        after = nn.functional.dropout(torch.ones(1000), 0.5)
+    output.sum().backward()
+    kept = output.detach()
+    assert inputs.grad is not None
+    assert inputs.grad.equal(2 * kept)
+    assert not after.equal(kept)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Embedding(7, 12), nn.Dropout(0.3), nn.Linear(12, 7)).double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.layers(ids)
+        return logits
+
+
+def loss(model: Any, ids: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def dropping(placement: Any = None, **changes: Any) -> AdLoCo:
+    return make_run(
+        build_model=Dropping, loss_fn=loss, data=tokens(500, 4), num_trainers=2, inner=adamw(0.01), guards=BatchGuards(initial=8, minimum=8, maximum=8),
+        switch=SwitchMode(max_micro_batch=2, mode="always"), batch=NormTest(), **({"placement": placement} if placement else {}), **changes,
+    )  # fmt: skip
+
+
+def test_whether_a_model_drops() -> None:
+    assert uses_dropout(Dropping())
+    assert uses_dropout(nn.MultiheadAttention(4, 2, dropout=0.1))
+    assert not uses_dropout(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2)))
+
+
+def test_threads_and_resumes_draw_alike() -> None:
+    one, two, resumed = dropping(OneProcess(threads=1)), dropping(OneProcess(threads=2)), dropping()
+    for run in (one, two):
+        list(run.rounds(2))
+    resumed.load_state_dict(copy.deepcopy(one.state_dict()))
+    for run in (one, two, resumed):
+        torch.rand(3)
+        list(run.rounds(2))
+        assert params_of(run, 1).equal(params_of(one, 1))
+    assert not params_of(dropping(seed=1), 0).equal(params_of(one, 0))
+
+
+def on_ranks(shards: int, replicas: int) -> Tensor:
+    run = dropping(place(4, CPU, 1, shards, replicas))
+    list(run.rounds(2))
+    return torch.cat([tensor.flatten() for tensor in run.placement.whole(list(run.trainers[1].outer.global_params))]).detach().clone()
+
+
+@pytest.mark.parametrize(("ranks", "shards", "replicas"), [(2, 1, 1), (2, 1, 2), (2, 2, 1)])
+def test_ranks_draw_alike(ranks: int, shards: int, replicas: int) -> None:
+    """The last rank has the second trainer's workers; micro-batches are cut alike on one rank and on two."""
+    torch.testing.assert_close(run_on_ranks(on_ranks, ranks, shards, replicas)[-1], on_ranks(1, 1), rtol=1e-6, atol=1e-9)
+
+
+def test_the_second_pass_of_the_inner_product_test_sees_the_same_masks() -> None:
+    """Else the mean of <g_j, gbar> would not be |gbar|^2."""
+    run = make_run(
+        build_model=Dropping, loss_fn=loss, data=tokens(500, 2), inner=sgd(0.1), batch=InnerProductTest(),
+        guards=BatchGuards(initial=16, minimum=16, maximum=16), switch=SwitchMode(max_micro_batch=16),
+    )  # fmt: skip
+    seen: list[float] = []
+    worker = run.workers[0]
+    products = worker._inner_products
+
+    def recording(plan: Any, own: Any, fractions: Any) -> list[float]:
+        result = products(plan, own, fractions)
+        seen.append(sum(product * fraction for product, fraction in zip(result, fractions, strict=True)) / worker.engine.norm_sq_part())
+        return result
+
+    worker._inner_products = recording  # type: ignore[method-assign]
+    run.round()
+    assert seen == [pytest.approx(1.0, rel=1e-9)]
+
+
+def test_a_compiled_model_that_drops_is_refused() -> None:
+    with pytest.raises(ValueError, match="a compiled model cannot draw dropout"):
+        dropping(compile=True)
