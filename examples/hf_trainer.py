@@ -20,7 +20,7 @@ import adloco
 STEPS, SYNC_EVERY, BATCH, CONTEXT, LEARNING_RATE = 60, 10, 8, 64, 3e-3
 
 
-class OuterSync(TrainerCallback):  # type: ignore[misc]
+class OuterSync(TrainerCallback):
     """Counts the Trainer's optimizer steps (not its micro-batches) and syncs at every `sync_every`-th."""
 
     def __init__(self, num_workers: int) -> None:
@@ -35,7 +35,7 @@ class OuterSync(TrainerCallback):  # type: ignore[misc]
         self.diloco.step()
 
 
-class ShowSpread(TrainerCallback):  # type: ignore[misc]
+class ShowSpread(TrainerCallback):
     """Prints how far the workers stand from the first one, within a round and after its sync."""
 
     def __init__(self, trainer: Trainer) -> None:
