@@ -3,8 +3,8 @@
 python examples/accelerate_loop.py                                  # one worker: the outer step acts on its own steps
 torchrun --nproc-per-node 2 examples/accelerate_loop.py             # two workers; `accelerate launch` sets the same variables
 
-Two lines differ from a data-parallel script. `Accelerator.prepare` would wrap the model in DDP, which averages gradients over all processes at every step;
-`prepare_model(..., evaluation_mode=True)` leaves that out and keeps the rest (device, mixed precision, compilation; the model trains as ever).
+Two lines differ from a data-parallel script. `Accelerator.prepare` would wrap the model in DDP, which averages gradients over all processes at every
+step; `prepare_model(..., evaluation_mode=True)` leaves that out and keeps the rest (device, mixed precision, compilation; the model trains as ever).
 And `diloco.step()` follows each optimizer step.
 """
 

@@ -69,11 +69,8 @@ def main() -> None:
         if testing:
             controller.update(adloco.estimate(adloco.group_moments(plan.micro_batches, norms_sq, mean_norm_sq)), position)
             if step % 50 == 0 and placement.first:
-                noise_scale = controller.estimate.noise_scale
-                passes = f"{len(plan.micro_batches)} micro-batches"
-                print(
-                    f"step {step}: loss {loss:.3f}, batch {plan.worker_batch} in {passes}, noise scale {noise_scale:.1f}, next {controller.requested_batch}"
-                )
+                taken, asked = f"{plan.worker_batch} in {len(plan.micro_batches)} micro-batches", controller.requested_batch
+                print(f"step {step}: loss {loss:.3f}, batch {taken}, noise scale {controller.estimate.noise_scale:.1f}, next {asked}")
     if placement.first:
         print(f"{position} samples in {STEPS} steps, last batch {plan.worker_batch}, loss {loss:.4f}")
 
