@@ -44,7 +44,8 @@ def main() -> None:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model = accelerator.prepare_model(make_model(), evaluation_mode=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    optimizer, loader = accelerator.prepare(optimizer, make_loader())  # Deals the batches out to the processes: each worker has its own.
+    # The loader deals its batches out to the processes: each worker has its own.
+    optimizer, loader = accelerator.prepare(optimizer, make_loader())
     num_workers = accelerator.num_processes
     placement = adloco.place(num_workers, accelerator.device.type)
     diloco = adloco.DiLoCo(model, outer=make_outer(), sync_every=SYNC_EVERY, placement=placement, num_workers=num_workers)

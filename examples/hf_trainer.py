@@ -55,11 +55,11 @@ def make_model() -> nn.Module:
 
 
 def make_data() -> list[dict[str, Tensor]]:
-    """Windows of Python source as bytes, in a random order."""
+    """Windows of Python source as bytes, in a random order; spaces are read, but not learned."""
     text = torch.tensor(list(inspect.getsource(textwrap).encode() + inspect.getsource(inspect).encode()))
     windows = text[: len(text) // CONTEXT * CONTEXT].view(-1, CONTEXT)
     order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
-    return [{"input_ids": window, "labels": window} for window in windows[order]]
+    return [{"input_ids": window, "labels": window.masked_fill(window == ord(" "), -100)} for window in windows[order]]
 
 
 def make_outer() -> adloco.OuterOptimizer:

@@ -62,7 +62,7 @@ def check_workers(output: str, num_workers: int, expected: float) -> None:
         assert spread > 1e-3 if within_a_round and num_workers > 1 else spread == 0, "no averaging within a round, equal after a sync"
     found = re.search(rf"^{num_workers} workers, \d+ syncs: sum of all parameters (\S+)$", output, re.MULTILINE)
     assert found
-    assert float(found[1]) == pytest.approx(expected, abs=2e-4)
+    assert float(found[1]) == pytest.approx(expected, abs=5e-3)  # Rounding, in the sum of 25,000 parameters.
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -85,12 +85,12 @@ def test_accelerate(ranks: int) -> None:
 def test_hugging_face_trainer(ranks: int) -> None:
     example = pieces("hf_trainer.py")
     size = example["BATCH"]
-    windows = torch.stack([row["input_ids"] for row in example["make_data"]()])
+    rows = torch.stack([torch.stack([row["input_ids"], row["labels"]]) for row in example["make_data"]()])
     expected = workers_in_one_process(
         example,
         ranks,
-        windows.split(size),
-        lambda model, batch: model(input_ids=batch, labels=batch).loss,
+        rows.split(size),
+        lambda model, batch: model(input_ids=batch[:, 0], labels=batch[:, 1]).loss,
         lambda model: torch.optim.AdamW(model.parameters(), lr=example["LEARNING_RATE"], weight_decay=0.0),
         max_grad_norm=1.0,  # The Trainer's default.
     )
