@@ -15,9 +15,9 @@ ALLOWED = {
     "cli": {"rules", "placement", "algorithms", "training", "cli"},
 }
 PUBLIC = {
-    "AdLoCo", "AugmentedInnerProductTest", "BatchGuards", "BatchWarmup", "ConstantBatch", "DiLoCo", "InnerOptimizer", "InnerProductTest",
-    "LearningRate", "MergeFates", "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError", "NormTest", "OneProcess", "OuterOptimizer",
-    "RoundReport", "Source", "SpeedShares", "SwitchMode", "TensorSource", "place", "process_group",
+    "AdLoCo", "AugmentedInnerProductTest", "BatchController", "BatchGuards", "BatchWarmup", "ConstantBatch", "DiLoCo", "InnerOptimizer",
+    "InnerProductTest", "LearningRate", "MergeFates", "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError", "NormTest", "OneProcess",
+    "OuterOptimizer", "RoundReport", "Source", "SpeedShares", "SwitchMode", "TensorSource", "estimate", "group_moments", "place", "process_group",
 }  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from adloco.placement.launch import place, process_group
 from adloco.placement.process import OneProcess
 from adloco.rules.balance import SpeedShares
 from adloco.rules.batch import AugmentedInnerProductTest, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
-from adloco.rules.controller import BatchGuards
+from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.merge import MergeLargestWithSmallest, MergeSmallest
+from adloco.rules.moments import estimate, group_moments
 from adloco.rules.schedule import LearningRate
 from adloco.rules.switch import SwitchMode
 from adloco.training.data.sources import TensorSource
@@ -23,6 +24,7 @@ from adloco.training.data.sources import TensorSource
 __all__ = [
     "AdLoCo",
     "AugmentedInnerProductTest",
+    "BatchController",
     "BatchGuards",
     "BatchWarmup",
     "ConstantBatch",
@@ -42,6 +44,8 @@ __all__ = [
     "SpeedShares",
     "SwitchMode",
     "TensorSource",
+    "estimate",
+    "group_moments",
     "place",
     "process_group",
 ]

@@ -1,0 +1,124 @@
+"""The pieces in others' loops (docs/your-loop.md): what the examples print is what a plain loop over models in one process computes."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import adloco
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node")
+
+
+def run(file: str, ranks: int) -> str:
+    launcher = [sys.executable, *(() if ranks == 1 else (*TORCHRUN, str(ranks)))]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launcher, EXAMPLES / file], capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def pieces(file: str) -> dict[str, Any]:
+    """The functions and constants of an example."""
+    return runpy.run_path(str(EXAMPLES / file), run_name="example")
+
+
+def workers_in_one_process(
+    example: dict[str, Any],
+    num_workers: int,
+    batches: Sequence[Any],
+    loss_fn: Callable[[nn.Module, Any], torch.Tensor],
+    inner: Callable[[nn.Module], torch.optim.Optimizer],
+    max_grad_norm: float = float("inf"),
+) -> float:
+    """The oracle: as many models, each with every so many-th batch; the sum of the first one's parameters after the last sync."""
+    models = [example["make_model"]() for _ in range(num_workers)]
+    optimizers = [inner(model) for model in models]
+    diloco = adloco.DiLoCo(models, outer=example["make_outer"](), sync_every=example["SYNC_EVERY"])
+    for step in range(example["STEPS"]):
+        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            loss_fn(model, batches[step * num_workers + worker]).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        diloco.step()
+    return sum(parameter.detach().double().sum().item() for parameter in models[0].parameters())
+
+
+def check_workers(output: str, num_workers: int, expected: float) -> None:
+    spreads = [(int(step), float(spread)) for step, spread in re.findall(r"step (\d+):.* workers (\S+) apart", output)]
+    assert len(spreads) >= 4
+    for step, spread in spreads:
+        within_a_round = step % 10 == 5 or step % 100 == 90
+        assert spread > 1e-3 if within_a_round and num_workers > 1 else spread == 0, "no averaging within a round, equal after a sync"
+    found = re.search(rf"^{num_workers} workers, \d+ syncs: sum of all parameters (\S+)$", output, re.MULTILINE)
+    assert found
+    assert float(found[1]) == pytest.approx(expected, abs=5e-3)  # Rounding, in the sum of 25,000 parameters.
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accelerate(ranks: int) -> None:
+    example = pieces("accelerate_loop.py")
+    loader = example["make_loader"]()
+    epochs = -(-example["STEPS"] * ranks // len(loader))
+    batches = [batch for _ in range(epochs) for batch in loader]
+    expected = workers_in_one_process(
+        example,
+        ranks,
+        batches,
+        lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+        lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3),
+    )
+    check_workers(run("accelerate_loop.py", ranks), ranks, expected)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_hugging_face_trainer(ranks: int) -> None:
+    example = pieces("hf_trainer.py")
+    size = example["BATCH"]
+    rows = torch.stack([torch.stack([row["input_ids"], row["labels"]]) for row in example["make_data"]()])
+    expected = workers_in_one_process(
+        example,
+        ranks,
+        rows.split(size),
+        lambda model, batch: model(input_ids=batch[:, 0], labels=batch[:, 1]).loss,
+        lambda model: torch.optim.AdamW(model.parameters(), lr=example["LEARNING_RATE"], weight_decay=0.0),
+        max_grad_norm=1.0,  # The Trainer's default.
+    )
+    check_workers(run("hf_trainer.py", ranks), ranks, expected)
+
+
+def test_norm_test_in_one_process_and_data_parallel() -> None:
+    """The same batches exactly, the same losses and noise scales to rounding; the first noise scale from per-sample gradients; and it learns."""
+    one, two = (run("norm_test_loop.py", ranks) for ranks in (1, 2))
+    numbers = [[float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)] for text in (one, two)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=2e-3)
+    decisions = [re.findall(r"batch (\d+).*next (\d+)", text) for text in (one, two)]
+    assert decisions[0] == decisions[1]
+    requests = [int(after) for _, after in decisions[0]]
+    assert len(requests) == 8
+    assert requests[0] < requests[2] < requests[-1] == 256
+
+    example = pieces("norm_test_loop.py")
+    model, windows = example["make_model"](), example["make_data"]().read(0, 0, 8)
+    gradients = []
+    for window in windows:
+        grads = torch.autograd.grad(example["mean_loss"](model, window[None]), list(model.parameters()))
+        gradients.append(torch.cat([gradient.flatten() for gradient in grads]).double())
+    stacked = torch.stack(gradients)
+    variance = stacked.var(dim=0).sum().item()
+    noise_scale = variance / (stacked.mean(dim=0).square().sum().item() - variance / 8)
+    found = re.search(r"noise scale (\S+),", one)
+    assert found
+    assert float(found[1]) == pytest.approx(noise_scale, rel=1e-3)
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)[,\n]", one)]
+    assert losses[-1] < losses[0] / 2
