@@ -90,7 +90,7 @@ class AdLoCo:
         self._guards = guards or BatchGuards()
         self._shares: Shares = shares or EqualShares()
         self._switch = switch or SwitchMode()
-        compares = not self._rule.needs_moments or self._switch.mode == "always" or self._switch.max_micro_batch >= 2
+        compares = not self._rule.needs_moments or self._switch.mode == "always" or self._switch.b_max >= 2
         require(compares, "switch.max_micro_batch must be >= 2 for this batch rule, which compares samples, or switch.mode always; got 1")
         self._merge: MergePolicy = merge or NoMerge()
         self._fates = fates or MergeFates()

@@ -49,6 +49,11 @@ class BatchPlan:
         groups = next((parts for parts in wanted if passes <= parts <= self.worker_batch), passes)
         return replace(self, micro_batches=balanced(self.worker_batch, groups))
 
+    def at_most(self, size: int) -> "BatchPlan":
+        """The same samples in micro-batches of that size or smaller."""
+        parts = max(len(self.micro_batches), math.ceil(self.worker_batch / size))
+        return replace(self, micro_batches=balanced(self.worker_batch, math.ceil(parts / self.ranks) * self.ranks))
+
     def of_rank(self, rank: int) -> list[tuple[int, int]]:
         """(offset, samples) of the micro-batches that this rank takes, one in each pass."""
         offsets = [0, *accumulate(self.micro_batches)]
@@ -59,29 +64,36 @@ class BatchPlan:
 class SwitchMode:
     """When a worker accumulates gradients."""
 
-    max_micro_batch: int = 8
-    """Samples that fit in one forward and backward pass of a rank (b_max); a worker fits that many on each of its ranks."""
+    max_micro_batch: int | Literal["auto"] = 8
+    """Samples that fit in one forward and backward pass of a rank (b_max); a worker fits that many on each of its ranks. auto: found by real steps."""
     multiplier: float = 2.0
     """n: accumulate once a trainer's request exceeds n times what fits in one pass of its workers; below, clip at what fits."""
     mode: Literal["switch", "always", "never"] = "switch"
     """switch: as above; always: accumulate as soon as the request does not fit; never: always clip."""
 
     def __post_init__(self) -> None:
-        require(self.max_micro_batch > 0, f"switch.max_micro_batch must be > 0, got {self.max_micro_batch}")
+        positive = self.max_micro_batch == "auto" or self.max_micro_batch > 0
+        require(positive, f"switch.max_micro_batch must be > 0 or auto, got {self.max_micro_batch}")
         require(self.multiplier >= 1, f"switch.multiplier must be >= 1, got {self.multiplier}")
         require(self.mode in ("switch", "always", "never"), f"switch.mode must be switch, always or never, got {self.mode!r}")
 
+    @property
+    def b_max(self) -> int:
+        """Samples that fit, known by now."""
+        require(self.max_micro_batch != "auto", "switch.max_micro_batch auto is for recipes, where a probe finds it; give a number")
+        return int(self.max_micro_batch)
+
     def clipped(self, requested: int, workers: int = 1, ranks: int = 1) -> int:
         """What a trainer with these workers, each served by that many ranks, takes of its request: all of it, or what fits in one pass."""
-        fits = workers * ranks * self.max_micro_batch
+        fits = workers * ranks * self.b_max
         threshold = {"switch": self.multiplier * fits, "always": fits, "never": math.inf}[self.mode]
         return min(requested, fits) if requested <= threshold else requested
 
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:
         """Micro-batches for a worker that takes `share` samples (in mode never, as many as fit), served by that many ranks."""
         if self.mode == "never":
-            share = min(share, ranks * self.max_micro_batch)
-        parts = math.ceil(share / (ranks * self.max_micro_batch)) * ranks
+            share = min(share, ranks * self.b_max)
+        parts = math.ceil(share / (ranks * self.b_max)) * ranks
         samples = max(share, parts)
         return BatchPlan(micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - share)
 
