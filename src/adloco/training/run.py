@@ -26,11 +26,12 @@ from adloco.training.data.sources import TokenSource
 from adloco.training.data.tokenizers import Tokenizer
 from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, memory_bytes, rng_state, set_rng_state
 from adloco.training.recipe import Recipe
-from adloco.training.recipe_text import to_toml
+from adloco.training.recipe_text import named_settings, to_toml
 from adloco.training.records import Record, Records, round_record, write_json
 from adloco.training.report import write_report
 from adloco.training.stored import CHECKPOINTS, RECIPE, TOKENIZER, check_corpus, fixed_settings, read_run, shared_settings
 from adloco.training.tasks.language_model import build_llama, evaluation_windows, loss_on_windows, next_token_loss
+from adloco.training.trackers import Trackers
 
 COPIES_PER_WORKER = 4
 """Parameters, gradients and two AdamW moments, each as large as the model in fp32."""
@@ -56,6 +57,7 @@ class TrainingRun:
         self.records = Records(folder)
         self.history: list[Record] = []
         self.device = placement.device
+        self._trackers = Trackers(recipe.run.tracker_names if placement.first else [], folder)
         self.cache = _open_cache(recipe, tokenizer, placement)
         self._precision = choose_precision(recipe.run.precision, self.device)
         self._source, self._validation = self._sources()
@@ -105,6 +107,17 @@ class TrainingRun:
 
     def rounds(self) -> Iterator[Record]:
         """Train until the budget is spent or `stop` is called; yields each round's line of metrics.jsonl, written already."""
+        if self.finished:
+            return
+        self._trackers.start(named_settings(self.recipe), self.algorithm.samples * self.recipe.data.context_tokens)
+        try:
+            for record in self._train():
+                self._trackers.log(record)
+                yield record
+        finally:
+            self._trackers.finish()
+
+    def _train(self) -> Iterator[Record]:
         self._started = time.monotonic()
         while not self.finished:
             before, samples = time.monotonic(), self.algorithm.samples_so_far
