@@ -30,6 +30,8 @@ for record in TrainingRun.create(build_recipe(read_values(sys.argv[1]))).rounds(
 def expected(line: dict[str, Any]) -> dict[str, float]:
     """The numbers of a line, named as the trackers name them."""
     top = {key: value for key, value in line.items() if key not in ("trainers", "workers", "merges", "memory")}
+    for phase, row in line["memory"].items():
+        top |= {f"memory-{phase}/{key}": value for key, value in row.items()}
     for row in line["trainers"]:
         top |= {f"trainer-{row['trainer']}/{key}": value for key, value in row.items()}
     for row in line["workers"]:
@@ -120,10 +122,9 @@ def test_a_tracker_that_fails_is_one_warning(
 def test_the_library_warns_too(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fails, "at", "start")
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Fails)
-    following = trackers.Trackers(["tensorboard"], tmp_path)
-    with pytest.warns(TrackerWarning, match="tracker tensorboard failed"):
-        following.start({"method.sync_every": 4}, tokens=0)
-    following.finish()
+    following = trackers.Trackers(["tensorboard"], tmp_path).following({"method.sync_every": 4}, tokens=0)
+    with pytest.warns(TrackerWarning, match="tracker tensorboard failed"), following:
+        pass
 
 
 def test_one_that_is_not_installed_or_not_known_is_named(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,9 +139,8 @@ def test_one_that_is_not_installed_or_not_known_is_named(small: list[str], tmp_p
 
 def test_auto_is_nothing_where_nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    following = trackers.Trackers(["auto"], tmp_path)
-    following.start({}, tokens=0)
-    following.finish()
+    with trackers.Trackers(["auto"], tmp_path).following({}, tokens=0):
+        pass
     assert list(tmp_path.iterdir()) == []
 
 
@@ -150,19 +150,26 @@ def test_none_tracks_nothing(small: list[str], tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_none_or_infinite_are_left_out() -> None:
-    record = {"tokens": 8, "val_loss": None, "train_loss": math.nan, "trainers": [{"trainer": 3, "noise_scale": math.inf}], "workers": []}
+    record = {
+        "tokens": 8,
+        "val_loss": None,
+        "train_loss": math.nan,
+        "trainers": [{"trainer": 3, "noise_scale": math.inf}],
+        "workers": [],
+        "memory": {},
+    }
     assert trackers.scalars(record) == {"tokens": 8.0, "trainer-3/trainer": 3.0}
 
 
 ALONE = """
-import os, torch
+import os, sys, torch
+from pathlib import Path
 from adloco.training.trackers import Trackers
 os.environ |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 os.environ.pop("OMP_NUM_THREADS", None)
 before = dict(os.environ), torch.get_num_threads()
-following = Trackers(["tensorboard"], __import__("pathlib").Path(__import__("sys").argv[1]))
-following.start({}, tokens=0)
-following.finish()
+with Trackers(["tensorboard"], Path(sys.argv[1])).following({}, tokens=0):
+    pass
 assert (dict(os.environ), torch.get_num_threads()) == before
 assert not torch.distributed.is_initialized()
 """

@@ -6,6 +6,7 @@ With one trainer and a constant batch this is DiLoCo; with a plain mean as the o
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from threading import Event
 from typing import Any
 
@@ -27,6 +28,8 @@ from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.merge import MergePolicy, NoMerge
 from adloco.rules.schedule import LearningRate
 from adloco.rules.switch import BatchPlan, SwitchMode
+
+Phase = Callable[[str], AbstractContextManager[object]]
 
 
 class AdLoCo:
@@ -142,18 +145,23 @@ class AdLoCo:
                 return
             yield report
 
-    def round(self, inner_steps: int | None = None) -> RoundReport | None:
-        """One round, or what is left of it: inner steps (`sync_every` unless told), sync, batch decisions, merge. None if `stop` was called."""
+    def round(self, inner_steps: int | None = None, phase: Phase = nullcontext) -> RoundReport | None:
+        """One round, or what is left of it: inner steps (`sync_every` unless told), sync, batch decisions, merge. None if `stop` was called.
+
+        phase: entered for "inner_steps" and for "sync", to measure them.
+        """
         if self._round_steps == 0:
             self._round_steps = inner_steps or self.sync_every
             for worker in self.workers.values():
                 worker.begin_round()
         tasks = self._tasks()
-        self._advance(tasks)
+        with phase("inner_steps"):
+            self._advance(tasks)
         if self.placement.any(self._halted.is_set()):
             self._halted.clear()
             return None
-        return self._finish(tasks)
+        with phase("sync"):
+            return self._finish(tasks)
 
     def stop(self) -> None:
         """End the round under way after the inner steps in progress; from any thread or signal handler. The state can be saved and resumed."""

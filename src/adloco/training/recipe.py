@@ -23,7 +23,16 @@ from adloco.rules.controller import BatchGuards
 from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmallest, NoMerge
 from adloco.rules.schedule import LearningRate
 from adloco.rules.switch import SwitchMode
-from adloco.training.settings import DataSettings, EvaluationSettings, MethodSettings, OuterMean, PlacementSettings, RunSettings, TestSettings
+from adloco.training.settings import (
+    DataSettings,
+    EvaluationSettings,
+    MethodSettings,
+    OuterMean,
+    PlacementSettings,
+    ProfileSettings,
+    RunSettings,
+    TestSettings,
+)
 from adloco.training.tasks.language_model import LlamaShape
 
 
@@ -100,6 +109,7 @@ SECTIONS: dict[str, Section] = {
         chosen="merge",
     ),
     "evaluation": Section(parts={"evaluation": EvaluationSettings}),
+    "profile": Section(parts={"profile": ProfileSettings}),
 }
 
 
@@ -123,6 +133,7 @@ class Recipe:
     merge: MergePolicy
     fates: MergeFates
     evaluation: EvaluationSettings
+    profile: ProfileSettings
 
     def __post_init__(self) -> None:
         smallest = self.method.workers_per_trainer * (2 if self.batch.needs_moments else 1)

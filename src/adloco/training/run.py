@@ -24,7 +24,8 @@ from adloco.training import checkpoint
 from adloco.training.data.cache import TokenCache, open_cache
 from adloco.training.data.sources import TokenSource
 from adloco.training.data.tokenizers import Tokenizer
-from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, memory_bytes, rng_state, set_rng_state
+from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, rng_state, set_rng_state
+from adloco.training.memory import Memory, memory_snapshot, snapshot_file
 from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import named_settings, to_toml
 from adloco.training.records import Record, Records, round_record, write_json
@@ -57,6 +58,8 @@ class TrainingRun:
         self.records = Records(folder)
         self.history: list[Record] = []
         self.device = placement.device
+        self._snapshot = snapshot_file(folder, self.device) if recipe.profile.memory else None
+        self._memory = Memory(self.device)
         self._trackers = Trackers(recipe.run.tracker_names if placement.first else [], folder)
         self.cache = _open_cache(recipe, tokenizer, placement)
         self._precision = choose_precision(recipe.run.precision, self.device)
@@ -109,13 +112,11 @@ class TrainingRun:
         """Train until the budget is spent or `stop` is called; yields each round's line of metrics.jsonl, written already."""
         if self.finished:
             return
-        self._trackers.start(named_settings(self.recipe), self.algorithm.samples * self.recipe.data.context_tokens)
-        try:
+        tokens = self.algorithm.samples * self.recipe.data.context_tokens
+        with self._trackers.following(named_settings(self.recipe), tokens), memory_snapshot(self._snapshot if self.placement.first else None):
             for record in self._train():
                 self._trackers.log(record)
                 yield record
-        finally:
-            self._trackers.finish()
 
     def _train(self) -> Iterator[Record]:
         self._started = time.monotonic()
@@ -136,7 +137,7 @@ class TrainingRun:
 
     def _round(self) -> RoundReport | None:
         try:
-            return self.algorithm.round(None if self.algorithm.in_round else self._steps_left())
+            return self.algorithm.round(None if self.algorithm.in_round else self._steps_left(), self._memory.phase)
         except NonFiniteLossError as error:
             raise NonFiniteLossError(f"{error}; the last good checkpoint is {checkpoint.newest(self.folder / CHECKPOINTS)}") from error
 
@@ -248,14 +249,16 @@ class TrainingRun:
             losses=self._evaluate() if self.finished or report.round % self.recipe.evaluation.every == 0 else {},
             seconds=self._seconds(),
             tokens_per_second=tokens_per_second,
-            memory_bytes=memory_bytes(self.device),
+            memory_bytes=self._memory.peak_bytes,
+            memory=self._memory.take(),
         )
 
     def _evaluate(self) -> dict[int, float]:
         def share(model: nn.Module, part: int, parts: int) -> tuple[float, float]:
             return loss_on_windows(model, self._validation, self._windows, self.device, part, parts)
 
-        return self.algorithm.evaluate(share)
+        with self._memory.phase("evaluation"):
+            return self.algorithm.evaluate(share)
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
@@ -269,9 +272,10 @@ class TrainingRun:
             "corpus": self.cache.corpus,
             "recipe": fixed_settings(self.recipe),
         }
-        state = {"run": about, "algorithm": self.algorithm.state_dict()}
-        if self.placement.first:
-            checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
+        with self._memory.phase("checkpoint"):
+            state = {"run": about, "algorithm": self.algorithm.state_dict()}
+            if self.placement.first:
+                checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
 
 
 def _place(recipe: Recipe) -> Placement:

@@ -136,5 +136,13 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileSettings:
+    """What to record of a run's resources, beyond the metrics."""
+
+    memory: bool = False
+    """On a GPU: PyTorch's history of allocations in the first process, written to profile/memory-rank0.pickle at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OuterMean:
     """The workers' mean becomes the global parameters."""

@@ -16,12 +16,12 @@ FREE_SETTINGS = {
     "run.folder", "run.name", "run.device", "run.threads", "run.checkpoint_every", "run.keep_checkpoints", "run.trackers",
     "placement.shard_size", "placement.replica_size",  # Where workers live does not change what they compute.
     "data.path", "data.cache",  # What they lead to is checked by content.
-    "evaluation.every", "evaluation.windows",
+    "evaluation.every", "evaluation.windows", "profile.memory",
 }  # fmt: skip
 """Settings that may change from a run's beginning to its going on; all others decide its numbers."""
 
 
-OWN_SETTINGS = {"run.folder", "run.name", "run.device", "run.threads", "run.trackers", "data.path", "data.cache"}
+OWN_SETTINGS = {"run.folder", "run.name", "run.device", "run.threads", "run.trackers", "data.path", "data.cache", "profile.memory"}
 """Settings that may differ between the ranks of one run; what the device and the paths lead to is compared."""
 CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
 

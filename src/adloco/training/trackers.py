@@ -47,15 +47,16 @@ class Trackers:
         self._folder = folder
         self._following: dict[str, Tracker] = {}
 
-    def start(self, settings: Mapping[str, Any], tokens: int) -> None:
-        """Open them and tell them the settings of the run. tokens: trained on so far, more than 0 when a run goes on."""
-        plain = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in settings.items()}
-        for name in self._names:
-            with self._spared(name):
-                tracker = _make(name, self._folder, tokens)
-                tracker.start()
-                tracker.store_init_configuration(dict(plain))
-                self._following[name] = tracker
+    @contextmanager
+    def following(self, settings: Mapping[str, Any], tokens: int) -> Iterator[None]:
+        """Open them, tell them the settings of the run, and close them at the end. tokens: trained on so far, more than 0 when a run goes on."""
+        self._start(settings, tokens)
+        try:
+            yield
+        finally:
+            for name, tracker in list(self._following.items()):
+                with self._spared(name):
+                    tracker.finish()
 
     def log(self, record: Record) -> None:
         """The numbers of a round."""
@@ -64,11 +65,14 @@ class Trackers:
             with self._spared(name):
                 tracker.log(dict(values), step=record["tokens"])
 
-    def finish(self) -> None:
-        """Close what is still open."""
-        for name, tracker in list(self._following.items()):
+    def _start(self, settings: Mapping[str, Any], tokens: int) -> None:
+        plain = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in settings.items()}
+        for name in self._names:
             with self._spared(name):
-                tracker.finish()
+                tracker = _make(name, self._folder, tokens)
+                tracker.start()
+                tracker.store_init_configuration(dict(plain))
+                self._following[name] = tracker
 
     @contextmanager
     def _spared(self, name: str) -> Iterator[None]:
@@ -85,6 +89,7 @@ def scalars(record: Record) -> dict[str, float]:
     rows = {"": record}
     for kind in ("trainer", "worker"):
         rows |= {f"{kind}-{row[kind]}/": row for row in record[f"{kind}s"]}
+    rows |= {f"memory-{phase}/": row for phase, row in record["memory"].items()}
     named = {prefix + key: value for prefix, row in rows.items() for key, value in row.items()}
     return {name: float(value) for name, value in named.items() if isinstance(value, (int, float)) and math.isfinite(value)}
 
