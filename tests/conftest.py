@@ -8,6 +8,7 @@ import pytest
 SMALL = {
     "run.tokens": "16000",
     "run.checkpoint_every": "5",
+    "run.trackers": "none",
     "model.hidden_size": "32",
     "model.num_layers": "1",
     "model.num_heads": "2",

@@ -93,7 +93,8 @@ def loss(model: Any, ids: Tensor) -> Tensor:
 
 def dropping(placement: Any = None, **changes: Any) -> AdLoCo:
     return make_run(
-        build_model=Dropping, loss_fn=loss, data=tokens(500, 4), num_trainers=2, inner=adamw(0.01), guards=BatchGuards(initial=8, minimum=8, maximum=8),
+        build_model=Dropping, loss_fn=loss, data=tokens(500, 4), num_trainers=2, inner=adamw(0.01),
+        guards=BatchGuards(initial=8, minimum=8, maximum=8),
         switch=SwitchMode(max_micro_batch=2, mode="always"), batch=NormTest(), **({"placement": placement} if placement else {}), **changes,
     )  # fmt: skip
 

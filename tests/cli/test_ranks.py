@@ -38,7 +38,10 @@ FLAGS = ["--method.num_trainers", "3", "--merge.first_round", "2", "--merge.ever
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in ("seconds", "tokens_per_second", "memory_bytes", "workers")} for line in lines]
+    return [
+        {key: value for key, value in line.items() if key not in ("seconds", "tokens_per_second", "memory_bytes", "memory", "workers")}
+        for line in lines
+    ]
 
 
 def assert_close(left: Any, right: Any, tolerance: float) -> None:

@@ -20,14 +20,15 @@ SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare" 
 MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
 METRICS = {
     "round", "tokens", "samples", "inner_steps", "syncs", "bytes_communicated", "bytes_inside", "bytes_ddp_equivalent", "seconds",
-    "tokens_per_second", "train_loss", "val_loss", "val_perplexity", "val_accuracy", "learning_rate", "memory_bytes", "trainers", "workers", "merges",
+    "tokens_per_second", "train_loss", "val_loss", "val_perplexity", "val_accuracy", "learning_rate", "memory_bytes", "memory", "trainers", "workers",
+    "merges",
 }  # fmt: skip
 TRAINER = {
     "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "rounded_up", "grad_variance", "grad_norm_sq",
     "noise_scale", "train_loss", "val_loss", "val_accuracy",
 }  # fmt: skip
 SUMMARY = {"final_val_loss", "best_val_loss", "tokens", "syncs", "bytes", "bytes_inside", "seconds", "rounds", "num_parameters", "recipe"}
-TIMINGS = ("seconds", "tokens_per_second", "memory_bytes", "workers")
+TIMINGS = ("seconds", "tokens_per_second", "memory_bytes", "memory", "workers")
 
 
 def lines(file: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ With one trainer and a constant batch this is DiLoCo; with a plain mean as the o
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from threading import Event
 from typing import Any
 
@@ -16,6 +17,7 @@ from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.evaluation import Share, evaluate
 from adloco.algorithms.merging import MergeFates, apply_merge
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, check_shards
+from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport, WorkerRound, report_trainer, report_workers, step_losses
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
@@ -28,7 +30,9 @@ from adloco.rules.checks import require
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.merge import MergePolicy, NoMerge
 from adloco.rules.schedule import LearningRate
-from adloco.rules.switch import BatchPlan, SwitchMode
+from adloco.rules.switch import SwitchMode
+
+Phase = Callable[[str], AbstractContextManager[object]]
 
 
 class AdLoCo:
@@ -89,13 +93,18 @@ class AdLoCo:
         require(whole or not self._rule.needs_inner_products, "inner-product tests need whole gradients; use the norm test, or one shard per worker")
         self._guards = guards or BatchGuards()
         self._shares: Shares = shares or EqualShares()
-        self._switch = switch or SwitchMode()
-        compares = not self._rule.needs_moments or self._switch.mode == "always" or self._switch.b_max >= 2
+        switch = switch or SwitchMode()
+        compares = not self._rule.needs_moments or switch.mode == "always" or switch.b_max >= 2
         require(compares, "switch.max_micro_batch must be >= 2 for this batch rule, which compares samples, or switch.mode always; got 1")
         self._merge: MergePolicy = merge or NoMerge()
         self._fates = fates or MergeFates()
-        self._learning_rate = learning_rate
-        self._tokens_per_sample = tokens_per_sample
+        self._planner = Planner(
+            shares=self._shares,
+            switch=switch,
+            learning_rate=learning_rate,
+            tokens_per_sample=tokens_per_sample,
+            ranks=self.placement.ranks_per_worker,
+        )
         self._outer = outer
         settings = InnerSettings(
             loss_fn=loss_fn,
@@ -150,18 +159,23 @@ class AdLoCo:
                 return
             yield report
 
-    def round(self, inner_steps: int | None = None) -> RoundReport | None:
-        """One round, or what is left of it: inner steps (`sync_every` unless told), sync, batch decisions, merge. None if `stop` was called."""
+    def round(self, inner_steps: int | None = None, phase: Phase = nullcontext) -> RoundReport | None:
+        """One round, or what is left of it: inner steps (`sync_every` unless told), sync, batch decisions, merge. None if `stop` was called.
+
+        phase: entered for "inner_steps" and for "sync", to measure them.
+        """
         if self._round_steps == 0:
             self._round_steps = inner_steps or self.sync_every
             for worker in self.workers.values():
                 worker.begin_round()
-        tasks = self._tasks()
-        self._advance(tasks)
+        tasks = self._planner.tasks(self.trainers, self.speeds, samples=self.samples, steps_before=self.inner_steps, inner_steps=self._round_steps)
+        with phase("inner_steps"):
+            self._advance(tasks)
         if self.placement.any(self._halted.is_set()):
             self._halted.clear()
             return None
-        return self._finish(tasks)
+        with phase("sync"):
+            return self._finish(tasks)
 
     def stop(self) -> None:
         """End the round under way after the inner steps in progress; from any thread or signal handler. The state can be saved and resumed."""
@@ -175,31 +189,12 @@ class AdLoCo:
     @property
     def samples_per_inner_step(self) -> int:
         """Samples that one inner step takes over all trainers, with the batches now in force."""
-        return sum(plan.worker_batch for trainer in self.trainers.values() for plan in self._plans(trainer).values())
+        return self._planner.samples_per_inner_step(self.trainers, self.speeds)
 
     @property
     def samples_so_far(self) -> int:
         """Samples trained on, those of the round under way included (of the workers in this process)."""
         return self.samples + (sum(worker.round_samples for worker in self.workers.values()) if self.in_round else 0)
-
-    def _tasks(self) -> dict[int, RoundTask]:
-        step_tokens = self.samples_per_inner_step * self._tokens_per_sample
-        tasks: dict[int, RoundTask] = {}
-        for trainer in self.trainers.values():
-            plans = self._plans(trainer)
-            lr_factor = self._lr_factor(step_tokens, sum(plan.worker_batch for plan in plans.values()))
-            for worker, plan in plans.items():
-                tasks[worker] = RoundTask(
-                    trainer=trainer.id, plan=plan, inner_steps=self._round_steps, first_step=self.inner_steps, lr_factor=lr_factor
-                )
-        return tasks
-
-    def _plans(self, trainer: Trainer) -> dict[int, BatchPlan]:
-        return trainer.plans(self._shares, self.speeds, self._switch, self.placement.ranks_per_worker)
-
-    def _lr_factor(self, step_tokens: int, trainer_batch: int) -> Callable[[int], float] | None:
-        schedule, before = self._learning_rate, self.samples * self._tokens_per_sample
-        return None if schedule is None else lambda step: schedule.factor(before + (step + 1) * step_tokens, trainer_batch)
 
     def _advance(self, tasks: Mapping[int, RoundTask]) -> None:
         def run(worker: Worker) -> None:

@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 # Before transformers is imported: the command line shows its own progress.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -26,6 +27,7 @@ from adloco.training.report import write_report
 from adloco.training.run import TrainingRun
 from adloco.training.stored import resumed_recipe, run_folder
 from adloco.training.tasks.language_model import generate as generate_tokens
+from adloco.training.trackers import TrackerWarning
 from adloco.training.trained import evaluate as evaluate_trained
 from adloco.training.trained import load_trained
 
@@ -69,7 +71,7 @@ def _end(message: str) -> None:
 def _train(run: TrainingRun, console: Console) -> int:
     if run.finished:
         console.print(f"{run.folder} has spent its budget of {run.recipe.run.tokens:,} tokens already", soft_wrap=True)
-    with _interruptible(run) as interrupted, open_view(run, console) as view:
+    with _interruptible(run) as interrupted, open_view(run, console) as view, _plain_warnings():
         for record in run.rounds():
             view.show(record)
     if interrupted and not run.finished:
@@ -102,6 +104,25 @@ def _interruptible(run: TrainingRun) -> Iterator[list[float]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """A tracker's warning as one sentence, without the place in the code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", TrackerWarning)
+        others = warnings.showwarning
+
+        def show(
+            message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+        ) -> None:
+            if issubclass(category, TrackerWarning):
+                print(f"adloco: {message}", file=sys.stderr)
+            else:
+                others(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
 
 
 def config(words: Sequence[str]) -> int:

@@ -41,7 +41,7 @@ class Placement(Protocol):
         """Payload handed over by all ranks so far: between workers, and inside islands."""
         ...
 
-    def engine(self, model: nn.Module, compile: bool, fill: Fill | None) -> Engine:
+    def engine(self, model: nn.Module, compile: bool = False, fill: Fill | None = None) -> Engine:
         """The model as the ranks that serve a worker run it, on the device, filled if it has no memory yet.
 
         Called for each local worker, in rising order; may shard the model in place.
@@ -109,7 +109,7 @@ class OneProcess:
     def bytes_handed(self) -> tuple[int, int]:
         return self.traffic.between, self.traffic.inside
 
-    def engine(self, model: nn.Module, compile: bool, fill: Fill | None) -> Engine:
+    def engine(self, model: nn.Module, compile: bool = False, fill: Fill | None = None) -> Engine:
         return Whole(model, self.device, compile, fill)
 
     def start_alike(self, model: nn.Module) -> None:

@@ -58,7 +58,7 @@ class Ranks:
     def local(self, worker_ids: Sequence[int]) -> list[int]:
         return [worker for worker in worker_ids if self.owner(worker) == self._island]
 
-    def engine(self, model: nn.Module, compile: bool, fill: Fill | None) -> Engine:
+    def engine(self, model: nn.Module, compile: bool = False, fill: Fill | None = None) -> Engine:
         if self.ranks_per_worker == 1:
             return self._process.engine(model, compile, fill)
         kind = Sharded if self.shards > 1 else Replicated

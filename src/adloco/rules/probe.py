@@ -1,7 +1,7 @@
 """The largest micro-batch that fits: doubling, then bisection, over measured steps.
 
-Memory grows linearly with the micro-batch, so that two measured sizes predict the next: a size that is predicted to exceed what there is altogether is
-not run, because an out-of-memory error on one rank of an island would leave the others waiting.
+Memory grows linearly with the micro-batch, so that two measured sizes predict the next. A size that is predicted to exceed what there is altogether
+is not run: an out-of-memory error on one rank of an island would leave the others waiting.
 """
 
 from collections.abc import Callable

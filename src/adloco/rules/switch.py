@@ -65,7 +65,7 @@ class SwitchMode:
     """When a worker accumulates gradients."""
 
     max_micro_batch: int | Literal["auto"] = 8
-    """Samples that fit in one forward and backward pass of a rank (b_max); a worker fits that many on each of its ranks. auto: found by real steps."""
+    """Samples that fit in one forward and backward pass of a rank (b_max), on each of a worker's ranks; auto: found by real steps at the start."""
     multiplier: float = 2.0
     """n: accumulate once a trainer's request exceeds n times what fits in one pass of its workers; below, clip at what fits."""
     mode: Literal["switch", "always", "never"] = "switch"

@@ -1,8 +1,7 @@
-"""What a run ran on: device, precision, versions, commit, memory."""
+"""What a run ran on: device, precision, versions, commit."""
 
 import hashlib
 import platform
-import resource
 import subprocess
 import sys
 from importlib import metadata
@@ -50,14 +49,6 @@ def _native_bf16(device: torch.device) -> bool:
     # Without these instructions torch emulates bf16, 3x slower than fp32 (measured).
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and any(flag in cpuinfo.read_text() for flag in ("avx512_bf16", "amx_bf16"))
-
-
-def memory_bytes(device: torch.device) -> int:
-    """Peak memory so far: of the device's allocator on a GPU, of the process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def rng_state(device: torch.device) -> dict[str, torch.Tensor]:

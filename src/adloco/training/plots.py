@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from adloco.training.memory import PHASES
 from adloco.training.records import Record
 
 COLOURS = ("#0b6e99", "#d9730d", "#2e8b57", "#ad1a72", "#6940a5", "#b8860b", "#c0392b", "#4a5568")
@@ -145,12 +146,19 @@ def _communication(records: Sequence[Record]) -> Figure:
 
 
 def _memory(records: Sequence[Record]) -> Figure:
-    figure = Figure(figsize=(10, 3.2), layout="constrained")
-    axis = figure.subplots()
-    axis.plot([record["tokens"] for record in records], [record["memory_bytes"] / 2**20 for record in records], color=COLOURS[4], linewidth=2)
-    axis.set_ylim(bottom=0)
-    _label(axis, "tokens", "peak memory (MiB)")
-    figure.suptitle("Memory", fontsize=12)
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    tokens, peak = [record["tokens"] for record in records], [record["memory_bytes"] / 2**20 for record in records]
+    axes[0].plot(tokens, peak, color="#b0b7c3", linewidth=5, label="whole run so far")
+    for axis, value, label in zip(axes, ("peak_bytes", "current_bytes"), ("peak memory (MiB)", "held at the end of the phase (MiB)"), strict=True):
+        for phase, colour in zip(PHASES, COLOURS, strict=False):
+            points = [(record["tokens"], record["memory"][phase][value]) for record in records if phase in record["memory"]]
+            known = [(x, y / 2**20) for x, y in points if y is not None]
+            axis.plot([x for x, _ in known], [y for _, y in known], color=colour, marker="o", markersize=2.5, label=phase.replace("_", " "))
+        _label(axis, "tokens", label)
+    axes[0].set_ylim(0, 1.1 * max(peak))
+    axes[0].legend(frameon=False, loc="lower right")
+    figure.suptitle("Memory by phase of a round", fontsize=12)
     return figure
 
 

@@ -24,7 +24,16 @@ from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmall
 from adloco.rules.schedule import LearningRate
 from adloco.rules.switch import SwitchMode
 from adloco.training.models import LlamaShape, ModelOptions, ModelSource, NamedModel
-from adloco.training.settings import DataSettings, EvaluationSettings, MethodSettings, OuterMean, PlacementSettings, RunSettings, TestSettings
+from adloco.training.settings import (
+    DataSettings,
+    EvaluationSettings,
+    MethodSettings,
+    OuterMean,
+    PlacementSettings,
+    ProfileSettings,
+    RunSettings,
+    TestSettings,
+)
 from adloco.training.tasks.classification import ClassificationSettings
 from adloco.training.tasks.language_model import LanguageModelSettings
 from adloco.training.tasks.task import TaskSettings
@@ -119,6 +128,7 @@ SECTIONS: dict[str, Section] = {
         chosen="merge",
     ),
     "evaluation": Section(parts={"evaluation": EvaluationSettings}),
+    "profile": Section(parts={"profile": ProfileSettings}),
 }
 
 
@@ -144,6 +154,7 @@ class Recipe:
     merge: MergePolicy
     fates: MergeFates
     evaluation: EvaluationSettings
+    profile: ProfileSettings
 
     def __post_init__(self) -> None:
         smallest = self.method.workers_per_trainer * (2 if self.batch.needs_moments else 1)

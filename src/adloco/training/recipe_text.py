@@ -35,6 +35,11 @@ def settings(recipe: Recipe) -> Iterator[Setting]:
                 yield Setting(section=name, key=field.name, value=getattr(owner, field.name), meaning=meanings[field.name])
 
 
+def named_settings(recipe: Recipe) -> dict[str, Any]:
+    """The value of every setting by section.key."""
+    return {f"{setting.section}.{setting.key}": setting.value for setting in settings(recipe)}
+
+
 def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
     """The recipe as TOML, every field; reading it back gives the same recipe."""
     lines: list[str] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco.algorithms.reports import RoundReport
+from adloco.training.memory import Usage
 
 METRICS, STEPS = "metrics.jsonl", "steps.jsonl"
 Record = dict[str, Any]
@@ -15,7 +16,14 @@ Record = dict[str, Any]
 
 
 def round_record(
-    report: RoundReport, *, tokens_per_sample: int, seconds: float, tokens_per_second: float, memory_bytes: int, measured: dict[int, dict[str, float]]
+    report: RoundReport,
+    *,
+    tokens_per_sample: int,
+    seconds: float,
+    tokens_per_second: float,
+    memory_bytes: int,
+    memory: Usage,
+    measured: dict[int, dict[str, float]],
 ) -> Record:
     """One line of metrics.jsonl. measured: what the evaluation measured, by trainer; empty where this round was not evaluated."""
     tokens = report.samples * tokens_per_sample
@@ -41,6 +49,7 @@ def round_record(
         "val_accuracy": best.get("accuracy"),
         "learning_rate": report.trainers[0].learning_rate,
         "memory_bytes": memory_bytes,
+        "memory": memory,
         "trainers": [
             {name: getattr(trainer, name) for name in trainer_fields}
             | {f"val_{measure}": measured.get(trainer.trainer, {}).get(measure) for measure in ("loss", "accuracy")}

@@ -20,10 +20,11 @@ from adloco.placement.launch import place
 from adloco.placement.process import Placement
 from adloco.rules.checks import require
 from adloco.training import checkpoint
-from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, memory_bytes, rng_state, set_rng_state
+from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, rng_state, set_rng_state
+from adloco.training.memory import Memory, memory_snapshot, snapshot_file
 from adloco.training.models import save_config
 from adloco.training.recipe import Recipe
-from adloco.training.recipe_text import to_toml
+from adloco.training.recipe_text import named_settings, to_toml
 from adloco.training.records import Record, Records, round_record, write_json
 from adloco.training.report import write_report
 from adloco.training.stored import (
@@ -39,6 +40,7 @@ from adloco.training.stored import (
     shared_settings,
 )
 from adloco.training.tasks.task import Task
+from adloco.training.trackers import Trackers
 
 COPIES_PER_WORKER = 4
 """Parameters, gradients and two AdamW moments, each as large as the model in fp32."""
@@ -64,6 +66,9 @@ class TrainingRun:
         self.records = Records(folder)
         self.history: list[Record] = []
         self.device = placement.device
+        self._snapshot = snapshot_file(folder, self.device) if recipe.profile.memory else None
+        self._memory = Memory(self.device)
+        self._trackers = Trackers(recipe.run.tracker_names if placement.first else [], folder)
         self.task = _open_task(recipe, stored, placement)
         self._precision = choose_precision(recipe.run.precision, self.device)
         self._builder = model_builder(recipe, self.task, stored)
@@ -113,6 +118,15 @@ class TrainingRun:
 
     def rounds(self) -> Iterator[Record]:
         """Train until the budget is spent or `stop` is called; yields each round's line of metrics.jsonl, written already."""
+        if self.finished:
+            return
+        tokens = self.algorithm.samples * self.recipe.data.context_tokens
+        with self._trackers.following(named_settings(self.recipe), tokens), memory_snapshot(self._snapshot if self.placement.first else None):
+            for record in self._train():
+                self._trackers.log(record)
+                yield record
+
+    def _train(self) -> Iterator[Record]:
         self._started = time.monotonic()
         while not self.finished:
             before, samples = time.monotonic(), self.algorithm.samples_so_far
@@ -131,7 +145,7 @@ class TrainingRun:
 
     def _round(self) -> RoundReport | None:
         try:
-            return self.algorithm.round(None if self.algorithm.in_round else self._steps_left())
+            return self.algorithm.round(None if self.algorithm.in_round else self._steps_left(), self._memory.phase)
         except NonFiniteLossError as error:
             raise NonFiniteLossError(f"{error}; the last good checkpoint is {checkpoint.newest(self.folder / CHECKPOINTS)}") from error
 
@@ -226,12 +240,14 @@ class TrainingRun:
             measured=self._evaluate() if self.finished or report.round % self.recipe.evaluation.every == 0 else {},
             seconds=self._seconds(),
             tokens_per_second=tokens_per_second,
-            memory_bytes=memory_bytes(self.device),
+            memory_bytes=self._memory.peak_bytes,
+            memory=self._memory.take(),
         )
 
     def _evaluate(self) -> dict[int, dict[str, float]]:
         """The task's measures of each trainer."""
-        measured = self.algorithm.evaluate(lambda model, part, parts: self.task.measure(model, self.device, part, parts))
+        with self._memory.phase("evaluation"):
+            measured = self.algorithm.evaluate(lambda model, part, parts: self.task.measure(model, self.device, part, parts))
         return {trainer: dict(zip(self.task.measures, values, strict=True)) for trainer, values in measured.items()}
 
     def _seconds(self) -> float:
@@ -246,9 +262,10 @@ class TrainingRun:
             "corpus": self.task.corpus,
             "recipe": fixed_settings(self.recipe),
         }
-        state = {"run": about, "algorithm": self.algorithm.state_dict()}
-        if self.placement.first:
-            checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
+        with self._memory.phase("checkpoint"):
+            state = {"run": about, "algorithm": self.algorithm.state_dict()}
+            if self.placement.first:
+                checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
 
 
 def _place(recipe: Recipe) -> Placement:

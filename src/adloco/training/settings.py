@@ -5,6 +5,8 @@ from typing import Literal
 
 from adloco.rules.checks import require
 
+TRACKERS = ("tensorboard", "wandb", "clearml", "mlflow", "trackio")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
@@ -30,6 +32,8 @@ class RunSettings:
     """Rounds from one checkpoint to the next; the last round always writes one."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints stay."""
+    trackers: str = "auto"
+    """auto (TensorBoard where it is installed), none, or names separated by commas: tensorboard, wandb, clearml, mlflow, trackio."""
 
     def __post_init__(self) -> None:
         require(self.tokens > 0, f"run.tokens must be > 0, got {self.tokens}")
@@ -37,6 +41,13 @@ class RunSettings:
         require(self.threads >= 0, f"run.threads must be >= 0, got {self.threads}")
         require(self.checkpoint_every > 0, f"run.checkpoint_every must be > 0, got {self.checkpoint_every}")
         require(self.keep_checkpoints > 0, f"run.keep_checkpoints must be > 0, got {self.keep_checkpoints}")
+        known = self.trackers in ("auto", "none") or set(self.tracker_names) <= set(TRACKERS)
+        require(known, f"run.trackers must be auto, none, or of {', '.join(TRACKERS)}, separated by commas, got {self.trackers!r}")
+
+    @property
+    def tracker_names(self) -> list[str]:
+        """The trackers asked for, each once; auto as it stands."""
+        return [] if self.trackers == "none" else list(dict.fromkeys(name.strip() for name in self.trackers.split(",")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +133,14 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         require(self.every > 0, f"evaluation.every must be > 0, got {self.every}")
         require(self.windows >= 0, f"evaluation.windows must be >= 0, got {self.windows}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSettings:
+    """What to record of a run's resources, beyond the metrics."""
+
+    memory: bool = False
+    """On a GPU: PyTorch's history of allocations in the first process, written to profile/memory-rank0.pickle at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,20 +10,20 @@ from adloco.training import checkpoint
 from adloco.training.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.training.models import ModelBuilder, load_config
 from adloco.training.recipe import Recipe, build_recipe, override, read_values
-from adloco.training.recipe_text import settings
+from adloco.training.recipe_text import named_settings
 from adloco.training.tasks.task import Task
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
 FREE_SETTINGS = {
-    "run.folder", "run.name", "run.device", "run.threads", "run.checkpoint_every", "run.keep_checkpoints",
+    "run.folder", "run.name", "run.device", "run.threads", "run.checkpoint_every", "run.keep_checkpoints", "run.trackers",
     "placement.shard_size", "placement.replica_size",  # Where workers live does not change what they compute.
     "data.path", "data.cache",  # What they lead to is checked by content.
-    "evaluation.every", "evaluation.windows",
+    "evaluation.every", "evaluation.windows", "profile.memory",
 }  # fmt: skip
 """Settings that may change from a run's beginning to its going on; all others decide its numbers."""
 
 
-OWN_SETTINGS = {"run.folder", "run.name", "run.device", "run.threads", "data.path", "data.cache"}
+OWN_SETTINGS = {"run.folder", "run.name", "run.device", "run.threads", "run.trackers", "data.path", "data.cache", "profile.memory"}
 """Settings that may differ between the ranks of one run; what the device and the paths lead to is compared."""
 CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
 
@@ -88,8 +88,7 @@ def shared_settings(recipe: Recipe) -> dict[str, str]:
 
 
 def _named(recipe: Recipe, without: Collection[str]) -> dict[str, str]:
-    named = {f"{setting.section}.{setting.key}": str(setting.value) for setting in settings(recipe)}
-    return {key: value for key, value in named.items() if key not in without}
+    return {key: str(value) for key, value in named_settings(recipe).items() if key not in without}
 
 
 def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None) -> ModelBuilder:

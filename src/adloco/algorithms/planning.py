@@ -1,0 +1,46 @@
+"""What each worker does in the coming round: micro-batches from its trainer's request, and learning rates from the schedule."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from adloco.algorithms.trainer import Trainer
+from adloco.algorithms.worker import RoundTask
+from adloco.rules.balance import Shares
+from adloco.rules.schedule import LearningRate
+from adloco.rules.switch import BatchPlan, SwitchMode
+
+Trainers = Mapping[int, Trainer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """The rules that turn requests into tasks. ranks: how many serve a worker."""
+
+    shares: Shares
+    switch: SwitchMode
+    learning_rate: LearningRate | None
+    tokens_per_sample: int
+    ranks: int
+
+    def plans(self, trainer: Trainer, speeds: Mapping[int, float]) -> dict[int, BatchPlan]:
+        """Each worker's micro-batches for an inner step. speeds: samples per second by worker."""
+        return trainer.plans(self.shares, speeds, self.switch, self.ranks)
+
+    def samples_per_inner_step(self, trainers: Trainers, speeds: Mapping[int, float]) -> int:
+        """Samples that one inner step takes over all trainers."""
+        return sum(plan.worker_batch for trainer in trainers.values() for plan in self.plans(trainer, speeds).values())
+
+    def tasks(self, trainers: Trainers, speeds: Mapping[int, float], *, samples: int, steps_before: int, inner_steps: int) -> dict[int, RoundTask]:
+        """By worker. samples, steps_before: trained on and done before this round."""
+        step_tokens = self.samples_per_inner_step(trainers, speeds) * self.tokens_per_sample
+        tasks: dict[int, RoundTask] = {}
+        for trainer in trainers.values():
+            plans = self.plans(trainer, speeds)
+            factor = self._lr_factor(samples * self.tokens_per_sample, step_tokens, sum(plan.worker_batch for plan in plans.values()))
+            for worker, plan in plans.items():
+                tasks[worker] = RoundTask(trainer=trainer.id, plan=plan, inner_steps=inner_steps, first_step=steps_before, lr_factor=factor)
+        return tasks
+
+    def _lr_factor(self, tokens_before: int, step_tokens: int, trainer_batch: int) -> Callable[[int], float] | None:
+        schedule = self.learning_rate
+        return None if schedule is None else lambda step: schedule.factor(tokens_before + (step + 1) * step_tokens, trainer_batch)
