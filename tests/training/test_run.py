@@ -20,7 +20,8 @@ SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare" 
 MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
 METRICS = {
     "round", "tokens", "samples", "inner_steps", "syncs", "bytes_communicated", "bytes_inside", "bytes_ddp_equivalent", "seconds",
-    "tokens_per_second", "train_loss", "val_loss", "val_perplexity", "val_accuracy", "learning_rate", "memory_bytes", "memory", "trainers", "workers",
+    "tokens_per_second", "train_loss", "val_loss", "val_perplexity", "val_accuracy", "pass_limit", "learning_rate", "memory_bytes", "memory",
+    "trainers", "workers",
     "merges",
 }  # fmt: skip
 TRAINER = {

@@ -143,6 +143,7 @@ class AdLoCo:
         self.inner_steps = 0
         self.syncs = 0
         self.speeds: dict[int, float] = {}
+        self.pass_limit = self._new_limit = 0
         self._turns = 1.0
         self._round_steps = 0
         self._bytes_before = self.placement.bytes_handed()
@@ -168,7 +169,10 @@ class AdLoCo:
             self._round_steps = inner_steps or self.sync_every
             for worker in self.workers.values():
                 worker.begin_round()
-        tasks = self._planner.tasks(self.trainers, self.speeds, samples=self.samples, steps_before=self.inner_steps, inner_steps=self._round_steps)
+        tasks = self._planner.tasks(
+            self.trainers, self.speeds, samples=self.samples, steps_before=self.inner_steps, inner_steps=self._round_steps,
+            pass_limit=self.pass_limit,
+        )  # fmt: skip
         with phase("inner_steps"):
             self._advance(tasks)
         if self.placement.any(self._halted.is_set()):
@@ -206,8 +210,21 @@ class AdLoCo:
         except BaseException:
             self._halted.clear()
             raise
+        self._agree_on_pass_limit()
         longest = max(worker.busy_seconds for worker in self.workers.values())
         self._turns = max(1.0, (time.monotonic() - began) / max(longest, 1e-9))
+
+    def _agree_on_pass_limit(self) -> None:
+        """Where a worker ran out of memory, all take smaller micro-batches from here on."""
+        if self.placement.any(any(worker.pass_limit not in (0, self.pass_limit) for worker in self.workers.values())):
+            rows = self.placement.gather({worker.id: [worker.pass_limit] for worker in self.workers.values()})
+            self._set_pass_limit(min(int(limit) for (limit,) in rows.values() if limit > 0))
+            self._new_limit = self.pass_limit
+
+    def _set_pass_limit(self, limit: int) -> None:
+        self.pass_limit = limit
+        for worker in self.workers.values():
+            worker.pass_limit = limit
 
     def _finish(self, tasks: Mapping[int, RoundTask]) -> RoundReport:
         rows = self.placement.gather({worker.id: WorkerRound.of(worker, self._turns).to_numbers() for worker in self.workers.values()})
@@ -233,6 +250,7 @@ class AdLoCo:
         self.samples += int(samples)
         self.speeds = self._shares.update(self.speeds, {worker: row.samples / row.turn_seconds for worker, row in done.items()})
         self._round_steps = 0
+        new_limit, self._new_limit = self._new_limit, 0
         merges = self._merge_trainers()
         between, inside = self._bytes_handed()
         return RoundReport(
@@ -240,6 +258,7 @@ class AdLoCo:
             samples=self.samples,
             inner_steps=self.inner_steps,
             syncs=self.syncs,
+            pass_limit=new_limit,
             bytes_communicated=between / self.num_workers,
             bytes_inside=inside / self.placement.num_ranks,
             bytes_ddp_equivalent=4 * self.num_parameters * self.inner_steps,
@@ -287,6 +306,7 @@ class AdLoCo:
             "inner_steps": self.inner_steps,
             "syncs": self.syncs,
             "round_steps": self._round_steps,
+            "pass_limit": self.pass_limit,
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "bytes": list(self._bytes_handed()),
             "trainers": self.placement.collect(self.placement.whole([trainer.state_dict() for trainer in kept])),
@@ -297,6 +317,7 @@ class AdLoCo:
         self.rounds_done, self.samples = state["rounds_done"], state["samples"]
         self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
         self._round_steps = state["round_steps"]
+        self._set_pass_limit(state["pass_limit"])
         self.speeds = {int(worker): speed for worker, speed in state["speeds"].items()}
         between, inside = self.placement.bytes_handed()
         self._bytes_before = (between - state["bytes"][0], inside - state["bytes"][1])

@@ -30,15 +30,18 @@ class Planner:
         """Samples that one inner step takes over all trainers."""
         return sum(plan.worker_batch for trainer in trainers.values() for plan in self.plans(trainer, speeds).values())
 
-    def tasks(self, trainers: Trainers, speeds: Mapping[int, float], *, samples: int, steps_before: int, inner_steps: int) -> dict[int, RoundTask]:
-        """By worker. samples, steps_before: trained on and done before this round."""
+    def tasks(
+        self, trainers: Trainers, speeds: Mapping[int, float], *, samples: int, steps_before: int, inner_steps: int, pass_limit: int
+    ) -> dict[int, RoundTask]:
+        """By worker. samples, steps_before: trained on and done before this round; pass_limit: largest micro-batch since memory ran out, or 0."""
         step_tokens = self.samples_per_inner_step(trainers, speeds) * self.tokens_per_sample
         tasks: dict[int, RoundTask] = {}
         for trainer in trainers.values():
             plans = self.plans(trainer, speeds)
             factor = self._lr_factor(samples * self.tokens_per_sample, step_tokens, sum(plan.worker_batch for plan in plans.values()))
             for worker, plan in plans.items():
-                tasks[worker] = RoundTask(trainer=trainer.id, plan=plan, inner_steps=inner_steps, first_step=steps_before, lr_factor=factor)
+                own = plan.at_most(pass_limit) if pass_limit else plan
+                tasks[worker] = RoundTask(trainer=trainer.id, plan=own, inner_steps=inner_steps, first_step=steps_before, lr_factor=factor)
         return tasks
 
     def _lr_factor(self, tokens_before: int, step_tokens: int, trainer_batch: int) -> Callable[[int], float] | None:

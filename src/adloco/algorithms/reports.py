@@ -114,6 +114,8 @@ class RoundReport:
     """What it would have handed over in data-parallel training with as many steps: 4 x parameters x inner steps."""
     train_loss: float
     """Mean over all samples of the round."""
+    pass_limit: int
+    """Where memory ran out in this round: the largest micro-batch from now on; else 0."""
     trainers: tuple[TrainerReport, ...]
     workers: tuple[WorkerReport, ...]
     merges: tuple[Merge, ...]

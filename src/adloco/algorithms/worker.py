@@ -20,6 +20,7 @@ from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_optimizer
 from adloco.placement.gradients import clip, squared_norm, trainable
 from adloco.placement.island import Engine
+from adloco.placement.memory import free_memory, ran_out_of_memory
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 
@@ -44,6 +45,10 @@ class Source(Protocol):
 
 class NonFiniteLossError(RuntimeError):
     """A loss or a worker's parameters became nan or infinite; the trainers' global parameters are as they were at the last sync."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """Memory ran out where the step could not be repeated with smaller micro-batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +98,7 @@ class Worker:
         self.busy_seconds = 0.0
         self.losses: list[float] = []
         self.moments = Moments()
+        self.pass_limit = 0
         self._settings = settings
         self._drops = uses_dropout(model)
         self.engine = engine
@@ -125,7 +131,7 @@ class Worker:
             self._scale_rates(task.lr_factor(self.inner_step))
         testing = self._settings.takes_moments and self._tests(task)
         plan = task.plan.in_groups(self._settings.test_groups) if testing else task.plan
-        parts = self._backward_with_moments(plan) if testing else torch.stack(list(self._micro_steps(plan)))
+        parts = self._backward(plan, testing)
         norm_sq = self.engine.norm_sq_part() if self._settings.max_grad_norm is not None else 0.0
         loss, norm_sq, halting = self.engine.sum([float(parts.double().sum()), norm_sq, float(halted.is_set())])
         if not math.isfinite(loss):
@@ -140,6 +146,24 @@ class Worker:
         self.losses.append(loss)
         self.inner_step += 1
         return halting > 0
+
+    def _backward(self, plan: BatchPlan, testing: bool) -> Tensor:
+        """Gradients of a step and its micro-batches' losses; the same samples in halved micro-batches wherever memory runs out."""
+        while True:
+            plan = plan.at_most(self.pass_limit) if self.pass_limit else plan
+            try:
+                return self._backward_with_moments(plan) if testing else torch.stack(list(self._micro_steps(plan)))
+            except RuntimeError as error:
+                if not ran_out_of_memory(error):
+                    raise
+                self.pass_limit = plan.micro_batch // 2
+                if plan.ranks > 1 or self.pass_limit == 0:
+                    # The other ranks of the island are in the middle of the step: it cannot be repeated.
+                    advice = f"set switch.pass_limit {self.pass_limit}" if self.pass_limit else "one sample does not fit: see adloco probe"
+                    raise OutOfMemoryError(f"memory ran out with micro-batches of {plan.micro_batch} on {self._settings.device}; {advice}") from error
+            # Here, where the error no longer holds what it was raised from.
+            self._drop_gradients()
+            free_memory(self._settings.device)
 
     def _tests(self, task: RoundTask) -> bool:
         """Whether gradient statistics are taken on the coming inner step."""

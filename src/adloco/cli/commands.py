@@ -37,11 +37,11 @@ SECOND_SIGNAL_SECONDS = 1.0
 
 def train(words: Sequence[str]) -> int:
     """Train a recipe, or go on with a run."""
-    parser = _parser("train", "Train a recipe; every setting is a flag, see `adloco config`.")
+    parser = parser_of("train", "Train a recipe; every setting is a flag, see `adloco config`.")
     parser.add_argument("recipe", nargs="?", help="a file, or the name of a shipped recipe (default: adloco)")
     parser.add_argument("--resume", metavar="RUN", type=Path, help="run folder to go on with")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes on this machine to spread the workers over (default: 1)")
-    settings, others = _take_settings(words)
+    settings, others = take_settings(words)
     known = parser.parse_args(others)
     if known.resume and known.recipe:
         raise ValueError(f"--resume goes on with the recipe of the run; leave out {known.recipe}")
@@ -50,11 +50,9 @@ def train(words: Sequence[str]) -> int:
         return resumed_recipe(known.resume, settings) if known.resume else build_recipe(override(read_values(known.recipe or "adloco"), settings))
 
     if known.ranks != 1 and num_ranks() == 1:
-        method, shape = recipe().method, recipe().placement
-        island_shape(known.ranks, method.num_trainers * method.workers_per_trainer, shape.shard_size, shape.replica_size)
-        return start_ranks(known.ranks, ["train", *words])
+        return on_ranks(known.ranks, recipe(), ["train", *words])
     console = Console(highlight=False, quiet=this_rank() != 0)
-    with process_group(_end):
+    with process_group(end_rank):
         with console.status("reading and tokenising text, building models ..."):
             run = (
                 TrainingRun.resume(known.resume, settings) if known.resume else TrainingRun.create(recipe())
@@ -62,7 +60,14 @@ def train(words: Sequence[str]) -> int:
         return _train(run, console)
 
 
-def _end(message: str) -> None:
+def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
+    """Run the command in that many processes of this machine, if they can hold the recipe."""
+    method, shape = recipe.method, recipe.placement
+    island_shape(count, method.num_trainers * method.workers_per_trainer, shape.shard_size, shape.replica_size)
+    return start_ranks(count, words)
+
+
+def end_rank(message: str) -> None:
     """End this rank for another's failure, from whatever it waits for."""
     print(f"adloco (rank {this_rank()}): {message}", file=sys.stderr, flush=True)
     os._exit(2)
@@ -127,9 +132,9 @@ def _plain_warnings() -> Iterator[None]:
 
 def config(words: Sequence[str]) -> int:
     """Print a resolved recipe."""
-    parser = _parser("config", "Print a resolved recipe: every setting, with its meaning.")
+    parser = parser_of("config", "Print a resolved recipe: every setting, with its meaning.")
     parser.add_argument("recipe", nargs="?", default="adloco", help="a file, or the name of a shipped recipe (default: adloco)")
-    settings, others = _take_settings(words)
+    settings, others = take_settings(words)
     recipe = build_recipe(override(read_values(parser.parse_args(others).recipe), settings))
     print(to_toml(recipe, with_meanings=True), end="")
     return 0
@@ -137,7 +142,7 @@ def config(words: Sequence[str]) -> int:
 
 def evaluate(words: Sequence[str]) -> int:
     """Print the loss of a run's model."""
-    parser = _parser("evaluate", "Loss of a run's model on its validation text, or on all text of another path.")
+    parser = parser_of("evaluate", "Loss of a run's model on its validation text, or on all text of another path.")
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--data.path", dest="path", metavar="PATH", help="text file, folder, jsonl or parquet to evaluate on instead")
     parser.add_argument("--trainer", type=int, help="trainer to evaluate (default: the one with the lowest validation loss)")
@@ -160,7 +165,7 @@ def evaluate(words: Sequence[str]) -> int:
 
 def generate(words: Sequence[str]) -> int:
     """Continue a text."""
-    parser = _parser("generate", "Continue a text with a run's model.")
+    parser = parser_of("generate", "Continue a text with a run's model.")
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--prompt", required=True, help="text to continue")
     parser.add_argument("--tokens", type=int, default=200, help="most tokens to add (default: 200)")
@@ -200,7 +205,7 @@ def generate(words: Sequence[str]) -> int:
 
 def report(words: Sequence[str]) -> int:
     """Draw a run's plots and report again."""
-    parser = _parser("report", "Draw the plots and report.html of a run from its metrics.")
+    parser = parser_of("report", "Draw the plots and report.html of a run from its metrics.")
     parser.add_argument("run", type=Path, metavar="RUN")
     known = parser.parse_args(words)
     console = Console(highlight=False)
@@ -210,7 +215,7 @@ def report(words: Sequence[str]) -> int:
     return 0
 
 
-def _take_settings(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+def take_settings(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """(section.key, value) of every --section.key VALUE or --section.key=VALUE, and the words that are none."""
     settings, others, left = [], [], list(words)
     while left:
@@ -231,6 +236,6 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
-def _parser(command: str, description: str) -> argparse.ArgumentParser:
+def parser_of(command: str, description: str) -> argparse.ArgumentParser:
     # No abbreviations: --r must not silently mean --resume.
     return _Parser(prog=f"adloco {command}", description=description, allow_abbrev=False)

@@ -1,17 +1,18 @@
-"""adloco train | config | evaluate | generate | report. Bad input ends with one sentence on stderr and exit code 2."""
+"""adloco train | probe | config | evaluate | generate | report. Bad input ends with one sentence on stderr and exit code 2."""
 
 import difflib
 import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("train", "config", "evaluate", "generate", "report")
+COMMANDS = ("train", "probe", "config", "evaluate", "generate", "report")
 HELP = """\
 adloco COMMAND ...
 
   train [RECIPE] [--section.key VALUE ...]   train; RECIPE is a file or a shipped recipe (default: adloco)
   train [RECIPE] --ranks N ...               the same on N processes of this machine
   train --resume RUN [--ranks N]             go on with a run from its newest checkpoint
+  probe [RECIPE] [--ranks N] ...             measure the largest micro-batch that fits in memory
   config [RECIPE] [--section.key VALUE ...]  print the resolved recipe, each setting with its meaning
   evaluate RUN [--data.path PATH]            loss of a run's model on its validation text, or on another text
   generate RUN --prompt TEXT                 continue a text with a run's model
@@ -42,7 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _user_errors() -> tuple[type[Exception], ...]:
     # ValueError is what the package raises for bad input; the others exist only once torch is imported.
-    names = [("adloco.algorithms.worker", "NonFiniteLossError"), ("adloco.placement.failures", "OtherRankError"), ("torch", "OutOfMemoryError")]
+    names = [
+        ("adloco.algorithms.worker", "NonFiniteLossError"),
+        ("adloco.algorithms.worker", "OutOfMemoryError"),
+        ("adloco.placement.failures", "OtherRankError"),
+        ("torch", "OutOfMemoryError"),
+    ]
     return (ValueError, OSError, *(getattr(sys.modules[module], name) for module, name in names if module in sys.modules))
 
 
@@ -56,9 +62,11 @@ def _dispatch(words: list[str]) -> int:
         raise ValueError(f"there is no command {words[0]!r}{suggestion}; commands are {', '.join(COMMANDS)}")
     # Commands import late: transformers takes seconds, and a wrong word should not.
     from adloco.cli import commands
+    from adloco.cli.probe import probe
 
     return {
         "train": commands.train,
+        "probe": probe,
         "config": commands.config,
         "evaluate": commands.evaluate,
         "generate": commands.generate,

@@ -14,7 +14,7 @@ from rich.text import Text
 from adloco.training.records import Record
 from adloco.training.run import TrainingRun
 
-MERGES_SHOWN = 4
+EVENTS_SHOWN = 4
 
 
 class View(Protocol):
@@ -53,7 +53,7 @@ class PlainView:
             f"  {record['tokens_per_second']:,.0f} tok/s",
             soft_wrap=True,
         )
-        for text in _merge_texts(record):
+        for text in _event_texts(record):
             self._console.print(f"            {text}", soft_wrap=True)
 
 
@@ -64,12 +64,12 @@ class LiveView:
         self._run = run
         self._resumed_at = run.progress()
         self._record: Record | None = run.history[-1] if run.history else None
-        self._merges = [text for record in run.history for text in _merge_texts(record)]
+        self._events = [text for record in run.history for text in _event_texts(record)]
         self._val_loss = {row["trainer"]: row["val_loss"] for record in run.history for row in record["trainers"] if row["val_loss"] is not None}
 
     def show(self, record: Record) -> None:
         self._record = record
-        self._merges += _merge_texts(record)
+        self._events += _event_texts(record)
         self._val_loss |= {row["trainer"]: row["val_loss"] for row in record["trainers"] if row["val_loss"] is not None}
 
     def render(self) -> RenderableType:
@@ -80,7 +80,7 @@ class LiveView:
             parts.append(Text("first round under way ...", style="dim"))
         else:
             parts += [self._trainers(self._record), self._traffic(self._record)]
-        parts += [Text(text, style="magenta") for text in self._merges[-MERGES_SHOWN:]]
+        parts += [Text(text, style="magenta") for text in self._events[-EVENTS_SHOWN:]]
         return Panel(Group(*parts), title=f"adloco: {recipe.run.name}", subtitle=str(self._run.folder), border_style="cyan")
 
     def _progress(self) -> RenderableType:
@@ -136,8 +136,10 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
     ]
 
 
-def _merge_texts(record: Record) -> list[str]:
-    return [
+def _event_texts(record: Record) -> list[str]:
+    limit = record["pass_limit"]
+    ran_out = [f"round {record['round']}: memory ran out; the step was repeated, with micro-batches of at most {limit} from here on"] if limit else []
+    return ran_out + [
         f"round {record['round']}: trainer {', '.join(map(str, merge['absorbed']))} merged into trainer {merge['survivor']}, weights "
         + ", ".join(f"{trainer}: {weight:.2f}" for trainer, weight in merge["weights"].items())
         for merge in record["merges"]

@@ -50,9 +50,10 @@ class BatchPlan:
         return replace(self, micro_batches=balanced(self.worker_batch, groups))
 
     def at_most(self, size: int) -> "BatchPlan":
-        """The same samples in micro-batches of that size or smaller."""
-        parts = max(len(self.micro_batches), math.ceil(self.worker_batch / size))
-        return replace(self, micro_batches=balanced(self.worker_batch, math.ceil(parts / self.ranks) * self.ranks))
+        """The same samples in micro-batches of that size or smaller, as they are if they fit."""
+        if self.micro_batch <= size:
+            return self
+        return replace(self, micro_batches=balanced(self.worker_batch, math.ceil(self.worker_batch / (size * self.ranks)) * self.ranks))
 
     def of_rank(self, rank: int) -> list[tuple[int, int]]:
         """(offset, samples) of the micro-batches that this rank takes, one in each pass."""
@@ -66,6 +67,8 @@ class SwitchMode:
 
     max_micro_batch: int | Literal["auto"] = 8
     """Samples that fit in one forward and backward pass of a rank (b_max), on each of a worker's ranks; auto: found by real steps at the start."""
+    pass_limit: int = 0
+    """Samples of one pass at most, should b_max not fit after all; 0: b_max. Batches and what decides them stay as they are."""
     multiplier: float = 2.0
     """n: accumulate once a trainer's request exceeds n times what fits in one pass of its workers; below, clip at what fits."""
     mode: Literal["switch", "always", "never"] = "switch"
@@ -74,6 +77,7 @@ class SwitchMode:
     def __post_init__(self) -> None:
         positive = self.max_micro_batch == "auto" or self.max_micro_batch > 0
         require(positive, f"switch.max_micro_batch must be > 0 or auto, got {self.max_micro_batch}")
+        require(self.pass_limit >= 0, f"switch.pass_limit must be >= 0, got {self.pass_limit}")
         require(self.multiplier >= 1, f"switch.multiplier must be >= 1, got {self.multiplier}")
         require(self.mode in ("switch", "always", "never"), f"switch.mode must be switch, always or never, got {self.mode!r}")
 
@@ -95,7 +99,8 @@ class SwitchMode:
             share = min(share, ranks * self.b_max)
         parts = math.ceil(share / (ranks * self.b_max)) * ranks
         samples = max(share, parts)
-        return BatchPlan(micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - share)
+        plan = BatchPlan(micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - share)
+        return plan.at_most(self.pass_limit) if self.pass_limit else plan
 
 
 def balanced(total: int, parts: int) -> tuple[int, ...]:

@@ -33,18 +33,18 @@ class Memory:
     def phase(self, name: str) -> Iterator[None]:
         """Measure a phase; one that comes twice before `take` counts as one."""
         self._peak = self.peak_bytes
-        _forget_peak(self._device)
+        forget_peak(self._device)
         try:
             yield
         finally:
-            peak, current = _usage(self._device)
+            peak, current = usage(self._device)
             before = self._phases.get(name, {}).get("peak_bytes") or 0
             self._phases[name] = {"peak_bytes": max(peak, before), "current_bytes": current}
 
     @property
     def peak_bytes(self) -> int:
         """The largest so far, outside of phases too."""
-        return max(self._peak, _usage(self._device)[0])
+        return max(self._peak, usage(self._device)[0])
 
     def take(self) -> Usage:
         """The phases since it was last asked, in the order of `PHASES`."""
@@ -53,7 +53,7 @@ class Memory:
         return taken
 
 
-def _usage(device: torch.device) -> tuple[int, int | None]:
+def usage(device: torch.device) -> tuple[int, int | None]:
     """Peak since it was last forgotten, and now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
@@ -67,7 +67,7 @@ def _usage(device: torch.device) -> tuple[int, int | None]:
     return 1024 * max(kilobytes.values()), 1024 * kilobytes["VmRSS"]
 
 
-def _forget_peak(device: torch.device) -> None:
+def forget_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return

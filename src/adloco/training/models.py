@@ -231,6 +231,10 @@ class ModelBuilder:
         model: nn.Module = replace(self, weights="")()
         return sum(parameter.numel() for parameter in model.parameters())
 
+    def num_bytes(self) -> int:
+        """Of all parameters."""
+        return self.num_parameters() * {"fp32": 4, "bf16": 2}[self.options.dtype]
+
 
 def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
     """A causal Llama with weights drawn from the seed."""

@@ -27,6 +27,7 @@ from adloco.training.models import LlamaShape, ModelOptions, ModelSource, NamedM
 from adloco.training.settings import (
     DataSettings,
     EvaluationSettings,
+    MemorySettings,
     MethodSettings,
     OuterMean,
     PlacementSettings,
@@ -128,6 +129,7 @@ SECTIONS: dict[str, Section] = {
         chosen="merge",
     ),
     "evaluation": Section(parts={"evaluation": EvaluationSettings}),
+    "memory": Section(parts={"memory": MemorySettings}),
     "profile": Section(parts={"profile": ProfileSettings}),
 }
 
@@ -154,6 +156,7 @@ class Recipe:
     merge: MergePolicy
     fates: MergeFates
     evaluation: EvaluationSettings
+    memory: MemorySettings
     profile: ProfileSettings
 
     def __post_init__(self) -> None:

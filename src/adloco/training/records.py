@@ -44,6 +44,7 @@ def round_record(
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens_per_second, 1),
         "train_loss": report.train_loss,
+        "pass_limit": report.pass_limit,
         "val_loss": best.get("loss"),
         "val_perplexity": math.exp(min(best["loss"], 700.0)) if best else None,
         "val_accuracy": best.get("accuracy"),

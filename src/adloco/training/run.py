@@ -23,6 +23,7 @@ from adloco.training import checkpoint
 from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, rng_state, set_rng_state
 from adloco.training.memory import Memory, memory_snapshot, snapshot_file
 from adloco.training.models import save_config
+from adloco.training.probe import Probe, probe
 from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import named_settings, to_toml
 from adloco.training.records import Record, Records, round_record, write_json
@@ -73,6 +74,11 @@ class TrainingRun:
         self._precision = choose_precision(recipe.run.precision, self.device)
         self._builder = model_builder(recipe, self.task, stored)
         self._check_memory()
+        self.probe: Probe | None = None
+        if recipe.switch.max_micro_batch == "auto":
+            # Found once: what is trained on follows from it, and a run that goes on keeps it.
+            self.probe = probe(recipe, self.task, self._builder, placement, self._precision)
+            self.recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=self.probe.max_micro_batch))
         self.algorithm = self._build()
         self._seconds_before = 0.0
         self._started = time.monotonic()
@@ -279,6 +285,14 @@ def _place(recipe: Recipe) -> Placement:
         "the code of adloco": code_checksum(),
     }
     return place(workers, device, recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared)
+
+
+def find_micro_batch(recipe: Recipe, *, again: bool) -> Probe:
+    """What `switch.max_micro_batch = "auto"` is for a recipe. again: measure it also if it is known from before."""
+    placement = _place(recipe)
+    task = _open_task(recipe, None, placement)
+    precision = choose_precision(recipe.run.precision, placement.device)
+    return probe(recipe, task, model_builder(recipe, task, None), placement, precision, again=again)
 
 
 def _open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:

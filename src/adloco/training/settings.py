@@ -136,6 +136,20 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """The budget in which switch.max_micro_batch = "auto" looks for the largest micro-batch."""
+
+    gib: float = 0.0
+    """Memory that this process may take, in GiB; needed on a CPU. 0: what is free on the GPU when the run starts."""
+    fraction: float = 0.9
+    """Part of it to plan for; the rest is a margin."""
+
+    def __post_init__(self) -> None:
+        require(self.gib >= 0, f"memory.gib must be >= 0, got {self.gib}")
+        require(0 < self.fraction <= 1, f"memory.fraction must be in (0, 1], got {self.fraction}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
     """What to record of a run's resources, beyond the metrics."""
 

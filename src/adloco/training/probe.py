@@ -1,0 +1,133 @@
+"""The largest micro-batch that fits a recipe's model on this device, by real steps of a worker, one answer for all ranks (DESIGN section 4, b_max).
+
+A worker is built as the run builds it (sharded, replicated), trains a step per size on the run's own data, and is thrown away. What it holds at most
+is compared with what is free, less what the trainers' global parameters will take, divided by the workers that share the device.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from threading import Event
+
+import torch
+
+from adloco.algorithms.worker import InnerSettings, OutOfMemoryError, RoundTask, Worker
+from adloco.placement.memory import free_memory
+from adloco.placement.process import Placement
+from adloco.rules.checks import require
+from adloco.rules.probe import Measured, largest_micro_batch
+from adloco.rules.switch import BatchPlan
+from adloco.training.memory import forget_peak, usage
+from adloco.training.models import ModelBuilder
+from adloco.training.recipe import Recipe
+from adloco.training.tasks.task import Task
+
+OUTER_COPIES = 2
+"""A trainer's global parameters and their momentum, each as large as the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What was found. budget_bytes: of a worker."""
+
+    max_micro_batch: int
+    budget_bytes: int
+    measured: tuple[Measured, ...]
+    cached: bool
+
+
+def probe(recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None, *, again: bool = False) -> Probe:
+    """The largest micro-batch of a recipe; from the cache if it was found before for the same model, shape and device, unless `again`."""
+    file = Path(recipe.data.cache).expanduser() / "probes" / f"{_key(recipe, builder, placement, precision)}.json"
+    known = placement.agree(json.loads(file.read_text()) if file.exists() and not again else None)
+    if known:
+        return Probe(**(known | {"measured": tuple(Measured(**row) for row in known["measured"]), "cached": True}))
+    num_workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
+    together = len(placement.local(range(num_workers)))
+    free = _free_bytes(recipe.memory.gib, placement.device)
+    outer = OUTER_COPIES * recipe.method.num_trainers * builder.num_bytes() // placement.shards
+    budget = int((recipe.memory.fraction * free - outer) / together)
+    trainers = f"{recipe.method.num_trainers} trainers' global parameters"
+    require(budget > 0, f"memory.fraction of {free / 2**30:.1f} GiB, what is free, does not hold {trainers}; use fewer, or give more memory")
+    stepper = _Stepper(recipe, task, builder, placement, precision)
+
+    def measure(size: int) -> Measured:
+        peak, seconds = stepper.step(size)
+        return Measured(micro_batch=size, peak_bytes=peak, seconds=seconds, fits=not placement.any(peak > budget))
+
+    # The ranks of an island share a batch, so that one never takes more than its part of the largest.
+    largest = math.ceil(recipe.guards.maximum / placement.ranks_per_worker)
+    found, measured = largest_micro_batch(measure, limit_bytes=(free - outer) // together, largest=largest)
+    result = Probe(max_micro_batch=found, budget_bytes=budget, measured=tuple(measured), cached=False)
+    if placement.first:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(result), indent=2) + "\n")
+    return result
+
+
+def _key(recipe: Recipe, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None) -> str:
+    """Of everything on which the answer depends."""
+    device = placement.device
+    about = [
+        builder.config.to_dict(), asdict(builder.options), asdict(recipe.inner), asdict(recipe.method), asdict(recipe.memory),
+        recipe.data.context_tokens,
+        recipe.guards.maximum, recipe.run.compile, str(precision), placement.num_ranks, placement.ranks_per_worker, placement.shards,
+        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type, metadata.version("torch"),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+class _Stepper:
+    """A worker like those of the run, and what it holds."""
+
+    def __init__(self, recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None) -> None:
+        self._device = placement.device
+        self._ranks = placement.ranks_per_worker
+        free_memory(self._device)
+        self._before = _held(self._device)
+        source = task.train_source(recipe.method.num_trainers * recipe.method.workers_per_trainer, recipe.run.seed, 1)
+        settings = InnerSettings(
+            loss_fn=task.loss, data=source, max_grad_norm=recipe.method.max_grad_norm or None, test_groups=recipe.test.groups, test_every=0,
+            takes_moments=False, takes_inner_products=False, autocast=precision, seed=recipe.run.seed, device=self._device,
+        )  # fmt: skip
+        model = builder()
+        engine = placement.engine(model, recipe.run.compile, None if builder.weights else builder.fill)
+        self._worker = Worker(0, model, recipe.inner, settings, engine)
+        self._run(1)  # Optimizer state is made at the first step.
+
+    def step(self, size: int) -> tuple[int, float]:
+        """(most bytes held in a step of micro-batches of this size, its seconds); more than any budget if memory runs out."""
+        free_memory(self._device)
+        forget_peak(self._device)
+        try:
+            self._run(size)
+        except OutOfMemoryError:
+            return 2**62, 0.0
+        return usage(self._device)[0] - self._before, self._worker.busy_seconds
+
+    def _run(self, size: int) -> None:
+        plan = BatchPlan(micro_batches=(size,) * self._ranks, ranks=self._ranks)
+        self._worker.begin_round()
+        self._worker.pass_limit = 0
+        self._worker.advance(RoundTask(trainer=0, plan=plan, inner_steps=1, first_step=0, lr_factor=None), Event())
+        if self._worker.pass_limit:
+            raise OutOfMemoryError("it went on with smaller micro-batches")
+
+
+def _free_bytes(gib: float, device: torch.device) -> int:
+    """What the run may take: what is free on the GPU, or of the given budget what this process does not hold yet."""
+    if gib > 0:
+        return int(gib * 2**30) - _held(device)
+    require(
+        device.type == "cuda",
+        "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may take (recipe section [memory])",
+    )
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _held(device: torch.device) -> int:
+    peak, now = usage(device)
+    return peak if now is None else now
