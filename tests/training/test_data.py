@@ -58,8 +58,8 @@ def test_tensor_source() -> None:
 
 
 def test_the_default_corpus_is_the_standard_library() -> None:
-    corpus = load_corpus("", "text", 0.05)
-    assert corpus == load_corpus("", "text", 0.05)
+    corpus = load_corpus(DataSettings())
+    assert corpus == load_corpus(DataSettings())
     documents = [*corpus.train, *corpus.validation]
     assert len(documents) == len(set(documents)) > 300
     assert (Path(sysconfig.get_path("stdlib")) / "argparse.py").read_text() in documents
@@ -72,14 +72,14 @@ def test_corpora_from_files(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("bravo")
     (tmp_path / "sub" / "a.txt").write_text("alpha " * 10)
     (tmp_path / "rows.jsonl").write_text('{"text": "row one\\u2028same row"}\n\n{"text": "row two"}\n')
-    corpus = load_corpus(str(tmp_path), "text", 0.25)
+    corpus = load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.25))
     assert corpus.train == ("bravo", "row one\u2028same row", "row two")
     assert corpus.validation == ("alpha " * 10,)
 
 
 def test_a_single_text_keeps_its_tail_for_validation(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("0123456789" * 10)
-    corpus = load_corpus(str(tmp_path / "one.txt"), "text", 0.1)
+    corpus = load_corpus(DataSettings(path=str(tmp_path / "one.txt"), validation_fraction=0.1))
     assert (corpus.train, corpus.validation) == (("0123456789" * 9,), ("0123456789",))
 
 
@@ -87,10 +87,10 @@ def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     pytest.importorskip("pyarrow.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"body": ["uno", "dos", "tres"], "n": [1, 2, 3]}), tmp_path / "rows.parquet")
-    corpus = load_corpus(str(tmp_path), "body", 0.34)
+    corpus = load_corpus(DataSettings(path=str(tmp_path), text_column="body", validation_fraction=0.34))
     assert (*corpus.train, *corpus.validation) == ("uno", "dos", "tres")
     with pytest.raises(ValueError, match=r"has no column 'text'; set data.text_column to one of \['body', 'n'\]"):
-        load_corpus(str(tmp_path), "text", 0.34)
+        load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.34))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_bad_corpora(tmp_path: Path, name: str, content: bytes | None, message: 
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        load_corpus(str(tmp_path / name), "text", 0.1)
+        load_corpus(DataSettings(path=str(tmp_path / name), validation_fraction=0.1))
 
 
 TEXTS = ["def main():\n    return 'h\u00e9llo \u4e16\u754c'\n", "import os\n" * 20, "x = 1\n" * 50]

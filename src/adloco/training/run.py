@@ -16,12 +16,12 @@ from torch import nn
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.algorithms.reports import RoundReport
-from adloco.algorithms.worker import NonFiniteLossError
+from adloco.algorithms.worker import NonFiniteLossError, Source
 from adloco.placement.launch import place
 from adloco.placement.process import Placement
 from adloco.rules.checks import require
 from adloco.training import checkpoint
-from adloco.training.data.cache import TokenCache, open_cache
+from adloco.training.data.cache import TokenCache, open_cache, reachable
 from adloco.training.data.sources import TokenSource
 from adloco.training.data.tokenizers import Tokenizer
 from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, memory_bytes, rng_state, set_rng_state
@@ -55,6 +55,8 @@ class TrainingRun:
         self.placement = placement
         self.records = Records(folder)
         self.history: list[Record] = []
+        self.notices: list[str] = []
+        """What a person should know before the first round."""
         self.device = placement.device
         self.cache = _open_cache(recipe, tokenizer, placement)
         self._precision = choose_precision(recipe.run.precision, self.device)
@@ -73,8 +75,14 @@ class TrainingRun:
         advice = "use another --run.folder, or go on with it by adloco train --resume"
         require(not placement.agree(folder.exists()), f"run folder {str(folder)!r} exists already; {advice} {folder}")
         total = recipe.learning_rate.total_tokens or recipe.run.tokens
-        recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total))
+        # Paths may differ between ranks, but not whether the first source is there.
+        notice = placement.agree(reachable(recipe.data) if placement.first else "")
+        data = recipe.data.second() if notice else recipe.data
+        recipe = replace(
+            recipe, data=data, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total)
+        )
         run = TrainingRun(recipe, folder, placement)
+        run.notices = [text for text in (notice, "" if data.streaming else run.cache.skipped()) if text]
         if placement.first:
             run._write_folder()
         run._save()
@@ -87,14 +95,16 @@ class TrainingRun:
             raise ValueError(f"run folder {str(self.folder)!r} cannot be made ({error.strerror}); use another --run.folder") from error
         (self.folder / RECIPE).write_text(to_toml(self.recipe))
         self.cache.tokenizer.save(self.folder / TOKENIZER)
-        write_json(self.folder / "environment.json", describe_environment(self.device, self._precision, self.recipe.run.seed))
+        write_json(
+            self.folder / "environment.json", describe_environment(self.device, self._precision, self.recipe.run.seed) | {"notices": self.notices}
+        )
 
     @staticmethod
     def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
         """A run that goes on from its newest checkpoint, bit for bit. flags: see `read_run`."""
         stored = read_run(folder, flags)
         run = TrainingRun(stored.recipe, folder, _place(stored.recipe), stored.tokenizer)
-        check_corpus(stored, run.cache.corpus)
+        check_corpus(stored, run.cache)
         run.algorithm.load_state_dict(stored.algorithm)
         set_rng_state(stored.about["rng"], run.device)
         run._seconds_before = stored.about["seconds"]
@@ -161,24 +171,23 @@ class TrainingRun:
         write_report(self.folder)
         return summary
 
-    def _sources(self) -> tuple[TokenSource, TokenSource]:
+    def _sources(self) -> tuple[Source, TokenSource]:
         data, method, run = self.recipe.data, self.recipe.method, self.recipe.run
         num_workers = method.num_trainers * method.workers_per_trainer
-        needed = self.recipe.guards.initial * method.num_trainers
-        windows = max(0, (len(self.cache.train) - 1) // data.context_tokens)
-        where = f"data.path {data.path!r}" if data.path else "the default corpus"
+        needed = max(self.recipe.guards.initial * method.num_trainers, num_workers)
+        windows = self.cache.train_windows(data.context_tokens, at_least=needed)
         require(
-            windows >= max(needed, num_workers),
-            f"{where} has {windows} windows of {data.context_tokens} tokens to train on, but one inner step needs {max(needed, num_workers)}; "
+            windows >= needed,
+            f"{data.source} has {windows} windows of {data.context_tokens} tokens to train on, but one inner step needs {needed}; "
             "give more text or lower data.context_tokens, batch.initial or method.num_trainers",
         )
         require(
             len(self.cache.validation) > data.context_tokens,
-            f"{where} has {len(self.cache.validation)} tokens to validate on, fewer than one window of {data.context_tokens + 1}; "
-            "give more text, raise data.validation_fraction or lower data.context_tokens",
+            f"{data.source} has {len(self.cache.validation)} tokens to validate on, fewer than one window of {data.context_tokens + 1}; "
+            "give more text, hold out more of it (data.validation_fraction, data.validation_samples) or lower data.context_tokens",
         )
-        train = TokenSource(self.cache.train, context_tokens=data.context_tokens, num_streams=num_workers, seed=run.seed)
-        return train, TokenSource(self.cache.validation, context_tokens=data.context_tokens)
+        train = self.cache.train_source(context_tokens=data.context_tokens, num_streams=num_workers, seed=run.seed)
+        return train, self.cache.validation_source(context_tokens=data.context_tokens)
 
     def _check_memory(self) -> None:
         with torch.device("meta"):
@@ -279,5 +288,5 @@ def _open_cache(recipe: Recipe, tokenizer: Tokenizer | None, placement: Placemen
     made = open_cache(recipe.data, tokenizer) if placement.first else None
     placement.agree(None)
     cache = made or open_cache(recipe.data, tokenizer)
-    require(placement.agree(cache.corpus) == cache.corpus, "the text of data.path differs between ranks; give all of them the same")
+    require(cache.holds(placement.agree(cache.corpus)), f"the text of {recipe.data.source} differs between ranks; give all of them the same")
     return cache

@@ -7,6 +7,7 @@ from typing import Any
 
 from adloco.rules.checks import require
 from adloco.training import checkpoint
+from adloco.training.data.cache import TokenCache
 from adloco.training.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.training.recipe import Recipe, build_recipe, override, read_values
 from adloco.training.recipe_text import settings
@@ -15,13 +16,13 @@ CHECKPOINTS, RECIPE, TOKENIZER = "checkpoints", "recipe.toml", "tokenizer"
 FREE_SETTINGS = {
     "run.folder", "run.name", "run.device", "run.threads", "run.checkpoint_every", "run.keep_checkpoints",
     "placement.shard_size", "placement.replica_size",  # Where workers live does not change what they compute.
-    "data.path", "data.cache",  # What they lead to is checked by content.
+    "data.path", "data.dataset", "data.cache",  # What they lead to is checked by content.
     "evaluation.every", "evaluation.windows",
 }  # fmt: skip
 """Settings that may change from a run's beginning to its going on; all others decide its numbers."""
 
 
-OWN_SETTINGS = {"run.folder", "run.name", "run.device", "run.threads", "data.path", "data.cache"}
+OWN_SETTINGS = {"run.folder", "run.name", "run.device", "run.threads", "data.path", "data.dataset", "data.cache"}
 """Settings that may differ between the ranks of one run; what the device and the paths lead to is compared."""
 CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
 
@@ -90,8 +91,8 @@ def _named(recipe: Recipe, without: Collection[str]) -> dict[str, str]:
     return {key: value for key, value in named.items() if key not in without}
 
 
-def check_corpus(stored: StoredRun, corpus: str) -> None:
-    """Refuse another text than the run began with. corpus: key of the text that is there now."""
-    path = stored.recipe.data.path
-    where = f"the text of data.path {path!r}" if path else "the default corpus"
-    require(stored.about["corpus"] == corpus, f"{where} is not what the run in {stored.folder} began with; restore it, or start another run")
+def check_corpus(stored: StoredRun, cache: TokenCache) -> None:
+    """Refuse another text than the run began with."""
+    data = stored.recipe.data
+    where = data.source if data.dataset or not data.path else f"the text of {data.source}"
+    require(cache.holds(stored.about["corpus"]), f"{where} is not what the run in {stored.folder} began with; restore it, or start another run")

@@ -1,6 +1,6 @@
 """A finished (or stopped) run's model, for evaluation and generation."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
@@ -43,9 +43,9 @@ def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[float, i
     windows: how many, evenly spaced; 0: all.
     """
     stored, data = trained.stored, trained.stored.recipe.data
-    cache = open_cache(data if path is None else replace(data, path=path), stored.tokenizer)
+    cache = open_cache(data if path is None else data.at(path), stored.tokenizer)
     if path is None:
-        check_corpus(stored, cache.corpus)
+        check_corpus(stored, cache)
     tokens = cache.validation if path is None else cache.everything()
     least = data.context_tokens + 1
     require(len(tokens) >= least, f"data.path {path!r} has {len(tokens)} tokens, fewer than one window of {least}; give more text")
