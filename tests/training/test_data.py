@@ -1,7 +1,10 @@
 """Order, sources, corpora, tokenizers and caches."""
 
 import json
+import subprocess
+import sys
 import sysconfig
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +18,7 @@ from adloco.training.data.order import StreamOrder
 from adloco.training.data.sources import TokenSource
 from adloco.training.data.tokenizers import load_tokenizer, make_tokenizer
 from adloco.training.settings import DataSettings
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+from tests.problems import SHARED_DATA, needs_shared_data
 
 
 def test_an_epoch_has_every_sample_once() -> None:
@@ -134,13 +136,44 @@ def test_tokenizers_round_trip_and_reload(tmp_path: Path, name: str) -> None:
         assert sum(map(len, encoded)) < sum(len(text.encode()) for text in TEXTS)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="shared/data is not here")
-@pytest.mark.parametrize("name", ["gpt2", "llama2"])
-def test_a_tokenizer_folder(tmp_path: Path, name: str) -> None:
-    tokenizer = make_tokenizer(str(SHARED / "tokenizers" / name), ())
-    assert tokenizer.decode(tokenizer.encode(TEXTS)[0]) == TEXTS[0]
+PLAIN = "The quick brown fox, at 13:45, jumps over 2 lazy dogs; it's Zoë's naïve café — said she: \"5 € or 7 £?\" (no reply!)\n\nNew paragraph."
+CODE = "\tdef f(x):\n    return {'a': [x ** 2, 世界, 🙂]}  # done\n"
+
+
+@needs_shared_data
+@pytest.mark.parametrize(
+    ("name", "size", "ending"), [("gpt2", 50257, "<|endoftext|>"), ("llama2", 32000, "</s>"), ("bert-base-uncased", 30522, "[SEP]")]
+)
+def test_published_vocabularies_round_trip(name: str, size: int, ending: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(str(SHARED_DATA / "tokenizers" / name), ())
+    assert tokenizer.vocab_size == size
+    assert tokenizer.decode([tokenizer.end_of_text]) == ending
+    plain, code = tokenizer.encode([PLAIN, CODE])
+    assert tokenizer.end_of_text not in plain + code
+    if name == "bert-base-uncased":
+        # It knows words, neither their case nor accents nor what stands between them.
+        words = unicodedata.normalize("NFD", PLAIN.lower())
+        bare = "".join(character for character in words if not unicodedata.combining(character) and not character.isspace())
+        assert tokenizer.decode(plain).replace(" ", "") == bare
+        assert tokenizer.encode([tokenizer.decode(plain)]) == [plain]
+        assert tokenizer.decode(tokenizer.encode(["the quick brown fox jumps."])[0]) == "the quick brown fox jumps."
+    else:
+        assert tokenizer.decode(plain) == PLAIN
+        assert tokenizer.decode(code) == CODE
     tokenizer.save(tmp_path)
-    assert load_tokenizer(tmp_path).fingerprint() == tokenizer.fingerprint()
+    again = load_tokenizer(tmp_path)
+    assert again.fingerprint() == tokenizer.fingerprint()
+    assert again.encode([PLAIN, CODE]) == [plain, code]
+
+
+@needs_shared_data
+@pytest.mark.parametrize("module", ["sentencepiece", "google.protobuf"])
+def test_a_sentencepiece_vocabulary_without_what_reads_it(module: str) -> None:
+    folder = str(SHARED_DATA / "tokenizers" / "llama2")
+    code = f"import sys; sys.modules[{module!r}] = None; from adloco.training.data.tokenizers import make_tokenizer; make_tokenizer({folder!r}, ())"
+    error = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    needed = f"needs {module.removeprefix('google.')} to be read; install with: pip install 'adloco[sentencepiece]'"
+    assert error.splitlines()[-1] == f"ValueError: data.tokenizer {folder!r} {needed}"
 
 
 @pytest.mark.parametrize("name", ["bpe:", "bpe:12", "bpe:many", "/no/such/folder"])

@@ -1,17 +1,18 @@
-"""adloco train | config | evaluate | generate | report. Bad input ends with one sentence on stderr and exit code 2."""
+"""adloco train | prepare | config | evaluate | generate | report. Bad input ends with one sentence on stderr and exit code 2."""
 
 import difflib
 import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("train", "config", "evaluate", "generate", "report")
+COMMANDS = ("train", "prepare", "config", "evaluate", "generate", "report")
 HELP = """\
 adloco COMMAND ...
 
   train [RECIPE] [--section.key VALUE ...]   train; RECIPE is a file or a shipped recipe (default: adloco)
   train [RECIPE] --ranks N ...               the same on N processes of this machine
   train --resume RUN [--ranks N]             go on with a run from its newest checkpoint
+  prepare [RECIPE] [--section.key VALUE ...] tokenise the recipe's text ahead of time
   config [RECIPE] [--section.key VALUE ...]  print the resolved recipe, each setting with its meaning
   evaluate RUN [--data.path PATH]            loss of a run's model on its validation text, or on another text
   generate RUN --prompt TEXT                 continue a text with a run's model
@@ -55,10 +56,11 @@ def _dispatch(words: list[str]) -> int:
         suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
         raise ValueError(f"there is no command {words[0]!r}{suggestion}; commands are {', '.join(COMMANDS)}")
     # Commands import late: transformers takes seconds, and a wrong word should not.
-    from adloco.cli import commands
+    from adloco.cli import commands, prepare
 
     return {
         "train": commands.train,
+        "prepare": prepare.prepare,
         "config": commands.config,
         "evaluate": commands.evaluate,
         "generate": commands.generate,

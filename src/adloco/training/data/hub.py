@@ -20,8 +20,14 @@ DOWNLOAD = "download it and give its folder, or name a second source in data.fal
 def dataset_shards(data: DataSettings, split: str) -> list[Shard]:
     """The shards of a split."""
     builder = _builder(data)
-    streams = builder.as_streaming_dataset()
     what = f"data.dataset {data.dataset!r}"
+    try:
+        streams = builder.as_streaming_dataset()
+    except ConnectionError as error:
+        raise SourceUnreachableError(f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}") from error
+    except Exception as error:  # Whatever a broken file makes its reader raise.
+        first = next((file for files in (builder.config.data_files or {}).values() for file in files), "its first file")
+        raise ValueError(f"{what} cannot be opened ({_first_line(error)}); mend or remove {first}, which tells the columns of all") from error
     require(split in streams, f"{what} has no split {split!r}; set data.split or data.validation_split to one of {', '.join(streams)}")
     stream, files = streams[split], (builder.config.data_files or {}).get(split, [])
     names = [str(file) for file in files] if len(files) == stream.num_shards else [f"shard {index + 1}" for index in range(stream.num_shards)]
@@ -98,13 +104,13 @@ def _builder(data: DataSettings) -> Any:
         raise SourceUnreachableError(f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}") from error
     except (datasets.exceptions.DatasetsError, FileNotFoundError) as error:
         raise ValueError(f"{what} holds no data files that can be read ({_first_line(error)}); give one with json, parquet, csv or text") from error
-    except Exception as error:  # datasets raises ValueError for unknown configurations, and whatever a broken file makes its readers raise.
+    except ValueError as error:
         known = _configs(name)
         require(
             data.config in known or (not data.config and len(known) == 1),
             f"{what} has no configuration {data.config!r}; set data.config to one of {known}",
         )
-        raise ValueError(f"{what} cannot be opened ({type(error).__name__}: {_first_line(error)}); mend it or use another") from error
+        raise ValueError(f"{what} cannot be opened ({_first_line(error)}); mend it or use another") from error
 
 
 def _configs(name: str) -> list[str]:
