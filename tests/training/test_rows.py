@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,12 @@ def test_unknown_configurations_and_splits_and_empty_folders(local: str, tmp_pat
         with pytest.raises(ValueError, match=message) as error:
             list(read_rows(DataSettings(**settings), "train", TEXT))  # type: ignore[arg-type]
         assert not isinstance(error.value, SourceUnreachableError)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="'allenai/c4' needs the library datasets; install it with: pip install 'adloco.datasets.'"):
+        list(read_rows(DataSettings(dataset="allenai/c4"), "train", TEXT))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class DataSettings:
     samples: int = 0
     """Rows to take, from the first on (rows of a file, or files of text); 0: all. Only these are fetched."""
     validation_samples: int = 0
-    """Rows of validation_split to take; without one, so many of the first rows are held out instead of validation_fraction. 0: see there."""
+    """Rows of validation_split to take (0: all); without such a split, so many of the first rows are held out (0: validation_fraction says which)."""
     bad_rows: Literal["error", "skip"] = "error"
     """What to do with rows that cannot be read or hold no text. skip: leave them out, count them, and show the counts."""
     fallback: str = ""
