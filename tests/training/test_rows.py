@@ -3,14 +3,15 @@
 import gzip
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adloco.training.data.rows import Position, open_rows, read_rows, stages
+from adloco.training.data.hub import DatasetShard
+from adloco.training.data.rows import Position, Rows, open_rows, read_rows, stages
 from adloco.training.data.shards import SourceUnreachableError
 from adloco.training.settings import DataSettings
 from tests.problems import SHARED_DATA, needs_shared_data
@@ -200,6 +201,35 @@ def test_unknown_configurations_and_splits_and_empty_folders(local: str, tmp_pat
         with pytest.raises(ValueError, match=message) as error:
             list(read_rows(DataSettings(**settings), "train", TEXT))  # type: ignore[arg-type]
         assert not isinstance(error.value, SourceUnreachableError)
+
+
+class BrokenStream:
+    """A dataset's stream that fails after two rows."""
+
+    column_names = ("text",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def select_columns(self, columns: list[str]) -> "BrokenStream":
+        return self
+
+    def skip(self, rows: int) -> Iterator[dict[str, str]]:
+        yield {"text": "a"}
+        yield {"text": "b"}
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ConnectionError("reset"), TimeoutError("late"), RuntimeError("odd"), OSError(28, "No space left on device")])
+def test_nothing_is_left_out_for_what_may_go_away(error: Exception) -> None:
+    shard = DatasetShard(stream=BrokenStream(error), name="shard", text_column="text")
+    rows = Rows(shards=[shard], columns=TEXT, data=DataSettings(bad_rows="skip"), limit=0, position=Position(), start=0)
+    with pytest.raises(SourceUnreachableError, match=r"shard cannot be reached from row 3 on \(.*\); go on when it can be"):
+        list(rows)
+    damaged = DatasetShard(stream=BrokenStream(OSError("Unexpected end of stream")), name="shard", text_column="text")
+    rows = Rows(shards=[damaged], columns=TEXT, data=DataSettings(bad_rows="skip"), limit=0, position=Position(), start=0)
+    assert len(list(rows)) == 2
+    assert sum(rows.position.skipped.values()) == 1
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

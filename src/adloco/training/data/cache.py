@@ -6,7 +6,7 @@ prepared one is found without a network. Either name is followed by the tokenize
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,14 @@ TOKENIZER_ROWS = 10_000
 class TokenCache:
     """Train and validation tokens of a source, each document followed by the end-of-text id."""
 
-    def __init__(self, data: DataSettings, growth: Growth, content: str) -> None:
+    def __init__(self, data: DataSettings, growth: Growth, content: str, skipped: Mapping[str, int] | None) -> None:
+        """skipped: what was left out when the source was read just now, where it was."""
         self.data = data
         self.growth = growth
         self.folder = growth.folder
         self.tokenizer = growth.tokenizer
         self._content = content
+        self._skipped = skipped
 
     @property
     def corpus(self) -> str:
@@ -87,9 +89,12 @@ class TokenCache:
 
     def skipped(self) -> str:
         """What was left out so far, in one sentence; empty if nothing was."""
-        counts = self.growth.state.skipped
+        state = self.growth.state
+        # Equal text may have been read before from a source without, or with, bad rows.
+        counts = state.skipped if self._skipped is None else self._skipped
+        rows = state.documents + sum(counts.values())
         reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
-        return f"{sum(counts.values())} of {self.growth.state.rows} rows were left out, as data.bad_rows says ({reasons})" if counts else ""
+        return f"{sum(counts.values())} of {rows} rows were left out, as data.bad_rows says ({reasons})" if counts else ""
 
 
 def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenCache:
@@ -117,7 +122,7 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
         growth = Growth(folder, feed, data.source, lambda: tokenizer or make_tokenizer(data.tokenizer, corpus.train if corpus else _sample(data)))
     except OSError as error:
         raise ValueError(f"data.cache {data.cache!r} cannot be written ({error.strerror}); use another folder (recipe section [data])") from error
-    return TokenCache(data, growth, content)
+    return TokenCache(data, growth, content, corpus.skipped if corpus else None)
 
 
 def reachable(data: DataSettings) -> str:

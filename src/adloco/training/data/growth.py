@@ -146,6 +146,9 @@ class Growth:
                 except Timeout:
                     self.state = _read(self.folder)
                 yield self.state
+            if self.state.complete:
+                # Lets go of a text in memory.
+                self._pending, self._feed = iter(()), lambda state: iter(())
 
     def tokens(self, split: Split) -> NDArray[Any]:
         """The tokens of a split so far, each document followed by the end-of-text id."""

@@ -57,6 +57,7 @@ class DatasetShard:
 
     def read(self, columns: Columns, start: int) -> Iterator[tuple[int, Row | BadRow]]:
         import pyarrow
+        from huggingface_hub.errors import HfHubHTTPError
 
         number = start
         present = self.stream.column_names or list(columns)
@@ -69,17 +70,20 @@ class DatasetShard:
             for row in self.stream.select_columns(list(columns)).skip(start):
                 number += 1
                 yield number, row
+        except (ConnectionError, TimeoutError, HfHubHTTPError) as error:
+            raise self._unreachable(number, error) from error
         except FileNotFoundError:
             yield number + 1, BadRow(reason="vanished file", problem=f" is gone, from row {number + 1} on", advice="restore it", rest=True)
-        except ConnectionError as error:
-            raise SourceUnreachableError(f"{self.name} could not be reached any more from row {number + 1} on; go on when it can be") from error
-        except (EOFError, zlib.error, ValueError, TypeError, pyarrow.ArrowException) as error:
+        except (EOFError, zlib.error, ValueError, pyarrow.ArrowException) as error:
             yield number + 1, _unreadable(number, error)
-        except OSError as error:
-            # Decoders raise OSError without a number; one with a number comes from the system and may go away.
-            if error.errno is not None:
-                raise
+        except Exception as error:
+            # Decoders raise OSError without a number. All else may go away by itself, so that nothing is left out for it.
+            if not isinstance(error, OSError) or error.errno is not None:
+                raise self._unreachable(number, error) from error
             yield number + 1, _unreadable(number, error)
+
+    def _unreachable(self, number: int, error: Exception) -> SourceUnreachableError:
+        return SourceUnreachableError(f"{self.name} cannot be reached from row {number + 1} on ({_first_line(error)}); go on when it can be")
 
 
 def _unreadable(number: int, error: Exception) -> BadRow:
@@ -104,13 +108,13 @@ def _builder(data: DataSettings) -> Any:
         raise SourceUnreachableError(f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}") from error
     except (datasets.exceptions.DatasetsError, FileNotFoundError) as error:
         raise ValueError(f"{what} holds no data files that can be read ({_first_line(error)}); give one with json, parquet, csv or text") from error
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         known = _configs(name)
-        require(
-            data.config in known or (not data.config and len(known) == 1),
-            f"{what} has no configuration {data.config!r}; set data.config to one of {known}",
-        )
+        fits = not known or data.config in known or (not data.config and len(known) == 1)
+        require(fits, f"{what} has no configuration {data.config!r}; set data.config to one of {known}")
         raise ValueError(f"{what} cannot be opened ({_first_line(error)}); mend it or use another") from error
+    except Exception as error:  # Errors of several libraries for the network.
+        raise SourceUnreachableError(f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}") from error
 
 
 def _configs(name: str) -> list[str]:
