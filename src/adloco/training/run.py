@@ -288,5 +288,6 @@ def _open_cache(recipe: Recipe, tokenizer: Tokenizer | None, placement: Placemen
     made = open_cache(recipe.data, tokenizer) if placement.first else None
     placement.agree(None)
     cache = made or open_cache(recipe.data, tokenizer)
-    require(cache.holds(placement.agree(cache.corpus)), f"the text of {recipe.data.source} differs between ranks; give all of them the same")
+    where = "data.dataset" if recipe.data.dataset else "data.path"
+    require(cache.holds(placement.agree(cache.corpus)), f"the text of {where} differs between ranks; give all of them the same")
     return cache
