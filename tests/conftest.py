@@ -1,9 +1,18 @@
 """Fixtures: a small corpus and the settings of a run that takes seconds."""
 
+import atexit
+import os
 import random
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+
+# Before anything of Hugging Face is imported: tests reach for no network and leave nothing in the caches of whoever runs them.
+os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="adloco-tests-")
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 
 SMALL = {
     "run.tokens": "16000",

@@ -1,12 +1,19 @@
 """Small problems with known answers, for tests of all layers."""
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from adloco import AdLoCo, OneProcess, TensorSource
+
+SHARED_DATA = Path(os.environ.get("ADLOCO_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data")
+"""Real data beside the checkout, that is no part of the project."""
+needs_shared_data = pytest.mark.skipif(not SHARED_DATA.exists(), reason=f"there is no {SHARED_DATA} (set ADLOCO_SHARED_DATA)")
 
 
 def regression(num_streams: int, samples: int = 240, seed: int = 0, dtype: torch.dtype = torch.float32) -> TensorSource:

@@ -30,7 +30,7 @@ from adloco.cli.main import main
         (["--run.device", "quantum"], "run.device must be auto, cpu or cuda, got 'quantum'"),
         (["--run.device", "cuda:9"], "run.device 'cuda:9' is not available"),
         (["--outer.optimizer", "Nesterov"], "outer.optimizer must name an optimizer of torch.optim"),
-        (["--resume", "/no/such/run"], "--run.tokens cannot change when a run goes on; leave it out (what can: data.cache, data.path,"),
+        (["--resume", "/no/such/run"], "--run.tokens cannot change when a run goes on; leave it out (what can: data.cache, data.dataset, data.path,"),
         (["--run.seed", "99999999999999999999999999"], "run.seed must be >= 0 and < 2^63"),
         (["--data.cache", "/proc/nope"], "data.cache '/proc/nope' cannot be written"),
         (["--run.folder", "/proc/nope/run"], "run folder '/proc/nope/run' cannot be made"),

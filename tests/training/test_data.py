@@ -1,7 +1,10 @@
 """Order, sources, corpora, tokenizers and caches."""
 
 import json
+import subprocess
+import sys
 import sysconfig
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +18,7 @@ from adloco.training.data.order import StreamOrder
 from adloco.training.data.sources import TokenSource
 from adloco.training.data.tokenizers import load_tokenizer, make_tokenizer
 from adloco.training.settings import DataSettings
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+from tests.problems import SHARED_DATA, needs_shared_data
 
 
 def test_an_epoch_has_every_sample_once() -> None:
@@ -58,8 +60,8 @@ def test_tensor_source() -> None:
 
 
 def test_the_default_corpus_is_the_standard_library() -> None:
-    corpus = load_corpus("", "text", 0.05)
-    assert corpus == load_corpus("", "text", 0.05)
+    corpus = load_corpus(DataSettings())
+    assert corpus == load_corpus(DataSettings())
     documents = [*corpus.train, *corpus.validation]
     assert len(documents) == len(set(documents)) > 300
     assert (Path(sysconfig.get_path("stdlib")) / "argparse.py").read_text() in documents
@@ -72,14 +74,14 @@ def test_corpora_from_files(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("bravo")
     (tmp_path / "sub" / "a.txt").write_text("alpha " * 10)
     (tmp_path / "rows.jsonl").write_text('{"text": "row one\\u2028same row"}\n\n{"text": "row two"}\n')
-    corpus = load_corpus(str(tmp_path), "text", 0.25)
+    corpus = load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.25))
     assert corpus.train == ("bravo", "row one\u2028same row", "row two")
     assert corpus.validation == ("alpha " * 10,)
 
 
 def test_a_single_text_keeps_its_tail_for_validation(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("0123456789" * 10)
-    corpus = load_corpus(str(tmp_path / "one.txt"), "text", 0.1)
+    corpus = load_corpus(DataSettings(path=str(tmp_path / "one.txt"), validation_fraction=0.1))
     assert (corpus.train, corpus.validation) == (("0123456789" * 9,), ("0123456789",))
 
 
@@ -87,10 +89,10 @@ def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     pytest.importorskip("pyarrow.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"body": ["uno", "dos", "tres"], "n": [1, 2, 3]}), tmp_path / "rows.parquet")
-    corpus = load_corpus(str(tmp_path), "body", 0.34)
+    corpus = load_corpus(DataSettings(path=str(tmp_path), text_column="body", validation_fraction=0.34))
     assert (*corpus.train, *corpus.validation) == ("uno", "dos", "tres")
     with pytest.raises(ValueError, match=r"has no column 'text'; set data.text_column to one of \['body', 'n'\]"):
-        load_corpus(str(tmp_path), "text", 0.34)
+        load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.34))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_bad_corpora(tmp_path: Path, name: str, content: bytes | None, message: 
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        load_corpus(str(tmp_path / name), "text", 0.1)
+        load_corpus(DataSettings(path=str(tmp_path / name), validation_fraction=0.1))
 
 
 TEXTS = ["def main():\n    return 'h\u00e9llo \u4e16\u754c'\n", "import os\n" * 20, "x = 1\n" * 50]
@@ -134,13 +136,44 @@ def test_tokenizers_round_trip_and_reload(tmp_path: Path, name: str) -> None:
         assert sum(map(len, encoded)) < sum(len(text.encode()) for text in TEXTS)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="shared/data is not here")
-@pytest.mark.parametrize("name", ["gpt2", "llama2"])
-def test_a_tokenizer_folder(tmp_path: Path, name: str) -> None:
-    tokenizer = make_tokenizer(str(SHARED / "tokenizers" / name), ())
-    assert tokenizer.decode(tokenizer.encode(TEXTS)[0]) == TEXTS[0]
+PLAIN = "The quick brown fox, at 13:45, jumps over 2 lazy dogs; it's Zoë's naïve café — said she: \"5 € or 7 £?\" (no reply!)\n\nNew paragraph."
+CODE = "\tdef f(x):\n    return {'a': [x ** 2, 世界, 🙂]}  # done\n"
+
+
+@needs_shared_data
+@pytest.mark.parametrize(
+    ("name", "size", "ending"), [("gpt2", 50257, "<|endoftext|>"), ("llama2", 32000, "</s>"), ("bert-base-uncased", 30522, "[SEP]")]
+)
+def test_published_vocabularies_round_trip(name: str, size: int, ending: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(str(SHARED_DATA / "tokenizers" / name), ())
+    assert tokenizer.vocab_size == size
+    assert tokenizer.decode([tokenizer.end_of_text]) == ending
+    plain, code = tokenizer.encode([PLAIN, CODE])
+    assert tokenizer.end_of_text not in plain + code
+    if name == "bert-base-uncased":
+        # It knows words, neither their case nor accents nor what stands between them.
+        words = unicodedata.normalize("NFD", PLAIN.lower())
+        bare = "".join(character for character in words if not unicodedata.combining(character) and not character.isspace())
+        assert tokenizer.decode(plain).replace(" ", "") == bare
+        assert tokenizer.encode([tokenizer.decode(plain)]) == [plain]
+        assert tokenizer.decode(tokenizer.encode(["the quick brown fox jumps."])[0]) == "the quick brown fox jumps."
+    else:
+        assert tokenizer.decode(plain) == PLAIN
+        assert tokenizer.decode(code) == CODE
     tokenizer.save(tmp_path)
-    assert load_tokenizer(tmp_path).fingerprint() == tokenizer.fingerprint()
+    again = load_tokenizer(tmp_path)
+    assert again.fingerprint() == tokenizer.fingerprint()
+    assert again.encode([PLAIN, CODE]) == [plain, code]
+
+
+@needs_shared_data
+@pytest.mark.parametrize("module", ["sentencepiece", "google.protobuf"])
+def test_a_sentencepiece_vocabulary_without_what_reads_it(module: str) -> None:
+    folder = str(SHARED_DATA / "tokenizers" / "llama2")
+    code = f"import sys; sys.modules[{module!r}] = None; from adloco.training.data.tokenizers import make_tokenizer; make_tokenizer({folder!r}, ())"
+    error = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    needed = f"needs {module.removeprefix('google.')} to be read; install with: pip install 'adloco[sentencepiece]'"
+    assert error.splitlines()[-1] == f"ValueError: data.tokenizer {folder!r} {needed}"
 
 
 @pytest.mark.parametrize("name", ["bpe:", "bpe:12", "bpe:many", "/no/such/folder"])

@@ -15,8 +15,9 @@ from adloco.cli.main import main
 from adloco.training.checkpoint import list_checkpoints
 from adloco.training.recipe import build_recipe, override, read_values, shipped_recipes
 from adloco.training.run import TrainingRun
+from tests.problems import SHARED_DATA, needs_shared_data
 
-SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare" / "input.txt"
+SHAKESPEARE = SHARED_DATA / "tinyshakespeare" / "input.txt"
 MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
 METRICS = {
     "round", "tokens", "samples", "inner_steps", "syncs", "bytes_communicated", "bytes_inside", "bytes_ddp_equivalent", "seconds",
@@ -107,7 +108,7 @@ def test_choices_of_a_recipe_run_and_learn(choices: list[str], small: list[str],
     assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
 
 
-@pytest.mark.skipif(not SHAKESPEARE.exists(), reason="shared/data/tinyshakespeare is not here")
+@needs_shared_data
 def test_a_text_file_trains(small: list[str], tmp_path: Path) -> None:
     assert main(["train", "diloco", *small, "--data.path", str(SHAKESPEARE), "--data.validation_fraction", "0.1"]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"] < 4.5
@@ -130,6 +131,7 @@ UNTIL = """
 import sys
 from pathlib import Path
 from adloco.training.run import TrainingRun
+from tests.problems import SHARED_DATA, needs_shared_data
 from adloco.training.recipe import build_recipe, read_values
 start, where, rounds = sys.argv[1:]
 run = TrainingRun.create(build_recipe(read_values(where))) if start == "create" else TrainingRun.resume(Path(where))

@@ -16,6 +16,8 @@ from typing import NoReturn, TextIO
 # Before transformers is imported: the command line shows its own progress.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+os.environ.setdefault("DATASETS_VERBOSITY", "critical")
 
 from rich.console import Console
 
@@ -76,9 +78,13 @@ def end_rank(message: str) -> None:
 def _train(run: TrainingRun, console: Console) -> int:
     if run.finished:
         console.print(f"{run.folder} has spent its budget of {run.recipe.run.tokens:,} tokens already", soft_wrap=True)
+    for notice in run.notices:
+        console.print(notice, style="bold red", soft_wrap=True)
     with _interruptible(run) as interrupted, open_view(run, console) as view, _plain_warnings():
         for record in run.rounds():
             view.show(record)
+    if run.recipe.data.streaming and (left_out := run.task.skipped()):
+        console.print(left_out, style="bold red", soft_wrap=True)
     if interrupted and not run.finished:
         console.print(f"stopped and saved; go on with: adloco train --resume {run.folder}", soft_wrap=True)
         return INTERRUPTED

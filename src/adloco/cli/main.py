@@ -1,17 +1,18 @@
-"""adloco train | probe | config | evaluate | generate | report. Bad input ends with one sentence on stderr and exit code 2."""
+"""adloco train | prepare | probe | config | evaluate | generate | report. Bad input ends with one sentence on stderr and exit code 2."""
 
 import difflib
 import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("train", "probe", "config", "evaluate", "generate", "report")
+COMMANDS = ("train", "prepare", "probe", "config", "evaluate", "generate", "report")
 HELP = """\
 adloco COMMAND ...
 
   train [RECIPE] [--section.key VALUE ...]   train; RECIPE is a file or a shipped recipe (default: adloco)
   train [RECIPE] --ranks N ...               the same on N processes of this machine
   train --resume RUN [--ranks N]             go on with a run from its newest checkpoint
+  prepare [RECIPE] [--section.key VALUE ...] tokenise the recipe's text ahead of time
   probe [RECIPE] [--ranks N] ...             measure the largest micro-batch that fits in memory
   config [RECIPE] [--section.key VALUE ...]  print the resolved recipe, each setting with its meaning
   evaluate RUN [--data.path PATH]            loss of a run's model on its validation text, or on another text
@@ -61,12 +62,12 @@ def _dispatch(words: list[str]) -> int:
         suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
         raise ValueError(f"there is no command {words[0]!r}{suggestion}; commands are {', '.join(COMMANDS)}")
     # Commands import late: transformers takes seconds, and a wrong word should not.
-    from adloco.cli import commands
-    from adloco.cli.probe import probe
+    from adloco.cli import commands, prepare, probe
 
     return {
         "train": commands.train,
-        "probe": probe,
+        "prepare": prepare.prepare,
+        "probe": probe.probe,
         "config": commands.config,
         "evaluate": commands.evaluate,
         "generate": commands.generate,

@@ -20,6 +20,7 @@ from adloco.placement.launch import place
 from adloco.placement.process import Placement
 from adloco.rules.checks import require
 from adloco.training import checkpoint
+from adloco.training.data.cache import reachable
 from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, rng_state, set_rng_state
 from adloco.training.memory import Memory, memory_snapshot, snapshot_file
 from adloco.training.models import save_config
@@ -66,6 +67,8 @@ class TrainingRun:
         self.placement = placement
         self.records = Records(folder)
         self.history: list[Record] = []
+        self.notices: list[str] = []
+        """What a person should know before the first round."""
         self.device = placement.device
         self._snapshot = snapshot_file(folder, self.device) if recipe.profile.memory else None
         self._memory = Memory(self.device)
@@ -91,8 +94,14 @@ class TrainingRun:
         advice = "use another --run.folder, or go on with it by adloco train --resume"
         require(not placement.agree(folder.exists()), f"run folder {str(folder)!r} exists already; {advice} {folder}")
         total = recipe.learning_rate.total_tokens or recipe.run.tokens
-        recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total))
+        # Paths may differ between ranks, but not whether the first source is there.
+        notice = placement.agree(reachable(recipe.data) if placement.first else "")
+        data = recipe.data.second() if notice else recipe.data
+        recipe = replace(
+            recipe, data=data, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total)
+        )
         run = TrainingRun(recipe, folder, placement)
+        run.notices = [text for text in (notice, "" if data.streaming else run.task.skipped()) if text]
         if placement.first:
             run._write_folder()
         run._save()
@@ -106,14 +115,16 @@ class TrainingRun:
         (self.folder / RECIPE).write_text(to_toml(self.recipe))
         self.task.tokenizer.save(self.folder / TOKENIZER)
         save_config(self._builder.config, self.folder / MODEL)
-        write_json(self.folder / "environment.json", describe_environment(self.device, self._precision, self.recipe.run.seed))
+        write_json(
+            self.folder / "environment.json", describe_environment(self.device, self._precision, self.recipe.run.seed) | {"notices": self.notices}
+        )
 
     @staticmethod
     def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
         """A run that goes on from its newest checkpoint, bit for bit. flags: see `read_run`."""
         stored = read_run(folder, flags)
         run = TrainingRun(stored.recipe, folder, _place(stored.recipe), stored)
-        check_corpus(stored, run.task.corpus)
+        check_corpus(stored, run.task)
         run.algorithm.load_state_dict(stored.algorithm)
         set_rng_state(stored.about["rng"], run.device)
         run._seconds_before = stored.about["seconds"]
@@ -304,5 +315,6 @@ def _open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -
     made = open_here() if placement.first else None
     placement.agree(None)
     task = made or open_here()
-    require(placement.agree(task.corpus) == task.corpus, "the text of data.path differs between ranks; give all of them the same")
+    where = "data.dataset" if recipe.data.dataset else "data.path"
+    require(task.holds(placement.agree(task.corpus)), f"the text of {where} differs between ranks; give all of them the same")
     return task

@@ -17,13 +17,13 @@ CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "
 FREE_SETTINGS = {
     "run.folder", "run.name", "run.device", "run.threads", "run.checkpoint_every", "run.keep_checkpoints", "run.trackers",
     "placement.shard_size", "placement.replica_size",  # Where workers live does not change what they compute.
-    "data.path", "data.cache",  # What they lead to is checked by content.
+    "data.path", "data.dataset", "data.cache",  # What they lead to is checked by content.
     "evaluation.every", "evaluation.windows", "profile.memory", "switch.pass_limit", "memory.gib", "memory.fraction",
 }  # fmt: skip
 """Settings that may change from a run's beginning to its going on; all others decide its numbers."""
 
 
-OWN_SETTINGS = {"run.folder", "run.name", "run.device", "run.threads", "run.trackers", "data.path", "data.cache", "profile.memory"}
+OWN_SETTINGS = {"run.folder", "run.name", "run.device", "run.threads", "run.trackers", "data.path", "data.dataset", "data.cache", "profile.memory"}
 """Settings that may differ between the ranks of one run; what the device and the paths lead to is compared."""
 CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
 
@@ -102,8 +102,8 @@ def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None) -> Model
     return ModelBuilder(config=config, head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed, weights=weights)
 
 
-def check_corpus(stored: StoredRun, corpus: str) -> None:
-    """Refuse another text than the run began with. corpus: key of the text that is there now."""
-    path = stored.recipe.data.path
-    where = f"the text of data.path {path!r}" if path else "the default corpus"
-    require(stored.about["corpus"] == corpus, f"{where} is not what the run in {stored.folder} began with; restore it, or start another run")
+def check_corpus(stored: StoredRun, task: Task) -> None:
+    """Refuse another text than the run began with."""
+    data = stored.recipe.data
+    where = data.source if data.dataset or not data.path else f"the text of {data.source}"
+    require(task.holds(stored.about["corpus"]), f"{where} is not what the run in {stored.folder} began with; restore it, or start another run")

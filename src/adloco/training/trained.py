@@ -43,10 +43,10 @@ def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str
     windows: of a language model, how many, evenly spaced; 0: all.
     """
     stored, recipe = trained.stored, trained.stored.recipe
-    data = recipe.data if path is None else replace(recipe.data, path=path)
+    data = recipe.data if path is None else recipe.data.at(path)
     task = recipe.task.open(data, replace(recipe.evaluation, windows=windows), stored.tokenizer, everything=path is not None)
     if path is None:
-        check_corpus(stored, task.corpus)
+        check_corpus(stored, task)
     *sums, count = task.measure(trained.model, next(trained.model.parameters()).device)
     return dict(zip(task.measures, (total / count for total in sums), strict=True)), int(count)
 

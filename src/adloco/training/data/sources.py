@@ -1,5 +1,6 @@
-"""Sources: samples by stream and position, from tensors in memory or from a file of tokens."""
+"""Sources: samples by stream and position, from tensors in memory, from a file of tokens, or from a text that is still being fetched."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,5 +44,32 @@ class TokenSource:
 
     def windows(self, indices: NDArray[np.int64]) -> Tensor:
         """These windows, int64 [len(indices), context + 1]."""
-        starts = indices[:, None] * self.context_tokens + np.arange(self.context_tokens + 1)
-        return torch.from_numpy(self.tokens[starts].astype(np.int64))
+        return _windows(self.tokens, indices, self.context_tokens)
+
+
+class StreamSource:
+    """Windows of context + 1 tokens in the order of a text that is still being fetched; where it has ended, its streams begin again.
+
+    Stream s of S owns the windows s, s + S, ... There is no permutation, as nobody knows the end.
+    """
+
+    def __init__(self, tokens_at_least: Callable[[int], NDArray[Any]], *, context_tokens: int, num_streams: int) -> None:
+        """tokens_at_least: count -> the tokens so far, that many at least, unless the text ends before."""
+        self.context_tokens = context_tokens
+        self.num_streams = num_streams
+        self._tokens_at_least = tokens_at_least
+
+    def read(self, stream: int, position: int, count: int) -> Tensor:
+        """Token ids, int64 [count, context + 1]."""
+        wanted = stream + np.arange(position, position + count, dtype=np.int64) * self.num_streams
+        tokens = self._tokens_at_least(int(wanted[-1] + 1) * self.context_tokens + 1)
+        windows = (len(tokens) - 1) // self.context_tokens
+        # Beyond the last window the text has ended, so that their number is final.
+        own = len(range(stream, windows, self.num_streams))
+        indices = np.where(wanted < windows, wanted, stream + (wanted // self.num_streams) % own * self.num_streams)
+        return _windows(tokens, indices, self.context_tokens)
+
+
+def _windows(tokens: NDArray[Any], indices: NDArray[np.int64], context_tokens: int) -> Tensor:
+    starts = indices[:, None] * context_tokens + np.arange(context_tokens + 1)
+    return torch.from_numpy(tokens[starts].astype(np.int64))

@@ -1,6 +1,7 @@
 """Tokenizers: bytes, a byte-level BPE trained on the corpus, or any Hugging Face tokenizer by folder or hub name."""
 
 import hashlib
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,9 @@ from adloco.rules.checks import require
 END_OF_TEXT = "<|endoftext|>"
 BARE_VOCABULARIES = {"merges.txt": "GPT2Tokenizer", "vocab.txt": "BertTokenizer", "tokenizer.model": "LlamaTokenizer"}
 """Class in transformers for a folder that holds a vocabulary by this file and says nothing about it."""
+
+SENTENCEPIECE = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
+"""Packages that a tokenizer.model is read with, by module."""
 
 
 class Tokenizer(Protocol):
@@ -165,6 +169,19 @@ def _pretrained(name: str) -> Tokenizer:
     try:
         tokenizer = getattr(transformers, bare).from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError and errors of hub clients here, in paragraphs.
-        allowed = "bytes, bpe:SIZE, a folder with a tokenizer, or a hub name that can be reached"
-        raise ValueError(f"data.tokenizer {name!r} could not be loaded ({type(error).__name__}); allowed are {allowed}") from error
+        missing = [package for module, package in SENTENCEPIECE.items() if not _importable(module)]
+        if missing and "tiktoken" in str(error):
+            # What transformers tries last, and then blames.
+            needed = f"data.tokenizer {name!r} needs {' and '.join(missing)} to be read"
+            raise ValueError(f"{needed}; install with: pip install 'adloco[sentencepiece]'") from error
+        advice = "download it and give its folder, or set bytes or bpe:SIZE"
+        raise ValueError(f"data.tokenizer {name!r} could not be loaded ({type(error).__name__}); {advice}") from error
     return PretrainedTokenizer(tokenizer, name)
+
+
+def _importable(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True

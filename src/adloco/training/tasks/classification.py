@@ -5,6 +5,7 @@ Texts of a batch are padded to its longest one; the attention mask hides the pad
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -46,9 +47,10 @@ class ClassificationSettings:
     def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
         require(not data.tokenizer.startswith("bpe:"), f"data.tokenizer must be bytes or a Hugging Face tokenizer here, got {data.tokenizer!r}")
         own = tokenizer or make_tokenizer(data.tokenizer, ())
-        train = Examples.read(data, "train", self.label_column, own)
-        validation = train if everything else Examples.read(data, "validation", self.label_column, own)
-        return Classification(train, validation, validation.balanced(self.evaluation_per_class), own)
+        train, validation = (Examples.read(data, split, self.label_column, own) for split in ("train", "validation"))
+        if everything:
+            validation = train.joined(validation)
+        return Classification(train, validation, validation.balanced(0 if everything else self.evaluation_per_class), own)
 
 
 class Classification:
@@ -63,6 +65,15 @@ class Classification:
         self._validation = validation
         self._evaluated = evaluated
         self._pad = tokenizer.end_of_text
+
+    def holds(self, corpus: str) -> bool:
+        return self.corpus == corpus
+
+    def skipped(self) -> str:
+        # Without a validation split both come from the same rows.
+        counts = self._train.skipped | self._validation.skipped
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
+        return f"{sum(counts.values())} rows were left out, as data.bad_rows says ({reasons})" if counts else ""
 
     def configure(self, config: Any) -> Any:
         longest = getattr(config, "max_position_embeddings", math.inf)
@@ -123,24 +134,27 @@ class Examples:
     starts: NDArray[np.int64]
     labels: NDArray[np.int64]
     digest: str
+    skipped: Counter[str]
+    """How many rows were left out, by reason."""
 
     @staticmethod
     def read(data: DataSettings, split: Any, label_column: str, tokenizer: Tokenizer) -> "Examples":
         """The rows of a split, each cut at data.context_tokens tokens."""
         digest, labels, lengths, ids = hashlib.sha256(), [], [], []
-        rows = read_rows(data, split, (data.text_column, label_column))
+        rows = read_rows(data, split, {data.text_column: str, label_column: int})
         for chunk in _chunks(rows, EXAMPLES_AT_ONCE):
             texts = [row[data.text_column] for row in chunk]
             for row, encoded in zip(chunk, tokenizer.encode_whole(texts, data.context_tokens), strict=True):
                 label = row[label_column]
-                known = isinstance(label, int) and label >= 0
-                require(known, f"column {label_column!r} must hold whole numbers from 0, got {label!r}; set task.label_column to another")
+                require(label >= 0, f"column {label_column!r} must hold whole numbers from 0, got {label}; set task.label_column to another")
                 digest.update(f"{label} {len(row[data.text_column])} {row[data.text_column]}".encode())
                 labels.append(label)
                 lengths.append(len(encoded))
                 ids.append(np.array(encoded, dtype=np.int32))
-        require(bool(labels), f"the {split} rows hold no labelled text; see data.path, data.dataset and data.split")
-        return Examples(ids=np.concatenate(ids), starts=np.cumsum([0, *lengths]), labels=np.array(labels), digest=digest.hexdigest()[:24])
+        require(bool(labels), f"{data.source} has no labelled text to use for {split}")
+        return Examples(
+            ids=np.concatenate(ids), starts=np.cumsum([0, *lengths]), labels=np.array(labels), digest=digest.hexdigest()[:24], skipped=rows.skipped
+        )  # fmt: skip
 
     @property
     def num_classes(self) -> int:
@@ -148,6 +162,13 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def joined(self, other: "Examples") -> "Examples":
+        """These and then the other ones."""
+        return Examples(
+            ids=np.concatenate([self.ids, other.ids]), starts=np.concatenate([self.starts, other.starts[1:] + self.starts[-1]]),
+            labels=np.concatenate([self.labels, other.labels]), digest=self.digest + other.digest, skipped=self.skipped | other.skipped,
+        )  # fmt: skip
 
     def balanced(self, per_class: int) -> NDArray[np.int64]:
         """Numbers of the first so many examples of each class, all for 0; ValueError if a class has fewer."""

@@ -31,14 +31,18 @@ class LanguageModelSettings:
 
     def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
         cache = open_cache(data, tokenizer)
-        tokens = cache.everything() if everything else cache.validation
-        where = f"data.path {data.path!r}" if data.path else "the default corpus"
-        advice = "give more text" if everything else "give more text, raise data.validation_fraction or lower data.context_tokens"
-        require(
-            len(tokens) > data.context_tokens,
-            f"{where} has {len(tokens)} tokens to evaluate on, fewer than one window of {data.context_tokens + 1}; {advice}",
+        validation = (
+            TokenSource(cache.everything(), context_tokens=data.context_tokens)
+            if everything
+            else cache.validation_source(context_tokens=data.context_tokens)
         )
-        return LanguageModel(cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows)
+        held_out = "hold out more of it (data.validation_fraction, data.validation_samples) or lower data.context_tokens"
+        require(
+            validation.num_windows > 0,
+            f"{data.source} has {len(validation.tokens)} tokens to evaluate on, fewer than one window of {data.context_tokens + 1}; "
+            + ("give more text" if everything else f"give more text, {held_out}"),
+        )
+        return LanguageModel(cache, data, validation, evaluation.windows)
 
 
 class LanguageModel:
@@ -48,11 +52,20 @@ class LanguageModel:
 
     def __init__(self, cache: TokenCache, data: DataSettings, validation: TokenSource, windows: int) -> None:
         self.tokenizer = cache.tokenizer
-        self.corpus = cache.corpus
         self._cache = cache
         self._data = data
         self._validation = validation
         self._windows = evaluation_windows(validation, windows)
+
+    @property
+    def corpus(self) -> str:
+        return self._cache.corpus
+
+    def holds(self, corpus: str) -> bool:
+        return self._cache.holds(corpus)
+
+    def skipped(self) -> str:
+        return self._cache.skipped()
 
     def configure(self, config: Any) -> Any:
         longest = getattr(config, "max_position_embeddings", self._data.context_tokens)
@@ -63,15 +76,14 @@ class LanguageModel:
         return config
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
-        data = self._data
-        windows = max(0, (len(self._cache.train) - 1) // data.context_tokens)
-        where = f"data.path {data.path!r}" if data.path else "the default corpus"
+        data, needed = self._data, max(least, num_streams)
+        windows = self._cache.train_windows(data.context_tokens, at_least=needed)
         require(
-            windows >= max(least, num_streams),
-            f"{where} has {windows} windows of {data.context_tokens} tokens to train on, but one inner step needs {max(least, num_streams)}; "
+            windows >= needed,
+            f"{data.source} has {windows} windows of {data.context_tokens} tokens to train on, but one inner step needs {needed}; "
             "give more text or lower data.context_tokens, batch.initial or method.num_trainers",
         )
-        return TokenSource(self._cache.train, context_tokens=data.context_tokens, num_streams=num_streams, seed=seed)
+        return self._cache.train_source(context_tokens=data.context_tokens, num_streams=num_streams, seed=seed)
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         return next_token_loss(model, batch)

@@ -15,10 +15,21 @@ class Task(Protocol):
     """A task with its data opened."""
 
     tokenizer: Tokenizer
-    corpus: str
-    """Equal for equal text."""
     measures: tuple[str, ...]
     """What an evaluation measures, the loss first."""
+
+    @property
+    def corpus(self) -> str:
+        """Equal for equal text; of a stream, for equal text so far."""
+        ...
+
+    def holds(self, corpus: str) -> bool:
+        """Whether this is the text, or its continuation, that was called so."""
+        ...
+
+    def skipped(self) -> str:
+        """Which rows were left out so far, in one sentence; empty if none were."""
+        ...
 
     def configure(self, config: Any) -> Any:
         """The model's configuration (of transformers), completed for this task; ValueError if it does not fit."""
