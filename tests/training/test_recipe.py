@@ -13,7 +13,8 @@ from adloco.training.settings import OuterMean
 
 
 def test_what_is_shipped() -> None:
-    assert shipped_recipes() == ["adloco", "adloco-paper", "ddp", "ddp-norm", "diloco", "fsdp-norm", "local-sgd", "single"]
+    names = "adloco adloco-c4 adloco-imdb adloco-paper ddp ddp-norm diloco fsdp-norm local-sgd single"
+    assert shipped_recipes() == names.split()
 
 
 @pytest.mark.parametrize("name", ["adloco", "adloco-paper", "ddp", "ddp-norm", "diloco", "fsdp-norm", "local-sgd", "single"])

@@ -17,10 +17,10 @@ from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.evaluation import Share, evaluate
 from adloco.algorithms.merging import MergeFates, apply_merge
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, check_shards
-from adloco.algorithms.planning import Planner
+from adloco.algorithms.planning import Planner, check_sizes
 from adloco.algorithms.reports import RoundReport, WorkerRound, report_trainer, report_workers, step_losses
 from adloco.algorithms.trainer import Trainer
-from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
+from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker, agreed_pass_limit
 from adloco.placement.blocks import Fill
 from adloco.placement.gradients import trainable
 from adloco.placement.process import OneProcess, Placement
@@ -76,14 +76,10 @@ class AdLoCo:
         seed: int = 0,
         placement: Placement | None = None,
     ) -> None:
-        require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
-        require(num_trainers >= 1, f"num_trainers must be >= 1, got {num_trainers}")
-        require(workers_per_trainer >= 1, f"workers_per_trainer must be >= 1, got {workers_per_trainer}")
-        require(test_groups >= 2, f"test_groups must be >= 2, got {test_groups}")
-        require(test_every >= 0, f"test_every must be >= 0, got {test_every}")
-        require(max_grad_norm is None or max_grad_norm > 0, f"max_grad_norm must be > 0, got {max_grad_norm}")
-        scheduled = learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
-        require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
+        check_sizes(
+            sync_every=sync_every, num_trainers=num_trainers, workers_per_trainer=workers_per_trainer, test_groups=test_groups, test_every=test_every,
+            max_grad_norm=max_grad_norm, learning_rate=learning_rate,
+        )  # fmt: skip
         self.num_workers = num_trainers * workers_per_trainer
         require(data.num_streams >= self.num_workers, f"data has {data.num_streams} streams, but there are {self.num_workers} workers")
         self.sync_every = sync_every
@@ -143,7 +139,7 @@ class AdLoCo:
         self.inner_steps = 0
         self.syncs = 0
         self.speeds: dict[int, float] = {}
-        self.pass_limit = self._new_limit = 0
+        self.pass_limit = self._limit_before = 0
         self._turns = 1.0
         self._round_steps = 0
         self._bytes_before = self.placement.bytes_handed()
@@ -167,6 +163,7 @@ class AdLoCo:
         """
         if self._round_steps == 0:
             self._round_steps = inner_steps or self.sync_every
+            self._limit_before = self.pass_limit
             for worker in self.workers.values():
                 worker.begin_round()
         tasks = self._planner.tasks(
@@ -210,21 +207,9 @@ class AdLoCo:
         except BaseException:
             self._halted.clear()
             raise
-        self._agree_on_pass_limit()
+        self.pass_limit = agreed_pass_limit(self.workers, self.pass_limit, self.placement)
         longest = max(worker.busy_seconds for worker in self.workers.values())
         self._turns = max(1.0, (time.monotonic() - began) / max(longest, 1e-9))
-
-    def _agree_on_pass_limit(self) -> None:
-        """Where a worker ran out of memory, all take smaller micro-batches from here on."""
-        if self.placement.any(any(worker.pass_limit not in (0, self.pass_limit) for worker in self.workers.values())):
-            rows = self.placement.gather({worker.id: [worker.pass_limit] for worker in self.workers.values()})
-            self._set_pass_limit(min(int(limit) for (limit,) in rows.values() if limit > 0))
-            self._new_limit = self.pass_limit
-
-    def _set_pass_limit(self, limit: int) -> None:
-        self.pass_limit = limit
-        for worker in self.workers.values():
-            worker.pass_limit = limit
 
     def _finish(self, tasks: Mapping[int, RoundTask]) -> RoundReport:
         rows = self.placement.gather({worker.id: WorkerRound.of(worker, self._turns).to_numbers() for worker in self.workers.values()})
@@ -250,7 +235,6 @@ class AdLoCo:
         self.samples += int(samples)
         self.speeds = self._shares.update(self.speeds, {worker: row.samples / row.turn_seconds for worker, row in done.items()})
         self._round_steps = 0
-        new_limit, self._new_limit = self._new_limit, 0
         merges = self._merge_trainers()
         between, inside = self._bytes_handed()
         return RoundReport(
@@ -258,7 +242,7 @@ class AdLoCo:
             samples=self.samples,
             inner_steps=self.inner_steps,
             syncs=self.syncs,
-            pass_limit=new_limit,
+            pass_limit=self.pass_limit if self.pass_limit != self._limit_before else 0,
             bytes_communicated=between / self.num_workers,
             bytes_inside=inside / self.placement.num_ranks,
             bytes_ddp_equivalent=4 * self.num_parameters * self.inner_steps,
@@ -317,7 +301,7 @@ class AdLoCo:
         self.rounds_done, self.samples = state["rounds_done"], state["samples"]
         self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
         self._round_steps = state["round_steps"]
-        self._set_pass_limit(state["pass_limit"])
+        self.pass_limit = state["pass_limit"]
         self.speeds = {int(worker): speed for worker, speed in state["speeds"].items()}
         between, inside = self.placement.bytes_handed()
         self._bytes_before = (between - state["bytes"][0], inside - state["bytes"][1])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask
 from adloco.rules.balance import Shares
+from adloco.rules.checks import require
 from adloco.rules.schedule import LearningRate
 from adloco.rules.switch import BatchPlan, SwitchMode
 
@@ -47,3 +48,18 @@ class Planner:
     def _lr_factor(self, tokens_before: int, step_tokens: int, trainer_batch: int) -> Callable[[int], float] | None:
         schedule = self.learning_rate
         return None if schedule is None else lambda step: schedule.factor(tokens_before + (step + 1) * step_tokens, trainer_batch)
+
+
+def check_sizes(
+    *, sync_every: int, num_trainers: int, workers_per_trainer: int, test_groups: int, test_every: int, max_grad_norm: float | None,
+    learning_rate: LearningRate | None,
+) -> None:  # fmt: skip
+    """Refuse numbers with which no round can be planned."""
+    require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
+    require(num_trainers >= 1, f"num_trainers must be >= 1, got {num_trainers}")
+    require(workers_per_trainer >= 1, f"workers_per_trainer must be >= 1, got {workers_per_trainer}")
+    require(test_groups >= 2, f"test_groups must be >= 2, got {test_groups}")
+    require(test_every >= 0, f"test_every must be >= 0, got {test_every}")
+    require(max_grad_norm is None or max_grad_norm > 0, f"max_grad_norm must be > 0, got {max_grad_norm}")
+    scheduled = learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
+    require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")

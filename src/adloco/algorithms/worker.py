@@ -21,6 +21,7 @@ from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_o
 from adloco.placement.gradients import clip, squared_norm, trainable
 from adloco.placement.island import Engine
 from adloco.placement.memory import free_memory, ran_out_of_memory
+from adloco.placement.process import Placement
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 
@@ -99,6 +100,7 @@ class Worker:
         self.losses: list[float] = []
         self.moments = Moments()
         self.pass_limit = 0
+        """Where memory ran out: the largest micro-batch until the plans know."""
         self._settings = settings
         self._drops = uses_dropout(model)
         self.engine = engine
@@ -276,3 +278,14 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         return type(batch)(to_device(value, device) for value in batch)  # type: ignore[call-arg]
     return batch
+
+
+def agreed_pass_limit(workers: Mapping[int, Worker], current: int, placement: Placement) -> int:
+    """The largest micro-batch from here on: smaller where a worker, on whatever rank, ran out of memory. 0: no limit."""
+    if placement.any(any(worker.pass_limit for worker in workers.values())):
+        rows = placement.gather({worker.id: [worker.pass_limit] for worker in workers.values()})
+        limits = [current, *(int(limit) for (limit,) in rows.values())]
+        current = min(limit for limit in limits if limit > 0)
+    for worker in workers.values():
+        worker.pass_limit = 0  # From the next round on it is in the plans.
+    return current

@@ -46,7 +46,7 @@ class PlainView:
             f"t{row['trainer']} batch {row['requested_batch']} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
             for row in record["trainers"]
         )
-        loss = "" if record["val_loss"] is None else f" val {record['val_loss']:.4f}"
+        loss = "" if record["val_loss"] is None else f" val {_measured(record)}"
         self._console.print(
             f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train {record['train_loss']:.4f}{loss}  {trainers}"
             f"  sent {_sent(record)} (DDP {_megabytes(record['bytes_ddp_equivalent'])})"
@@ -65,12 +65,12 @@ class LiveView:
         self._resumed_at = run.progress()
         self._record: Record | None = run.history[-1] if run.history else None
         self._events = [text for record in run.history for text in _event_texts(record)]
-        self._val_loss = {row["trainer"]: row["val_loss"] for record in run.history for row in record["trainers"] if row["val_loss"] is not None}
+        self._measured = {row["trainer"]: _measured(row) for record in run.history for row in record["trainers"] if row["val_loss"] is not None}
 
     def show(self, record: Record) -> None:
         self._record = record
         self._events += _event_texts(record)
-        self._val_loss |= {row["trainer"]: row["val_loss"] for row in record["trainers"] if row["val_loss"] is not None}
+        self._measured |= {row["trainer"]: _measured(row) for row in record["trainers"] if row["val_loss"] is not None}
 
     def render(self) -> RenderableType:
         """The view as of now."""
@@ -102,7 +102,7 @@ class LiveView:
         for row in record["trainers"]:
             table.add_row(
                 f"{row['trainer']}{' (merged)' if row['trainer'] in gone else ''}",
-                _number(self._val_loss.get(row["trainer"]), ".4f"),
+                self._measured.get(row["trainer"], "-"),
                 _number(row["train_loss"], ".4f"),
                 str(row["requested_batch"]),
                 f"{row['micro_batch']} x {row['accumulation_steps']}{_rounded(row)}",
@@ -127,7 +127,7 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
     ratio = f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP" if summary["bytes"] else ""
     final, best = _number(summary["final_val_loss"], ".4f"), _number(summary["best_val_loss"], ".4f")
     return [
-        f"validation loss {final} (best {best}, first {_number(first, '.4f')})",
+        f"validation loss {final} (best {best}, first {_number(first, '.4f')})" + _accuracy(summary["final_val_accuracy"]),
         f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, {_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
         f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, {len(last['trainers'])} trainers in the last round",
         f"{summary['syncs']} syncs, {_sent(last)} sent per worker{ratio}",
@@ -144,6 +144,15 @@ def _event_texts(record: Record) -> list[str]:
         + ", ".join(f"{trainer}: {weight:.2f}" for trainer, weight in merge["weights"].items())
         for merge in record["merges"]
     ]
+
+
+def _measured(row: Record) -> str:
+    """Validation loss, with the accuracy where there is one."""
+    return f"{row['val_loss']:.4f}{_accuracy(row['val_accuracy'])}"
+
+
+def _accuracy(value: float | None) -> str:
+    return "" if value is None else f", accuracy {value:.1%}"
 
 
 def _number(value: float | None, form: str) -> str:

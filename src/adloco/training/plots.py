@@ -18,6 +18,7 @@ def draw_plots(records: Sequence[Record], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, Callable[[Sequence[Record]], Figure]] = {
         "loss": _loss,
+        **({"accuracy": _accuracy} if any(record["val_accuracy"] is not None for record in records) else {}),
         "batch": _batch,
         "noise_scale": _noise_scale,
         "trainers": _trainers,
@@ -54,9 +55,20 @@ def _loss(records: Sequence[Record]) -> Figure:
             label="validation",
         )
         _mark_merges(axis, records, key, unit)
-        _label(axis, label, "loss (nats per token)")
+        _label(axis, label, "loss (nats)")
     axes[0].legend(frameon=False)
     figure.suptitle("Loss (dotted: merges)", fontsize=12)
+    return figure
+
+
+def _accuracy(records: Sequence[Record]) -> Figure:
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    for axis, (key, label) in zip(figure.subplots(1, 2, sharey=True), (("tokens", "tokens"), ("round", "rounds")), strict=True):
+        evaluated = [record for record in records if record["val_accuracy"] is not None]
+        axis.plot([record[key] for record in evaluated], [record["val_accuracy"] for record in evaluated], color=COLOURS[0], linewidth=2)
+        _mark_merges(axis, records, key, 1.0)
+        _label(axis, label, "accuracy")
+    figure.suptitle("Validation accuracy of the trainer with the lowest loss", fontsize=12)
     return figure
 
 

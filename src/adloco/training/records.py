@@ -64,6 +64,26 @@ def round_record(
     }
 
 
+def summarise(records: Sequence[Record], *, num_parameters: int, recipe: str) -> dict[str, Any]:
+    """Contents of summary.json."""
+    last = records[-1]
+    losses = [record["val_loss"] for record in records if record["val_loss"] is not None]
+    accuracies = [record["val_accuracy"] for record in records if record["val_accuracy"] is not None]
+    return {
+        "final_val_loss": losses[-1] if losses else None,
+        "best_val_loss": min(losses, default=None),
+        "final_val_accuracy": accuracies[-1] if accuracies else None,
+        "tokens": last["tokens"],
+        "syncs": last["syncs"],
+        "bytes": last["bytes_communicated"],
+        "bytes_inside": last["bytes_inside"],
+        "seconds": last["seconds"],
+        "rounds": last["round"],
+        "num_parameters": num_parameters,
+        "recipe": recipe,
+    }
+
+
 class Records:
     """Appends to metrics.jsonl and steps.jsonl."""
 

@@ -36,6 +36,7 @@ def write_report(folder: Path) -> Path:
 def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], environment: dict[str, Any]) -> dict[str, Any]:
     last = records[-1]
     losses = [record["val_loss"] for record in records if record["val_loss"] is not None]
+    accuracies = [record["val_accuracy"] for record in records if record["val_accuracy"] is not None]
     ratio = last["bytes_ddp_equivalent"] / last["bytes_communicated"] if last["bytes_communicated"] else None
     method = recipe.method
     return {
@@ -43,6 +44,7 @@ def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], 
         "subtitle": f"{method.num_trainers} trainers x {method.workers_per_trainer} workers, sync every {method.sync_every} inner steps",
         "cards": [
             ("validation loss", f"{losses[-1]:.4f}" if losses else "-"),
+            *([("accuracy", f"{accuracies[-1]:.1%}")] if accuracies else []),
             ("tokens", f"{last['tokens']:,}"),
             ("rounds", f"{last['round']:,}"),
             ("syncs", f"{last['syncs']:,}"),

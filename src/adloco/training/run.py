@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,19 @@ from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.worker import NonFiniteLossError
-from adloco.placement.launch import place
 from adloco.placement.process import Placement
 from adloco.rules.checks import require
 from adloco.training import checkpoint
 from adloco.training.data.cache import reachable
-from adloco.training.environment import choose_device, choose_precision, code_checksum, describe_environment, rng_state, set_rng_state
+from adloco.training.environment import choose_precision, describe_environment, rng_state, set_rng_state
 from adloco.training.memory import Memory, memory_snapshot, snapshot_file
 from adloco.training.models import save_config
 from adloco.training.probe import Probe, probe
 from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import named_settings, to_toml
-from adloco.training.records import Record, Records, round_record, write_json
+from adloco.training.records import Record, Records, round_record, summarise, write_json
 from adloco.training.report import write_report
+from adloco.training.start import open_task, place_workers
 from adloco.training.stored import (
     CHECKPOINTS,
     MODEL,
@@ -39,9 +38,7 @@ from adloco.training.stored import (
     fixed_settings,
     model_builder,
     read_run,
-    shared_settings,
 )
-from adloco.training.tasks.task import Task
 from adloco.training.trackers import Trackers
 
 COPIES_PER_WORKER = 4
@@ -73,9 +70,13 @@ class TrainingRun:
         self._snapshot = snapshot_file(folder, self.device) if recipe.profile.memory else None
         self._memory = Memory(self.device)
         self._trackers = Trackers(recipe.run.tracker_names if placement.first else [], folder)
-        self.task = _open_task(recipe, stored, placement)
+        self.task = open_task(recipe, stored, placement)
         self._precision = choose_precision(recipe.run.precision, self.device)
         self._builder = model_builder(recipe, self.task, stored)
+        method = recipe.method
+        self._source = self.task.train_source(
+            method.num_trainers * method.workers_per_trainer, recipe.run.seed, recipe.guards.initial * method.num_trainers
+        )
         self._check_memory()
         self.probe: Probe | None = None
         if recipe.switch.max_micro_batch == "auto":
@@ -89,7 +90,7 @@ class TrainingRun:
     @staticmethod
     def create(recipe: Recipe) -> "TrainingRun":
         """A new run; its folder is made once everything else stands."""
-        placement = _place(recipe)
+        placement = place_workers(recipe)
         folder = placement.agree(Path(recipe.run.folder or f"runs/{recipe.run.name}-{datetime.now():%Y%m%d-%H%M%S}"))
         advice = "use another --run.folder, or go on with it by adloco train --resume"
         require(not placement.agree(folder.exists()), f"run folder {str(folder)!r} exists already; {advice} {folder}")
@@ -123,7 +124,7 @@ class TrainingRun:
     def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
         """A run that goes on from its newest checkpoint, bit for bit. flags: see `read_run`."""
         stored = read_run(folder, flags)
-        run = TrainingRun(stored.recipe, folder, _place(stored.recipe), stored)
+        run = TrainingRun(stored.recipe, folder, place_workers(stored.recipe), stored)
         check_corpus(stored, run.task)
         run.algorithm.load_state_dict(stored.algorithm)
         set_rng_state(stored.about["rng"], run.device)
@@ -182,20 +183,7 @@ class TrainingRun:
 
     def finish(self) -> dict[str, Any]:
         """Write summary.json, plots and report.html; returns the summary. For the first process alone."""
-        last = self.history[-1]
-        losses = [record["val_loss"] for record in self.history if record["val_loss"] is not None]
-        summary = {
-            "final_val_loss": losses[-1] if losses else None,
-            "best_val_loss": min(losses, default=None),
-            "tokens": last["tokens"],
-            "syncs": last["syncs"],
-            "bytes": last["bytes_communicated"],
-            "bytes_inside": last["bytes_inside"],
-            "seconds": last["seconds"],
-            "rounds": last["round"],
-            "num_parameters": self.algorithm.num_parameters,
-            "recipe": self.recipe.run.name,
-        }
+        summary = summarise(self.history, num_parameters=self.algorithm.num_parameters, recipe=self.recipe.run.name)
         write_json(self.folder / "summary.json", summary)
         write_report(self.folder)
         return summary
@@ -213,16 +201,13 @@ class TrainingRun:
         )
 
     def _build(self) -> AdLoCo:
-        recipe, method = self.recipe, self.recipe.method
+        recipe = self.recipe
         torch.manual_seed(recipe.run.seed)  # For models that draw while they compute.
-        source = self.task.train_source(
-            method.num_trainers * method.workers_per_trainer, recipe.run.seed, recipe.guards.initial * method.num_trainers
-        )
         return AdLoCo(
             build_model=self._builder,
             fill=None if self._builder.weights else self._builder.fill,
             loss_fn=self.task.loss,
-            data=source,
+            data=self._source,
             inner=recipe.inner,
             outer=recipe.outer if isinstance(recipe.outer, OuterOptimizer) else None,
             sync_every=recipe.method.sync_every,
@@ -283,38 +268,3 @@ class TrainingRun:
             state = {"run": about, "algorithm": self.algorithm.state_dict()}
             if self.placement.first:
                 checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
-
-
-def _place(recipe: Recipe) -> Placement:
-    """Where the run's workers live, after a check that all processes mean the same run."""
-    workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
-    shape = recipe.placement
-    device = choose_device(recipe.run.device)
-    shared = shared_settings(recipe) | {
-        "the kind of device": device.type,
-        "the version of adloco": metadata.version("adloco"),
-        "the code of adloco": code_checksum(),
-    }
-    return place(workers, device, recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared)
-
-
-def find_micro_batch(recipe: Recipe, *, again: bool) -> Probe:
-    """What `switch.max_micro_batch = "auto"` is for a recipe. again: measure it also if it is known from before."""
-    placement = _place(recipe)
-    task = _open_task(recipe, None, placement)
-    precision = choose_precision(recipe.run.precision, placement.device)
-    return probe(recipe, task, model_builder(recipe, task, None), placement, precision, again=again)
-
-
-def _open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
-    """The task and its data; what it keeps on disk is made by the first process while the others wait."""
-
-    def open_here() -> Task:
-        return recipe.task.open(recipe.data, recipe.evaluation, stored.tokenizer if stored else None)
-
-    made = open_here() if placement.first else None
-    placement.agree(None)
-    task = made or open_here()
-    where = "data.dataset" if recipe.data.dataset else "data.path"
-    require(task.holds(placement.agree(task.corpus)), f"the text of {where} differs between ranks; give all of them the same")
-    return task

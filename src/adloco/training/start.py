@@ -1,0 +1,47 @@
+"""What a run needs before its first round: where its workers live, its task with the data, its model, and the micro-batch that fits."""
+
+from importlib import metadata
+
+from adloco.placement.launch import place
+from adloco.placement.process import Placement
+from adloco.rules.checks import require
+from adloco.training.environment import choose_device, choose_precision, code_checksum
+from adloco.training.probe import Probe, probe
+from adloco.training.recipe import Recipe
+from adloco.training.stored import StoredRun, model_builder, shared_settings
+from adloco.training.tasks.task import Task
+
+
+def place_workers(recipe: Recipe) -> Placement:
+    """Where the run's workers live, after a check that all processes mean the same run."""
+    workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
+    shape = recipe.placement
+    device = choose_device(recipe.run.device)
+    shared = shared_settings(recipe) | {
+        "the kind of device": device.type,
+        "the version of adloco": metadata.version("adloco"),
+        "the code of adloco": code_checksum(),
+    }
+    return place(workers, device, recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared)
+
+
+def find_micro_batch(recipe: Recipe, *, again: bool) -> Probe:
+    """What `switch.max_micro_batch = "auto"` is for a recipe. again: measure it also if it is known from before."""
+    placement = place_workers(recipe)
+    task = open_task(recipe, None, placement)
+    precision = choose_precision(recipe.run.precision, placement.device)
+    return probe(recipe, task, model_builder(recipe, task, None), placement, precision, again=again)
+
+
+def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
+    """The task and its data; what it keeps on disk is made by the first process while the others wait."""
+
+    def open_here() -> Task:
+        return recipe.task.open(recipe.data, recipe.evaluation, stored.tokenizer if stored else None)
+
+    made = open_here() if placement.first else None
+    placement.agree(None)
+    task = made or open_here()
+    where = "data.dataset" if recipe.data.dataset else "data.path"
+    require(task.holds(placement.agree(task.corpus)), f"the text of {where} differs between ranks; give all of them the same")
+    return task
