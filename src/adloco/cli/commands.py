@@ -23,6 +23,7 @@ from rich.console import Console
 
 from adloco.cli.view import open_view, summary_lines
 from adloco.placement.launch import island_shape, num_ranks, process_group, start_ranks, this_rank
+from adloco.training.export import export as export_trained
 from adloco.training.recipe import Recipe, build_recipe, override, read_values
 from adloco.training.recipe_text import to_toml
 from adloco.training.report import write_report
@@ -206,6 +207,20 @@ def generate(words: Sequence[str]) -> int:
             print(text[len(shown) :], end="", flush=True)
             shown = text
     print()
+    return 0
+
+
+def export(words: Sequence[str]) -> int:
+    """Write a run's model for transformers."""
+    parser = parser_of("export", "Write a run's model as a folder that transformers loads: weights, configuration, tokenizer, model card.")
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder to write; must not exist yet")
+    parser.add_argument("--trainer", type=int, help="trainer to export (default: the one with the lowest validation loss)")
+    known = parser.parse_args(words)
+    console = Console(highlight=False)
+    with console.status("writing the model ..."):
+        export_trained(load_trained(known.run, known.trainer), known.to)
+    console.print(f"{known.to}: load it with from_pretrained({str(known.to)!r})", soft_wrap=True)
     return 0
 
 

@@ -1,11 +1,11 @@
-"""adloco train | prepare | probe | config | evaluate | generate | report. Bad input ends with one sentence on stderr and exit code 2."""
+"""adloco train | prepare | probe | config | evaluate | generate | export | report. Bad input ends with one sentence on stderr and exit code 2."""
 
 import difflib
 import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("train", "prepare", "probe", "config", "evaluate", "generate", "report")
+COMMANDS = ("train", "prepare", "probe", "config", "evaluate", "generate", "export", "report")
 HELP = """\
 adloco COMMAND ...
 
@@ -17,6 +17,7 @@ adloco COMMAND ...
   config [RECIPE] [--section.key VALUE ...]  print the resolved recipe, each setting with its meaning
   evaluate RUN [--data.path PATH]            loss of a run's model on its validation text, or on another text
   generate RUN --prompt TEXT                 continue a text with a run's model
+  export RUN --to FOLDER                     write the model for transformers, with tokenizer and model card
   report RUN                                 draw the plots and the report of a run again
 
 Settings used often: --run.tokens (the budget), --run.folder, --run.seed, --data.path, --data.tokenizer. All of them: adloco config.
@@ -71,5 +72,6 @@ def _dispatch(words: list[str]) -> int:
         "config": commands.config,
         "evaluate": commands.evaluate,
         "generate": commands.generate,
+        "export": commands.export,
         "report": commands.report,
     }[words[0]](words[1:])

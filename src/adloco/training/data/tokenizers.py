@@ -36,6 +36,10 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    def to_transformers(self, *, whole: bool) -> Any:
+        """A tokenizer of transformers that encodes as `encode` does, or as `encode_whole` does."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write what `load_tokenizer` needs, into an existing folder."""
         ...
@@ -59,6 +63,17 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", errors="replace")
+
+    def to_transformers(self, *, whole: bool) -> Any:
+        import tokenizers
+
+        # A vocabulary of the bytes and no merges; the zero byte's place is taken by the token that ends a document.
+        names = {byte: name for name, byte in _names_of_bytes().items() if byte > 0}
+        vocabulary = {END_OF_TEXT: 0, **{name: byte for byte, name in sorted(names.items())}}
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        return _fast(tokenizer, whole)
 
     def save(self, folder: Path) -> None:
         (folder / "bytes.json").write_text("{}\n")
@@ -100,6 +115,11 @@ class BytePairTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
 
+    def to_transformers(self, *, whole: bool) -> Any:
+        import tokenizers
+
+        return _fast(tokenizers.Tokenizer.from_str(self._tokenizer.to_str()), whole)
+
     def save(self, folder: Path) -> None:
         self._tokenizer.save(str(folder / "bpe.json"))
 
@@ -129,6 +149,9 @@ class PretrainedTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
 
+    def to_transformers(self, *, whole: bool) -> Any:
+        return self._tokenizer
+
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder / "pretrained")
 
@@ -136,6 +159,25 @@ class PretrainedTokenizer:
         vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
         probe = self.encode(["Hello, world!  The quick brown fox\n\tjumps over 13 lazy dogs. Ünïcödé"])
         return hashlib.sha256(f"{vocabulary}{probe}".encode()).hexdigest()
+
+
+def _fast(tokenizer: Any, whole: bool) -> Any:
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    if whole:
+        begin = (END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[begin])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, bos_token=END_OF_TEXT, pad_token=END_OF_TEXT, clean_up_tokenization_spaces=False
+    )
+
+
+def _names_of_bytes() -> dict[str, int]:
+    """The byte that each printable character stands for in byte-level vocabularies (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def make_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
