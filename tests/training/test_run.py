@@ -155,9 +155,10 @@ for record in run.rounds():
 """
 
 
-def in_a_new_process(*words: str) -> None:
+def in_a_new_process(*words: str) -> str:
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_resume_is_bit_for_bit_across_merges_twice(small: list[str], tmp_path: Path) -> None:

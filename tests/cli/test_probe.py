@@ -1,0 +1,65 @@
+"""`adloco probe` and max_micro_batch auto: what they find holds in training, is the same on all ranks, and is kept."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from adloco.cli.main import main
+from adloco.training.memory import usage
+from tests.training.test_run import in_a_new_process
+
+NANO = ["--model.num_layers", "2", "--evaluation.windows", "8", "--run.trackers", "none"]
+
+
+def answer(text: str) -> int:
+    found = re.search(r"largest micro-batch: (\d+) samples", text)
+    assert found, text
+    return int(found.group(1))
+
+
+def test_a_larger_budget_fits_more_and_what_is_known_is_kept(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--batch.maximum", "512"]
+    held = (usage(torch.device("cpu"))[1] or 0) / 2**30
+    small, large = f"{held + 0.3:.2f}", f"{held + 0.8:.2f}"
+    found = []
+    for gib in (small, large):
+        assert main(["probe", "single", *flags, "--memory.gib", gib]) == 0
+        said = capsys.readouterr().out
+        found.append(answer(said))
+        assert "known from before" not in said
+    assert 1 <= found[0] < found[1] <= 512
+    assert main(["probe", "single", *flags, "--memory.gib", large]) == 0
+    said = capsys.readouterr().out
+    assert answer(said) == found[1] and "known from before" in said
+    assert main(["probe", "single", *flags, "--memory.gib", large, "--again"]) == 0
+    assert "known from before" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", ["diloco", "fsdp-norm"])
+def test_ranks_agree_and_training_takes_it(recipe: str, corpus: Path, tmp_path: Path) -> None:
+    """On two ranks, sharded too."""
+    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--memory.gib", "1.2", "--batch.maximum", "32"]
+    found = answer(in_a_new_process("-m", "adloco", "probe", recipe, *flags, "--ranks", "2"))
+    run = tmp_path / "run"
+    more = ["--switch.max_micro_batch", "auto", "--run.folder", str(run), "--run.tokens", "20000", "--ranks", "2"]
+    in_a_new_process("-m", "adloco", "train", recipe, *flags, *more)
+    assert f"max_micro_batch = {found}\n" in (run / "recipe.toml").read_text()
+    peaks = [json.loads(line)["memory"]["inner_steps"]["peak_bytes"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert max(peaks) <= 1.2 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may take"),
+        (["--memory.gib", "0.1"], "memory.fraction of .* GiB, what is free, does not hold"),
+        (["--memory.gib", "-1"], "memory.gib must be >= 0, got -1"),
+        (["--memory.fraction", "1.5"], "memory.fraction must be in .*got 1.5"),
+    ],
+)
+def test_refusals(flags: list[str], message: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "single", "--data.path", str(corpus), "--data.cache", str(tmp_path), "--switch.max_micro_batch", "auto", *flags]) == 2
+    assert re.search(message, capsys.readouterr().err)
