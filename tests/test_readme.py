@@ -24,7 +24,7 @@ COMMANDS = [
 
 def test_there_is_something_to_test() -> None:
     assert len(PYTHON) == 2
-    assert len(COMMANDS) == 10
+    assert len(COMMANDS) == 12
     assert len([line for line in PYTHON[0].splitlines() if line.strip()]) < 20, "a user's own model, data and loss train in under 20 lines"
 
 
@@ -85,7 +85,7 @@ def test_commands_run(small: list[str], tmp_path: Path, monkeypatch: pytest.Monk
     sizes = small[:at] + small[at + 2 :]
     for command in COMMANDS:
         words = shlex.split(command)[1:]
-        of_a_recipe = words[0] in ("train", "prepare") and "--resume" not in words
+        of_a_recipe = words[0] in ("train", "prepare", "probe") and "--resume" not in words
         assert main([*words, *(sizes if of_a_recipe else [])]) == 0, command
     assert (tmp_path / "runs" / "my-diloco" / "report.html").exists()
 
