@@ -20,6 +20,7 @@ INTERRUPTED = 130
 SAVING_SECONDS, FAILING_SECONDS = 120.0, 5.0
 """How long the other ranks may take to end after one was interrupted (all save together) or has failed."""
 CHOICES_SHOWN = 6
+"""Numbers of ranks that a refusal names, the nearest ones."""
 
 
 def num_ranks() -> int:
