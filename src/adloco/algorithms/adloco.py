@@ -207,9 +207,9 @@ class AdLoCo:
         except BaseException:
             self._halted.clear()
             raise
-        self.pass_limit = agreed_pass_limit(self.workers, self.pass_limit, self.placement)
         longest = max(worker.busy_seconds for worker in self.workers.values())
         self._turns = max(1.0, (time.monotonic() - began) / max(longest, 1e-9))
+        self.pass_limit = agreed_pass_limit(self.workers, self.pass_limit, self.placement)
 
     def _finish(self, tasks: Mapping[int, RoundTask]) -> RoundReport:
         rows = self.placement.gather({worker.id: WorkerRound.of(worker, self._turns).to_numbers() for worker in self.workers.values()})
