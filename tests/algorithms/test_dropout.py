@@ -53,6 +53,15 @@ def test_attention_is_the_fused_operator_s(how: dict[str, Any], kv_heads: int) -
     torch.testing.assert_close(mine, nn.functional.scaled_dot_product_attention(query, key, value, **settings))
 
 
+def test_everything_dropped_and_nothing_to_attend_to_are_zeros() -> None:
+    query = torch.randn(1, 1, 3, 4, generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[True, False, False], [False, False, False], [True, True, True]])
+    with own_dropout(0, 0, 0, CPU):
+        assert nn.functional.dropout(torch.ones(4), 1.0).tolist() == [0.0] * 4
+        mine = nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask, dropout_p=1e-12)
+    torch.testing.assert_close(mine, nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask))
+
+
 def test_attention_weights_are_dropped() -> None:
     value = torch.eye(400).expand(1, 1, 400, 400)
     with own_dropout(0, 0, 0, CPU):
@@ -103,6 +112,9 @@ def test_whether_a_model_drops() -> None:
     assert uses_dropout(Dropping())
     assert uses_dropout(nn.MultiheadAttention(4, 2, dropout=0.1))
     assert not uses_dropout(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2)))
+    own = nn.Linear(2, 2)
+    own.hidden_dropout = 0.2  # A rate that a model hands to the function itself.
+    assert uses_dropout(own)
 
 
 def test_threads_and_resumes_draw_alike() -> None:

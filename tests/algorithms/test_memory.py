@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, NormTest, SwitchMode
+from adloco import AdLoCo, BatchGuards, InnerProductTest, NormTest, SwitchMode
 from adloco.algorithms.worker import OutOfMemoryError
 from adloco.placement.launch import place
 from adloco.placement.testing import run_on_ranks
@@ -80,6 +80,30 @@ def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught(
 def test_one_sample_that_does_not_fit_ends_the_run() -> None:
     with pytest.raises(OutOfMemoryError, match="memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco probe"):
         language(Small(0)).round()
+
+
+class Counting(nn.Module):
+    """A language model whose running statistics see every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = BlockLM(), nn.BatchNorm1d(7).double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.norm(self.body(ids).transpose(1, 2)).transpose(1, 2)
+        return logits
+
+
+@pytest.mark.parametrize("batch", [NormTest(), InnerProductTest()])
+def test_running_statistics_forget_the_attempt(batch: Any) -> None:
+    guards = BatchGuards(initial=24, minimum=24, maximum=24)
+    settings = {"build_model": Counting, "workers_per_trainer": 1, "guards": guards, "batch": batch}
+    small = language(Small(6, first_call=2), **settings, switch=SwitchMode(max_micro_batch=12, mode="always"))
+    plain = language(next_token, **settings, switch=SwitchMode(max_micro_batch=12, mode="always", pass_limit=6))
+    small.round()
+    plain.round()
+    for mine, theirs in zip(small.workers[0].model.buffers(), plain.workers[0].model.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 class OnOneRank(Small):

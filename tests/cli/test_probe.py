@@ -55,7 +55,7 @@ def test_ranks_agree_and_training_takes_it(recipe: str, corpus: Path, tmp_path: 
     ("flags", "message"),
     [
         ([], "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may take"),
-        (["--memory.gib", "0.1"], "memory.fraction of .* GiB, what is free, does not hold"),
+        (["--memory.gib", "0.1"], "memory.gib 0.1 is less than the .* GiB that this process holds already; raise it"),
         (["--memory.gib", "-1"], "memory.gib must be >= 0, got -1"),
         (["--memory.fraction", "1.5"], "memory.fraction must be in .*got 1.5"),
     ],

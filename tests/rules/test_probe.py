@@ -40,6 +40,16 @@ def test_what_would_run_out_for_certain_is_not_run() -> None:
     assert sorted(ran) == [1, 2, 4, 8, 9, 10]
 
 
+def test_a_size_that_ran_out_is_only_an_upper_bound() -> None:
+    """Eight runs out although it was to fit: its boundless peak says nothing about seven."""
+
+    def measure(size: int) -> Measured:
+        ran_out = size >= 8
+        return Measured(micro_batch=size, peak_bytes=2**62 if ran_out else 10 * size, seconds=0.0 if ran_out else 1.0, fits=not ran_out)
+
+    assert largest_micro_batch(measure, limit_bytes=1000, largest=64)[0] == 7
+
+
 def test_one_sample_must_fit() -> None:
     with pytest.raises(ValueError, match="not even a micro-batch of 1 fits: use a smaller model"):
         largest_micro_batch(steps(lambda size: 50, 40, []), limit_bytes=100, largest=8)

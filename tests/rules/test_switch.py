@@ -27,6 +27,15 @@ def test_a_fast_worker_with_more_than_fits_does_not_accumulate_in_mode_never() -
     assert SwitchMode(max_micro_batch=8, mode="never").plan(17, ranks=2).micro_batches == (8, 8)
 
 
+def test_smaller_passes_of_the_same_samples() -> None:
+    plan = SwitchMode(max_micro_batch=8, mode="always").plan(17)
+    assert plan.at_most(8) == plan
+    assert plan.at_most(3).micro_batches == (3, 3, 3, 3, 3, 2)
+    # Two ranks with three samples, one at a time: the fourth is added.
+    two = SwitchMode(max_micro_batch=4, pass_limit=1).plan(3, ranks=2)
+    assert (two.micro_batches, two.rounded_up) == ((1, 1, 1, 1), 1)
+
+
 def test_plan_in_numbers() -> None:
     plan = BatchPlan(micro_batches=(6, 6, 5))
     assert (plan.worker_batch, plan.accumulation_steps, plan.micro_batch) == (17, 3, 6)

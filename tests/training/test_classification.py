@@ -11,6 +11,8 @@ import torch
 from adloco.cli.main import main
 from adloco.training.data.tokenizers import ByteTokenizer
 from adloco.training.models import ModelBuilder, ModelOptions, NamedModel
+from adloco.training.recipe import build_recipe, override, read_values
+from adloco.training.run import TrainingRun
 from adloco.training.settings import DataSettings, EvaluationSettings
 from adloco.training.tasks.classification import Classification, ClassificationSettings, Examples
 
@@ -84,10 +86,10 @@ def test_evaluation_is_balanced_and_shared(reviews: Path) -> None:
             return Output
 
     task = opened(reviews, per_class=5)
-    loss, correct, count = task.measure(AlwaysOne(), torch.device("cpu"))
+    loss, correct, count = task.measure(AlwaysOne(), torch.device("cpu"), 64)
     assert (correct, count) == (5, 10)
     assert loss == pytest.approx(5 * (np.log(1 + np.e) - 1) + 5 * np.log(1 + np.e))
-    parts = [task.measure(AlwaysOne(), torch.device("cpu"), part, 3) for part in range(3)]
+    parts = [task.measure(AlwaysOne(), torch.device("cpu"), 2, part, 3) for part in range(3)]
     assert [sum(column) for column in zip(*parts, strict=True)] == pytest.approx([loss, correct, count])
 
 
@@ -117,11 +119,42 @@ def test_a_run_from_rows_to_accuracy(recipe: str, reviews: Path, tmp_path: Path,
     assert "adloco generate needs a language model" in capsys.readouterr().err
 
 
+def test_a_resumed_run_pads_as_it_did(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Llama looks for the last token that is not its padding, which here is not the tokenizer's end of text."""
+    llama = "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, pad_token_id = 1 }"
+    flags = [*FLAGS, "--model.name", "llama", "--model.overrides", llama, "--data.path", str(reviews), "--data.cache", str(tmp_path / "cache")]
+    more = ["--run.trackers", "none", "--method.sync_every", "5", "--run.tokens", "5000", "--run.checkpoint_every", "1"]
+    assert main(["train", "single", *flags, *more, "--run.folder", str(tmp_path / "whole")]) == 0
+    words = [*flags, *more, "--run.folder", str(tmp_path / "parts")]
+    settings = [(flag.removeprefix("--"), value) for flag, value in zip(words[::2], words[1::2], strict=True)]
+    stopped = TrainingRun.create(build_recipe(override(read_values("single"), settings)))
+    rounds = stopped.rounds()
+    next(rounds)
+    rounds.close()
+    assert main(["train", "--resume", str(tmp_path / "parts")]) == 0
+    whole, parts = ([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()] for name in ("whole", "parts"))
+    assert [(row["train_loss"], row["val_loss"]) for row in parts] == [(row["train_loss"], row["val_loss"]) for row in whole]
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "parts")]) == 0
+    assert f"loss {whole[-1]['val_loss']:.4f} nats per text" in capsys.readouterr().out
+
+
+def test_classes_that_are_missing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows sorted by label: the first to validate on are of one class, the first to train on too."""
+    file = tmp_path / "sorted.jsonl"
+    file.write_text("".join(json.dumps({"text": f"text {row}", "label": row // 100}) + "\n" for row in range(200)))
+    words = ["train", "single", *FLAGS, "--data.path", str(file), "--data.cache", str(tmp_path / "cache"), "--run.folder", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert "task.evaluation_per_class is 15, but class 1 has 0 texts; lower it (0: all there are), or hold out more" in capsys.readouterr().err
+    assert main([*words, "--data.samples", "90", "--data.validation_samples", "30"]) == 2
+    assert "the texts to train on have 1 of the 2 classes or more that there are; data.samples takes the first rows" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--data.context_tokens", "80"], "data.context_tokens must be <= 64, the longest context of the model, where texts have"),
-        (["--task.evaluation_per_class", "500"], "task.evaluation_per_class is 500, but class 0 has 20 texts; lower it"),
+        (["--task.evaluation_per_class", "500"], "task.evaluation_per_class is 500, but class 0 has 20 texts; lower it (0: all there are)"),
         (["--task.label_column", "stars"], "stars"),
         (["--data.tokenizer", "bpe:300"], "data.tokenizer must be bytes or a Hugging Face tokenizer here, got 'bpe:300'"),
         (["--task.kind", "regression"], "task.kind must be one of language-model, classification, got 'regression'"),

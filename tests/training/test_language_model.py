@@ -1,6 +1,7 @@
 """The task: labels are next tokens, the loss is summed over tokens, and a model that memorises says what comes next."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from adloco import InnerOptimizer
+from adloco.cli.main import main
 from adloco.training.data.sources import TokenSource
 from adloco.training.models import LlamaShape, build_llama
 from adloco.training.tasks.language_model import evaluation_windows, generate, loss_on_windows, next_token_loss
@@ -105,3 +107,14 @@ class _WithParameters(Oracle):
 def test_refusals(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LlamaShape(**settings)
+
+
+def test_a_model_that_sees_what_it_predicts_is_refused(small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """BERT reads in both directions unless it is told not to."""
+    sizes = "hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64"
+    own = [word for index, word in enumerate(small) if not (word.startswith("--model.") or small[index - 1].startswith("--model."))]
+    bert = ["--model.source", "transformers", "--model.name", "bert", "--model.pretrained", "false", "--run.tokens", "2000"]
+    assert main(["train", "single", *own, *bert, "--model.overrides", f"{{ {sizes} }}"]) == 2
+    assert "the model sees the tokens that it is to predict" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main(["train", "single", *own, *bert, "--model.overrides", f"{{ {sizes}, is_decoder = true }}"]) == 0

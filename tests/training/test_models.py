@@ -165,3 +165,39 @@ def test_refusals(settings: dict[str, Any], vocabulary: int, message: str, tmp_p
     with pytest.raises(ValueError, match=message):
         NamedModel(**(settings | {"name": names.get(settings["name"], settings["name"])})).config(vocabulary)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "t5"}, "model.name 't5' is a t5, which no task here trains"),
+        ({"name": "vit"}, "model.name 'vit' is a vit, which no task here trains"),
+        ({"name": "bert", "overrides": {"hiden_size": 3}}, "model.overrides has 'hiden_size', which .* does not know; did you mean 'hidden_size'"),
+        ({"name": "gpt2", "overrides": {"vocab_size": "a"}}, "model.overrides do not fit 'gpt2'"),
+        ({"name": "bert", "overrides": {"hidden_size": 33}}, "no AutoModelForCausalLM of a bert can be built with these sizes"),
+    ],
+)
+def test_models_that_no_task_trains(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        builder(NamedModel(**({"pretrained": False} | settings)).config(16))()
+
+
+def test_weights_that_nobody_draws_are_not_whatever_was_in_memory() -> None:
+    """transformers' first GPT has no initialisation for its own kind of linear layer."""
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2}
+    with pytest.raises(ValueError, match="a openai-gpt leaves weights undrawn .*; it can only start from trained weights"):
+        builder(NamedModel(name="openai-gpt", pretrained=False, overrides=sizes).config(16)).whole()
+
+
+def test_weights_that_lack_a_part_are_refused(tmp_path: Path) -> None:
+    """Two layers of three, or a body without the language model's head; a new classification head is drawn."""
+    build_llama(TINY, 16, 9).save_pretrained(tmp_path / "two")  # type: ignore[operator]
+    longer = NamedModel(name=str(tmp_path / "two"), pretrained=True, overrides={"num_hidden_layers": 3})
+    with pytest.raises(ValueError, match="lack 9 tensors of the model, model.layers.2.* for one; leave its sizes as they are"):
+        builder(longer.config(16), weights=longer.weights)()
+    two = NamedModel(name=str(tmp_path / "two"), pretrained=True)
+    classifier: Any = builder(two.config(16), "AutoModelForSequenceClassification", weights=two.weights)()
+    classifier.save_pretrained(tmp_path / "classifier")
+    headless = NamedModel(name=str(tmp_path / "classifier"), pretrained=True)
+    with pytest.raises(ValueError, match="lack 1 tensors of the model, lm_head.weight for one"):
+        builder(headless.config(16), weights=headless.weights)()

@@ -22,6 +22,7 @@ from adloco.algorithms.reports import RoundReport, WorkerRound, report_trainer, 
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker, agreed_pass_limit
 from adloco.placement.blocks import Fill
+from adloco.placement.comm import num_bytes
 from adloco.placement.gradients import trainable
 from adloco.placement.process import OneProcess, Placement
 from adloco.rules.balance import EqualShares, Shares
@@ -120,6 +121,7 @@ class AdLoCo:
             self.placement.start_alike(model)
         require(not (compile and uses_dropout(model)), "a compiled model cannot draw dropout for each worker; set compile False or dropout 0")
         self.num_parameters = sum(parameter.numel() for parameter in trainable(model))
+        self._model_bytes = num_bytes(trainable(model))
         require(self.num_parameters > 0, "build_model returned a model without trainable parameters")
         here = self.placement.local(range(self.num_workers))
         copies = [model, *(copy.deepcopy(model) for _ in here[1:])]
@@ -245,7 +247,7 @@ class AdLoCo:
             pass_limit=self.pass_limit if self.pass_limit != self._limit_before else 0,
             bytes_communicated=between / self.num_workers,
             bytes_inside=inside / self.placement.num_ranks,
-            bytes_ddp_equivalent=4 * self.num_parameters * self.inner_steps,
+            bytes_ddp_equivalent=self._model_bytes * self.inner_steps,
             train_loss=sum(worker.loss_sum for worker in done.values()) / samples,
             trainers=tuple(trainers),
             workers=report_workers(tasks, done),

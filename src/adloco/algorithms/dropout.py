@@ -52,6 +52,8 @@ class OwnDropout(TorchFunctionMode):
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0:
             return input
+        if p == 1:
+            return input.mul_(0) if inplace else input * 0
         kept = torch.empty_like(input).bernoulli_(1 - p, generator=self._generator).div_(1 - p)
         return input.mul_(kept) if inplace else input * kept
 
@@ -67,7 +69,9 @@ class OwnDropout(TorchFunctionMode):
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if attn_mask is not None:
             scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-        return self._dropout(scores.softmax(-1), dropout_p) @ value
+        # A query that may attend to nothing (padding) gets zeros, as from the fused operator.
+        weights = scores.softmax(-1).masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
+        return self._dropout(weights, dropout_p) @ value
 
 
 def own_dropout(seed: int, stream: int, position: int, device: torch.device) -> OwnDropout:
@@ -76,9 +80,9 @@ def own_dropout(seed: int, stream: int, position: int, device: torch.device) -> 
 
 
 def uses_dropout(model: nn.Module) -> bool:
-    """Whether any module of the model drops anything: as a dropout module, or by a rate that it hands to attention."""
-    rates = [getattr(module, name, 0.0) for module in model.modules() for name in ("p", "dropout", "attention_dropout")]
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+    """Whether any module of the model drops anything: as a dropout module, or by a rate of its own whose name says so."""
+    named = [(name, value) for module in model.modules() for name, value in vars(module).items()]
+    return any(isinstance(value, float) and value > 0 and (name == "p" or "drop" in name) for name, value in named)
 
 
 def recomputed_alike() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

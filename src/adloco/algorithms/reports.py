@@ -111,7 +111,7 @@ class RoundReport:
     bytes_inside: float
     """What one rank has handed to collectives with the others of its island (payload, one direction, mean over ranks)."""
     bytes_ddp_equivalent: int
-    """What it would have handed over in data-parallel training with as many steps: 4 x parameters x inner steps."""
+    """What it would have handed over in data-parallel training with as many steps: the trainable parameters x inner steps."""
     train_loss: float
     """Mean over all samples of the round."""
     pass_limit: int

@@ -151,6 +151,7 @@ class Worker:
 
     def _backward(self, plan: BatchPlan, testing: bool) -> Tensor:
         """Gradients of a step and its micro-batches' losses; the same samples in halved micro-batches wherever memory runs out."""
+        statistics = [buffer.clone() for buffer in (*self.buffers, *self.counters)]
         while True:
             plan = plan.at_most(self.pass_limit) if self.pass_limit else plan
             try:
@@ -165,6 +166,7 @@ class Worker:
                     raise OutOfMemoryError(f"memory ran out with micro-batches of {plan.micro_batch} on {self._settings.device}; {advice}") from error
             # Here, where the error no longer holds what it was raised from.
             self._drop_gradients()
+            copy_all(statistics, [*self.buffers, *self.counters])
             free_memory(self._settings.device)
 
     def _tests(self, task: RoundTask) -> bool:

@@ -160,6 +160,8 @@ def evaluate(words: Sequence[str]) -> int:
     console = Console(highlight=False)
     with console.status("evaluating ..."):
         trained = load_trained(known.run, known.trainer)
+        if known.windows and trained.stored.recipe.task.head != "AutoModelForCausalLM":
+            raise ValueError("--windows is for language models; a classifier is evaluated on task.evaluation_per_class texts")
         measured, count = evaluate_trained(trained, known.path, known.windows)
     console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
     loss = measured["loss"]

@@ -36,11 +36,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("adloco: interrupted", file=sys.stderr)
         return 130
-    except _user_errors() as error:
+    except Exception as error:
+        if not _is_for_users(error):
+            raise
         rank = os.environ.get("RANK", "0")
         name = "adloco" if rank == "0" else f"adloco (rank {rank})"
         print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+
+
+def _is_for_users(error: Exception) -> bool:
+    """Whether the message is all that a user needs."""
+    memory = sys.modules.get("adloco.placement.memory")
+    return isinstance(error, _user_errors()) or (memory is not None and isinstance(error, RuntimeError) and memory.ran_out_of_memory(error))
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

@@ -25,7 +25,10 @@ def prepare(words: Sequence[str]) -> int:
     settings, others = take_settings(words)
     known = parser.parse_args(others)
     console = Console(highlight=False)
-    data = build_recipe(override(read_values(known.recipe), settings)).data
+    recipe = build_recipe(override(read_values(known.recipe), settings))
+    if recipe.task.head != "AutoModelForCausalLM":
+        raise ValueError("adloco prepare is for language models; a classification run tokenises its texts at the start")
+    data = recipe.data
     preparation = prepare_cache(data, known.processes)
     if preparation.notice:
         console.print(preparation.notice, style="bold red", soft_wrap=True)

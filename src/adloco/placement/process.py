@@ -83,6 +83,10 @@ class Placement(Protocol):
         """Whether the flag is set in any process."""
         ...
 
+    def largest(self, number: float) -> float:
+        """The largest of all processes' numbers."""
+        ...
+
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], on_failure: Callable[[], None]) -> list[Result]:
         """The function on each item, concurrently where that helps.
 
@@ -137,6 +141,9 @@ class OneProcess:
 
     def any(self, flag: bool) -> bool:
         return flag
+
+    def largest(self, number: float) -> float:
+        return number
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], on_failure: Callable[[], None]) -> list[Result]:
         if len(items) == 1:

@@ -100,7 +100,12 @@ class Ranks:
         return {worker: merged[worker] for worker in sorted(merged)}
 
     def any(self, flag: bool) -> bool:
-        return self._total([float(flag)])[0] > 0
+        return self.largest(float(flag)) > 0
+
+    def largest(self, number: float) -> float:
+        most = torch.tensor(number, dtype=torch.float64, device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return float(most)
 
     def bytes_handed(self) -> tuple[int, int]:
         between, inside = self._total([float(self.traffic.between), float(self.traffic.inside)])

@@ -18,6 +18,7 @@ class Measured:
     peak_bytes: int
     """The most that a worker held."""
     seconds: float
+    """0 where memory ran out."""
     fits: bool
 
 
@@ -47,8 +48,9 @@ def largest_micro_batch(measure: Callable[[int], Measured], *, limit_bytes: int,
 
 def _predicted(seen: list[Measured], size: int) -> float:
     """Peak of a size on the line through the two largest that were measured; 0 if fewer were."""
-    if len(seen) < 2:
+    ran = sorted((row for row in seen if row.seconds > 0), key=lambda row: row.micro_batch)
+    if len(ran) < 2:
         return 0.0
-    first, second = sorted(seen, key=lambda row: row.micro_batch)[-2:]
+    first, second = ran[-2:]
     slope = (second.peak_bytes - first.peak_bytes) / (second.micro_batch - first.micro_batch)
     return second.peak_bytes + slope * (size - second.micro_batch)

@@ -50,10 +50,12 @@ class BatchPlan:
         return replace(self, micro_batches=balanced(self.worker_batch, groups))
 
     def at_most(self, size: int) -> "BatchPlan":
-        """The same samples in micro-batches of that size or smaller, as they are if they fit."""
+        """The same samples (one for each rank, if there are fewer) in micro-batches of that size or smaller, as they are if they fit."""
         if self.micro_batch <= size:
             return self
-        return replace(self, micro_batches=balanced(self.worker_batch, math.ceil(self.worker_batch / (size * self.ranks)) * self.ranks))
+        parts = math.ceil(self.worker_batch / (size * self.ranks)) * self.ranks
+        samples = max(self.worker_batch, parts)  # Every rank has work in every pass.
+        return replace(self, micro_batches=balanced(samples, parts), rounded_up=self.rounded_up + samples - self.worker_batch)
 
     def of_rank(self, rank: int) -> list[tuple[int, int]]:
         """(offset, samples) of the micro-batches that this rank takes, one in each pass."""

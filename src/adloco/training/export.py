@@ -21,6 +21,8 @@ def export(trained: Trained, folder: Path) -> None:
         model: Any = trained.model
         tokenizer = trained.stored.tokenizer.to_transformers(whole=not trained.stored.recipe.task.head.endswith("CausalLM"))
         end = trained.stored.tokenizer.end_of_text
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
         # pipeline and generate stop at these; they decide nothing about the weights.
         model.config.eos_token_id = end
         if getattr(model, "generation_config", None) is not None:
@@ -39,6 +41,8 @@ def _card(trained: Trained) -> str:
     """The model card."""
     recipe, records = trained.stored.recipe, Records(trained.stored.folder).read()
     summary = summarise(records, num_parameters=sum(parameter.numel() for parameter in trained.model.parameters()), recipe=recipe.run.name)
+    own = [row["val_loss"] for record in records for row in record["trainers"] if row["trainer"] == trained.trainer and row["val_loss"] is not None]
+    summary |= {"final_val_loss": own[-1], "best_val_loss": min(own)} if own else {}
     results = "\n".join(f"| {name} | {value:,.4f} |" if isinstance(value, float) else f"| {name} | {value} |" for name, value in summary.items())
     head = recipe.task.head
     task = "text-generation" if head == "AutoModelForCausalLM" else "text-classification"

@@ -4,6 +4,8 @@ From scratch, a model is built without memory and filled part by part, so that a
 on the seed and the part's name alone: the same on every placement. Code from the hub is never run.
 """
 
+import difflib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -149,13 +151,27 @@ class NamedModel:
     def config(self, vocab_size: int) -> Any:
         from transformers import CONFIG_MAPPING, AutoConfig
 
-        if not self.pretrained and self.name in CONFIG_MAPPING:
-            return CONFIG_MAPPING[self.name](**{"vocab_size": vocab_size} | dict(self.overrides))
+        from_type = not self.pretrained and self.name in CONFIG_MAPPING
         try:
-            config = AutoConfig.from_pretrained(self.name, trust_remote_code=False, **self.overrides)
+            default = CONFIG_MAPPING[self.name]() if from_type else AutoConfig.from_pretrained(self.name, trust_remote_code=False)
         except Exception as error:  # transformers raises OSError, ValueError and errors of hub clients here, in paragraphs.
             allowed = "allowed are a folder with config.json, a hub name that can be reached, or from scratch a type such as bert"
             raise ValueError(f"model.name {self.name!r} could not be loaded ({type(error).__name__}); {allowed}") from error
+        language = hasattr(default, "vocab_size") and not getattr(default, "is_encoder_decoder", False)
+        require(
+            language,
+            f"model.name {self.name!r} is a {default.model_type}, which no task here trains; take a decoder such as gpt2 or an encoder such as bert",
+        )
+        for key in self.overrides:
+            nearest = difflib.get_close_matches(key, list(default.to_dict()), n=1)
+            advice = f"did you mean {nearest[0]!r}?" if nearest else "see its config.json"
+            require(hasattr(default, key), f"model.overrides has {key!r}, which the configuration of {self.name!r} does not know; {advice}")
+        sizes = ({"vocab_size": vocab_size} if from_type else {}) | dict(self.overrides)
+        try:
+            # Built anew, as values that follow from others (a head's width, say) must follow from the new ones.
+            config = CONFIG_MAPPING[self.name](**sizes) if from_type else AutoConfig.from_pretrained(self.name, trust_remote_code=False, **sizes)
+        except Exception as error:  # Values of wrong types and sizes that do not go together, in the library's own words.
+            raise ValueError(f"model.overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}") from error
         require(
             vocab_size <= config.vocab_size,
             f"model.name {self.name!r} has {config.vocab_size} embeddings, fewer than the {vocab_size} ids of the tokenizer; "
@@ -191,8 +207,12 @@ class ModelBuilder:
         if self.weights:
             model = self._pretrained(auto, dtype)
         else:
-            with torch.device("meta"):
-                model = auto.from_config(self.config, dtype=dtype, trust_remote_code=False)
+            try:
+                with torch.device("meta"):
+                    model = auto.from_config(self.config, dtype=dtype, trust_remote_code=False)
+            except Exception as error:  # Sizes that do not go together, types without this head: in the library's own words, a paragraph or more.
+                reason = " ".join(str(error).split())[:160]
+                raise ValueError(f"no {self.head} of a {self.config.model_type} can be built with these sizes ({reason}); see model.name") from error
         if self.options.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": recomputed_alike})
         built: nn.Module = model
@@ -202,10 +222,16 @@ class ModelBuilder:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)  # For a new head, drawn alike on all ranks.
             try:
-                return auto.from_pretrained(self.weights, config=self.config, dtype=dtype, trust_remote_code=False)
+                model, report = auto.from_pretrained(self.weights, config=self.config, dtype=dtype, trust_remote_code=False, output_loading_info=True)
             except Exception as error:
-                advice = "give a folder with weights, a hub name that can be reached, or model.pretrained false"
+                advice = "give a folder with weights or a hub name that can be reached, leave its sizes as they are, or set model.pretrained false"
                 raise ValueError(f"the weights of model.name {self.weights!r} could not be loaded ({type(error).__name__}); {advice}") from error
+        # A new head is drawn; a body must be there.
+        body = [key for key in report["missing_keys"] if self.head.endswith("CausalLM") or key.startswith(f"{model.base_model_prefix}.")]
+        missing = sorted(key for key in body if "pooler" not in key)
+        rest = f"{len(missing)} tensors of the model, {missing[0]} for one" if missing else ""
+        require(not missing, f"the weights of model.name {self.weights!r} lack {rest}; leave its sizes as they are, or set model.pretrained false")
+        return model
 
     def fill(self, model: Any, part: nn.Module) -> None:
         """Give memory on the CPU and drawn values to a part of a model, or to what is left of the whole."""
@@ -213,9 +239,13 @@ class ModelBuilder:
         fresh = {module for module in part.modules() if any(tensor.is_meta for tensor in _own_tensors(module))}
         for module in fresh:
             module.to_empty(device="cpu", recurse=False)
+            for tensor in _own_tensors(module):
+                tensor.data.fill_(_undrawn(tensor))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(mixed_seed(self.seed, name))
             _draw(model, part, fresh)
+        if not all(_is_drawn(tensor) for module in fresh for tensor in _own_tensors(module)):
+            raise ValueError(f"a {self.config.model_type} leaves weights undrawn (in {name or 'its root'}); it can only start from trained weights")
         if part is model:
             model.tie_weights()  # type: ignore[operator]  # Filling gave each user of a tied weight its own.
 
@@ -248,6 +278,19 @@ def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
         return False
     model._init_weights(module)
     return True
+
+
+def _undrawn(tensor: torch.Tensor) -> float | int | bool:
+    """A value that no initialisation gives (but for flags)."""
+    if tensor.is_floating_point():
+        return math.nan
+    return False if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).min
+
+
+def _is_drawn(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point():
+        return not tensor.isnan().any()
+    return tensor.dtype == torch.bool or not (tensor == _undrawn(tensor)).any()
 
 
 def _own_tensors(module: nn.Module) -> list[torch.Tensor]:

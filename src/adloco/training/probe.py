@@ -23,10 +23,15 @@ from adloco.rules.switch import BatchPlan
 from adloco.training.memory import forget_peak, usage
 from adloco.training.models import ModelBuilder
 from adloco.training.recipe import Recipe
+from adloco.training.recipe_text import to_values
 from adloco.training.tasks.task import Task
 
 OUTER_COPIES = 2
 """A trainer's global parameters and their momentum, each as large as the model."""
+
+
+NO_END = 2**62
+"""More than there is anywhere: what a step needs that ran out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +51,12 @@ def probe(recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placemen
     if known:
         return Probe(**(known | {"measured": tuple(Measured(**row) for row in known["measured"]), "cached": True}))
     num_workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
-    together = len(placement.local(range(num_workers)))
-    free = _free_bytes(recipe.memory.gib, placement.device)
+    together = int(placement.largest(len(placement.local(range(num_workers)))))
+    # What decides whether a step is run must be the same on all ranks, or some would wait for the others.
+    free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
     outer = OUTER_COPIES * recipe.method.num_trainers * builder.num_bytes() // placement.shards
+    held = recipe.memory.gib - free / 2**30
+    require(free > 0, f"memory.gib {recipe.memory.gib} is less than the {held:.1f} GiB that this process holds already; raise it")
     budget = int((recipe.memory.fraction * free - outer) / together)
     trainers = f"{recipe.method.num_trainers} trainers' global parameters"
     require(budget > 0, f"memory.fraction of {free / 2**30:.1f} GiB, what is free, does not hold {trainers}; use fewer, or give more memory")
@@ -56,7 +64,8 @@ def probe(recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placemen
 
     def measure(size: int) -> Measured:
         peak, seconds = stepper.step(size)
-        return Measured(micro_batch=size, peak_bytes=peak, seconds=seconds, fits=not placement.any(peak > budget))
+        most = int(placement.largest(peak))
+        return Measured(micro_batch=size, peak_bytes=most, seconds=seconds if most < NO_END else 0.0, fits=most <= budget)
 
     # The ranks of an island share a batch, so that one never takes more than its part of the largest.
     largest = math.ceil(recipe.guards.maximum / placement.ranks_per_worker)
@@ -72,8 +81,8 @@ def _key(recipe: Recipe, builder: ModelBuilder, placement: Placement, precision:
     """Of everything on which the answer depends."""
     device = placement.device
     about = [
-        builder.config.to_dict(), asdict(builder.options), asdict(recipe.inner), asdict(recipe.method), asdict(recipe.memory),
-        recipe.data.context_tokens,
+        builder.config.to_dict(), asdict(builder.options), to_values(recipe)["task"], recipe.data.tokenizer, recipe.data.context_tokens,
+        asdict(recipe.inner), asdict(recipe.method), asdict(recipe.memory), recipe.batch.needs_moments, recipe.batch.needs_inner_products,
         recipe.guards.maximum, recipe.run.compile, str(precision), placement.num_ranks, placement.ranks_per_worker, placement.shards,
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type, metadata.version("torch"),
     ]  # fmt: skip
@@ -88,14 +97,16 @@ class _Stepper:
         self._ranks = placement.ranks_per_worker
         free_memory(self._device)
         self._before = _held(self._device)
-        source = task.train_source(recipe.method.num_trainers * recipe.method.workers_per_trainer, recipe.run.seed, 1)
         settings = InnerSettings(
-            loss_fn=task.loss, data=source, max_grad_norm=recipe.method.max_grad_norm or None, test_groups=recipe.test.groups, test_every=0,
-            takes_moments=False, takes_inner_products=False, autocast=precision, seed=recipe.run.seed, device=self._device,
+            loss_fn=task.loss, data=task.largest_source(), max_grad_norm=recipe.method.max_grad_norm or None, test_groups=recipe.test.groups,
+            test_every=0, takes_moments=recipe.batch.needs_moments, takes_inner_products=recipe.batch.needs_inner_products, autocast=precision,
+            seed=recipe.run.seed, device=self._device,
         )  # fmt: skip
         model = builder()
         engine = placement.engine(model, recipe.run.compile, None if builder.weights else builder.fill)
         self._worker = Worker(0, model, recipe.inner, settings, engine)
+        # A round begins with a step on which statistics are taken, in smaller pieces but perhaps with a second copy of the gradients.
+        self._steps = 2 if recipe.batch.needs_moments else 1
         self._run(1)  # Optimizer state is made at the first step.
 
     def step(self, size: int) -> tuple[int, float]:
@@ -105,14 +116,14 @@ class _Stepper:
         try:
             self._run(size)
         except OutOfMemoryError:
-            return 2**62, 0.0
-        return usage(self._device)[0] - self._before, self._worker.busy_seconds
+            return NO_END, 0.0
+        return usage(self._device)[0] - self._before, self._worker.busy_seconds / self._steps
 
     def _run(self, size: int) -> None:
         plan = BatchPlan(micro_batches=(size,) * self._ranks, ranks=self._ranks)
         self._worker.begin_round()
         self._worker.pass_limit = 0
-        self._worker.advance(RoundTask(trainer=0, plan=plan, inner_steps=1, first_step=0, lr_factor=None), Event())
+        self._worker.advance(RoundTask(trainer=0, plan=plan, inner_steps=self._steps, first_step=0, lr_factor=None), Event())
         if self._worker.pass_limit:
             raise OutOfMemoryError("it went on with smaller micro-batches")
 

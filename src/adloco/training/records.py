@@ -46,7 +46,7 @@ def round_record(
         "train_loss": report.train_loss,
         "pass_limit": report.pass_limit,
         "val_loss": best.get("loss"),
-        "val_perplexity": math.exp(min(best["loss"], 700.0)) if best else None,
+        "val_perplexity": math.exp(min(best["loss"], 700.0)) if best and "accuracy" not in best else None,
         "val_accuracy": best.get("accuracy"),
         "learning_rate": report.trainers[0].learning_rate,
         "memory_bytes": memory_bytes,

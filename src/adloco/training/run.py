@@ -84,6 +84,12 @@ class TrainingRun:
             self.probe = probe(recipe, self.task, self._builder, placement, self._precision)
             self.recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=self.probe.max_micro_batch))
         self.algorithm = self._build()
+        if stored is None:
+            # Every rank, as a sharded model takes all of an island.
+            first = next(iter(self.algorithm.workers.values()))
+            problem = self.task.problem(first.model, self.device)
+            first.engine.after_evaluation()
+            require(not problem, problem)
         self._seconds_before = 0.0
         self._started = time.monotonic()
 
@@ -248,8 +254,9 @@ class TrainingRun:
 
     def _evaluate(self) -> dict[int, dict[str, float]]:
         """The task's measures of each trainer."""
+        at_once = self.algorithm.pass_limit or self.recipe.switch.b_max
         with self._memory.phase("evaluation"):
-            measured = self.algorithm.evaluate(lambda model, part, parts: self.task.measure(model, self.device, part, parts))
+            measured = self.algorithm.evaluate(lambda model, part, parts: self.task.measure(model, self.device, at_once, part, parts))
         return {trainer: dict(zip(self.task.measures, values, strict=True)) for trainer, values in measured.items()}
 
     def _seconds(self) -> float:

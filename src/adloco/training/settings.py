@@ -95,6 +95,8 @@ class DataSettings:
             given = getattr(self, name)
             require(bool(self.dataset) or not given, f"data.{name} is for a data.dataset, got {given!r} without one; leave it out or name a dataset")
         require(bool(self.split), "data.split must name a split of the dataset, for instance train, got ''")
+        apart = not self.validation_split or self.validation_split != self.split
+        require(apart, f"data.validation_split must be another split than data.split = {self.split!r}, or empty to hold out a part of that")
         require(
             not self.streaming or bool(self.validation_split) or self.validation_samples > 0,
             "data.streaming needs text to validate on from the start; name data.validation_split, or the rows to hold out in data.validation_samples",

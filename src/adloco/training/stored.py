@@ -93,7 +93,7 @@ def _named(recipe: Recipe, without: Collection[str]) -> dict[str, str]:
 
 def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None) -> ModelBuilder:
     """What builds the run's model; of a stored run from the configuration in its folder, without trained weights: the checkpoint has its own."""
-    config = load_config(stored.folder / MODEL) if stored else task.configure(recipe.model.config(task.tokenizer.vocab_size))
+    config = task.configure(load_config(stored.folder / MODEL) if stored else recipe.model.config(task.tokenizer.vocab_size))
     require(
         task.tokenizer.vocab_size <= config.vocab_size,
         f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got {config.vocab_size}",

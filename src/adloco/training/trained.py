@@ -45,9 +45,10 @@ def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str
     stored, recipe = trained.stored, trained.stored.recipe
     data = recipe.data if path is None else recipe.data.at(path)
     task = recipe.task.open(data, replace(recipe.evaluation, windows=windows), stored.tokenizer, everything=path is not None)
+    task.configure(load_config(stored.folder / MODEL))
     if path is None:
         check_corpus(stored, task)
-    *sums, count = task.measure(trained.model, next(trained.model.parameters()).device)
+    *sums, count = task.measure(trained.model, next(trained.model.parameters()).device, recipe.switch.b_max)
     return dict(zip(task.measures, (total / count for total in sums), strict=True)), int(count)
 
 

@@ -1,5 +1,6 @@
 """Tokenizers: bytes, a byte-level BPE trained on the corpus, or any Hugging Face tokenizer by folder or hub name."""
 
+import copy
 import hashlib
 import importlib
 import json
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 from adloco.rules.checks import require
 
+PROBE = "Hello, world!  The quick brown fox\n\tjumps over 13 lazy dogs. Ünïcödé"
 END_OF_TEXT = "<|endoftext|>"
 BARE_VOCABULARIES = {"merges.txt": "GPT2Tokenizer", "vocab.txt": "BertTokenizer", "tokenizer.model": "LlamaTokenizer"}
 """Class in transformers for a folder that holds a vocabulary by this file and says nothing about it."""
@@ -150,14 +152,19 @@ class PretrainedTokenizer:
         return str(self._tokenizer.decode(list(ids)))
 
     def to_transformers(self, *, whole: bool) -> Any:
-        return self._tokenizer
+        import tokenizers
+
+        tokenizer = copy.deepcopy(self._tokenizer)
+        if not whole and tokenizer(PROBE)["input_ids"] != self.encode([PROBE])[0] and tokenizer.is_fast:
+            tokenizer.backend_tokenizer.post_processor = tokenizers.processors.Sequence([])  # Documents were packed without special tokens.
+        return tokenizer
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder / "pretrained")
 
     def fingerprint(self) -> str:
         vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
-        probe = self.encode(["Hello, world!  The quick brown fox\n\tjumps over 13 lazy dogs. Ünïcödé"])
+        probe = self.encode([PROBE])
         return hashlib.sha256(f"{vocabulary}{probe}".encode()).hexdigest()
 
 
@@ -169,7 +176,12 @@ def _fast(tokenizer: Any, whole: bool) -> Any:
         begin = (END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))
         tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[begin])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, bos_token=END_OF_TEXT, pad_token=END_OF_TEXT, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        bos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # Text that happens to spell the token is text.
     )
 
 

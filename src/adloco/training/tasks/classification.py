@@ -45,12 +45,19 @@ class ClassificationSettings:
         return "AutoModelForSequenceClassification"
 
     def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
+        require(not data.streaming, "data.streaming is for language models: a classification run reads its texts at the start; set it to false")
         require(not data.tokenizer.startswith("bpe:"), f"data.tokenizer must be bytes or a Hugging Face tokenizer here, got {data.tokenizer!r}")
         own = tokenizer or make_tokenizer(data.tokenizer, ())
         train, validation = (Examples.read(data, split, self.label_column, own) for split in ("train", "validation"))
+        # Without a validation split both come from the same rows, and each has counted all that were left out.
+        skipped = train.skipped + validation.skipped if data.validation_split else train.skipped | validation.skipped
         if everything:
             validation = train.joined(validation)
-        return Classification(train, validation, validation.balanced(0 if everything else self.evaluation_per_class), own)
+        else:
+            few, many = len(set(train.labels)), len(set(validation.labels))
+            advice = "data.samples takes the first rows, which may be sorted by label: raise it, or shuffle the rows"
+            require(few > 1 and few >= many, f"the texts to train on have {few} of the {max(many, 2)} classes or more that there are; {advice}")
+        return Classification(train, validation, validation.balanced(0 if everything else self.evaluation_per_class, train.num_classes), own, skipped)
 
 
 class Classification:
@@ -58,20 +65,20 @@ class Classification:
 
     measures: tuple[str, ...] = ("loss", "accuracy")
 
-    def __init__(self, train: "Examples", validation: "Examples", evaluated: NDArray[np.int64], tokenizer: Tokenizer) -> None:
+    def __init__(self, train: "Examples", validation: "Examples", evaluated: NDArray[np.int64], tokenizer: Tokenizer, skipped: Counter[str]) -> None:
         self.tokenizer = tokenizer
         self.corpus = hashlib.sha256(f"{train.digest} {validation.digest}".encode()).hexdigest()[:24]
         self._train = train
         self._validation = validation
         self._evaluated = evaluated
         self._pad = tokenizer.end_of_text
+        self._skipped = skipped
 
     def holds(self, corpus: str) -> bool:
         return self.corpus == corpus
 
     def skipped(self) -> str:
-        # Without a validation split both come from the same rows.
-        counts = self._train.skipped | self._validation.skipped
+        counts = self._skipped
         reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
         return f"{sum(counts.values())} rows were left out, as data.bad_rows says ({reasons})" if counts else ""
 
@@ -93,11 +100,17 @@ class Classification:
     def loss(self, model: Any, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(_logits(model, batch), batch["labels"])
 
+    def largest_source(self) -> Source:
+        return Longest(self._train, self._pad)
+
+    def problem(self, model: Any, device: torch.device) -> str:
+        return ""
+
     @torch.no_grad()
-    def measure(self, model: nn.Module, device: torch.device, part: int = 0, parts: int = 1) -> list[float]:
+    def measure(self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1) -> list[float]:
         model.eval()
         loss, correct, count = 0.0, 0.0, 0
-        calls = math.ceil(math.ceil(len(self._evaluated) / parts) / EXAMPLES_AT_ONCE)
+        calls = math.ceil(math.ceil(len(self._evaluated) / parts) / min(at_once, EXAMPLES_AT_ONCE))
         for chunk in np.array_split(self._evaluated[part::parts], calls):
             batch = to_device(self._validation.batch(chunk if len(chunk) else self._evaluated[:1], self._pad), device)
             logits = _logits(model, batch)
@@ -124,6 +137,19 @@ class ExampleSource:
 
     def read(self, stream: int, position: int, count: int) -> dict[str, Tensor]:
         return self._examples.batch(self._order.indices(stream, position, count), self._pad)
+
+
+class Longest:
+    """Batches of the longest text."""
+
+    num_streams = 1
+
+    def __init__(self, examples: "Examples", pad: int) -> None:
+        self._examples = examples
+        self._pad = pad
+
+    def read(self, stream: int, position: int, count: int) -> dict[str, Tensor]:
+        return self._examples.batch(np.full(count, np.diff(self._examples.starts).argmax()), self._pad)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +196,14 @@ class Examples:
             labels=np.concatenate([self.labels, other.labels]), digest=self.digest + other.digest, skipped=self.skipped | other.skipped,
         )  # fmt: skip
 
-    def balanced(self, per_class: int) -> NDArray[np.int64]:
+    def balanced(self, per_class: int, classes: int) -> NDArray[np.int64]:
         """Numbers of the first so many examples of each class, all for 0; ValueError if a class has fewer."""
-        each = [np.flatnonzero(self.labels == label) for label in range(self.num_classes)]
+        each = [np.flatnonzero(self.labels == label) for label in range(max(classes, self.num_classes))]
         if per_class == 0:
             return np.arange(len(self))
         for label, numbers in enumerate(each):
-            require(len(numbers) >= per_class, f"task.evaluation_per_class is {per_class}, but class {label} has {len(numbers)} texts; lower it")
+            advice = "lower it (0: all there are), or hold out more with data.validation_samples or data.validation_split"
+            require(len(numbers) >= per_class, f"task.evaluation_per_class is {per_class}, but class {label} has {len(numbers)} texts; {advice}")
         return np.sort(np.concatenate([numbers[:per_class] for numbers in each]))
 
     def batch(self, numbers: NDArray[np.int64], pad: int) -> dict[str, Tensor]:

@@ -19,6 +19,8 @@ from adloco.training.settings import DataSettings, EvaluationSettings
 from adloco.training.tasks.task import Task
 
 EVALUATION_WINDOWS_AT_ONCE = 32
+CHECKED_TOKENS, LEAK = 16, 1e-6
+"""Of a window, and the relative change of the logits before the last one that is more than rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ class LanguageModel:
         longest = getattr(config, "max_position_embeddings", self._data.context_tokens)
         require(
             self._data.context_tokens <= longest,
-            f"data.context_tokens must be <= {longest}, the longest context of the model (model.max_position), got {self._data.context_tokens}",
+            f"data.context_tokens must be <= {longest}, the longest context of the model, got {self._data.context_tokens}",
         )
         return config
 
@@ -88,8 +90,22 @@ class LanguageModel:
     def loss(self, model: Any, batch: Any) -> Tensor:
         return next_token_loss(model, batch)
 
-    def measure(self, model: nn.Module, device: torch.device, part: int = 0, parts: int = 1) -> list[float]:
-        return list(loss_on_windows(model, self._validation, self._windows, device, part, parts))
+    def largest_source(self) -> Source:
+        return self._validation
+
+    @torch.no_grad()
+    def problem(self, model: Any, device: torch.device) -> str:
+        """The logits before a token must not depend on it."""
+        model.eval()
+        ids = self._validation.windows(np.array([0, 0])).to(device)[:, : min(CHECKED_TOKENS, self._data.context_tokens)]
+        ids[1, -1] = (ids[0, -1] + 1) % self.tokenizer.vocab_size
+        first, second = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        sees = float((first - second).abs().max() / first.abs().max().clamp(min=1e-30)) > LEAK
+        advice = "take one for causal language modelling, or add is_decoder = true to model.overrides"
+        return f"the model sees the tokens that it is to predict: {advice}" if sees else ""
+
+    def measure(self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1) -> list[float]:
+        return list(loss_on_windows(model, self._validation, self._windows, device, part, parts, at_once=at_once))
 
 
 def next_token_loss(model: Any, ids: Tensor) -> Tensor:
@@ -109,15 +125,16 @@ def evaluation_windows(source: TokenSource, windows: int) -> np.ndarray[Any, np.
 
 @torch.no_grad()
 def loss_on_windows(
-    model: nn.Module, source: TokenSource, indices: np.ndarray[Any, np.dtype[np.int64]], device: torch.device, part: int = 0, parts: int = 1
-) -> tuple[float, int]:
+    model: nn.Module, source: TokenSource, indices: np.ndarray[Any, np.dtype[np.int64]], device: torch.device, part: int = 0, parts: int = 1,
+    at_once: int = EVALUATION_WINDOWS_AT_ONCE,
+) -> tuple[float, int]:  # fmt: skip
     """(sum of the losses, count) over the predicted tokens of every parts-th of these windows.
 
     Every part calls the model equally often, as the ranks that share a sharded model must.
     """
     model.eval()
     total, count = 0.0, 0
-    calls = math.ceil(math.ceil(len(indices) / parts) / EVALUATION_WINDOWS_AT_ONCE)
+    calls = math.ceil(math.ceil(len(indices) / parts) / min(at_once, EVALUATION_WINDOWS_AT_ONCE))
     for chunk in np.array_split(indices[part::parts], calls):
         ids = source.windows(chunk if len(chunk) else indices[:1]).to(device)
         tokens = ids[:, 1:].numel() if len(chunk) else 0

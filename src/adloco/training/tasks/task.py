@@ -39,12 +39,20 @@ class Task(Protocol):
         """Samples to train on. least: samples of the first inner step over all trainers, which must be there."""
         ...
 
+    def largest_source(self) -> Source:
+        """Samples as long as any, to measure memory with."""
+        ...
+
     def loss(self, model: Any, batch: Any) -> Tensor:
         """Mean loss over the samples of a batch; padding never enters it."""
         ...
 
-    def measure(self, model: nn.Module, device: torch.device, part: int = 0, parts: int = 1) -> list[float]:
-        """The sum of each measure over the part-th of `parts` shares of the evaluation set, and the count.
+    def problem(self, model: Any, device: torch.device) -> str:
+        """Why this model cannot be trained for the task, in one sentence; empty if it can. Calls the model as often on every rank."""
+        ...
+
+    def measure(self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1) -> list[float]:
+        """The sum of each measure over the part-th of `parts` shares of the evaluation set, `at_once` samples in a pass, and the count.
 
         Every part calls the model equally often, as the ranks that share a sharded model must.
         """
