@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from adloco.cli.commands import _take_settings
+from adloco.cli.commands import take_settings
 from adloco.cli.view import LiveView, PlainView, open_view, summary_lines
 from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.run import TrainingRun
@@ -14,7 +14,7 @@ from adloco.training.run import TrainingRun
 
 @pytest.fixture
 def run(small: list[str]) -> TrainingRun:
-    settings, _ = _take_settings([*small, "--merge.first_round", "2"])
+    settings, _ = take_settings([*small, "--merge.first_round", "2"])
     return TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
 
 

@@ -74,7 +74,8 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert sum(step["samples"] for step in steps) == metrics[-1]["samples"]
     first = [step for step in steps if step["round"] == 1]
     assert sum(step["loss"] * step["samples"] for step in first) / sum(step["samples"] for step in first) == pytest.approx(metrics[0]["train_loss"])
-    pictures = {"loss", "batch", "noise_scale", "trainers", "communication", "memory"} | ({"workers"} if len(metrics[0]["workers"]) > 1 else set())
+    pictures = {"loss", "batch", "trainers", "communication", "memory"} | ({"workers"} if len(metrics[0]["workers"]) > 1 else set())
+    pictures |= {"noise_scale"} if any(row["noise_scale"] for line in metrics for row in line["trainers"]) else set()
     assert {path.stem for path in (folder / "plots").iterdir()} == pictures
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == len(pictures)
@@ -266,3 +267,13 @@ def test_report_can_be_drawn_again(small: list[str], tmp_path: Path, capsys: pyt
     assert (tmp_path / "run" / "report.html").exists()
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
     assert "has spent its budget" in capsys.readouterr().out
+
+
+def test_a_run_folder_is_trained_by_one_process_at_a_time(small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = make_run("single", [*small, "--run.checkpoint_every", "1"])
+    rounds = run.rounds()
+    next(rounds)
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 2
+    assert "is in use by another process; wait until it has ended, or end it" in capsys.readouterr().err
+    rounds.close()
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0

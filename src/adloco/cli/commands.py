@@ -3,12 +3,14 @@
 import argparse
 import math
 import os
+import re
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -28,6 +30,7 @@ from adloco.training.recipe import Recipe, build_recipe, override, read_values
 from adloco.training.recipe_text import to_toml
 from adloco.training.report import write_report
 from adloco.training.run import TrainingRun
+from adloco.training.settings import RunSettings
 from adloco.training.stored import resumed_recipe, run_folder
 from adloco.training.tasks.language_model import generate as generate_tokens
 from adloco.training.trackers import TrackerWarning
@@ -36,6 +39,7 @@ from adloco.training.trained import load_trained
 
 INTERRUPTED = 130
 SECOND_SIGNAL_SECONDS = 1.0
+RUN_SETTINGS = {field.name for field in fields(RunSettings)}
 
 
 def train(words: Sequence[str]) -> int:
@@ -65,6 +69,8 @@ def train(words: Sequence[str]) -> int:
 
 def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
     """Run the command in that many processes of this machine, if they can hold the recipe."""
+    if count < 1:
+        raise ValueError(f"--ranks must be >= 1, got {count}")
     method, shape = recipe.method, recipe.placement
     island_shape(count, method.num_trainers * method.workers_per_trainer, shape.shard_size, shape.replica_size)
     return start_ranks(count, words)
@@ -153,16 +159,17 @@ def evaluate(words: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--data.path", dest="path", metavar="PATH", help="text file, folder, jsonl or parquet to evaluate on instead")
     parser.add_argument("--trainer", type=int, help="trainer to evaluate (default: the one with the lowest validation loss)")
-    parser.add_argument("--windows", type=int, default=0, help="windows to evaluate on, evenly spaced (default: all)")
+    parser.add_argument("--windows", type=int, help="windows to evaluate on, evenly spaced; 0: all (default: the run's evaluation.windows)")
     known = parser.parse_args(words)
-    if known.windows < 0:
+    if (known.windows or 0) < 0:
         raise ValueError(f"--windows must be >= 0, got {known.windows}")
     console = Console(highlight=False)
     with console.status("evaluating ..."):
         trained = load_trained(known.run, known.trainer)
         if known.windows and trained.stored.recipe.task.head != "AutoModelForCausalLM":
             raise ValueError("--windows is for language models; a classifier is evaluated on task.evaluation_per_class texts")
-        measured, count = evaluate_trained(trained, known.path, known.windows)
+        windows = trained.stored.recipe.evaluation.windows if known.windows is None else known.windows
+        measured, count = evaluate_trained(trained, known.path, windows)
     console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
     loss = measured["loss"]
     if "accuracy" in measured:
@@ -256,6 +263,9 @@ def take_settings(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One sentence instead of the usage."""
+        unknown = re.match(r"unrecognized arguments: --(\w+)", message)
+        if unknown and unknown.group(1) in RUN_SETTINGS:
+            message += f" (did you mean --run.{unknown.group(1)}?)"
         raise ValueError(f"{message}; see {self.prog} --help")
 
 

@@ -4,6 +4,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 COMMANDS = ("train", "prepare", "probe", "config", "evaluate", "generate", "export", "report")
 HELP = """\
@@ -65,6 +66,9 @@ def _user_errors() -> tuple[type[Exception], ...]:
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP, end="")
+        return 0
+    if words[0] == "--version":
+        print(f"adloco {metadata.version('adloco')}")
         return 0
     if words[0] not in COMMANDS:
         nearest = difflib.get_close_matches(words[0], COMMANDS, n=1)

@@ -113,7 +113,7 @@ class LiveView:
 
     def _traffic(self, record: Record) -> RenderableType:
         sent, ddp = record["bytes_communicated"], record["bytes_ddp_equivalent"]
-        less = f", {ddp / sent:,.0f}x less" if sent else ""
+        less = f", {ddp / sent:,.0f}x less" if record["syncs"] else ""
         text = f"round {record['round']}, {record['syncs']} syncs, {_sent(record)} sent per worker; DDP would have sent {_megabytes(ddp)}{less}"
         return Text(text, style="dim")
 
@@ -124,7 +124,7 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
     merges = sum(len(record["merges"]) for record in run.history)
     first = next((record["val_loss"] for record in run.history if record["val_loss"] is not None), None)
     batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
-    ratio = f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP" if summary["bytes"] else ""
+    ratio = f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP" if summary["syncs"] else ""
     final, best = _number(summary["final_val_loss"], ".4f"), _number(summary["best_val_loss"], ".4f")
     return [
         f"validation loss {final} (best {best}, first {_number(first, '.4f')})" + _accuracy(summary["final_val_accuracy"]),

@@ -33,6 +33,7 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
         save_file(tensors, temporary / TENSORS)
         (temporary / STATE).write_text(json.dumps({"format": FORMAT, "state": plain}))
         (temporary / CHECKSUMS).write_text(json.dumps({part: _checksum(temporary / part) for part in (TENSORS, STATE)}))
+        make_readable(temporary)
         _to_disk(temporary)
         target = folder / name
         if target.exists():
@@ -44,6 +45,13 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
     for old in list_checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return target
+
+
+def make_readable(folder: Path) -> None:
+    """Let others read a folder and its files, which temporary folders and safetensors keep for their owner alone."""
+    folder.chmod(0o755)
+    for file in folder.iterdir():
+        file.chmod(0o644)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco.rules.checks import require
+from adloco.training.checkpoint import make_readable
 from adloco.training.recipe_text import to_toml
 from adloco.training.records import Records, summarise
 from adloco.training.trained import Trained
@@ -31,7 +32,7 @@ def export(trained: Trained, folder: Path) -> None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", tokenizer.model_max_length))
         tokenizer.save_pretrained(temporary)
         (temporary / "README.md").write_text(_card(trained))
-        temporary.chmod(0o755)
+        make_readable(temporary)
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from adloco.training.memory import PHASES
 from adloco.training.records import Record
@@ -20,7 +21,7 @@ def draw_plots(records: Sequence[Record], folder: Path) -> list[Path]:
         "loss": _loss,
         **({"accuracy": _accuracy} if any(record["val_accuracy"] is not None for record in records) else {}),
         "batch": _batch,
-        "noise_scale": _noise_scale,
+        **({"noise_scale": _noise_scale} if any(row["noise_scale"] for record in records for row in record["trainers"]) else {}),
         "trainers": _trainers,
         **({"workers": _workers} if len(records[0]["workers"]) > 1 else {}),
         "communication": _communication,
@@ -68,27 +69,44 @@ def _accuracy(records: Sequence[Record]) -> Figure:
         axis.plot([record[key] for record in evaluated], [record["val_accuracy"] for record in evaluated], color=COLOURS[0], linewidth=2)
         _mark_merges(axis, records, key, 1.0)
         _label(axis, label, "accuracy")
+    figure.axes[0].set_ylim(0, 1)
+    figure.axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     figure.suptitle("Validation accuracy of the trainer with the lowest loss", fontsize=12)
     return figure
 
 
-def _per_trainer(axis: Axes, records: Sequence[Record], value: str, **style: Any) -> None:
+def _steps(points: Sequence[tuple[float, float]], before: float) -> list[list[float]]:
+    """A staircase of values that each held in the round that ends at their x. before: where the first of these rounds began."""
+    x, y = [before], [points[0][1]] if points else [0.0]
+    for at, value in points:
+        x, y = [*x, x[-1], at], [*y, value, value]
+    return [x, y]
+
+
+def _per_trainer(axis: Axes, records: Sequence[Record], value: str, steps: bool = False, **style: Any) -> None:
     for trainer in sorted({row["trainer"] for record in records for row in record["trainers"]}):
         points = [(record["tokens"], row[value]) for record in records for row in record["trainers"] if row["trainer"] == trainer]
         points = [(x, y) for x, y in points if y is not None]
         colour = COLOURS[trainer % len(COLOURS)]
-        axis.plot([x for x, _ in points], [y for _, y in points], color=colour, marker="o", markersize=2.5, label=f"trainer {trainer}", **style)
+        if not points:
+            continue
+        # Equal curves of several trainers stay visible: those drawn first are wider.
+        look: dict[str, Any] = {"color": colour, "label": f"trainer {trainer}", "linewidth": max(1.2, 3.6 - 0.8 * trainer)} | style
+        if steps:
+            axis.plot(*_steps(points, 0.0), **look)
+        else:
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=2.5, **look)
     _mark_merges(axis, records, "tokens", 1.0)
 
 
 def _batch(records: Sequence[Record]) -> Figure:
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _per_trainer(left, records, "requested_batch", drawstyle="steps-post")
-    _label(left, "tokens", "requested batch (samples)")
+    _per_trainer(left, records, "requested_batch", steps=True)
+    _label(left, "tokens", "requested batch (samples)", whole=True)
     left.legend(frameon=False)
-    _per_trainer(right, records, "accumulation_steps", drawstyle="steps-post")
-    _label(right, "tokens", "accumulation steps")
+    _per_trainer(right, records, "accumulation_steps", steps=True)
+    _label(right, "tokens", "accumulation steps", whole=True)
     figure.suptitle("Batch of each trainer, and micro-batches per inner step", fontsize=12)
     return figure
 
@@ -98,17 +116,13 @@ def _noise_scale(records: Sequence[Record]) -> Figure:
     left, right = figure.subplots(1, 2)
     _per_trainer(left, records, "noise_scale")
     _label(left, "tokens", "noise scale S / |G|² (samples)")
-    if any(row["noise_scale"] for record in records for row in record["trainers"]):
-        left.set_yscale("log")
-        left.legend(frameon=False)
-    else:
-        left.text(0.5, 0.5, "this batch rule takes no statistics", transform=left.transAxes, ha="center", color="#6b7280")
+    left.set_yscale("log")
+    left.legend(frameon=False)
     _per_trainer(right, records, "grad_norm_sq")
     _per_trainer(right, records, "grad_variance", linestyle="--")
     _label(right, "tokens", "|G|² (solid), S (dashed)")
-    if any(row["grad_variance"] for record in records for row in record["trainers"]):
-        right.set_yscale("log")
-    figure.suptitle("Gradient statistics, smoothed as the batch rule sees them", fontsize=12)
+    right.set_yscale("log", nonpositive="mask")
+    figure.suptitle("Gradient statistics, smoothed as the batch rule sees them (none where noise hides |G|²)", fontsize=12)
     return figure
 
 
@@ -118,8 +132,8 @@ def _trainers(records: Sequence[Record]) -> Figure:
     _per_trainer(left, records, "val_loss")
     _label(left, "tokens", "validation loss")
     left.legend(frameon=False)
-    _per_trainer(right, records, "workers", drawstyle="steps-post")
-    _label(right, "tokens", "workers")
+    _per_trainer(right, records, "workers", steps=True)
+    _label(right, "tokens", "workers", whole=True)
     figure.suptitle("Trainers (dotted: merges)", fontsize=12)
     return figure
 
@@ -131,8 +145,9 @@ def _workers(records: Sequence[Record]) -> Figure:
         for worker in range(len(records[0]["workers"])):
             rows = [(record["tokens"], record["workers"][worker][value]) for record in records]
             colour = COLOURS[worker % len(COLOURS)]
-            axis.plot(*zip(*rows, strict=True), color=colour, linewidth=1.5, drawstyle="steps-post", label=f"worker {worker}")
+            axis.plot(*_steps(rows, 0.0), color=colour, linewidth=max(1.2, 3.6 - 0.8 * worker), label=f"worker {worker}")
         _label(axis, "tokens", label)
+        axis.set_ylim(bottom=0)
     left.legend(frameon=False)
     figure.suptitle("Share of each worker, and how long it waited for the slowest", fontsize=12)
     return figure
@@ -180,8 +195,16 @@ def _mark_merges(axis: Axes, records: Sequence[Record], key: str, unit: float) -
             axis.axvline(record[key] / unit, color="#6b7280", linestyle=":", linewidth=1)
 
 
-def _label(axis: Axes, x: str, y: str) -> None:
+def _label(axis: Axes, x: str, y: str, *, whole: bool = False) -> None:
+    """whole: y is a count, of which nothing lies between two, shown from 0 on."""
     axis.set_xlabel(x)
     axis.set_ylabel(y)
+    axis.xaxis.set_major_locator(MaxNLocator(6, integer=x == "rounds"))
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if axis.get_yscale() == "linear":
+        axis.ticklabel_format(axis="y", useOffset=False)
+    if whole:
+        axis.set_ylim(bottom=0)
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)

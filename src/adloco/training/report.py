@@ -41,7 +41,7 @@ def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], 
     method = recipe.method
     return {
         "name": recipe.run.name,
-        "subtitle": f"{method.num_trainers} trainers x {method.workers_per_trainer} workers, sync every {method.sync_every} inner steps",
+        "subtitle": f"trainers: {method.num_trainers}, workers of each: {method.workers_per_trainer}, inner steps per round: {method.sync_every}",
         "cards": [
             ("validation loss", f"{losses[-1]:.4f}" if losses else "-"),
             *([("accuracy", f"{accuracies[-1]:.1%}")] if accuracies else []),

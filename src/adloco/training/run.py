@@ -4,12 +4,14 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.optimizers import OuterOptimizer
@@ -145,10 +147,31 @@ class TrainingRun:
         if self.finished:
             return
         tokens = self.algorithm.samples * self.recipe.data.context_tokens
-        with self._trackers.following(named_settings(self.recipe), tokens), memory_snapshot(self._snapshot if self.placement.first else None):
+        with (
+            self._alone(),
+            self._trackers.following(named_settings(self.recipe), tokens),
+            memory_snapshot(self._snapshot if self.placement.first else None),
+        ):
             for record in self._train():
                 self._trackers.log(record)
                 yield record
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process goes on with this run meanwhile."""
+        if not self.placement.first:
+            yield
+            return
+        lock = FileLock(self.folder / ".lock", blocking=False)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise ValueError(f"run folder {str(self.folder)!r} is in use by another process; wait until it has ended, or end it") from error
+        try:
+            yield
+        finally:
+            lock.release()
+            Path(lock.lock_file).unlink(missing_ok=True)
 
     def _train(self) -> Iterator[Record]:
         self._started = time.monotonic()

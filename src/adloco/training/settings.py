@@ -17,7 +17,7 @@ class RunSettings:
     name: str = ""
     """Name of the recipe, shown in tables and reports. Empty: that of the recipe's file."""
     tokens: int = 1_200_000
-    """Budget: tokens trained on, over all trainers. The last round is shortened to end here."""
+    """Budget: tokens trained on, over all trainers. The last round ends with the inner step that reaches it."""
     seed: int = 0
     """Seed of the initial parameters and of the order of the data."""
     device: str = "auto"
