@@ -196,7 +196,7 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], t
     ("words", "message"),
     [
         (["diloco", "--ranks", "3"], "3 ranks cannot share 2 workers; start 1 or 2 ranks, or ask for more workers"),
-        (["diloco", "--ranks", "0"], "0 ranks cannot share 2 workers; start 1 or 2 ranks"),
+        (["diloco", "--ranks", "0"], "--ranks must be >= 1, got 0"),
         (["diloco", "--ranks", "2", "--run.token", "5"], "did you mean 'tokens'?"),
         (
             ["diloco", "--ranks", "3", "--placement.shard_size", "2"],

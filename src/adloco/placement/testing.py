@@ -19,9 +19,11 @@ import torch.distributed as dist
 def run_on_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout_seconds: float = 120.0) -> list[Any]:
     """What the function returned on each rank; a RuntimeError with the first failing rank's traceback if one failed or did not end in time.
 
-    function: importable by name (the ranks are spawned, not forked). The rendezvous is a file, so that no two tests meet on a port.
+    function: importable by name. The ranks are forked from a server that has imported torch and done nothing else: a tenth of the time of a fresh
+    interpreter each, without what a fork of the caller would inherit. The rendezvous is a file, so that no two tests meet on a port.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["adloco", "torch.distributed.fsdp", "torch.distributed.tensor"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
         rendezvous = str(Path(folder) / "rendezvous")
