@@ -21,31 +21,29 @@ def answer(text: str) -> int:
 
 
 def test_a_larger_budget_fits_more_and_what_is_known_is_kept(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--batch.maximum", "512"]
-    held = (usage(torch.device("cpu"))[1] or 0) / 2**30
-    small, large = f"{held + 0.3:.2f}", f"{held + 0.8:.2f}"
+    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--batch.maximum", "256", "--data.context_tokens", "64"]
     found = []
-    for gib in (small, large):
-        assert main(["probe", "single", *flags, "--memory.gib", gib]) == 0
+    for more in (1.2, 0.2):  # The larger one first, with which come the libraries.
+        budget = f"{(usage(torch.device('cpu'))[1] or 0) / 2**30 + more:.2f}"
+        assert main(["probe", "single", *flags, "--memory.gib", budget]) == 0
         said = capsys.readouterr().out
         found.append(answer(said))
         assert "known from before" not in said
-    assert 1 <= found[0] < found[1] <= 512
-    assert main(["probe", "single", *flags, "--memory.gib", large]) == 0
+    assert 1 <= found[1] < found[0] <= 256
+    assert main(["probe", "single", *flags, "--memory.gib", budget]) == 0
     said = capsys.readouterr().out
     assert answer(said) == found[1] and "known from before" in said
-    assert main(["probe", "single", *flags, "--memory.gib", large, "--again"]) == 0
+    assert main(["probe", "single", *flags, "--memory.gib", budget, "--again"]) == 0
     assert "known from before" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("recipe", ["diloco", "fsdp-norm"])
-def test_ranks_agree_and_training_takes_it(recipe: str, corpus: Path, tmp_path: Path) -> None:
-    """On two ranks, sharded too."""
-    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--memory.gib", "1.2", "--batch.maximum", "32"]
-    found = answer(in_a_new_process("-m", "adloco", "probe", recipe, *flags, "--ranks", "2"))
+def test_ranks_agree_and_training_takes_it(corpus: Path, tmp_path: Path) -> None:
+    """On two shards."""
+    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--memory.gib", "1.2", "--batch.maximum", "16"]
+    found = answer(in_a_new_process("-m", "adloco", "probe", "fsdp-norm", *flags, "--ranks", "2"))
     run = tmp_path / "run"
-    more = ["--switch.max_micro_batch", "auto", "--run.folder", str(run), "--run.tokens", "20000", "--ranks", "2"]
-    in_a_new_process("-m", "adloco", "train", recipe, *flags, *more)
+    more = ["--switch.max_micro_batch", "auto", "--run.folder", str(run), "--run.tokens", "5000", "--ranks", "2"]
+    in_a_new_process("-m", "adloco", "train", "fsdp-norm", *flags, *more)
     assert f"max_micro_batch = {found}\n" in (run / "recipe.toml").read_text()
     peaks = [json.loads(line)["memory"]["inner_steps"]["peak_bytes"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert max(peaks) <= 1.2 * 2**30
