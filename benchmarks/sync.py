@@ -26,7 +26,8 @@ from adloco import AdLoCo, BatchGuards, InnerOptimizer, OuterOptimizer, SwitchMo
 from adloco.algorithms.outer import OuterStep, copy_all
 from adloco.placement.ranks import GroupComm
 from adloco.placement.testing import run_on_ranks
-from adloco.training.models import LlamaShape, build_llama
+from adloco.training.model_sources import LlamaShape
+from adloco.training.models import build_llama
 from adloco.training.tasks.language_model import next_token_loss
 
 NESTEROV = OuterOptimizer(lr=0.7, options={"momentum": 0.9, "nesterov": True})

@@ -13,7 +13,8 @@ from collections import Counter
 import torch
 
 from adloco.placement.gradients import squared_norm
-from adloco.training.models import LlamaShape, build_llama
+from adloco.training.model_sources import LlamaShape
+from adloco.training.models import build_llama
 from adloco.training.tasks.language_model import next_token_loss
 
 warm, seconds = sys.argv[1] == "warm", float(sys.argv[2])

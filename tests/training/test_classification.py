@@ -10,7 +10,8 @@ import torch
 
 from adloco.cli.main import main
 from adloco.training.data.tokenizers import ByteTokenizer
-from adloco.training.models import ModelBuilder, ModelOptions, NamedModel
+from adloco.training.model_sources import ModelOptions, NamedModel
+from adloco.training.models import ModelBuilder
 from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.run import TrainingRun
 from adloco.training.settings import DataSettings, EvaluationSettings

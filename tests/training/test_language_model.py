@@ -11,7 +11,8 @@ from torch import nn
 from adloco import InnerOptimizer
 from adloco.cli.main import main
 from adloco.training.data.sources import TokenSource
-from adloco.training.models import LlamaShape, build_llama
+from adloco.training.model_sources import LlamaShape
+from adloco.training.models import build_llama
 from adloco.training.tasks.language_model import evaluation_windows, generate, loss_on_windows, next_token_loss
 from tests.problems import make_run
 

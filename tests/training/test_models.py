@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, InnerOptimizer, place
 from adloco.placement.testing import run_on_ranks
-from adloco.training.models import Head, LlamaShape, ModelBuilder, ModelOptions, NamedModel, build_llama
+from adloco.training.model_sources import Head, LlamaShape, ModelOptions, NamedModel
+from adloco.training.models import ModelBuilder, build_llama
 from adloco.training.tasks.language_model import next_token_loss
 from tests.problems import tokens
 

@@ -24,8 +24,9 @@ os.environ.setdefault("DATASETS_VERBOSITY", "critical")
 from rich.console import Console
 
 from adloco.cli.view import open_view, summary_lines
-from adloco.placement.launch import island_shape, num_ranks, process_group, start_ranks, this_rank
+from adloco.placement.launch import INTERRUPTED, island_shape, num_ranks, process_group, start_ranks, this_rank
 from adloco.training.export import export as export_trained
+from adloco.training.model_sources import is_causal
 from adloco.training.recipe import Recipe, build_recipe, override, read_values
 from adloco.training.recipe_text import to_toml
 from adloco.training.report import write_report
@@ -37,7 +38,6 @@ from adloco.training.trackers import TrackerWarning
 from adloco.training.trained import evaluate as evaluate_trained
 from adloco.training.trained import load_trained
 
-INTERRUPTED = 130
 SECOND_SIGNAL_SECONDS = 1.0
 RUN_SETTINGS = {field.name for field in fields(RunSettings)}
 
@@ -166,7 +166,7 @@ def evaluate(words: Sequence[str]) -> int:
     console = Console(highlight=False)
     with console.status("evaluating ..."):
         trained = load_trained(known.run, known.trainer)
-        if known.windows and trained.stored.recipe.task.head != "AutoModelForCausalLM":
+        if known.windows and not is_causal(trained.stored.recipe.task.head):
             raise ValueError("--windows is for language models; a classifier is evaluated on task.evaluation_per_class texts")
         windows = trained.stored.recipe.evaluation.windows if known.windows is None else known.windows
         measured, count = evaluate_trained(trained, known.path, windows)
@@ -192,7 +192,7 @@ def generate(words: Sequence[str]) -> int:
     if known.tokens <= 0 or not 0 <= known.temperature < math.inf:
         raise ValueError(f"--tokens must be > 0 and --temperature >= 0 and finite, got {known.tokens} and {known.temperature}")
     trained = load_trained(known.run, known.trainer)
-    if trained.stored.recipe.task.head != "AutoModelForCausalLM":
+    if not is_causal(trained.stored.recipe.task.head):
         raise ValueError(f"adloco generate needs a language model, and the run in {known.run} trains a classifier; use adloco evaluate")
     tokenizer = trained.stored.tokenizer
     prompt = tokenizer.encode([known.prompt])[0] or [tokenizer.end_of_text]

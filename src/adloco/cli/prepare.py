@@ -7,13 +7,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adloco.cli.commands import parser_of, take_settings
+from adloco.placement.launch import INTERRUPTED
 from adloco.placement.process import num_cores
 from adloco.training.data.growth import State
 from adloco.training.data.prepare import Preparation
 from adloco.training.data.prepare import prepare as prepare_cache
+from adloco.training.model_sources import is_causal
 from adloco.training.recipe import build_recipe, override, read_values
 
-INTERRUPTED = 130
 SECONDS_PER_LINE = 10.0
 
 
@@ -26,7 +27,7 @@ def prepare(words: Sequence[str]) -> int:
     known = parser.parse_args(others)
     console = Console(highlight=False)
     recipe = build_recipe(override(read_values(known.recipe), settings))
-    if recipe.task.head != "AutoModelForCausalLM":
+    if not is_causal(recipe.task.head):
         raise ValueError("adloco prepare is for language models; a classification run tokenises its texts at the start")
     data = recipe.data
     preparation = prepare_cache(data, known.processes)

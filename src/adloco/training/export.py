@@ -8,6 +8,7 @@ from typing import Any
 
 from adloco.rules.checks import require
 from adloco.training.checkpoint import make_readable
+from adloco.training.model_sources import is_causal
 from adloco.training.recipe_text import to_toml
 from adloco.training.records import Records, summarise
 from adloco.training.trained import Trained
@@ -20,7 +21,7 @@ def export(trained: Trained, folder: Path) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=".exporting-", dir=folder.parent))
     try:
         model: Any = trained.model
-        tokenizer = trained.stored.tokenizer.to_transformers(whole=not trained.stored.recipe.task.head.endswith("CausalLM"))
+        tokenizer = trained.stored.tokenizer.to_transformers(whole=not is_causal(trained.stored.recipe.task.head))
         end = trained.stored.tokenizer.end_of_text
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
@@ -46,7 +47,7 @@ def _card(trained: Trained) -> str:
     summary |= {"final_val_loss": own[-1], "best_val_loss": min(own)} if own else {}
     results = "\n".join(f"| {name} | {value:,.4f} |" if isinstance(value, float) else f"| {name} | {value} |" for name, value in summary.items())
     head = recipe.task.head
-    task = "text-generation" if head == "AutoModelForCausalLM" else "text-classification"
+    task = "text-generation" if is_causal(head) else "text-classification"
     return f"""---
 library_name: transformers
 pipeline_tag: {task}

@@ -23,7 +23,7 @@ from adloco.rules.controller import BatchGuards
 from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmallest, NoMerge
 from adloco.rules.schedule import LearningRate
 from adloco.rules.switch import SwitchMode
-from adloco.training.models import LlamaShape, ModelOptions, ModelSource, NamedModel
+from adloco.training.model_sources import LlamaShape, ModelOptions, ModelSource, NamedModel
 from adloco.training.settings import (
     DataSettings,
     EvaluationSettings,

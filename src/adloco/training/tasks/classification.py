@@ -21,7 +21,7 @@ from adloco.rules.checks import require
 from adloco.training.data.order import StreamOrder
 from adloco.training.data.rows import read_rows
 from adloco.training.data.tokenizers import Tokenizer, make_tokenizer
-from adloco.training.models import Head
+from adloco.training.model_sources import Head
 from adloco.training.settings import DataSettings, EvaluationSettings
 from adloco.training.tasks.task import Task
 

@@ -14,7 +14,7 @@ from adloco.rules.checks import require
 from adloco.training.data.cache import TokenCache, open_cache
 from adloco.training.data.sources import TokenSource
 from adloco.training.data.tokenizers import Tokenizer
-from adloco.training.models import Head
+from adloco.training.model_sources import Head
 from adloco.training.settings import DataSettings, EvaluationSettings
 from adloco.training.tasks.task import Task
 

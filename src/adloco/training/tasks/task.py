@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.worker import Source
 from adloco.training.data.tokenizers import Tokenizer
-from adloco.training.models import Head
+from adloco.training.model_sources import Head
 from adloco.training.settings import DataSettings, EvaluationSettings
 
 
