@@ -120,6 +120,18 @@ def test_a_run_from_rows_to_accuracy(recipe: str, reviews: Path, tmp_path: Path,
     assert "adloco generate needs a language model" in capsys.readouterr().err
 
 
+def test_rows_left_out_of_both_splits_are_counted(tmp_path: Path) -> None:
+    """Three of one split and two of the other; where both come from the same rows, each once."""
+    rows = [{"text": "good" if row % 2 else "bad", "label": row % 2} for row in range(20)]
+    for split, empty in (("train", 3), ("test", 2)):
+        lines = [*rows, *({"text": " ", "label": 0} for _ in range(empty))]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    two = DataSettings(dataset=str(tmp_path), validation_split="test", bad_rows="skip")
+    assert ClassificationSettings(evaluation_per_class=2).open(two, EvaluationSettings()).skipped().startswith("5 of 45 rows were left out")
+    one = DataSettings(path=str(tmp_path / "train.jsonl"), validation_samples=6, bad_rows="skip")
+    assert ClassificationSettings(evaluation_per_class=2).open(one, EvaluationSettings()).skipped().startswith("3 of 23 rows were left out")
+
+
 def test_a_resumed_run_pads_as_it_did(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A Llama looks for the last token that is not its padding, which here is not the tokenizer's end of text."""
     llama = "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, pad_token_id = 1 }"

@@ -26,7 +26,9 @@ def probe(words: Sequence[str]) -> int:
     console = Console(highlight=False, quiet=this_rank() != 0)
     with process_group(end_rank):
         with console.status("training steps of rising size ..."):
-            found = find_micro_batch(recipe, again=known.again)
+            found, notice = find_micro_batch(recipe, again=known.again)
+        if notice:
+            console.print(notice, style="bold red", soft_wrap=True)
         _show(found, console)
     return 0
 

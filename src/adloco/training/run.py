@@ -20,16 +20,15 @@ from adloco.algorithms.worker import NonFiniteLossError
 from adloco.placement.process import Placement
 from adloco.rules.checks import require
 from adloco.training import checkpoint
-from adloco.training.data.cache import reachable
 from adloco.training.environment import choose_precision, describe_environment, rng_state, set_rng_state
 from adloco.training.memory import Memory, memory_snapshot, snapshot_file
 from adloco.training.models import save_config
-from adloco.training.probe import Probe, probe
+from adloco.training.probe import OUTER_COPIES, probe
 from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import named_settings, to_toml
 from adloco.training.records import Record, Records, round_record, summarise, write_json
 from adloco.training.report import write_report
-from adloco.training.start import open_task, place_workers
+from adloco.training.start import model_builder, open_task, place_workers, with_reachable_data
 from adloco.training.stored import (
     CHECKPOINTS,
     MODEL,
@@ -38,13 +37,12 @@ from adloco.training.stored import (
     StoredRun,
     check_corpus,
     fixed_settings,
-    model_builder,
     read_run,
 )
 from adloco.training.trackers import Trackers
 
 COPIES_PER_WORKER = 4
-"""Parameters, gradients and two AdamW moments, each as large as the model in fp32."""
+"""Parameters, gradients and two AdamW moments, each as large as the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +78,11 @@ class TrainingRun:
             method.num_trainers * method.workers_per_trainer, recipe.run.seed, recipe.guards.initial * method.num_trainers
         )
         self._check_memory()
-        self.probe: Probe | None = None
         if recipe.switch.max_micro_batch == "auto":
             # Found once: what is trained on follows from it, and a run that goes on keeps it.
-            self.probe = probe(recipe, self.task, self._builder, placement, self._precision)
-            self.recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=self.probe.max_micro_batch))
+            found = probe(recipe, self.task, self._builder, placement, self._precision).max_micro_batch
+            self.recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=found))
+            self.notices.append(f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)")
         self.algorithm = self._build()
         if stored is None:
             # Every rank, as a sharded model takes all of an island.
@@ -103,14 +101,10 @@ class TrainingRun:
         advice = "use another --run.folder, or go on with it by adloco train --resume"
         require(not placement.agree(folder.exists()), f"run folder {str(folder)!r} exists already; {advice} {folder}")
         total = recipe.learning_rate.total_tokens or recipe.run.tokens
-        # Paths may differ between ranks, but not whether the first source is there.
-        notice = placement.agree(reachable(recipe.data) if placement.first else "")
-        data = recipe.data.second() if notice else recipe.data
-        recipe = replace(
-            recipe, data=data, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total)
-        )
+        recipe, notice = with_reachable_data(recipe, placement)
+        recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total))
         run = TrainingRun(recipe, folder, placement)
-        run.notices = [text for text in (notice, "" if data.streaming else run.task.skipped()) if text]
+        run.notices += [text for text in (notice, "" if recipe.data.streaming else run.task.skipped()) if text]
         if placement.first:
             run._write_folder()
         run._save()
@@ -221,7 +215,7 @@ class TrainingRun:
         parameters = self._builder.num_parameters()
         method = self.recipe.method
         workers = len(self.placement.local(range(method.num_trainers * method.workers_per_trainer)))
-        needed = 4 * parameters * (COPIES_PER_WORKER * workers + 2 * method.num_trainers) // self.placement.shards
+        needed = self._builder.num_bytes() * (COPIES_PER_WORKER * workers + OUTER_COPIES * method.num_trainers) // self.placement.shards
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         require(
             needed <= memory,

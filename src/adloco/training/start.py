@@ -1,14 +1,17 @@
 """What a run needs before its first round: where its workers live, its task with the data, its model, and the micro-batch that fits."""
 
+from dataclasses import replace
 from importlib import metadata
 
 from adloco.placement.launch import place
 from adloco.placement.process import Placement
 from adloco.rules.checks import require
+from adloco.training.data.cache import reachable
 from adloco.training.environment import choose_device, choose_precision, code_checksum
+from adloco.training.models import ModelBuilder, load_config
 from adloco.training.probe import Probe, probe
 from adloco.training.recipe import Recipe
-from adloco.training.stored import StoredRun, model_builder, shared_settings
+from adloco.training.stored import MODEL, StoredRun, shared_settings
 from adloco.training.tasks.task import Task
 
 
@@ -25,12 +28,20 @@ def place_workers(recipe: Recipe) -> Placement:
     return place(workers, device, recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared)
 
 
-def find_micro_batch(recipe: Recipe, *, again: bool) -> Probe:
-    """What `switch.max_micro_batch = "auto"` is for a recipe. again: measure it also if it is known from before."""
+def with_reachable_data(recipe: Recipe, placement: Placement) -> tuple[Recipe, str]:
+    """The recipe with its fallback in place of a source that cannot be reached, and the sentence that says so; as it is, and empty, otherwise."""
+    # Paths may differ between ranks, but not whether the first source is there.
+    notice = placement.agree(reachable(recipe.data) if placement.first else "")
+    return (replace(recipe, data=recipe.data.second()) if notice else recipe), notice
+
+
+def find_micro_batch(recipe: Recipe, *, again: bool) -> tuple[Probe, str]:
+    """What `switch.max_micro_batch = "auto"` is for a recipe, and what a person should know. again: measure it also if it is known from before."""
     placement = place_workers(recipe)
+    recipe, notice = with_reachable_data(recipe, placement)
     task = open_task(recipe, None, placement)
     precision = choose_precision(recipe.run.precision, placement.device)
-    return probe(recipe, task, model_builder(recipe, task, None), placement, precision, again=again)
+    return probe(recipe, task, model_builder(recipe, task, None), placement, precision, again=again), notice
 
 
 def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
@@ -45,3 +56,14 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     where = "data.dataset" if recipe.data.dataset else "data.path"
     require(task.holds(placement.agree(task.corpus)), f"the text of {where} differs between ranks; give all of them the same")
     return task
+
+
+def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None) -> ModelBuilder:
+    """What builds the run's model; of a stored run from the configuration in its folder, without trained weights: the checkpoint has its own."""
+    config = task.configure(load_config(stored.folder / MODEL) if stored else recipe.model.config(task.tokenizer.vocab_size))
+    require(
+        task.tokenizer.vocab_size <= config.vocab_size,
+        f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got {config.vocab_size}",
+    )
+    weights = "" if stored else recipe.model.weights
+    return ModelBuilder(config=config, head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed, weights=weights)

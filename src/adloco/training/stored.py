@@ -8,7 +8,6 @@ from typing import Any
 from adloco.rules.checks import require
 from adloco.training import checkpoint
 from adloco.training.data.tokenizers import Tokenizer, load_tokenizer
-from adloco.training.models import ModelBuilder, load_config
 from adloco.training.recipe import Recipe, build_recipe, override, read_values
 from adloco.training.recipe_text import named_settings
 from adloco.training.tasks.task import Task
@@ -89,17 +88,6 @@ def shared_settings(recipe: Recipe) -> dict[str, str]:
 
 def _named(recipe: Recipe, without: Collection[str]) -> dict[str, str]:
     return {key: str(value) for key, value in named_settings(recipe).items() if key not in without}
-
-
-def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None) -> ModelBuilder:
-    """What builds the run's model; of a stored run from the configuration in its folder, without trained weights: the checkpoint has its own."""
-    config = task.configure(load_config(stored.folder / MODEL) if stored else recipe.model.config(task.tokenizer.vocab_size))
-    require(
-        task.tokenizer.vocab_size <= config.vocab_size,
-        f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got {config.vocab_size}",
-    )
-    weights = "" if stored else recipe.model.weights
-    return ModelBuilder(config=config, head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed, weights=weights)
 
 
 def check_corpus(stored: StoredRun, task: Task) -> None:

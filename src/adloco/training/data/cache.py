@@ -18,7 +18,7 @@ from adloco.algorithms.worker import Source
 from adloco.training.data.corpus import Corpus, load_corpus
 from adloco.training.data.growth import Growth, State, corpus_feed, dataset_feed
 from adloco.training.data.hub import local_fingerprint
-from adloco.training.data.rows import read_rows
+from adloco.training.data.rows import left_out, read_rows
 from adloco.training.data.shards import SourceUnreachableError
 from adloco.training.data.sources import StreamSource, TokenSource
 from adloco.training.data.tokenizers import Tokenizer, make_tokenizer
@@ -92,9 +92,7 @@ class TokenCache:
         state = self.growth.state
         # Equal text may have been read before from a source without, or with, bad rows.
         counts = state.skipped if self._skipped is None else self._skipped
-        rows = state.documents + sum(counts.values())
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
-        return f"{sum(counts.values())} of {rows} rows were left out, as data.bad_rows says ({reasons})" if counts else ""
+        return left_out(counts, state.documents + sum(counts.values()))
 
 
 def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenCache:

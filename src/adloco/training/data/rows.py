@@ -5,7 +5,7 @@ anywhere. With a validation split two splits of the source are read; without one
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -150,6 +150,12 @@ class SplitRows:
     def skipped(self) -> Counter[str]:
         """How many rows of the source were left out so far, by reason."""
         return self.rows.position.skipped
+
+
+def left_out(counts: Mapping[str, int], rows: int) -> str:
+    """One sentence about rows that were left out, by reason, of so many; empty if none were."""
+    reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
+    return f"{sum(counts.values())} of {rows} rows were left out, as data.bad_rows says ({reasons})" if counts else ""
 
 
 NAMES = {str: "text", int: "a whole number"}

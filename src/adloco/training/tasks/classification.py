@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from adloco.algorithms.worker import Source, to_device
 from adloco.rules.checks import require
 from adloco.training.data.order import StreamOrder
-from adloco.training.data.rows import read_rows
+from adloco.training.data.rows import left_out, read_rows
 from adloco.training.data.tokenizers import Tokenizer, make_tokenizer
 from adloco.training.model_sources import Head
 from adloco.training.settings import DataSettings, EvaluationSettings
@@ -73,14 +73,13 @@ class Classification:
         self._evaluated = evaluated
         self._pad = tokenizer.end_of_text
         self._skipped = skipped
+        self._num_texts = len(train) + len(validation)
 
     def holds(self, corpus: str) -> bool:
         return self.corpus == corpus
 
     def skipped(self) -> str:
-        counts = self._skipped
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
-        return f"{sum(counts.values())} rows were left out, as data.bad_rows says ({reasons})" if counts else ""
+        return left_out(self._skipped, self._num_texts + sum(self._skipped.values()))
 
     def configure(self, config: Any) -> Any:
         longest = getattr(config, "max_position_embeddings", math.inf)
