@@ -48,7 +48,9 @@ def test_imdb(tmp_path: Path) -> None:
         "--run.tokens", "20000", "--method.sync_every", "3", "--memory.gib", "3",
     ]  # fmt: skip
     assert main(["train", "adloco-imdb", *flags, *common(tmp_path)]) == 0
-    assert all(0 <= row["val_accuracy"] <= 1 for row in records(tmp_path / "run"))
+    rows = records(tmp_path / "run")
+    assert len(rows[0]["trainers"]) == 4 and [len(row["merges"]) for row in rows[:2]] == [0, 1]
+    assert all(row["val_accuracy"] * 20 == pytest.approx(round(row["val_accuracy"] * 20)) for row in rows)  # Of ten texts of each class.
 
 
 @needs_shared_data
