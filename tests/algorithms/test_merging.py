@@ -25,7 +25,7 @@ def two_trainers(**changes: Any) -> AdLoCo:
 
 def merge(run: AdLoCo, fates: MergeFates) -> None:
     decision = Merge(survivor=1, absorbed=(0,), weights=WEIGHTS)
-    run.trainers = apply_merge(decision, run.trainers, run.workers, fates, run.placement)
+    run._crew.trainers = apply_merge(decision, run.trainers, run.workers, fates, run.placement)
 
 
 def momentum(run: AdLoCo, trainer: int) -> torch.Tensor:
@@ -110,7 +110,7 @@ def test_streams_are_kept_or_balanced() -> None:
     for trainer, (request, position) in enumerate(((10, 5), (60, 90), (20, 40))):
         run.trainers[trainer].controller.requested_batch = request
         run.workers[trainer].position = position
-    run.trainers = apply_merge(
+    run._crew.trainers = apply_merge(
         Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}), run.trainers, run.workers, MergeFates(streams="balance"), run.placement
     )
     # Freed worker 0 joins trainer 1 (60 / 2 > 20 / 2), which asks for 30 per worker: its workers 0 and 1 get the least-read streams.
@@ -124,7 +124,9 @@ def test_a_freed_worker_that_joins_a_third_trainer_stands_at_its_parameters() ->
     third = params_of(run, 1)
     for trainer, request in enumerate((10, 60, 20)):
         run.trainers[trainer].controller.requested_batch = request
-    run.trainers = apply_merge(Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}), run.trainers, run.workers, MergeFates(), run.placement)
+    run._crew.trainers = apply_merge(
+        Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}), run.trainers, run.workers, MergeFates(), run.placement
+    )
     assert params_of(run, 1).equal(third)
     assert torch.cat([parameter.detach().flatten() for parameter in run.workers[0].params]).equal(third)
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from adloco import DiLoCo
 from adloco.algorithms.outer import OuterStep
-from adloco.placement.comm import LocalComm, Traffic
+from adloco.placement.comm import LocalComm
+from adloco.placement.traffic import Traffic
 from tests.problems import linear, make_run, outer_sgd, params_of, regression, sgd, squared_error
 
 
@@ -80,7 +81,7 @@ def test_drop_in_equals_the_run() -> None:
     for model in models:
         assert torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).equal(params_of(run))
     # Four float32 from the first worker to the others at the start, then from each of two workers at each of four syncs.
-    assert diloco.placement.bytes_handed() == (4 * 4 + 2 * 4 * 4 * 4, 0)
+    assert diloco.placement.bytes_handed() == (4 * 4 + 2 * 4 * 4 * 4, 4 * 4 + 2 * 4 * 4 * 4, 0)
 
 
 def test_drop_in_weights_by_samples_and_averages_buffers() -> None:

@@ -9,6 +9,8 @@ import torch
 
 from adloco import AdLoCo, AugmentedInnerProductTest, BatchGuards, MergeFates, MergeLargestWithSmallest, MergeSmallest, NormTest, SwitchMode
 from adloco.placement.launch import place
+from adloco.placement.wire import Int4, TopK
+from adloco.rules.streaming import Streaming
 from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, regression, tokens
 
 SETTINGS: dict[str, Any] = {
@@ -92,10 +94,19 @@ def one_worker() -> dict[str, Any]:
     return result(language_model(num_trainers=1, workers_per_trainer=1, outer=None, inner=adamw(0.003)), 4)
 
 
-def stopped(shards: int = 1, replicas: int = 1) -> dict[str, Any]:
+def streaming(**changes: Any) -> AdLoCo:
+    """Three fragments, the last of which takes in what stands outside the blocks; each travels for a step."""
+    settings: dict[str, Any] = {"streaming": Streaming(fragments=3, tau=1, alpha=0.3), "sync_every": 7, "outer": outer_sgd(0.7, 0.6, True)}
+    return language_model(**settings | changes)
+
+
+RUNS: dict[str, Callable[[], AdLoCo]] = {"plain": lambda: run_here(), "streaming": streaming}
+
+
+def stopped(shards: int = 1, replicas: int = 1, kind: str = "plain") -> dict[str, Any]:
     """Stopped in the third round at different steps of different workers."""
     ISLAND[:] = shards, replicas
-    run = run_here()
+    run = RUNS[kind]()
     list(run.rounds(2))
     read = run.workers[min(run.workers)]._settings.data.read
 
@@ -109,9 +120,9 @@ def stopped(shards: int = 1, replicas: int = 1) -> dict[str, Any]:
     return copy.deepcopy({"state": run.state_dict()})
 
 
-def go_on(state: dict[str, Any], rounds: int, shards: int = 1, replicas: int = 1) -> dict[str, Any]:
+def go_on(state: dict[str, Any], rounds: int, shards: int = 1, replicas: int = 1, kind: str = "plain") -> dict[str, Any]:
     ISLAND[:] = shards, replicas
-    run = run_here()
+    run = RUNS[kind]()
     run.load_state_dict(state)
     return result(run, rounds)
 
@@ -124,6 +135,9 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "inner-product test, one trainer of five workers": inner_products,
     "plain mean": local_sgd,
     "language model": lambda: result(language_model(), 4),
+    "streaming": lambda: result(streaming(), 4),
+    "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
+    "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
 }
 
 

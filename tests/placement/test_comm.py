@@ -5,8 +5,10 @@ import random
 import pytest
 import torch
 
-from adloco.placement import comm
-from adloco.placement.comm import LocalComm, Traffic, fill_weighted_sum, filled_pieces, parts
+from adloco.placement import sums
+from adloco.placement.comm import LocalComm
+from adloco.placement.sums import fill_weighted_sum, filled_pieces, parts
+from adloco.placement.traffic import Traffic
 
 
 def test_weighted_mean_and_bytes() -> None:
@@ -31,7 +33,7 @@ def test_every_tensor_is_averaged() -> None:
 def test_pieces_cover_every_element_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any sizes, empty tensors included; filled before they are sent."""
     rng = random.Random(seed)
-    monkeypatch.setattr(comm, "PIECE", rng.choice([1, 7, 100, 10_000]))
+    monkeypatch.setattr(sums, "PIECE", rng.choice([1, 7, 100, 10_000]))
     tensors = [torch.empty(rng.choice([0, 1, 5, 64, 300])) for _ in range(rng.randint(1, 12))]
     flat = torch.zeros(sum(tensor.numel() for tensor in tensors))
     sent = []
@@ -45,7 +47,7 @@ def test_pieces_cover_every_element_once(seed: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("seed", range(10))
 def test_weighted_sums_of_any_size(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block by block, with and without an origin, against the plain formula."""
-    monkeypatch.setattr(comm, "BLOCK", 16)
+    monkeypatch.setattr(sums, "BLOCK", 16)
     generator = torch.Generator().manual_seed(seed)
     shape = [(), (0,), (1,), (16,), (17,), (3, 11)][seed % 6]
     entries = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(1 + seed % 3)]

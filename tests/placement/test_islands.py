@@ -146,7 +146,7 @@ class Even(nn.Module):
         return output
 
 
-def traffic(shards: int, replicas: int) -> tuple[int, int]:
+def traffic(shards: int, replicas: int) -> tuple[float, float, float]:
     """Bytes handed over in two rounds of two workers; H = 3, two passes a step."""
     run = run_here(
         shards, replicas, build_model=Even, loss_fn=lambda model, ids: model(ids.float()).square().mean(), data=tokens(500, 2, context=7),
@@ -161,12 +161,13 @@ def traffic(shards: int, replicas: int) -> tuple[int, int]:
 @pytest.mark.parametrize(("num_ranks", "shards", "replicas"), [(2, 1, 1), (4, 1, 2), (4, 2, 1), (4, 2, 2)], ids=["whole", "DDP", "FSDP2", "HSDP"])
 def test_traffic_is_what_the_algorithm_needs_to_the_byte(num_ranks: int, shards: int, replicas: int) -> None:
     results = run_on_ranks(traffic, num_ranks, shards, replicas)
-    between, inside = results[0]
+    between, _, inside = results[0]
     model, rounds, workers, steps, passes, ranks = 4 * 128, 2, 2, 3, 2, shards * replicas
-    # A sync takes one model from each worker, however many ranks it is on; a round, ten float64 from each (six of them the norm test's).
-    assert between == rounds * workers * (model + 10 * 8)
-    # Each rank adds up three scalars a step, one before and one after the steps; and 1 + 4 for the norm test, which has four groups or one per pass.
-    scalars = 8 * (3 * steps + 2 + 1 + max(4, passes * ranks)) if ranks > 1 else 0
+    # A sync takes one model from each worker, however many ranks it is on; a round, 18 float64 from each (six of them the norm test's).
+    assert between == rounds * workers * (model + 18 * 8)
+    # Each rank adds up three scalars a step, one before and one after the steps, eight of the sync; and 1 + 4 for the norm test, which has four
+    # groups or one per pass.
+    scalars = 8 * (3 * steps + 2 + 8 + 1 + max(4, passes * ranks)) if ranks > 1 else 0
     if shards > 1:
         # For each pass, the block is gathered in forward and in backward, what is outside once; gradients are scattered whole.
         passed = passes * steps * (4 * (2 * 96 + 32) // shards + model)

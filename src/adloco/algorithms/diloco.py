@@ -3,21 +3,29 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from adloco.algorithms.optimizers import OuterFactory
 from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all
+from adloco.algorithms.streaming import FragmentSyncs, Served
+from adloco.placement.blocks import layers
 from adloco.placement.gradients import trainable
 from adloco.placement.process import OneProcess, Placement
+from adloco.placement.shards import zeros_like
+from adloco.placement.wire import WireFormat
 from adloco.rules.checks import require
+from adloco.rules.streaming import Streaming, SyncEvent
 
 
 class DiLoCo:
     """The outer step in a loop of your own: call `step()` after each inner optimizer step.
 
     models: the replicas in this process, one per worker that lives here, with inner optimizers of yours. Their trainable parameters are set to those
-    of the first worker at the start and to the new global parameters at every sync. Floating-point buffers are averaged. placement, num_workers:
-    where all workers of the run live, from `place`; by default those in `models` are all there are.
+    of the first worker at the start and to the new global parameters at every sync. Floating-point buffers are averaged. wire: format in which
+    pseudo-gradients cross, None: as they are. streaming: how a sync is spread over the steps of a round; its layers are those of the first model.
+    outer_on_host: whether global parameters and outer optimizer state live in host memory. placement, num_workers: where all workers of the run
+    live, from `place`; by default those in `models` are all there are.
     """
 
     def __init__(
@@ -26,6 +34,9 @@ class DiLoCo:
         *,
         outer: OuterFactory | None,
         sync_every: int,
+        wire: WireFormat | None = None,
+        streaming: Streaming | None = None,
+        outer_on_host: bool = False,
         placement: Placement | None = None,
         num_workers: int | None = None,
     ) -> None:
@@ -37,16 +48,27 @@ class DiLoCo:
         self._here = self.placement.local(range(self.num_workers))
         require(len(self.models) == len(self._here), f"models must be one for each of the {len(self._here)} workers here, got {len(self.models)}")
         self._comm = self.placement.comm(range(self.num_workers))
-        self._outer = OuterStep(trainable(self.models[0]), outer)
+        self._streaming = streaming or Streaming()
+        found = layers(self.models[0])
+        self._streaming.check(sync_every, len(found))
+        params = trainable(self.models[0])
+        self._outer = OuterStep(params, outer, fragments=self._streaming.cut(found), wire=wire, on_host=outer_on_host)
+        feedback = wire is not None and wire.error_feedback > 0
+        self._residuals = [[zeros_like(tensor, torch.float32, to_host=outer_on_host) for tensor in params] for _ in self.models if feedback]
+        self._syncs = FragmentSyncs(self._streaming, self.placement)
         first = self._comm.broadcast(self._outer.global_params, source=0, receivers=range(1, self.num_workers))
         copy_all(first, self._outer.global_params)
         self._samples = [0.0] * len(self.models)
         self._counted = False
         self._inner_steps = 0
-        self._load()
+        self._fragment = 0
+        """Sent last."""
+        self._sent_weights = self._weights()
+        for model in self.models:
+            copy_all(self._outer.global_params, trainable(model))
 
     def step(self, samples: Sequence[float] | None = None) -> bool:
-        """Count one inner step of every replica; at each `sync_every`-th, sync and return True.
+        """Count one inner step of every replica; return True at each `sync_every`-th, which ends a round with its sync (or its last one).
 
         samples: what each replica here trained on in this step; they weight its pseudo-gradient. Equal by default; given on all ranks or on none.
         """
@@ -55,24 +77,47 @@ class DiLoCo:
         self._samples = [before + count for before, count in zip(self._samples, counts, strict=True)]
         self._counted = self._counted or samples is not None
         self._inner_steps += 1
-        if self._inner_steps % self.sync_every:
+        now = (self._inner_steps - 1) % self.sync_every + 1
+        for event in self._streaming.events(self.sync_every):
+            if event.step == now:
+                self._handle(event)
+        if now < self.sync_every:
             return False
-        weights = self._weights()
-        self._outer.step([trainable(model) for model in self.models], weights, self._comm)
-        means = self._comm.mean([averaged_buffers(model) for model in self.models], weights)
+        means = self._comm.mean([averaged_buffers(model) for model in self.models], self._weights())
         for model in self.models:
             copy_all(means, averaged_buffers(model))
-        self._load()
         self._samples = [0.0] * len(self.models)
         self._counted = False
         return True
 
+    def _handle(self, event: SyncEvent) -> None:
+        if event.kind == "send":
+            self._fragment, self._sent_weights = event.fragment, self._weights()
+        served = Served(
+            trainer=0,
+            outer=self._outer,
+            params=[trainable(model) for model in self.models],
+            residuals=self._residuals,
+            weights=self._sent_weights,
+            comm=self._comm,
+        )
+        self._syncs.handle(event, [served])
+
     def state_dict(self) -> dict[str, Any]:
-        """The outer step's state; models and inner optimizers are yours to save."""
-        return {"outer": self._outer.state_dict(), "samples": list(self._samples), "counted": self._counted, "inner_steps": self._inner_steps}
+        """The outer step's state; models and inner optimizers are yours to save. Called on all ranks after the same step."""
+        self._syncs.arrive(self._fragment)
+        return {
+            "outer": self._outer.state_dict(),
+            "residuals": self._residuals,
+            "samples": list(self._samples),
+            "counted": self._counted,
+            "inner_steps": self._inner_steps,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._outer.load_state_dict(state["outer"])
+        for mine, saved in zip(self._residuals, state["residuals"], strict=True):
+            copy_all(saved, mine)
         self._samples, self._counted, self._inner_steps = list(state["samples"]), state["counted"], state["inner_steps"]
 
     def _weights(self) -> list[float]:
@@ -82,7 +127,3 @@ class DiLoCo:
         total = sum(count for (count,) in everyone.values())
         require(total > 0, "samples must not be 0 on every worker for all steps of a round")
         return [count / total for count in self._samples]
-
-    def _load(self) -> None:
-        for model in self.models:
-            copy_all(self._outer.global_params, trainable(model))

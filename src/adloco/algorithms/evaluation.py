@@ -1,6 +1,7 @@
 """Evaluating trainers' global parameters, the work shared among the workers that stand at them and their ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -16,16 +17,19 @@ It must call the model as often for each part: a sharded one takes all ranks of 
 """
 
 
-def evaluate(trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement, share: Share) -> dict[int, list[float]]:
-    """Means of the quantities for each trainer. workers: those that live here."""
-    places = {worker: (index, len(trainer.worker_ids)) for trainer in trainers.values() for index, worker in enumerate(trainer.worker_ids)}
+def evaluate(
+    trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement, share: Share, *, apart: bool
+) -> dict[int, list[float]]:
+    """Means of the quantities for each trainer. workers: those that live here. apart: whether they stand anywhere else than at its parameters."""
+    places = {worker: (trainer, index) for trainer in trainers.values() for index, worker in enumerate(trainer.worker_ids)}
     ranks = placement.ranks_per_worker
 
     def run(worker: Worker) -> list[float]:
-        index, count = places[worker.id]
+        trainer, index = places[worker.id]
+        there = worker.standing_at(trainer.outer.global_params, trainer.buffers) if apart else nullcontext()
         worker.model.eval()
-        with torch.no_grad():
-            part = share(worker.model, index * ranks + worker.engine.rank, count * ranks)
+        with there, torch.no_grad():
+            part = share(worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks)
         worker.engine.after_evaluation()
         return worker.engine.sum(part)
 

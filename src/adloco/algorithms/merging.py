@@ -9,8 +9,8 @@ import torch
 from adloco.algorithms.outer import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.placement.comm import PerWorker
 from adloco.placement.process import Placement
+from adloco.placement.sums import PerWorker
 from adloco.rules.checks import require
 from adloco.rules.merge import Merge, assign_workers
 
@@ -32,7 +32,7 @@ class MergeFates:
     outer_momentum: Literal["weighted", "survivor", "reset"] = "weighted"
     """weighted: mean by requested batch; survivor: the survivor's own; reset: as at the start."""
     inner_state: Literal["keep", "mean", "reset"] = "keep"
-    """Of the merged trainers' workers. keep: each worker keeps its own; mean: all take the mean by requested batch; reset: as at the start."""
+    """Of the merged trainers' workers, what error feedback keeps included. keep: each its own; mean: by requested batch; reset: as at the start."""
     streams: Literal["keep", "balance"] = "keep"
     """keep: a worker takes its stream along; balance: the least-read streams go to the trainers with the largest requests."""
     requested_batch: Literal["survivor", "weighted", "sum"] = "survivor"
@@ -113,8 +113,13 @@ def _merge_inner_state(merge: Merge, members: Sequence[Trainer], workers: Mappin
         for worker in local:
             for optimizer in workers[worker].optimizers:
                 optimizer.state.clear()
+            for residual in workers[worker].residuals:
+                residual.zero_()
         return
-    states = [[tensor for optimizer in workers[worker].optimizers for tensor in optimizer_tensors(optimizer)] for worker in local]
+    states = [
+        [*(tensor for optimizer in workers[worker].optimizers for tensor in optimizer_tensors(optimizer)), *workers[worker].residuals]
+        for worker in local
+    ]
     weights = [merge.weights[member.id] / len(member.worker_ids) for member in local.values()]
     means = placement.comm([worker for member in members for worker in member.worker_ids]).mean(states, weights)
     for state in states:

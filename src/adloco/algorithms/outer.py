@@ -1,7 +1,7 @@
 """The outer step: workers' parameters become one update of the global parameters (DiLoCo, arXiv 2311.08105, algorithm 1; DESIGN section 4).
 
 pseudo_gradient = global - worker, so that descent on it moves towards the workers; averaged over workers with their samples as weights; then any
-torch optimizer.
+torch optimizer. The parameters may be cut into fragments that take their steps one after another (Streaming DiLoCo, arXiv 2501.18512).
 """
 
 import copy
@@ -12,27 +12,85 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.placement.comm import Comm, PerWorker
-from adloco.placement.shards import scattered
+from adloco.placement.comm import Comm, Finished, Sum
+from adloco.placement.compression import Contributions
+from adloco.placement.shards import copied, in_memory_of, scattered
+from adloco.placement.sums import PerWorker, Squares
+from adloco.placement.wire import WireFormat
 
 
 class OuterStep:
-    """Global parameters at the last sync, and the optimizer that moves them; without one, the workers' mean is adopted as it is."""
+    """Global parameters at the last sync, and the optimizer that moves them; without one, the workers' mean is adopted.
 
-    def __init__(self, parameters: Sequence[Tensor], outer: OuterFactory | None) -> None:
-        self.global_params = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    fragments: places of the parameters that are synced together; all at once unless told. wire: the format in which pseudo-gradients cross, None: as
+    they are. on_host: whether global parameters and optimizer state live in host memory, of which a fragment at a time is on the device.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        outer: OuterFactory | None,
+        *,
+        fragments: Sequence[Sequence[int]] | None = None,
+        wire: WireFormat | None = None,
+        on_host: bool = False,
+    ) -> None:
+        self.global_params = [nn.Parameter(copied(parameter, to_host=on_host)) for parameter in parameters]
         self.optimizer = outer(self.global_params) if outer else None
+        self.fragments = fragments or [range(len(parameters))]
+        self._wire = wire
+
+    def step(self, per_worker: PerWorker, weights: Sequence[float], comm: Comm) -> None:
+        """Send and receive everything. per_worker: parameters of each local worker; weights: its share of the samples."""
+        for fragment in range(len(self.fragments)):
+            total = self.send(fragment, per_worker, weights, comm)
+            total.transfer()
+            self.receive(fragment, total, alone=comm.num_workers == 1)
+
+    def send(
+        self, fragment: int, per_worker: PerWorker, weights: Sequence[float], comm: Comm, residuals: PerWorker = (), overlapped: bool = False
+    ) -> Sum:
+        """The fragment's mean pseudo-gradient, under way. residuals: of each local worker, like its parameters; see `Contributions`."""
+        chosen = [[entry[place] for place in self.fragments[fragment]] for entry in per_worker]
+        if self.optimizer is None and comm.num_workers == 1:
+            # Its parameters to the last bit: global - (global - worker) would be rounded.
+            return Finished([copied(tensor, to_host=False) for tensor in chosen[0]], Squares.zero(1))
+        given = Contributions(
+            per_worker=chosen,
+            weights=weights,
+            origin=[self.global_params[place] for place in self.fragments[fragment]],
+            wire=self._wire,
+            residuals=[[entry[place] for place in self.fragments[fragment]] for entry in residuals],
+        )
+        return comm.pseudo_gradient(given, overlapped=overlapped)
 
     @torch.no_grad()
-    def step(self, per_worker: PerWorker, weights: Sequence[float], comm: Comm) -> None:
-        """Move the global parameters. per_worker: parameters of each local worker; weights: its share of the samples."""
+    def receive(self, fragment: int, total: Sum, *, alone: bool) -> None:
+        """Move the fragment's global parameters by a sum that has been transferred. alone: whether one worker is all there is."""
+        targets = [self.global_params[place] for place in self.fragments[fragment]]
         if self.optimizer is None:
-            copy_all(comm.mean(per_worker, weights), self.global_params)
+            self._adopt(targets, total.result(), alone)
             return
-        for parameter, pseudo_gradient in zip(self.global_params, comm.mean(per_worker, weights, origin=self.global_params), strict=True):
-            parameter.grad = pseudo_gradient
+        for parameter, pseudo_gradient in zip(targets, total.result(), strict=True):
+            parameter.grad = in_memory_of(pseudo_gradient, parameter)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def average(self, per_worker: PerWorker, weights: Sequence[float], comm: Comm, residuals: PerWorker = ()) -> None:
+        """Make the workers' mean the global parameters, without a step of the optimizer."""
+        for fragment in range(len(self.fragments)):
+            total = self.send(fragment, per_worker, weights, comm, residuals)
+            total.transfer()
+            alone = comm.num_workers == 1 and self.optimizer is None
+            self._adopt([self.global_params[place] for place in self.fragments[fragment]], total.result(), alone)
+
+    @torch.no_grad()
+    def _adopt(self, targets: Sequence[Tensor], results: Sequence[Tensor], alone: bool) -> None:
+        for target, result in zip(targets, results, strict=True):
+            if alone:
+                target.copy_(result)
+            else:
+                target.sub_(in_memory_of(result, target))
 
     def state_dict(self) -> dict[str, Any]:
         return {"params": list(self.global_params), "optimizer": self.optimizer.state_dict() if self.optimizer else {}}

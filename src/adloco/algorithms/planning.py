@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from adloco.algorithms.trainer import Trainer
-from adloco.algorithms.worker import RoundTask
+from adloco.algorithms.worker import RoundTask, Worker
+from adloco.placement.process import Placement
 from adloco.rules.balance import Shares
 from adloco.rules.checks import require
 from adloco.rules.schedule import LearningRate
@@ -63,3 +64,14 @@ def check_sizes(
     require(max_grad_norm is None or max_grad_norm > 0, f"max_grad_norm must be > 0, got {max_grad_norm}")
     scheduled = learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
     require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
+
+
+def agreed_pass_limit(workers: Mapping[int, Worker], current: int, placement: Placement) -> int:
+    """The largest micro-batch from here on: smaller where a worker, on whatever rank, ran out of memory. 0: no limit."""
+    if placement.any(any(worker.pass_limit for worker in workers.values())):
+        rows = placement.gather({worker.id: [worker.pass_limit] for worker in workers.values()})
+        limits = [current, *(int(limit) for (limit,) in rows.values())]
+        current = min(limit for limit in limits if limit > 0)
+    for worker in workers.values():
+        worker.pass_limit = 0  # From the next round on it is in the plans.
+    return current

@@ -1,10 +1,11 @@
 """What a round reports: frozen values, no tensors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
+from adloco.rules.agreement import mean_cosine, relative_error
 from adloco.rules.merge import Merge
 from adloco.rules.moments import Moments
 
@@ -19,6 +20,22 @@ class WorkerRound:
     loss_sum: float
     """Over samples."""
     samples: float
+    wanted: float
+    """Squared norm of what it was to send, times its weight, all syncs of the round together."""
+    sent: float
+    """The same of what it sent."""
+    error: float
+    """The same of the difference."""
+    total: float
+    """Its part of that of the sum over its trainer's workers."""
+    sync_bytes: float
+    """Handed over in syncs."""
+    exposed_seconds: float
+    """That training stood still for syncs, on the ranks that serve it."""
+    hidden_seconds: float
+    """That fragments travelled while training went on."""
+    transfer_seconds: float
+    """That fragments travelled, hidden or not."""
     moments: Moments
 
     @staticmethod
@@ -26,18 +43,21 @@ class WorkerRound:
         # Every inner step of a round has the same batch.
         loss_sum = sum(worker.losses) / len(worker.losses) * worker.round_samples
         busy = worker.busy_seconds
-        return WorkerRound(busy_seconds=busy, turn_seconds=busy * turns, loss_sum=loss_sum, samples=worker.round_samples, moments=worker.moments)
+        return WorkerRound.from_numbers([busy, busy * turns, loss_sum, worker.round_samples, *worker.sync, *worker.moments.to_numbers()])
 
     def to_numbers(self) -> list[float]:
         """The float64 scalars that cross the network."""
-        return [self.busy_seconds, self.turn_seconds, self.loss_sum, self.samples, *self.moments.to_numbers()]
+        own = [getattr(self, name) for name in SCALARS]
+        return [*own, *self.moments.to_numbers()]
 
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> "WorkerRound":
-        busy_seconds, turn_seconds, loss_sum, samples, *moments = numbers
-        return WorkerRound(
-            busy_seconds=busy_seconds, turn_seconds=turn_seconds, loss_sum=loss_sum, samples=samples, moments=Moments.from_numbers(moments)
-        )
+        own = dict(zip(SCALARS, numbers, strict=False))
+        return WorkerRound(**own, moments=Moments.from_numbers(numbers[len(SCALARS) :]))
+
+
+SCALARS = [field.name for field in fields(WorkerRound)][:-1]
+"""Its fields in the order in which they cross; the moments come last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +88,10 @@ class TrainerReport:
     """Mean over the samples of the round."""
     learning_rate: float
     """Of the last inner step, in the first group of the inner optimizer."""
+    cosine_similarity: float | None
+    """Of its workers' pseudo-gradients, as sent: mean over pairs, weighted by their norms; None for a worker alone."""
+    wire_error: float | None
+    """Norm of what the wire format has lost, relative to what was to be sent; None for a worker alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +106,22 @@ class WorkerReport:
     """Taken by its inner steps."""
     wait_seconds: float = field(compare=False)
     """The rest of the time until the slowest rank's workers were done: waiting for its turn on its rank, and for others at the sync."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncReport:
+    """The syncs of one round. Seconds are those of the worker for which they were most."""
+
+    bytes: float
+    """What one worker has handed over in them (payload, mean over workers)."""
+    compression_ratio: float | None
+    """What it would have handed over in the parameters' own type, over that; None where nothing was."""
+    exposed_seconds: float = field(compare=False)
+    """That training stood still, waiting for others included."""
+    hidden_seconds: float = field(compare=False)
+    """That fragments travelled while training went on."""
+    transfer_seconds: float = field(compare=False)
+    """That fragments travelled, hidden or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +148,8 @@ class RoundReport:
     """Rounds so far in which workers exchanged parameters."""
     bytes_communicated: float
     """What one worker has handed to reductions with others (payload, one direction, mean over workers)."""
+    bytes_sent: float
+    """What has left one worker by them, as in a ring: for more than two workers, more than it has handed over."""
     bytes_inside: float
     """What one rank has handed to collectives with the others of its island (payload, one direction, mean over ranks)."""
     bytes_ddp_equivalent: int
@@ -116,6 +158,7 @@ class RoundReport:
     """Mean over all samples of the round."""
     pass_limit: int
     """Where memory ran out in this round: the largest micro-batch from now on; else 0."""
+    sync: SyncReport
     trainers: tuple[TrainerReport, ...]
     workers: tuple[WorkerReport, ...]
     merges: tuple[Merge, ...]
@@ -153,9 +196,25 @@ def report_workers(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRoun
     )
 
 
-def report_trainer(trainer: Trainer, requested_batch: int, tasks: Sequence[RoundTask], train_loss: float, base_rate: float) -> TrainerReport:
-    """A trainer after its sync. tasks: what its workers did, the largest share first; base_rate: their learning rate at a factor of 1."""
+def report_sync(done: Mapping[int, WorkerRound], trainers: Sequence[TrainerReport], model_bytes: int) -> SyncReport:
+    """The syncs of a round."""
+    handed = sum(row.sync_bytes for row in done.values())
+    plain = model_bytes * sum(trainer.workers for trainer in trainers if trainer.workers > 1)
+    return SyncReport(
+        bytes=handed / len(done),
+        compression_ratio=plain / handed if handed else None,
+        exposed_seconds=max(row.exposed_seconds for row in done.values()),
+        hidden_seconds=max(row.hidden_seconds for row in done.values()),
+        transfer_seconds=max(row.transfer_seconds for row in done.values()),
+    )
+
+
+def report_trainer(
+    trainer: Trainer, requested_batch: int, tasks: Sequence[RoundTask], done: Sequence[WorkerRound], train_loss: float, base_rate: float
+) -> TrainerReport:
+    """A trainer after its sync. tasks, done: of its workers, the largest share first; base_rate: their learning rate at a factor of 1."""
     first, seen = tasks[0], trainer.controller.estimate
+    several = len(tasks) > 1
     return TrainerReport(
         trainer=trainer.id,
         workers=len(tasks),
@@ -170,4 +229,6 @@ def report_trainer(trainer: Trainer, requested_batch: int, tasks: Sequence[Round
         noise_scale=seen.noise_scale if seen else None,
         train_loss=train_loss,
         learning_rate=base_rate * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),
+        cosine_similarity=mean_cosine([row.sent for row in done], sum(row.total for row in done)) if several else None,
+        wire_error=relative_error([row.error for row in done], [row.wanted for row in done]) if several else None,
     )

@@ -6,13 +6,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from adloco.algorithms.optimizers import OuterFactory
-from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all
+from adloco.algorithms.outer import OuterStep, copy_all
+from adloco.algorithms.streaming import Served
 from adloco.algorithms.worker import Worker
 from adloco.placement.comm import Comm
-from adloco.placement.gradients import trainable
 from adloco.rules.balance import Shares
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
@@ -22,10 +21,10 @@ from adloco.rules.switch import BatchPlan, SwitchMode
 class Trainer:
     """Global parameters, outer optimizer, batch controller, and the workers that serve them."""
 
-    def __init__(self, trainer: int, model: nn.Module, outer: OuterFactory | None, controller: BatchController, worker_ids: Sequence[int]) -> None:
+    def __init__(self, trainer: int, outer: OuterStep, buffers: Sequence[Tensor], controller: BatchController, worker_ids: Sequence[int]) -> None:
         self.id = trainer
-        self.outer = OuterStep(trainable(model), outer)
-        self.buffers = [buffer.clone() for buffer in averaged_buffers(model)]
+        self.outer = outer
+        self.buffers = [buffer.clone() for buffer in buffers]
         self.controller = controller
         self.worker_ids = list(worker_ids)
         self.samples = 0
@@ -43,12 +42,24 @@ class Trainer:
         shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest)
         return {worker: switch.plan(share, ranks) for worker, share in zip(self.worker_ids, shares, strict=True)}
 
-    def sync(self, workers: Sequence[Worker], round_samples: float, comm: Comm) -> None:
-        """Outer step over this trainer's workers, weighted by the samples each has trained on. round_samples: of all of them, in this round."""
-        weights = [worker.round_samples / round_samples for worker in workers]
-        self.outer.step([worker.params for worker in workers], weights, comm)
+    def served(self, workers: Sequence[Worker], batches: Mapping[int, int], comm: Comm) -> Served:
+        """What is synced of this trainer here. workers: those that live here; batches: samples per inner step of each of all its workers."""
+        total = sum(batches[worker] for worker in self.worker_ids)
+        return Served(
+            trainer=self.id,
+            outer=self.outer,
+            params=[worker.params for worker in workers],
+            residuals=[worker.residuals for worker in workers if worker.residuals],
+            weights=[batches[worker.id] / total for worker in workers],
+            comm=comm,
+        )
+
+    def average_buffers(self, workers: Sequence[Worker], weights: Sequence[float], comm: Comm) -> None:
+        """Make the mean of all workers' buffers theirs, those here given."""
         if self.buffers:
             copy_all(comm.mean([worker.buffers for worker in workers], weights), self.buffers)
+        for worker in workers:
+            copy_all(self.buffers, worker.buffers)
 
     def broadcast(self, workers: Sequence[Worker]) -> None:
         """Set the workers to the global parameters."""

@@ -18,14 +18,18 @@ from torch import Tensor, nn
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_optimizer
+from adloco.placement.device import autocast, to_device
 from adloco.placement.gradients import clip, squared_norm, trainable
 from adloco.placement.island import Engine
 from adloco.placement.memory import free_memory, ran_out_of_memory
-from adloco.placement.process import Placement
+from adloco.placement.shards import copied, zeros_like
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 
 ADVICE = "lower the learning rate or check the data"
+NO_SYNC = [0.0] * 8
+LARGEST = 1e37
+"""Norm from which on parameters count as infinite: differences of such float32 numbers, and sums of them, could be."""
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(model, batch) -> mean loss over the batch's samples."""
@@ -66,6 +70,10 @@ class InnerSettings:
     autocast: torch.dtype | None
     seed: int
     device: torch.device
+    error_feedback: bool
+    """Whether what a sync leaves unsent is kept for the next."""
+    on_host: bool
+    """Whether that is kept in host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +107,14 @@ class Worker:
         self.busy_seconds = 0.0
         self.losses: list[float] = []
         self.moments = Moments()
+        self.sync = NO_SYNC
+        """Of its syncs in this round, as in `WorkerRound`: wanted, sent, error, total, bytes, exposed, hidden and transfer seconds."""
         self.pass_limit = 0
         """Where memory ran out: the largest micro-batch until the plans know."""
+        self.residuals = [zeros_like(parameter, torch.float32, to_host=settings.on_host) for parameter in self.params if settings.error_feedback]
+        """With error feedback: what no sync has sent yet."""
         self._settings = settings
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._drops = uses_dropout(model)
         self.engine = engine
 
@@ -112,17 +125,24 @@ class Worker:
         self.busy_seconds = 0.0
         self.losses = []
         self.moments = Moments()
+        self.sync = NO_SYNC
 
-    def advance(self, task: RoundTask, halted: Event) -> None:
-        """Inner steps up to the end of the round, or until halted between two of them (on all ranks of the island after the same one)."""
+    def count_sync(self, parts: Sequence[float]) -> None:
+        """Add this rank's part of a sync's numbers to `sync`."""
+        self.sync = [before + more for before, more in zip(self.sync, self.engine.sum(parts), strict=True)]
+
+    def advance(self, task: RoundTask, until: int, halted: Event) -> None:
+        """Inner steps of the round up to that one, or until halted between two of them (on all ranks of the island after the same one)."""
+        if self.inner_step == until:
+            return
         began = time.monotonic()
         self.model.train()
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
-        while self.inner_step < task.inner_steps and not stopping:
+        while self.inner_step < until and not stopping:
             stopping = self._step(task, halted)
-        if self.inner_step == task.inner_steps and not math.isfinite(self.engine.sum([squared_norm(self.params)])[0]):
+        if self.inner_step == until:
             # A gradient can overflow where the loss does not; it must not reach the others.
-            raise NonFiniteLossError(f"parameters are not finite in {self._place(task, self.inner_step)}; {ADVICE}")
+            self._check_finite(task)
         self.engine.average(self.buffers)
         self.busy_seconds += time.monotonic() - began
 
@@ -168,6 +188,13 @@ class Worker:
             self._drop_gradients()
             copy_all(statistics, [*self.buffers, *self.counters])
             free_memory(self._settings.device)
+
+    def _check_finite(self, task: RoundTask) -> None:
+        if self.engine.sum([squared_norm(self.params)])[0] < LARGEST**2:
+            return
+        norms = self.engine.sum([squared_norm([parameter]) for parameter in self.params])
+        name = next(name for name, norm in zip(self._names, norms, strict=True) if not norm < LARGEST**2 / len(norms))
+        raise NonFiniteLossError(f"parameter {name} is not finite in {self._place(task, self.inner_step)}; {ADVICE}")
 
     def _tests(self, task: RoundTask) -> bool:
         """Whether gradient statistics are taken on the coming inner step."""
@@ -237,6 +264,16 @@ class Worker:
         copy_all(params, self.params)
         copy_all(buffers, self.buffers)
 
+    @contextlib.contextmanager
+    def standing_at(self, params: Sequence[Tensor], buffers: Sequence[Tensor]) -> Iterator[None]:
+        """Stand at these parameters for as long as the context lasts."""
+        own = [[copied(tensor, to_host=False) for tensor in tensors] for tensors in (self.params, self.buffers)]
+        self.load_params(params, buffers)
+        try:
+            yield
+        finally:
+            self.load_params(*own)
+
     def state_dict(self, *, with_params: bool) -> dict[str, Any]:
         """with_params: whether the worker stands anywhere else than at its trainer's global parameters."""
         return {
@@ -247,8 +284,10 @@ class Worker:
             "busy_seconds": self.busy_seconds,
             "losses": self.losses,
             "moments": self.moments.to_numbers(),
+            "sync": self.sync,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "counters": list(self.counters),
+            "residuals": list(self.residuals),
             "params": list(self.params) if with_params else [],
             "buffers": list(self.buffers) if with_params else [],
         }
@@ -259,35 +298,10 @@ class Worker:
         self.busy_seconds = state["busy_seconds"]
         self.losses = list(state["losses"])
         self.moments = Moments.from_numbers(state["moments"])
+        self.sync = list(state["sync"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, saved)
         copy_all(state["counters"], self.counters)
+        copy_all(state["residuals"], self.residuals)
         if state["params"]:
             self.load_params(state["params"], state["buffers"])
-
-
-def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
-    """Mixed precision in this data type, or none."""
-    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch of tensors, in any nesting of tuples, lists and dictionaries, on the device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, Sequence) and not isinstance(batch, str):
-        return type(batch)(to_device(value, device) for value in batch)  # type: ignore[call-arg]
-    return batch
-
-
-def agreed_pass_limit(workers: Mapping[int, Worker], current: int, placement: Placement) -> int:
-    """The largest micro-batch from here on: smaller where a worker, on whatever rank, ran out of memory. 0: no limit."""
-    if placement.any(any(worker.pass_limit for worker in workers.values())):
-        rows = placement.gather({worker.id: [worker.pass_limit] for worker in workers.values()})
-        limits = [current, *(int(limit) for (limit,) in rows.values())]
-        current = min(limit for limit in limits if limit > 0)
-    for worker in workers.values():
-        worker.pass_limit = 0  # From the next round on it is in the plans.
-    return current

@@ -1,9 +1,11 @@
-"""The parts of a model that are gathered, sharded and filled one at a time: its repeated blocks, and the rest."""
+"""The parts of a model that are gathered, sharded, filled or synced one at a time: its repeated blocks, and the rest."""
 
 from collections import Counter
 from collections.abc import Callable
 
 from torch import nn
+
+from adloco.placement.gradients import trainable
 
 Fill = Callable[[nn.Module, nn.Module], None]
 """(model, part) -> None: gives memory on the CPU and values to a part of a model that was built on the meta device, the same on every rank.
@@ -19,6 +21,18 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     """
     uses = _uses(model)
     return [block for block in _members(model) if all(count == uses[parameter] for parameter, count in _uses(block).items())]
+
+
+def layers(model: nn.Module) -> list[list[int]]:
+    """The trainable parameters of each layer, as their places among all of them: each repeated block, and any other module with its own ones."""
+    places = {parameter: place for place, parameter in enumerate(trainable(model))}
+    inside = {module: block for block in blocks(model) for module in block.modules()}
+    found: dict[nn.Module, list[int]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter in places:
+                found.setdefault(inside.get(module, module), []).append(places.pop(parameter))  # Tied ones at their first place.
+    return list(found.values())
 
 
 def fill_whole(model: nn.Module, fill: Fill) -> None:

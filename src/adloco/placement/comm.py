@@ -1,48 +1,52 @@
 """Reductions among workers, with one entry per local worker (DESIGN section 3, seam 1).
 
-`mean` adds the local entries first; a placement over several ranks then reduces over its group, and callers cannot tell the difference. Traffic
-between workers is counted as if every worker stood on an island of its own, so that the figure is a property of the algorithm and not of the
-placement; what the ranks of one island exchange is counted apart.
+Local entries are added first; a placement over several ranks then reduces over its group, and callers cannot tell the difference.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from adloco.placement.compression import CompressedSum, Contributions, add_decoded, square
 from adloco.placement.shards import is_sharded, local, with_local
-
-BLOCK = 1 << 16
-"""Elements that are worked on at once, so that what one operation writes is still in the cache for the next."""
-
-PIECE = 1 << 20
-"""Elements that are at least sent at once: fewer would cost more in calls than they save in waiting."""
-
-PerWorker = Sequence[Sequence[Tensor]]
-"""One sequence of tensors for each local worker, alike in shapes."""
+from adloco.placement.sums import PerWorker, Scratch, Squares, fill_weighted_sum, kinds, parts
+from adloco.placement.traffic import Traffic, num_bytes, ring
+from adloco.placement.wire import WireFormat
 
 
-class Traffic:
-    """Payload bytes that this process has handed to collectives, in one direction."""
+class Sum(Protocol):
+    """A weighted sum over workers, under way."""
 
-    def __init__(self) -> None:
-        self.between = 0
-        """To reductions with other workers: what would leave an island if each worker had one of its own."""
-        self.inside = 0
-        """To collectives among the ranks that serve one worker."""
+    squares: Squares
+
+    def transfer(self) -> None:
+        """Return when everything has been exchanged. Called once, in any thread; training may go on meanwhile."""
+        ...
+
+    def result(self) -> list[Tensor]:
+        """The sum, after `transfer`; the same bits on all islands."""
+        ...
 
 
 class Comm(Protocol):
     """Reductions among a fixed set of workers. Every worker of the set takes part in every call, in the same order.
 
-    Means are views of memory that the next reduction writes to: copy what is to stay.
+    Results are views of memory that the next reduction writes to: copy what is to stay.
     """
 
-    def mean(self, per_worker: PerWorker, weights: Sequence[float], origin: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Weighted sum over all workers of the set, of their entries or with `origin` of origin - entry.
+    num_workers: int
+    """Of the set, on all ranks."""
 
-        weights: one per local worker; over the whole set they add up to 1.
+    def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
+        """Weighted sum of all workers' entries. weights: one per local worker; over the whole set they add up to 1."""
+        ...
+
+    def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Sum:
+        """Weighted sum of origin - entry. What the workers bring has been read when this returns.
+
+        overlapped: the sum keeps memory of its own, because other reductions may come before its end.
         """
         ...
 
@@ -51,94 +55,77 @@ class Comm(Protocol):
         ...
 
 
-class Scratch:
-    """Memory for reductions, kept from one to the next: fresh memory of the size of a model costs more time than filling it."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[object, Tensor] = {}
-
-    def flat(self, tensors: Sequence[Tensor], indices: Sequence[int]) -> Tensor:
-        """A one-dimensional tensor as large as this rank's shards of these tensors together, which are of one kind; another for each kind."""
-        shards = [local(tensors[index]) for index in indices]
-        size, like = sum(shard.numel() for shard in shards), shards[0]
-        key = (is_sharded(tensors[indices[0]]), like.dtype, like.device)
-        if key not in self._buffers or self._buffers[key].numel() < size:
-            self._buffers[key] = torch.empty(size, dtype=like.dtype, device=like.device)
-        return self._buffers[key][:size]
-
-
 class LocalComm:
     """All workers of the set live in one process (or on one island); elsewhere, where none takes part, the set is empty."""
 
     def __init__(
-        self, num_workers: int, traffic: Traffic, scratch: Scratch | None = None, counts: Callable[[Tensor], bool] = lambda tensor: True
+        self, num_workers: int, traffic: Traffic, scratch: Scratch | None = None, counts: Callable[[bool], bool] = lambda sharded: True
     ) -> None:
-        """counts: whether this rank counts the bytes of a tensor; of several ranks that hold the same, one does."""
+        """counts: whether this rank counts the bytes of sharded (or other) tensors; of several ranks that hold the same, one does."""
         self.num_workers = num_workers
         self.traffic = traffic
         self._scratch = scratch or Scratch()
         self._counts = counts
 
-    def mean(self, per_worker: PerWorker, weights: Sequence[float], origin: Sequence[Tensor] | None = None) -> list[Tensor]:
-        assert len(per_worker) == len(weights) == self.num_workers, "one entry and one weight per worker"
-        if not per_worker or not per_worker[0]:
-            return []
-        self._count([tensor for entry in per_worker for tensor in entry])
-        sums = list(per_worker[0])
-        for _, indices in kinds(sums):
-            flat = self._scratch.flat(sums, indices)
-            for index, part in parts(flat, sums, indices):
-                fill_weighted_sum(part, [local(entry[index]) for entry in per_worker], weights, local(origin[index]) if origin else None)
-                sums[index] = with_local(part, like=sums[index])
-        return sums
+    def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
+        return self._sum(per_worker, weights, None, self._scratch).result()
+
+    def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Sum:
+        if given.wire is None or self.num_workers == 1:
+            return self._sum(given.per_worker, given.weights, given.origin, Scratch() if overlapped else self._scratch)
+        return CompressedSum(given, given.wire, self._counts, self._sum_of_blocks, lambda rows, count, sharded: rows)
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
         if receivers:
-            self._count(tensors)
+            self._count(tensors, self.num_workers - 1)
         return list(tensors)
 
-    def _count(self, tensors: Sequence[Tensor]) -> None:
+    @torch.no_grad()
+    def _sum(self, per_worker: PerWorker, weights: Sequence[float], origin: Sequence[Tensor] | None, scratch: Scratch) -> "Finished":
+        assert len(per_worker) == len(weights) == self.num_workers, "one entry and one weight per worker"
+        if not per_worker or not per_worker[0]:
+            return Finished([], Squares.zero(len(weights)))
+        self._count([tensor for entry in per_worker for tensor in entry], ring(self.num_workers))
+        sums = list(per_worker[0])
+        squares, total = torch.zeros(len(weights), dtype=torch.float64, device=local(sums[0]).device), 0.0
+        for sharded, indices in kinds(sums):
+            flat = scratch.flat(sums, indices)
+            counted = origin is not None and self._counts(sharded)
+            for index, part in parts(flat, sums, indices):
+                entries = [local(entry[index]) for entry in per_worker]
+                start = local(origin[index]).to(part.device) if origin else None
+                fill_weighted_sum(part, entries, weights, start, squares if counted else None)
+                sums[index] = with_local(part, like=sums[index])
+            total += square(flat) if counted else 0.0
+        result = Squares.exact(squares)
+        result.total = total
+        return Finished(sums, result)
+
+    def _sum_of_blocks(self, blocks: Tensor, wire: WireFormat, sharded: bool) -> tuple[Tensor, float]:
+        if self._counts(sharded):
+            self.traffic.add(blocks.numel(), crossings(wire, self.num_workers))
+        total = add_decoded(blocks, wire)
+        return (wire.decode(wire.encode(total)) if wire.sums_in_blocks else total), square(total) if self._counts(sharded) else 0.0
+
+    def _count(self, tensors: Sequence[Tensor], times: float) -> None:
         if self.num_workers > 1:
-            self.traffic.between += num_bytes([tensor for tensor in tensors if self._counts(tensor)])
+            self.traffic.add(num_bytes([tensor for tensor in tensors if self._counts(is_sharded(tensor))]), times)
 
 
-def num_bytes(tensors: Sequence[Tensor]) -> int:
-    """Payload of these tensors as they are; of sharded ones, of this rank's shards."""
-    return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
+class Finished:
+    """A sum that needed no one else."""
+
+    def __init__(self, sums: list[Tensor], squares: Squares) -> None:
+        self.squares = squares
+        self._sums = sums
+
+    def transfer(self) -> None:
+        return
+
+    def result(self) -> list[Tensor]:
+        return self._sums
 
 
-def kinds(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
-    """(sharded, indices) of the tensors that may travel together: of one data type, on one device, and all sharded or none."""
-    found: dict[tuple[bool, str, str], list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        found.setdefault((is_sharded(tensor), str(tensor.dtype), str(tensor.device)), []).append(index)
-    return [(kind[0], found[kind]) for kind in sorted(found)]
-
-
-def parts(flat: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]) -> list[tuple[int, Tensor]]:
-    """(index, view) of each tensor's place in a flat one, in the shape of this rank's shard."""
-    shards = [local(tensors[index]) for index in indices]
-    views = torch.split(flat, [shard.numel() for shard in shards])
-    return [(index, view.view_as(shard)) for index, view, shard in zip(indices, views, shards, strict=True)]
-
-
-def filled_pieces(flat: Tensor, views: Sequence[tuple[int, Tensor]], fill: Callable[[int, Tensor], object]) -> Iterator[Tensor]:
-    """Fills the views of a flat tensor one after another; yields it in consecutive pieces of PIECE elements or more as soon as they are filled."""
-    begin = end = 0
-    for index, view in views:
-        fill(index, view)
-        end += view.numel()
-        if end - begin >= PIECE or begin < end == flat.numel():
-            yield flat[begin:end]
-            begin = end
-
-
-@torch.no_grad()
-def fill_weighted_sum(result: Tensor, entries: Sequence[Tensor], weights: Sequence[float], origin: Tensor | None) -> None:
-    """Sum of the entries, or of origin - entry, each times its weight. Differences come first: they are small, and sums of parameters round."""
-    columns = [torch.split(tensor.reshape(-1), BLOCK) for tensor in (result, *entries, *([] if origin is None else [origin]))]
-    for block, *rest in zip(*columns, strict=True):
-        terms = rest if origin is None else [torch.sub(rest[-1], entry) for entry in rest[:-1]]
-        torch.mul(terms[0], weights[0], out=block)
-        for term, weight in zip(terms[1:], weights[1:], strict=True):
-            block.add_(term, alpha=weight)
+def crossings(wire: WireFormat, workers: int) -> float:
+    """How often each byte of a worker's blocks leaves it: as in a ring where sums are sent on in blocks, else once for every other worker."""
+    return ring(workers) if wire.sums_in_blocks else workers - 1

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco.placement.blocks import Fill, blocks, fill_whole
-from adloco.placement.comm import Traffic, num_bytes
 from adloco.placement.gradients import GradientSums, incoming_gradients, squared_norm, squares, trainable
+from adloco.placement.traffic import Traffic, num_bytes
 
 
 class Engine(Protocol):

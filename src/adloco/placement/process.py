@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 from adloco.placement.blocks import Fill
-from adloco.placement.comm import Comm, LocalComm, Scratch, Traffic
+from adloco.placement.comm import Comm, LocalComm
 from adloco.placement.island import Engine, Whole
+from adloco.placement.sums import Scratch
+from adloco.placement.traffic import Bytes, Traffic
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -31,14 +33,16 @@ class Placement(Protocol):
     """Ranks that serve a worker together."""
     shards: int
     """Ranks over which a worker's parameters are spread."""
+    traffic: Traffic
+    """What this process has handed to collectives."""
 
     @property
     def first(self) -> bool:
         """Whether this process is the one that writes and shows."""
         ...
 
-    def bytes_handed(self) -> tuple[int, int]:
-        """Payload handed over by all ranks so far: between workers, and inside islands."""
+    def bytes_handed(self) -> Bytes:
+        """Of all ranks, so far."""
         ...
 
     def engine(self, model: nn.Module, compile: bool = False, fill: Fill | None = None) -> Engine:
@@ -110,8 +114,8 @@ class OneProcess:
     def first(self) -> bool:
         return True
 
-    def bytes_handed(self) -> tuple[int, int]:
-        return self.traffic.between, self.traffic.inside
+    def bytes_handed(self) -> Bytes:
+        return self.traffic.total()
 
     def engine(self, model: nn.Module, compile: bool = False, fill: Fill | None = None) -> Engine:
         return Whole(model, self.device, compile, fill)
@@ -136,7 +140,7 @@ class OneProcess:
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         if len(rows) > 1:
-            self.traffic.between += sum(8 * len(row) for row in rows.values())
+            self.traffic.add(sum(8 * len(row) for row in rows.values()), len(rows) - 1)
         return {worker: list(rows[worker]) for worker in sorted(rows)}
 
     def any(self, flag: bool) -> bool:

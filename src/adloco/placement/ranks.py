@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from adloco.placement.blocks import Fill
-from adloco.placement.comm import Comm, LocalComm, PerWorker, Scratch, Traffic, fill_weighted_sum, filled_pieces, kinds, num_bytes, parts
+from adloco.placement.comm import Comm, LocalComm
+from adloco.placement.group import GroupComm
 from adloco.placement.island import Engine, Replicated, Sharded
 from adloco.placement.process import Item, OneProcess, Result
-from adloco.placement.shards import is_sharded, local, whole, with_local
+from adloco.placement.shards import whole
+from adloco.placement.sums import Scratch
+from adloco.placement.traffic import Bytes, Traffic
 
 TIMEOUT = timedelta(minutes=30)
 """Longest wait for the others: a rank with a large batch can be minutes behind at a sync."""
@@ -83,20 +86,22 @@ class Ranks:
         islands = tuple(sorted({self.owner(worker) for worker in worker_ids}))
         if len(islands) == 1:
             return LocalComm(
-                len(self.local(worker_ids)), self.traffic, self._scratch, lambda tensor: self._position < (self.shards if is_sharded(tensor) else 1)
+                len(self.local(worker_ids)), self.traffic, self._scratch, lambda sharded: self._position < (self.shards if sharded else 1)
             )
         if islands not in self._groups:
             # For each place on an island, the ranks that stand there: they hold the same part of the model.
             places = [[island * self.ranks_per_worker + place for island in islands] for place in range(self.ranks_per_worker)]
             self._groups[islands] = self._new_group(places)
-        return GroupComm(self._groups[islands], self._holders, self._island in islands, self._rank_of, self.traffic, self._scratch)
+        workers = [sum(self.owner(worker) == island for worker in worker_ids) for island in islands]
+        member = self._island in islands
+        return GroupComm(self._groups[islands], self._holders, workers, member, self._rank_of, self.traffic, self._scratch)
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         everyone: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(everyone, {worker: list(row) for worker, row in rows.items()})
         merged = {worker: row for part in everyone for worker, row in part.items()}
         if len(merged) > 1 and self._position == 0:
-            self.traffic.between += sum(8 * len(row) for row in rows.values())
+            self.traffic.add(sum(8 * len(row) for row in rows.values()), len(merged) - 1)
         return {worker: merged[worker] for worker in sorted(merged)}
 
     def any(self, flag: bool) -> bool:
@@ -107,9 +112,8 @@ class Ranks:
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return float(most)
 
-    def bytes_handed(self) -> tuple[int, int]:
-        between, inside = self._total([float(self.traffic.between), float(self.traffic.inside)])
-        return round(between), round(inside)
+    def bytes_handed(self) -> Bytes:
+        return Bytes(*self._total(self.traffic.total()))
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
         # Sent one by one: gather_object would have every rank send as much as the one that has most.
@@ -158,89 +162,3 @@ class Ranks:
         total = torch.tensor(list(numbers), dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return [float(number) for number in total.tolist()]
-
-
-class GroupComm:
-    """Workers of the set live on several islands. Each byte crosses between islands once: ranks that hold the same take a slice each."""
-
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        holders: Callable[[bool], dist.ProcessGroup | None],
-        member: bool,
-        rank_of: Callable[[int], int],
-        traffic: Traffic,
-        scratch: Scratch,
-    ) -> None:
-        """group: the ranks at this place on each island. holders, rank_of: see `Ranks`. member: whether workers of the set live on this island."""
-        self._group = group
-        self._holders = holders
-        self._member = member
-        self._rank_of = rank_of
-        self._traffic = traffic
-        self._scratch = scratch
-
-    def mean(self, per_worker: PerWorker, weights: Sequence[float], origin: Sequence[Tensor] | None = None) -> list[Tensor]:
-        if not self._member or not per_worker[0]:
-            return []
-        # Counted for each worker, as if it had an island of its own.
-        return self._in_one(
-            per_worker[0],
-            lambda index, part: fill_weighted_sum(
-                part, [local(entry[index]) for entry in per_worker], weights, local(origin[index]) if origin else None
-            ),
-            lambda flat: dist.all_reduce(flat, group=self._group, async_op=True),
-            counted=len(per_worker),
-        )
-
-    def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
-        if not self._member or not receivers or not tensors:
-            return list(tensors)
-        rank = self._rank_of(source)
-        return self._in_one(
-            tensors,
-            lambda index, part: part.copy_(local(tensors[index])),
-            lambda flat: dist.broadcast(flat, rank, group=self._group, async_op=True),
-            counted=int(dist.get_rank() == rank),
-        )
-
-    @torch.no_grad()
-    def _in_one(self, like: Sequence[Tensor], fill: Callable[[int, Tensor], Any], collective: Callable[[Tensor], Any], counted: int) -> list[Tensor]:
-        """Tensors like these, filled one by one and sent through the collective in large pieces, each kind of them apart."""
-        results = list(like)
-        for sharded, indices in kinds(like):
-            flat = self._scratch.flat(like, indices)
-            holders = self._holders(sharded)
-            if holders is None:
-                # A piece travels while the next is filled.
-                works = [collective(piece) for piece in filled_pieces(flat, parts(flat, like, indices), fill)]
-                self._traffic.between += counted * num_bytes([flat])
-            else:
-                for index, part in parts(flat, like, indices):
-                    fill(index, part)
-                mine = _slice(flat, holders)
-                works = [collective(mine)]
-                self._traffic.between += counted * num_bytes([mine])
-            for work in works:
-                work.wait()
-            if holders is not None:
-                flat = self._joined(mine, flat.numel(), holders)
-            for index, part in parts(flat, like, indices):
-                results[index] = with_local(part, like=like[index])
-        return results
-
-    def _joined(self, mine: Tensor, numel: int, holders: dist.ProcessGroup) -> Tensor:
-        """The slices of all holders, gathered inside the island."""
-        count = dist.get_world_size(holders)
-        size = -(-numel // count)
-        padded = nn.functional.pad(mine, (0, size - mine.numel()))
-        gathered = mine.new_empty(size * count)
-        dist.all_gather_single(gathered, padded, group=holders)
-        self._traffic.inside += num_bytes([padded])
-        return gathered[:numel]
-
-
-def _slice(flat: Tensor, holders: dist.ProcessGroup) -> Tensor:
-    size = -(-flat.numel() // dist.get_world_size(holders))
-    start = size * dist.get_rank(holders)
-    return flat[start : start + size].clone()

@@ -30,6 +30,26 @@ def with_local(shard: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
+@torch.no_grad()
+def in_memory_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor (its shard) where another lives, on a device or in host memory; as it is if it lives there already."""
+    return with_local(local(tensor).to(local(like).device), like=tensor)
+
+
+@torch.no_grad()
+def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool) -> Tensor:
+    """Zeros sharded like a tensor, in host memory or where it is."""
+    shard = local(tensor)
+    return with_local(torch.zeros_like(shard, dtype=dtype, device="cpu" if to_host else shard.device), like=tensor)
+
+
+@torch.no_grad()
+def copied(tensor: Tensor, *, to_host: bool) -> Tensor:
+    """A copy of the tensor (of its shard), in host memory or where it is."""
+    shard = local(tensor).detach()
+    return with_local(shard.to("cpu", copy=True) if to_host else shard.clone(), like=tensor)
+
+
 def scattered(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor sharded like another, without communication: every rank has the whole and keeps its shard."""
     if not isinstance(like, DTensor) or isinstance(tensor, DTensor):

@@ -100,7 +100,7 @@ class _Stepper:
         settings = InnerSettings(
             loss_fn=task.loss, data=task.largest_source(), max_grad_norm=recipe.method.max_grad_norm or None, test_groups=recipe.test.groups,
             test_every=0, takes_moments=recipe.batch.needs_moments, takes_inner_products=recipe.batch.needs_inner_products, autocast=precision,
-            seed=recipe.run.seed, device=self._device,
+            seed=recipe.run.seed, device=self._device, error_feedback=recipe.feedback, on_host=recipe.outer_memory.on_host,
         )  # fmt: skip
         model = builder()
         engine = placement.engine(model, recipe.run.compile, None if builder.weights else builder.fill)
@@ -123,7 +123,7 @@ class _Stepper:
         plan = BatchPlan(micro_batches=(size,) * self._ranks, ranks=self._ranks)
         self._worker.begin_round()
         self._worker.pass_limit = 0
-        self._worker.advance(RoundTask(trainer=0, plan=plan, inner_steps=self._steps, first_step=0, lr_factor=None), Event())
+        self._worker.advance(RoundTask(trainer=0, plan=plan, inner_steps=self._steps, first_step=0, lr_factor=None), self._steps, Event())
         if self._worker.pass_limit:
             raise OutOfMemoryError("it went on with smaller micro-batches")
 

@@ -1,7 +1,6 @@
 """A recipe: every setting of a run, in sections, from TOML and from the command line.
 
-A section is made of the frozen dataclasses that own its fields, so that a setting is described and checked where it is used. Some sections choose one
-class among several by a key of their own, for instance `rule` in [batch]; the fields of the others are then unknown.
+What settings there are, `sections` says.
 """
 
 import difflib
@@ -16,122 +15,31 @@ import pydantic
 
 from adloco.algorithms.merging import MergeFates
 from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
-from adloco.rules.balance import EqualShares, Shares, SpeedShares
-from adloco.rules.batch import AugmentedInnerProductTest, BatchRule, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
+from adloco.placement.wire import WireFormat
+from adloco.rules.balance import Shares
+from adloco.rules.batch import BatchRule
 from adloco.rules.checks import require
 from adloco.rules.controller import BatchGuards
-from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmallest, NoMerge
+from adloco.rules.merge import MergePolicy
 from adloco.rules.schedule import LearningRate
+from adloco.rules.streaming import Streaming
 from adloco.rules.switch import SwitchMode
-from adloco.training.model_sources import LlamaShape, ModelOptions, ModelSource, NamedModel
+from adloco.training.model_sources import ModelOptions, ModelSource
+from adloco.training.sections import SECTIONS
 from adloco.training.settings import (
     DataSettings,
     EvaluationSettings,
     MemorySettings,
     MethodSettings,
     OuterMean,
+    OuterMemory,
     PlacementSettings,
+    PlainWire,
     ProfileSettings,
     RunSettings,
     TestSettings,
 )
-from adloco.training.tasks.classification import ClassificationSettings
-from adloco.training.tasks.language_model import LanguageModelSettings
 from adloco.training.tasks.task import TaskSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A key of a section that selects one of several classes."""
-
-    key: str
-    classes: Mapping[str, type]
-    default: str
-    meaning: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """The classes whose fields stand in a section, by the name each has in `Recipe`."""
-
-    parts: Mapping[str, type]
-    choice: Choice | None = None
-    chosen: str = ""
-    """Name in `Recipe` of what is chosen."""
-
-
-BATCH_RULES: dict[str, type] = {
-    "constant": ConstantBatch,
-    "warmup": BatchWarmup,
-    "norm-test": NormTest,
-    "inner-product": InnerProductTest,
-    "augmented": AugmentedInnerProductTest,
-}
-MERGE_POLICIES: dict[str, type] = {"none": NoMerge, "smallest": MergeSmallest, "largest-with-smallest": MergeLargestWithSmallest}
-SHARES: dict[str, type] = {"equal": EqualShares, "speed": SpeedShares}
-TASKS: dict[str, type] = {"language-model": LanguageModelSettings, "classification": ClassificationSettings}
-MODEL_SOURCES: dict[str, type] = {"llama": LlamaShape, "transformers": NamedModel}
-OUTER_UPDATES: dict[str, type] = {"mean": OuterMean, "optimizer": OuterOptimizer}
-
-SECTIONS: dict[str, Section] = {
-    "run": Section(parts={"run": RunSettings}),
-    "task": Section(
-        parts={},
-        choice=Choice(key="kind", classes=TASKS, default="language-model", meaning="What the model is trained for: " + ", ".join(TASKS) + "."),
-        chosen="task",
-    ),
-    "model": Section(
-        parts={"model_options": ModelOptions},
-        choice=Choice(
-            key="source",
-            classes=MODEL_SOURCES,
-            default="llama",
-            meaning="llama: a Llama of a shipped or own shape with random weights; transformers: any model there, by hub name, folder or type.",
-        ),
-        chosen="model",
-    ),
-    "data": Section(parts={"data": DataSettings}),
-    "method": Section(parts={"method": MethodSettings}),
-    "placement": Section(
-        parts={"placement": PlacementSettings},
-        choice=Choice(
-            key="balance",
-            classes=SHARES,
-            default="equal",
-            meaning="How a trainer's batch is split over its workers. equal: evenly; speed: by each one's measured samples per second.",
-        ),
-        chosen="shares",
-    ),
-    "inner": Section(parts={"inner": InnerOptimizer}),
-    "learning_rate": Section(parts={"learning_rate": LearningRate}),
-    "outer": Section(
-        parts={},
-        choice=Choice(
-            key="update",
-            classes=OUTER_UPDATES,
-            default="optimizer",
-            meaning="optimizer: apply the pseudo-gradient with an outer optimizer; mean: adopt the workers' mean as it is.",
-        ),
-        chosen="outer",
-    ),
-    "batch": Section(
-        parts={"guards": BatchGuards},
-        choice=Choice(
-            key="rule", classes=BATCH_RULES, default="constant", meaning="How a trainer's batch is decided: " + ", ".join(BATCH_RULES) + "."
-        ),
-        chosen="batch",
-    ),
-    "test": Section(parts={"test": TestSettings}),
-    "switch": Section(parts={"switch": SwitchMode}),
-    "merge": Section(
-        parts={"fates": MergeFates},
-        choice=Choice(key="policy", classes=MERGE_POLICIES, default="none", meaning="Which trainers merge: " + ", ".join(MERGE_POLICIES) + "."),
-        chosen="merge",
-    ),
-    "evaluation": Section(parts={"evaluation": EvaluationSettings}),
-    "memory": Section(parts={"memory": MemorySettings}),
-    "profile": Section(parts={"profile": ProfileSettings}),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +57,9 @@ class Recipe:
     inner: InnerOptimizer
     learning_rate: LearningRate
     outer: OuterOptimizer | OuterMean
+    outer_memory: OuterMemory
+    wire: PlainWire | WireFormat
+    streaming: Streaming
     batch: BatchRule
     guards: BatchGuards
     test: TestSettings
@@ -166,6 +77,16 @@ class Recipe:
             f"batch.initial must be >= {smallest}, so that each of {self.method.workers_per_trainer} workers has "
             f"{'two samples to compare' if self.batch.needs_moments else 'a sample'}, got {self.guards.initial}",
         )
+
+    @property
+    def wire_format(self) -> WireFormat | None:
+        """None: differences cross as they are."""
+        return None if isinstance(self.wire, PlainWire) else self.wire
+
+    @property
+    def feedback(self) -> bool:
+        """Whether workers keep what a sync leaves unsent."""
+        return self.wire_format is not None and self.wire_format.error_feedback > 0
 
 
 Values = dict[str, dict[str, Any]]

@@ -8,7 +8,8 @@ from typing import Any
 import docstring_parser
 import tomli_w
 
-from adloco.training.recipe import SECTIONS, Recipe, Values
+from adloco.training.recipe import Recipe, Values
+from adloco.training.sections import SECTIONS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ def round_record(
     best = min(measured.values(), key=lambda values: values["loss"], default={})
     trainer_fields = [
         "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "trainer_batch", "rounded_up",
-        "grad_variance", "grad_norm_sq", "noise_scale", "train_loss", "learning_rate",
+        "grad_variance", "grad_norm_sq", "noise_scale", "train_loss", "learning_rate", "cosine_similarity", "wire_error",
     ]  # fmt: skip
     return {
         "round": report.round,
@@ -39,6 +39,7 @@ def round_record(
         "inner_steps": report.inner_steps,
         "syncs": report.syncs,
         "bytes_communicated": report.bytes_communicated,
+        "bytes_sent": report.bytes_sent,
         "bytes_inside": report.bytes_inside,
         "bytes_ddp_equivalent": report.bytes_ddp_equivalent,
         "seconds": round(seconds, 3),
@@ -51,6 +52,7 @@ def round_record(
         "learning_rate": report.trainers[0].learning_rate,
         "memory_bytes": memory_bytes,
         "memory": memory,
+        "sync": asdict(report.sync),
         "trainers": [
             {name: getattr(trainer, name) for name in trainer_fields}
             | {f"val_{measure}": measured.get(trainer.trainer, {}).get(measure) for measure in ("loss", "accuracy")}
@@ -76,6 +78,7 @@ def summarise(records: Sequence[Record], *, num_parameters: int, recipe: str) ->
         "tokens": last["tokens"],
         "syncs": last["syncs"],
         "bytes": last["bytes_communicated"],
+        "bytes_sent": last["bytes_sent"],
         "bytes_inside": last["bytes_inside"],
         "seconds": last["seconds"],
         "rounds": last["round"],

@@ -175,6 +175,8 @@ class TrainingRun:
             if report is None:
                 self._save()
                 return
+            if self.finished:
+                self.algorithm.settle()  # Should the round have come out larger than foreseen.
             trained = (self.algorithm.samples - samples) * self.recipe.data.context_tokens
             record = self._record(report, tokens_per_second=trained / (time.monotonic() - before))
             if self.placement.first:
@@ -186,7 +188,10 @@ class TrainingRun:
 
     def _round(self) -> RoundReport | None:
         try:
-            return self.algorithm.round(None if self.algorithm.in_round else self._steps_left(), self._memory.phase)
+            steps = self.algorithm.round_steps or self._steps_left()
+            samples = self.algorithm.samples + steps * self.algorithm.samples_per_inner_step
+            last = samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
+            return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
             raise NonFiniteLossError(f"{error}; the last good checkpoint is {checkpoint.newest(self.folder / CHECKPOINTS)}") from error
 
@@ -244,6 +249,9 @@ class TrainingRun:
             fates=recipe.fates,
             learning_rate=recipe.learning_rate,
             tokens_per_sample=recipe.data.context_tokens,
+            wire=recipe.wire_format,
+            streaming=recipe.streaming,
+            outer_on_host=recipe.outer_memory.on_host,
             max_grad_norm=recipe.method.max_grad_norm or None,
             test_groups=recipe.test.groups,
             test_every=recipe.test.every,

@@ -216,3 +216,16 @@ class ProfileSettings:
 @dataclass(frozen=True, kw_only=True)
 class OuterMean:
     """The workers' mean becomes the global parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterMemory:
+    """Where a trainer keeps what only syncs need."""
+
+    on_host: bool = False
+    """Whether global parameters, outer optimizer state and what error feedback keeps live in host memory; a fragment at a time is on the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainWire:
+    """Differences cross in the parameters' own type, fp32 unless model.dtype says otherwise."""

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adloco.algorithms.worker import Source, to_device
+from adloco.algorithms.worker import Source
+from adloco.placement.device import to_device
 from adloco.rules.checks import require
 from adloco.training.data.order import StreamOrder
 from adloco.training.data.rows import left_out, read_rows

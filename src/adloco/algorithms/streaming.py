@@ -1,0 +1,122 @@
+"""Carrying out the syncs of a round: fragments leave, travel while training goes on, and are mixed in (Streaming DiLoCo, arXiv 2501.18512).
+
+When they leave and arrive is decided in `rules.streaming`. What travels has been read and, in a lossy format, encoded: workers may move on.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adloco.algorithms.outer import OuterStep
+from adloco.placement.background import Background
+from adloco.placement.comm import Comm, Sum
+from adloco.placement.process import Placement
+from adloco.placement.shards import in_memory_of
+from adloco.placement.sums import PerWorker, Squares
+from adloco.rules.streaming import Streaming, SyncEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A trainer's outer step, and those of its workers that live here."""
+
+    trainer: int
+    outer: OuterStep
+    params: PerWorker
+    residuals: PerWorker
+    """Of each worker, with error feedback."""
+    weights: Sequence[float]
+    """Each worker's share of the trainer's samples."""
+    comm: Comm
+
+
+class FragmentSyncs:
+    """The syncs of one round after another, for all trainers of a run at once."""
+
+    def __init__(self, streaming: Streaming, placement: Placement) -> None:
+        self._squares: dict[int, Squares] = {}
+        self._bytes = self._transferred = self._hidden = self._exposed = 0.0
+        self._streaming = streaming
+        self._placement = placement
+        self._under_way: list[tuple[Served, Sum]] = []
+        self._transfer: Background | None = None
+
+    def handle(self, event: SyncEvent, served: Sequence[Served]) -> None:
+        """Send or receive a fragment of every trainer that has workers here. Called on all ranks, in the same order."""
+        began, before = time.monotonic(), self._placement.traffic.total().between
+        if event.kind == "send" and self._streaming.tau > 0:
+            self._under_way = [(one, _sent(event.fragment, one, overlapped=True)) for one in served]
+            self._transfer = Background(self._transfer_all, self._placement.device)
+        elif event.kind == "receive":
+            if self._streaming.tau == 0:
+                self._step_at_once(event.fragment, served)
+            self.arrive(event.fragment)
+            self._mix(event.fragment, served)
+        self._bytes += self._placement.traffic.total().between - before
+        self._exposed += time.monotonic() - began
+
+    def arrive(self, fragment: int) -> None:
+        """Move the global parameters by a fragment that is under way, if one is. Workers take it up when they receive it."""
+        if self._transfer is None:
+            return
+        waiting = time.monotonic()
+        self._transfer.wait()
+        self._transferred += self._transfer.seconds
+        self._hidden += max(0.0, self._transfer.seconds - (time.monotonic() - waiting))
+        for one, total in self._under_way:
+            self._step(fragment, one, total)
+        self._under_way, self._transfer = [], None
+
+    def take(self) -> dict[int, list[list[float]]]:
+        """Since the last call, by trainer: for each of its workers here `Worker.sync`."""
+        count = sum(len(squares.sent) for squares in self._squares.values())
+        seconds = [part / self._placement.ranks_per_worker for part in (self._exposed, self._hidden, self._transferred)]
+        taken = {}
+        for trainer, squares in self._squares.items():
+            totals = [squares.total] + [0.0] * (len(squares.sent) - 1)
+            columns = zip(squares.wanted, squares.sent, squares.error, totals, strict=True)
+            taken[trainer] = [[*numbers, self._bytes / count, *seconds] for numbers in columns]
+        if taken:
+            self._squares = {}
+            self._bytes = self._transferred = self._hidden = self._exposed = 0.0
+        return taken
+
+    def _transfer_all(self) -> None:
+        for _, total in self._under_way:
+            total.transfer()
+
+    def _step_at_once(self, fragment: int, served: Sequence[Served]) -> None:
+        """One trainer after another, in the same memory."""
+        for one in served:
+            began = time.monotonic()
+            total = _sent(fragment, one, overlapped=False)
+            total.transfer()
+            self._transferred += time.monotonic() - began
+            self._step(fragment, one, total)
+
+    def _step(self, fragment: int, one: Served, total: Sum) -> None:
+        one.outer.receive(fragment, total, alone=one.comm.num_workers == 1)
+        self._squares.setdefault(one.trainer, Squares.zero(len(one.params))).add(total.squares)
+
+    @torch.no_grad()
+    def _mix(self, fragment: int, served: Sequence[Served]) -> None:
+        """The global parameters become the workers', of whose own a part alpha stays if they have moved on meanwhile."""
+        own = self._streaming.alpha if self._streaming.tau > 0 else 0.0
+        for one in served:
+            for params in one.params:
+                for place in one.outer.fragments[fragment]:
+                    _mix(params[place], one.outer.global_params[place], own)
+
+
+def _sent(fragment: int, one: Served, overlapped: bool) -> Sum:
+    return one.outer.send(fragment, one.params, one.weights, one.comm, one.residuals, overlapped)
+
+
+def _mix(parameter: Tensor, arrived: Tensor, own: float) -> None:
+    if own == 0:
+        parameter.copy_(arrived)
+    else:
+        parameter.lerp_(in_memory_of(arrived, parameter), 1 - own)

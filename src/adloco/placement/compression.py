@@ -1,0 +1,119 @@
+"""Pseudo-gradients in a wire format: what each worker sends, and what it keeps back as the residual of error feedback.
+
+Each tensor is cut into blocks of its own (of sharded ones, each rank's shard), so that the bytes of a tensor do not depend on its neighbours, on the
+fragment it belongs to, nor on the placement as long as shards are whole blocks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adloco.placement.shards import local, with_local
+from adloco.placement.sums import PerWorker, Squares, kinds
+from adloco.placement.wire import WireFormat
+
+BlockSum = Callable[[Tensor, WireFormat, bool], tuple[Tensor, float]]
+"""(blocks, wire, sharded) -> this rank's slice of the sum over all workers, decoded, and its part of the squared norm that it had before.
+
+blocks: of each local worker, (workers, rows, block_bytes) uint8. sharded: whether they are of sharded tensors. The sum: (rows, block).
+"""
+
+Join = Callable[[Tensor, int, bool], Tensor]
+"""(slice, rows, sharded) -> all rows, from the slices of the ranks of an island that hold the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contributions:
+    """What the local workers bring to a sum of pseudo-gradients."""
+
+    per_worker: PerWorker
+    """Their parameters."""
+    weights: Sequence[float]
+    """One for each; over all workers of the sum they add up to 1."""
+    origin: Sequence[Tensor]
+    """What is subtracted from: the global parameters. May be in host memory."""
+    wire: WireFormat | None = None
+    """None: the differences as they are."""
+    residuals: PerWorker = ()
+    """With error feedback: what each has not sent so far; changed in place."""
+
+
+class CompressedSum:
+    """The weighted sum over workers of origin - entry, exchanged in a wire format."""
+
+    @torch.no_grad()
+    def __init__(self, given: Contributions, wire: WireFormat, counts: Callable[[bool], bool], sum_up: BlockSum, join: Join) -> None:
+        """counts: whether this rank is the one, of those that hold the same sharded (or other) tensors, that counts them in `squares`."""
+        self._like, self._wire, self._sum_up, self._join = given.per_worker[0], wire, sum_up, join
+        self._kinds = kinds(self._like)
+        self.squares = Squares.zero(len(given.weights))
+        self._blocks = [self._encoded(given, indices, counts(sharded)) for sharded, indices in self._kinds]
+        self._sums: list[Tensor] = []
+
+    @torch.no_grad()
+    def transfer(self) -> None:
+        for (sharded, _), blocks in zip(self._kinds, self._blocks, strict=True):
+            values, total = self._sum_up(blocks, self._wire, sharded)
+            self.squares.total += total
+            self._sums.append(values)
+        self._blocks = []
+
+    def result(self) -> list[Tensor]:
+        results = list(self._like)
+        for (sharded, indices), values in zip(self._kinds, self._sums, strict=True):
+            rows = sum(map(self._rows, indices))
+            for index, place in self._places(self._join(values, rows, sharded), indices):
+                results[index] = with_local(place.to(self._like[index].dtype), like=self._like[index])
+        return results
+
+    def _encoded(self, given: Contributions, indices: Sequence[int], counted: bool) -> Tensor:
+        """(workers, rows, block_bytes) of these tensors; the residuals become what is left."""
+        first = local(self._like[indices[0]])
+        values = torch.zeros(sum(map(self._rows, indices)), self._wire.block, dtype=torch.float32, device=first.device)  # Padding stays zero.
+        encoded = []
+        for worker, (entry, weight) in enumerate(zip(given.per_worker, given.weights, strict=True)):
+            places = self._places(values, indices)
+            for index, place in places:
+                place.copy_(local(given.origin[index]).to(first.device) - local(entry[index]))
+                if given.residuals:
+                    place.add_(local(given.residuals[worker][index]))
+            wanted = values * weight
+            blocks = self._wire.encode(wanted)
+            sent = self._wire.decode(blocks)
+            if counted:
+                self._count(worker, wanted, sent)
+            if given.residuals:
+                # A worker without weight has sent nothing, and keeps all.
+                left = values - sent / weight if weight else values
+                for (index, _), (_, part) in zip(places, self._places(left, indices), strict=True):
+                    local(given.residuals[worker][index]).copy_(part * self._wire.error_feedback)
+            encoded.append(blocks)
+        return torch.stack(encoded)
+
+    def _count(self, worker: int, wanted: Tensor, sent: Tensor) -> None:
+        for squares, tensor in ((self.squares.wanted, wanted), (self.squares.sent, sent), (self.squares.error, wanted - sent)):
+            squares[worker] += square(tensor)
+
+    def _rows(self, index: int) -> int:
+        return -(-local(self._like[index]).numel() // self._wire.block)
+
+    def _places(self, values: Tensor, indices: Sequence[int]) -> list[tuple[int, Tensor]]:
+        """(index, view) of each tensor in rows of blocks, in the shape of this rank's shard."""
+        rows = torch.split(values, [self._rows(index) for index in indices])
+        shards = [local(self._like[index]) for index in indices]
+        return [(index, part.reshape(-1)[: shard.numel()].view_as(shard)) for index, part, shard in zip(indices, rows, shards, strict=True)]
+
+
+def add_decoded(blocks: Tensor, wire: WireFormat) -> Tensor:
+    """Sum of workers' blocks, (workers, rows, block_bytes), as float32 (rows, block), in the order of the workers: the same on every placement."""
+    total = torch.zeros(blocks.shape[1], wire.block, dtype=torch.float32, device=blocks.device)
+    for one in blocks:
+        total += wire.decode(one)
+    return total
+
+
+def square(tensor: Tensor) -> float:
+    """Sum of squares, in float64."""
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
