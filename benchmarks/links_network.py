@@ -24,7 +24,9 @@ from typing import BinaryIO
 
 DEVICE = "wan0"
 """Name of every island's end of its link."""
-NAMESPACE_FOLDER = Path("/run/netns")
+PRIVATE_FOLDER = Path("/run")
+"""In memory, and seen by this process and those that it starts only."""
+NAMESPACE_FOLDER = PRIVATE_FOLDER / "netns"
 TBF, NETEM, PUMP, NOTHING = "tc tbf", "tc netem", "userspace pump between TUN devices", "not asked for"
 IP_HEADER, TCP_HEADER, TIMESTAMPS, ETHERNET_HEADER = 20, 20, 12, 14
 QUEUE_SECONDS, BURST_SECONDS, LEAST_BURST = 0.1, 0.005, 16_000
@@ -123,7 +125,7 @@ def enter_private_namespaces() -> None:
         Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1")
         Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1")
     call("mount", "--make-rprivate", "/")
-    call("mount", "-t", "tmpfs", "adloco-links", NAMESPACE_FOLDER.resolve().parent)
+    call("mount", "-t", "tmpfs", "adloco-links", PRIVATE_FOLDER)
     NAMESPACE_FOLDER.mkdir(exist_ok=True)
     call("ip", "link", "set", "lo", "up")
 

@@ -62,7 +62,7 @@ def test_counted_bytes_are_those_of_the_kernel(small: list[str], tmp_path: Path)
         assert link["counted_per_payload"] == pytest.approx(1, abs=0.05)
         # A header of at least 52 bytes for each packet of at most 1500, and acknowledgements.
         assert 0.85 < link["counted_per_tx_bytes"] < 0.97
-    assert "| diloco-fp32 | island 1 |" in done.stdout
+    assert "| diloco-fp32 | 1 |" in done.stdout
     assert (tmp_path / "links.png").stat().st_size > 0
     assert traces() == before
     assert not processes(tmp_path)
