@@ -38,6 +38,10 @@ PORT, FAILING_SECONDS, TOLERANCE = 29500, 5.0, 0.05
 BATCH_PER_ISLAND = 4
 
 
+class ArmRefusedError(Exception):
+    """An arm needs what this version of adloco does not have."""
+
+
 class ArmFailedError(Exception):
     """A rank ended with an error."""
 
@@ -83,7 +87,7 @@ def main() -> None:
         check_arms(known.arms, known.islands, settings)
         with Network(known.islands, shape, use_tc=not known.without_tc) as network, tempfile.TemporaryDirectory(dir=PRIVATE_FOLDER) as folder:
             run_arms(known, settings, network, Path(folder))
-    except (LinksRefusedError, ValueError) as error:
+    except (LinksRefusedError, ArmRefusedError) as error:
         print(f"links: {error}", file=sys.stderr)
         sys.exit(2)
     except ArmFailedError as error:
@@ -96,9 +100,7 @@ def main() -> None:
 def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     """The options of this program, and the settings of adloco among its flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument(
-        "--bandwidth", type=parse_bandwidth, default="10mbit", help="of what leaves each island, as tc spells it; 0bit: unlimited (10mbit)"
-    )
+    parser.add_argument("--bandwidth", default="10mbit", help="of what leaves each island, as tc spells it; 0bit: unlimited (10mbit)")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="one way, in milliseconds (0)")
     parser.add_argument("--loss", type=float, default=0.0, help="percent of packets that are lost (0)")
     parser.add_argument("--mtu", type=int, default=1500, help="bytes of the longest packet (1500)")
@@ -117,18 +119,22 @@ def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         parser.error(f"there is no arm {unknown[0]!r}; arms are {', '.join(ARMS)}")
     if not (2 <= known.islands <= 200 and known.tokens > 0 and known.latency_ms >= 0 and 0 <= known.loss < 100 and known.mtu >= 576):
         parser.error("--islands must be in 2 to 200, --tokens > 0, --latency-ms >= 0, --loss in [0, 100), --mtu >= 576")
+    try:
+        known.bandwidth = parse_bandwidth(known.bandwidth)
+    except ValueError as error:
+        parser.error(str(error))
     return known, [(name.removeprefix("--"), value) for name, value in zip(names, values, strict=True)]
 
 
 def check_arms(arms: Sequence[str], islands: int, settings: Sequence[tuple[str, str]]) -> None:
-    """ValueError for the first arm with a setting that this version of adloco does not have, before any time is spent."""
+    """ArmRefusedError for the first arm with a setting that this version of adloco does not have, before any time is spent."""
     from adloco.training.recipe import build_recipe, override, read_values
 
     for arm in arms:
         try:
             build_recipe(override(read_values(ARMS[arm].recipe), [*ARMS[arm].all_flags(islands), *settings]))
         except ValueError as error:
-            raise ValueError(f"arm {arm} cannot run with this version of adloco: {error}") from error
+            raise ArmRefusedError(f"arm {arm} cannot run with this version of adloco: {error}") from error
 
 
 def run_arms(known: argparse.Namespace, settings: list[tuple[str, str]], network: Network, folder: Path) -> None:
@@ -268,9 +274,10 @@ def draw(results: dict[str, Any], file: Path) -> None:
     figure = Figure(figsize=(13, 5), layout="constrained")
     by_time, by_bytes = figure.subplots(1, 2, sharey=True)
     dashes = {"ddp": "-", "diloco": "-", "adloco": "--"}
-    for number, (arm, result) in enumerate(results["arms"].items()):
+    for arm, result in results["arms"].items():
         rounds = [line for line in result["rounds"] if line["val_loss"] is not None]
-        losses, style = [line["val_loss"] for line in rounds], {"color": colormaps["tab20"](number), "linestyle": dashes[ARMS[arm].recipe]}
+        losses = [line["val_loss"] for line in rounds]
+        style = {"color": colormaps["tab20"](list(ARMS).index(arm)), "linestyle": dashes[ARMS[arm].recipe]}
         by_time.plot([line["seconds"] for line in rounds], losses, label=arm, marker=".", **style)
         sent = [sum(kernel["tx_bytes"] for kernel in line["kernel"]) / len(line["kernel"]) / 1e6 for line in rounds]
         by_bytes.plot(sent, losses, label=arm, marker=".", **style)

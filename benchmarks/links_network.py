@@ -216,7 +216,8 @@ class Network:
         rate = self.shape.bits_per_second if self.mechanisms.bandwidth == PUMP else 0
         links = [word for island in range(self.islands) for word in ("--link", f"{namespace(island)}={address(island)}")]
         settings = [f"--rate={rate}", f"--delay={self.shape.latency_seconds}", f"--loss={self.shape.loss}", f"--queue={QUEUE_SECONDS}"]
-        command = [sys.executable, str(Path(__file__).with_name("links_pump.py")), *links, *settings]
+        program = Path(__file__).with_name("links_pump.py")
+        command = [sys.executable, str(program), f"--parent={os.getpid()}", *links, *settings]
         pump = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
         assert pump.stdout
         assert pump.stderr

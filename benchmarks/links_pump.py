@@ -36,12 +36,13 @@ class Lane:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--link", action="append", required=True, help="NAMESPACE=ADDRESS of an island with a TUN device")
+    parser.add_argument("--parent", type=int, required=True, help="process id; the pump ends with it")
     parser.add_argument("--rate", type=int, default=0, help="bits per second; 0: no bucket")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds")
     parser.add_argument("--loss", type=float, default=0.0, help="probability")
     parser.add_argument("--queue", type=float, default=0.1, help="seconds that a packet may wait at the bucket")
     known = parser.parse_args()
-    die_with_parent(os.getppid())
+    die_with_parent(known.parent)
     lanes: dict[bytes, Lane] = {}
     for link in known.link:
         name, _, address = link.partition("=")

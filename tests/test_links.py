@@ -50,7 +50,7 @@ def processes(folder: Path) -> list[str]:
 
 def test_counted_bytes_are_those_of_the_kernel(small: list[str], tmp_path: Path) -> None:
     before = traces()
-    done = subprocess.run(words(small, tmp_path, "--tokens", "4096"), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words(small, tmp_path, "--tokens", "4096"), capture_output=True, text=True, timeout=240, check=False)
     skip_if_refused(done.returncode, done.stderr)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "links.json").read_text())
