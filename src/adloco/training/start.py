@@ -1,7 +1,9 @@
-"""What a run needs before its first round: where its workers live, its task with the data, its model, and the micro-batch that fits."""
+"""What a run needs before its first round: its folder, where its workers live, its task with the data, its model, and the micro-batch that fits."""
 
 from dataclasses import replace
+from datetime import datetime
 from importlib import metadata
+from pathlib import Path
 
 from adloco.placement.launch import place
 from adloco.placement.process import Placement
@@ -13,6 +15,11 @@ from adloco.training.probe import Probe, probe
 from adloco.training.recipe import Recipe
 from adloco.training.stored import MODEL, StoredRun, shared_settings
 from adloco.training.tasks.task import Task
+
+
+def new_folder(recipe: Recipe) -> Path:
+    """Where a new run of the recipe lives."""
+    return Path(recipe.run.folder or f"runs/{recipe.run.name}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def place_workers(recipe: Recipe) -> Placement:
