@@ -27,7 +27,7 @@ from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import named_settings, to_toml
 from adloco.training.records import Record, Records, round_record, summarise, write_json
 from adloco.training.report import write_report
-from adloco.training.start import model_builder, new_folder, open_task, place_workers, with_reachable_data
+from adloco.training.start import model_builder, new_folder, open_task, place_workers, read_whole, with_reachable_data
 from adloco.training.stored import (
     CHECKPOINTS,
     MODEL,
@@ -71,7 +71,7 @@ class TrainingRun:
         self._trackers = Trackers(recipe.run.tracker_names if placement.first else [], folder)
         self.task = open_task(recipe, stored, placement)
         self._precision = choose_precision(recipe.run.precision, self.device)
-        self._builder = model_builder(recipe, self.task, stored)
+        self._builder = model_builder(recipe, self.task, stored, placement)
         method = recipe.method
         self._source = self.task.train_source(
             method.num_trainers * method.workers_per_trainer, recipe.run.seed, recipe.guards.initial * method.num_trainers
@@ -104,7 +104,8 @@ class TrainingRun:
         recipe, notice = with_reachable_data(recipe, placement)
         recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total))
         run = TrainingRun(recipe, folder, placement)
-        run.notices += [text for text in (notice, "" if recipe.data.streaming else run.task.skipped()) if text]
+        skipped = "" if recipe.data.streaming else run.task.skipped()
+        run.notices += [text for text in (notice, skipped, read_whole(run._builder, placement)) if text]
         if placement.first:
             run._write_folder()
         run._save()
@@ -241,7 +242,7 @@ class TrainingRun:
         torch.manual_seed(recipe.run.seed)  # For models that draw while they compute.
         return AdLoCo(
             build_model=self._builder,
-            fill=None if self._builder.weights else self._builder.fill,
+            fill=self._builder.filling,
             loss_fn=self.task.loss,
             data=self._source,
             inner=recipe.inner,
