@@ -65,8 +65,12 @@ def find_weights(name: str, model: Any, must_be_there: Callable[[str, str], bool
     if model._get_dtype_plan(dtype):
         return StoredWeights(only_whole="some stay in float32")
     try:
-        places, reason = _places(model, _files(name, model.config))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:  # from_pretrained meets it too, and its caller has a sentence for it.
+        files = _files(name, model.config)
+    except Exception as error:  # Hub clients raise all kinds. from_pretrained meets it too, and its caller has a sentence for it.
+        return StoredWeights(only_whole=type(error).__name__)
+    try:
+        places, reason = _places(model, files)
+    except (OSError, SafetensorError, ImportError) as error:  # Damaged files; a transformers that keeps its rules elsewhere.
         return StoredWeights(only_whole=type(error).__name__)
     tied: Mapping[str, str] = model.all_tied_weights_keys
     absent = model.state_dict().keys() - places.keys() - tied.keys()
