@@ -29,12 +29,17 @@ class StoredWeights:
     """(file, key in the file) by name in the model."""
     tied: frozenset[str] = frozenset()
     """Names in the model that stand for a weight of another name."""
+    new: frozenset[str] = frozenset()
+    """Names in the model of weights that are not stored and may be drawn: a new head's."""
     only_whole: str = ""
     """Why they cannot be read part by part; empty if they can."""
 
     def read(self, model: nn.Module, modules: Collection[nn.Module]) -> set[torch.Tensor]:
         """Copy into these modules' own tensors what is stored of them; returns those that have their values, or get them by being tied."""
         wanted = dict(_named_tensors(model, modules))
+        known = self.places.keys() | self.tied
+        unknown = [name for name, tensor in wanted.items() if isinstance(tensor, nn.Parameter) and name not in known | self.new]
+        assert not (self.places and unknown), f"{unknown} would be drawn although they are stored"
         by_file: dict[str, list[tuple[str, torch.Tensor]]] = {}
         for name in sorted(wanted.keys() & self.places.keys()):
             file, key = self.places[name]
@@ -43,7 +48,7 @@ class StoredWeights:
             with safe_open(file, framework="pt") as stored:
                 for key, tensor in tensors:
                     tensor.data.copy_(stored.get_tensor(key))
-        return {wanted[name] for name in wanted.keys() & (self.places.keys() | self.tied)}
+        return {wanted[name] for name in wanted.keys() & known}
 
     def digest(self) -> str:
         """Of names, types, sizes and the first elements of each tensor: other weights have another."""
@@ -79,7 +84,7 @@ def find_weights(name: str, model: Any, must_be_there: Callable[[str, str], bool
         reason = "tied weights are stored under other names"
     if not reason and any(name in in_blocks or must_be_there(name, model.base_model_prefix) for name in absent):
         reason = "some are missing"
-    return StoredWeights(only_whole=reason) if reason else StoredWeights(places=places, tied=frozenset(tied))
+    return StoredWeights(only_whole=reason) if reason else StoredWeights(places=places, tied=frozenset(tied), new=frozenset(absent))
 
 
 def _files(name: str, config: Any) -> list[str]:
