@@ -103,7 +103,7 @@ class _Stepper:
             seed=recipe.run.seed, device=self._device, error_feedback=recipe.feedback, on_host=recipe.outer_memory.on_host,
         )  # fmt: skip
         model = builder()
-        engine = placement.engine(model, recipe.run.compile, None if builder.weights else builder.fill)
+        engine = placement.engine(model, recipe.run.compile, builder.filling)
         self._worker = Worker(0, model, recipe.inner, settings, engine)
         # A round begins with a step on which statistics are taken, in smaller pieces but perhaps with a second copy of the gradients.
         self._steps = 2 if recipe.batch.needs_moments else 1
