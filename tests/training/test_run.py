@@ -44,7 +44,7 @@ SUMMARY = {
     "num_parameters",
     "recipe",
 }
-TIMINGS = ("seconds", "tokens_per_second", "memory_bytes", "memory", "workers")
+TIMINGS = ("seconds", "tokens_per_second", "memory_bytes", "memory", "workers", "sync")
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
