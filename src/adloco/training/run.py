@@ -22,7 +22,7 @@ from adloco.training import checkpoint
 from adloco.training.environment import choose_precision, describe_environment, rng_state, set_rng_state
 from adloco.training.memory import Memory, memory_snapshot, snapshot_file
 from adloco.training.models import save_config
-from adloco.training.probe import OUTER_COPIES, probe
+from adloco.training.probe import outer_copies, probe
 from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import named_settings, to_toml
 from adloco.training.records import Record, Records, round_record, summarise, write_json
@@ -234,7 +234,8 @@ class TrainingRun:
         parameters = self._builder.num_parameters()
         method = self.recipe.method
         workers = len(self.placement.local(range(method.num_trainers * method.workers_per_trainer)))
-        needed = self._builder.num_bytes() * (COPIES_PER_WORKER * workers + OUTER_COPIES * method.num_trainers) // self.placement.shards
+        copies = (COPIES_PER_WORKER + self.recipe.feedback) * workers + outer_copies(self.recipe, self.device)
+        needed = self._builder.num_bytes() * copies // self.placement.shards
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         require(
             needed <= memory,
