@@ -94,8 +94,10 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_settling_is_the_plain_mean() -> None:
-    run = language_run(streaming=Streaming(fragments=3, tau=1))
+@pytest.mark.parametrize("wire", [None, Int4(block=8), TopK(chunk=16, density=1 / 16)], ids=["fp32", "int4", "topk"])
+def test_settling_is_the_plain_mean(wire: Any) -> None:
+    """Whatever the format: what drifted apart must not be lost."""
+    run = language_run(streaming=Streaming(fragments=3, tau=1), wire=wire)
     list(run.rounds(2))
     with pytest.raises(ValueError, match=r"call settle\(\) first"):
         run.model(0)
@@ -280,6 +282,51 @@ def test_drop_in_streams_as_the_run_does() -> None:
         for worker, model in enumerate(copies):
             for got, wanted in zip(model.parameters(), run.workers[worker].params, strict=True):
                 torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-11)
+
+
+def test_drop_in_weights_of_a_fragment_are_the_samples_since_it_was_sent() -> None:
+    """By hand: three steps of 1, 3 and 5 against 1 sample each; a step without samples is no error if others had some."""
+    models = [linear(), linear()]
+    diloco = DiLoCo(models, outer=None, sync_every=3, streaming=Streaming(tau=1, alpha=0.0))
+    start = models[0].weight.detach().clone()
+    moved, shares = [0.0, 0.0], []
+    counts = [(0, 0), (3, 1), (5, 1), (1, 1), (1, 1), (2, 6)]
+    expected = start.clone()
+    for step, samples in enumerate(counts):
+        for model, move in zip(models, (1.0, 2.0), strict=True):
+            model.weight.data += move  # type: ignore[operator]
+        diloco.step(samples=samples)
+        moved = [moved[0] + 1, moved[1] + 2]
+        shares.append(samples)
+        if step in (1, 4):
+            total = [sum(share[worker] for share in shares) for worker in (0, 1)]
+            expected += (total[0] * moved[0] + total[1] * moved[1]) / sum(total)
+            shares = []
+        if step in (2, 5):
+            torch.testing.assert_close(models[0].weight.detach(), expected)
+            moved = [0.0, 0.0]
+
+
+def test_drop_in_loaded_while_a_fragment_travels_forgets_it() -> None:
+    def begin() -> tuple[nn.Module, DiLoCo]:
+        model = linear()
+        return model, DiLoCo(model, outer=outer_sgd(0.7, 0.6, True), sync_every=6, streaming=Streaming(tau=4))
+
+    def train(model: nn.Module, diloco: DiLoCo, first: int, last: int) -> None:
+        for step in range(first, last):
+            model.weight.data += step  # type: ignore[operator]
+            diloco.step()
+
+    model, diloco = begin()
+    train(model, diloco, 0, 4)
+    saved = copy.deepcopy((model.state_dict(), diloco.state_dict()))
+    train(model, diloco, 4, 9)
+    other, fresh = begin()
+    for target, loader in ((model, diloco), (other, fresh)):
+        target.load_state_dict(saved[0])
+        loader.load_state_dict(copy.deepcopy(saved[1]))
+        train(target, loader, 4, 8)
+    assert model.weight.equal(other.weight)  # type: ignore[operator]
 
 
 def test_outer_state_in_host_memory_is_the_same() -> None:

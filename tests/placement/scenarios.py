@@ -136,6 +136,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "plain mean": local_sgd,
     "language model": lambda: result(language_model(), 4),
     "streaming": lambda: result(streaming(), 4),
+    "outer state in host memory": lambda: result(streaming(outer_on_host=True), 3),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
 }

@@ -308,7 +308,7 @@ class AdLoCo:
         self.rounds_done, self.samples = state["rounds_done"], state["samples"]
         self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
         self.round_steps, self._events_done = state["round_steps"], state["events_done"]
-        self.pass_limit = state["pass_limit"]
+        self.pass_limit = self._limit_before = state["pass_limit"]
         self.speeds = {int(worker): speed for worker, speed in state["speeds"].items()}
         self._bytes_before = self.placement.bytes_handed() - Bytes(*state["bytes"])
         self._halted.clear()

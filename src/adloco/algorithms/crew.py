@@ -71,12 +71,13 @@ class Crew:
         """Bring each trainer's workers together at their mean if they stand apart. batches: samples per inner step of every worker, as weights."""
         if self.apart:
             for trainer, workers, served in self._served(batches):
-                trainer.outer.average(served.params, served.weights, served.comm, served.residuals)
+                trainer.outer.average(served.params, served.weights, served.comm)
                 trainer.broadcast(workers)
         self.apart = False
 
     def restore(self, trainers: Mapping[int, Trainer], workers: Mapping[str, Mapping[str, object]], apart: bool) -> None:
         """Go on with these trainers and states of workers."""
+        self._syncs.forget()
         self.trainers, self.apart = dict(trainers), apart
         for trainer in self.trainers.values():
             trainer.broadcast(self._here(trainer))

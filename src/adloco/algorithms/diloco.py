@@ -58,12 +58,13 @@ class DiLoCo:
         self._syncs = FragmentSyncs(self._streaming, self.placement)
         first = self._comm.broadcast(self._outer.global_params, source=0, receivers=range(1, self.num_workers))
         copy_all(first, self._outer.global_params)
-        self._samples = [0.0] * len(self.models)
+        self._samples = [[0.0] * len(self.models) for _ in [*self._outer.fragments, self.models]]
+        """Of each model since each fragment was sent, and last since buffers were averaged."""
         self._counted = False
         self._inner_steps = 0
         self._fragment = 0
         """Sent last."""
-        self._sent_weights = self._weights()
+        self._sent_weights: list[float] = []
         for model in self.models:
             copy_all(self._outer.global_params, trainable(model))
 
@@ -74,7 +75,7 @@ class DiLoCo:
         """
         counts = [1.0] * len(self.models) if samples is None else samples
         require(len(counts) == len(self.models), f"samples must have one number for each of {len(self.models)} models, got {len(counts)}")
-        self._samples = [before + count for before, count in zip(self._samples, counts, strict=True)]
+        self._samples = [[before + count for before, count in zip(own, counts, strict=True)] for own in self._samples]
         self._counted = self._counted or samples is not None
         self._inner_steps += 1
         now = (self._inner_steps - 1) % self.sync_every + 1
@@ -83,16 +84,14 @@ class DiLoCo:
                 self._handle(event)
         if now < self.sync_every:
             return False
-        means = self._comm.mean([averaged_buffers(model) for model in self.models], self._weights())
+        means = self._comm.mean([averaged_buffers(model) for model in self.models], self._take_weights(-1))
         for model in self.models:
             copy_all(means, averaged_buffers(model))
-        self._samples = [0.0] * len(self.models)
-        self._counted = False
         return True
 
     def _handle(self, event: SyncEvent) -> None:
         if event.kind == "send":
-            self._fragment, self._sent_weights = event.fragment, self._weights()
+            self._fragment, self._sent_weights = event.fragment, self._take_weights(event.fragment)
         served = Served(
             trainer=0,
             outer=self._outer,
@@ -109,21 +108,24 @@ class DiLoCo:
         return {
             "outer": self._outer.state_dict(),
             "residuals": self._residuals,
-            "samples": list(self._samples),
+            "samples": self._samples,
             "counted": self._counted,
             "inner_steps": self._inner_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._syncs.forget()
         self._outer.load_state_dict(state["outer"])
         for mine, saved in zip(self._residuals, state["residuals"], strict=True):
             copy_all(saved, mine)
         self._samples, self._counted, self._inner_steps = list(state["samples"]), state["counted"], state["inner_steps"]
 
-    def _weights(self) -> list[float]:
+    def _take_weights(self, which: int) -> list[float]:
+        """Shares of the samples counted there, which begins anew."""
+        counts, self._samples[which] = self._samples[which], [0.0] * len(self.models)
         if not self._counted:
             return [1 / self.num_workers] * len(self.models)
-        everyone = self.placement.gather({worker: [count] for worker, count in zip(self._here, self._samples, strict=True)})
+        everyone = self.placement.gather({worker: [count] for worker, count in zip(self._here, counts, strict=True)})
         total = sum(count for (count,) in everyone.values())
         require(total > 0, "samples must not be 0 on every worker for all steps of a round")
-        return [count / total for count in self._samples]
+        return [count / total for count in counts]

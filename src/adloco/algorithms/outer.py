@@ -69,28 +69,22 @@ class OuterStep:
         """Move the fragment's global parameters by a sum that has been transferred. alone: whether one worker is all there is."""
         targets = [self.global_params[place] for place in self.fragments[fragment]]
         if self.optimizer is None:
-            self._adopt(targets, total.result(), alone)
+            for target, result in zip(targets, total.result(), strict=True):
+                if alone:
+                    target.copy_(in_memory_of(result, target))
+                else:
+                    target.sub_(in_memory_of(result, target))
             return
         for parameter, pseudo_gradient in zip(targets, total.result(), strict=True):
             parameter.grad = in_memory_of(pseudo_gradient, parameter)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def average(self, per_worker: PerWorker, weights: Sequence[float], comm: Comm, residuals: PerWorker = ()) -> None:
-        """Make the workers' mean the global parameters, without a step of the optimizer."""
-        for fragment in range(len(self.fragments)):
-            total = self.send(fragment, per_worker, weights, comm, residuals)
-            total.transfer()
-            alone = comm.num_workers == 1 and self.optimizer is None
-            self._adopt([self.global_params[place] for place in self.fragments[fragment]], total.result(), alone)
-
-    @torch.no_grad()
-    def _adopt(self, targets: Sequence[Tensor], results: Sequence[Tensor], alone: bool) -> None:
-        for target, result in zip(targets, results, strict=True):
-            if alone:
-                target.copy_(result)
-            else:
-                target.sub_(in_memory_of(result, target))
+    def average(self, per_worker: PerWorker, weights: Sequence[float], comm: Comm) -> None:
+        """Make the workers' mean, to the digit, the global parameters, without a step of the optimizer."""
+        for fragment in self.fragments:
+            means = comm.mean([[entry[place] for place in fragment] for entry in per_worker], weights)
+            copy_all(means, [self.global_params[place] for place in fragment])
 
     def state_dict(self) -> dict[str, Any]:
         return {"params": list(self.global_params), "optimizer": self.optimizer.state_dict() if self.optimizer else {}}
@@ -133,7 +127,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Copy each source into its target, in place."""
     for source, target in zip(sources, targets, strict=True):
-        target.copy_(scattered(source, target))
+        target.copy_(in_memory_of(scattered(source, target), target))
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

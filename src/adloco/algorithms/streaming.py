@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adloco.algorithms.outer import OuterStep
-from adloco.placement.background import Background
+from adloco.placement.background import Background, side_stream
 from adloco.placement.comm import Comm, Sum
 from adloco.placement.process import Placement
 from adloco.placement.shards import in_memory_of
@@ -44,6 +44,7 @@ class FragmentSyncs:
         self._placement = placement
         self._under_way: list[tuple[Served, Sum]] = []
         self._transfer: Background | None = None
+        self._stream = side_stream(placement.device)
 
     def handle(self, event: SyncEvent, served: Sequence[Served]) -> None:
         """Send or receive a fragment of every trainer that has workers here. Called on all ranks, in the same order."""
@@ -59,7 +60,7 @@ class FragmentSyncs:
         self._handed = self._placement.traffic.between
         if self._streaming.tau > 0:
             self._under_way = [(one, _sent(fragment, one, overlapped=True)) for one in served]
-            self._transfer = Background(self._transfer_all, self._placement.device)
+            self._transfer = Background(self._transfer_all, self._stream)
 
     def _receive(self, fragment: int, served: Sequence[Served]) -> None:
         if self._streaming.tau == 0:
@@ -78,6 +79,12 @@ class FragmentSyncs:
         self._hidden += max(0.0, self._transfer.seconds - (time.monotonic() - waiting))
         for one, total in self._under_way:
             self._step(fragment, one, total)
+        self._under_way, self._transfer = [], None
+
+    def forget(self) -> None:
+        """Let what is under way arrive nowhere. Waits for it, as the others do."""
+        if self._transfer is not None:
+            self._transfer.wait()
         self._under_way, self._transfer = [], None
 
     def take(self) -> dict[int, list[list[float]]]:
@@ -126,7 +133,8 @@ def _sent(fragment: int, one: Served, overlapped: bool) -> Sum:
 
 
 def _mix(parameter: Tensor, arrived: Tensor, own: float) -> None:
+    arrived = in_memory_of(arrived, parameter)
     if own == 0:
         parameter.copy_(arrived)
     else:
-        parameter.lerp_(in_memory_of(arrived, parameter), 1 - own)
+        parameter.lerp_(arrived, 1 - own)

@@ -104,12 +104,12 @@ def _train(run: TrainingRun, console: Console) -> int:
         console.print(f"{run.folder} has spent its budget of {run.recipe.run.tokens:,} tokens already", soft_wrap=True)
     for notice in run.notices:
         console.print(notice, style="bold red", soft_wrap=True)
-    with _interruptible(run) as interrupted, open_view(run, console) as view, _plain_warnings():
+    with _interruptible(run), open_view(run, console) as view, _plain_warnings():
         for record in run.rounds():
             view.show(record)
     if run.recipe.data.streaming and (left_out := run.task.skipped()):
         console.print(left_out, style="bold red", soft_wrap=True)
-    if interrupted and not run.finished:
+    if not run.finished:  # Stopped, here or on another rank.
         console.print(f"stopped and saved; go on with: adloco train --resume {run.folder}", soft_wrap=True)
         return INTERRUPTED
     if not run.placement.first:
@@ -122,7 +122,7 @@ def _train(run: TrainingRun, console: Console) -> int:
 
 
 @contextmanager
-def _interruptible(run: TrainingRun) -> Iterator[list[float]]:
+def _interruptible(run: TrainingRun) -> Iterator[None]:
     """Ctrl+C (or a polite kill) ends the run after the inner step in progress; a second one ends it at once."""
     received: list[float] = []
 
@@ -135,7 +135,7 @@ def _interruptible(run: TrainingRun) -> Iterator[list[float]]:
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

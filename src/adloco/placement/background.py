@@ -7,17 +7,21 @@ from collections.abc import Callable
 import torch
 
 
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream for the transfers of a run, one after another; None where there are no streams."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
 class Background:
     """Runs a function behind the caller's back. What it raises is raised by `wait`."""
 
-    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
+    def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream | None) -> None:
         self.seconds = 0.0
         """That the function has taken, after `wait`."""
         self._function = function
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        if self._stream:
-            self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._stream = stream
+        if stream:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
         self._error: BaseException | None = None
         # A daemon: a process that fails meanwhile must not wait for the others' part of a collective.
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -31,14 +35,18 @@ class Background:
 
     def _run(self) -> None:
         began = time.monotonic()
-        torch.set_num_threads(1)  # Of this thread: workers have the cores.
+        # For this thread, as workers have the cores; put back because threads that begin later start with what was set last.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:
             if self._stream:
-                with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
                     self._function()
                 self._stream.synchronize()
             else:
                 self._function()
         except BaseException as error:
             self._error = error
+        finally:
+            torch.set_num_threads(threads)
         self.seconds = time.monotonic() - began

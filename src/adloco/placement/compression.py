@@ -58,9 +58,9 @@ class CompressedSum:
             values, total = self._sum_up(blocks, self._wire, sharded)
             self.squares.total += total
             self._sums.append(values)
-        self._blocks = []
 
     def result(self) -> list[Tensor]:
+        self._blocks = []  # Not before: on a GPU another stream may still read them.
         results = list(self._like)
         for (sharded, indices), values in zip(self._kinds, self._sums, strict=True):
             rows = sum(map(self._rows, indices))
@@ -78,7 +78,7 @@ class CompressedSum:
             for index, place in places:
                 place.copy_(local(given.origin[index]).to(first.device) - local(entry[index]))
                 if given.residuals:
-                    place.add_(local(given.residuals[worker][index]))
+                    place.add_(local(given.residuals[worker][index]).to(first.device))
             for rows in in_pieces(len(values), self._wire):
                 wanted = values[rows] * weight
                 encoded[worker, rows] = self._wire.encode(wanted)

@@ -44,6 +44,11 @@ def shared_failures(end: Callable[[str], None] | None) -> Iterator[None]:
             watch.join()
 
 
+def report_failure(store: Any, message: str) -> None:
+    """Tell all ranks of a failure, unless another was told before. store: of whoever has started them."""
+    dist.PrefixStore("adloco-0", store).compare_set(KEY, "", message)  # type: ignore[attr-defined]
+
+
 def _connect() -> Any:
     """A connection of one's own to the store at which torchrun (or `start_ranks`) let the ranks meet."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

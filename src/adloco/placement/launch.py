@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from adloco.placement.failures import shared_failures
+from adloco.placement.failures import report_failure, shared_failures
 from adloco.placement.process import OneProcess, Placement
 from adloco.placement.ranks import TIMEOUT, Ranks
 
@@ -139,7 +139,7 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
             # Sessions of their own: the terminal's Ctrl+C reaches this process, which passes it on once.
             environment = os.environ | shared | _numbers(number)
             ranks.append(subprocess.Popen([sys.executable, "-m", "adloco", *words], env=environment, start_new_session=True))
-        code = _wait(ranks)
+        code = _wait(ranks, lambda rank, number: report_failure(store, f"rank {rank} was ended by signal {number}"))
         return INTERRUPTED if code and received else code
     finally:
         for rank in ranks:
@@ -154,12 +154,15 @@ def _numbers(rank: int) -> dict[str, str]:
     return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], on_killed: Callable[[int, int], None]) -> int:
+    """on_killed: given a rank and the signal that ended it, which it could not tell the others itself."""
     first_failure, deadline = 0, float("inf")
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
         codes = [code for code in (rank.poll() for rank in ranks) if code]
         if codes and not first_failure:
             first_failure = codes[0]
+            if first_failure < 0:
+                on_killed(next(number for number, rank in enumerate(ranks) if rank.poll() == first_failure), -first_failure)
             deadline = time.monotonic() + (SAVING_SECONDS if first_failure == INTERRUPTED else FAILING_SECONDS)
         time.sleep(0.05)
     codes = [code for code in (rank.poll() for rank in ranks) if code]

@@ -3,11 +3,13 @@
 Elementwise work (outer step, pseudo-gradients, merges) acts on sharded tensors as on others. Reductions between islands act on the local shards.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -32,22 +34,37 @@ def with_local(shard: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def in_memory_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """The tensor (its shard) where another lives, on a device or in host memory; as it is if it lives there already."""
-    return with_local(local(tensor).to(local(like).device), like=tensor)
+    """The tensor where another of its shape and shards lives, on a device or in host memory; as it is if it lives there already."""
+    return with_local(local(tensor).to(local(like).device), like=like)
 
 
 @torch.no_grad()
 def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool) -> Tensor:
     """Zeros sharded like a tensor, in host memory or where it is."""
     shard = local(tensor)
-    return with_local(torch.zeros_like(shard, dtype=dtype, device="cpu" if to_host else shard.device), like=tensor)
+    return _kept(torch.zeros_like(shard, dtype=dtype, device="cpu" if to_host else shard.device), tensor, to_host)
 
 
 @torch.no_grad()
 def copied(tensor: Tensor, *, to_host: bool) -> Tensor:
     """A copy of the tensor (of its shard), in host memory or where it is."""
     shard = local(tensor).detach()
-    return with_local(shard.to("cpu", copy=True) if to_host else shard.clone(), like=tensor)
+    return _kept(shard.to("cpu", copy=True) if to_host else shard.clone(), tensor, to_host)
+
+
+def _kept(shard: Tensor, like: Tensor, to_host: bool) -> Tensor:
+    if not isinstance(like, DTensor) or not to_host:
+        return with_local(shard, like)
+    return DTensor.from_local(shard, _host_mesh(like.device_mesh), like.placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
+@functools.cache
+def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The same ranks for tensors in host memory, which a sharded tensor on a mesh of GPUs cannot be in."""
+    groups = mesh.get_all_groups()
+    return DeviceMesh.from_group(
+        groups if len(groups) > 1 else groups[0], "cpu", mesh=mesh.mesh if len(groups) > 1 else None, mesh_dim_names=mesh.mesh_dim_names
+    )
 
 
 def scattered(tensor: Tensor, like: Tensor) -> Tensor:

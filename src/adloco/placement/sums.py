@@ -101,7 +101,8 @@ def fill_weighted_sum(
     for block, *rest in zip(*columns, strict=True):
         terms = rest if origin is None else [torch.sub(rest[-1], entry) for entry in rest[:-1]]
         if squares is not None:
-            squares += torch.stack([torch.dot(term, term) * weight**2 for term, weight in zip(terms, weights, strict=True)])
+            norms = [torch.linalg.vector_norm(term, dtype=torch.float64) for term in terms]
+            squares += torch.stack([norm.square() * weight**2 for norm, weight in zip(norms, weights, strict=True)])
         torch.mul(terms[0], weights[0], out=block)
         for term, weight in zip(terms[1:], weights[1:], strict=True):
             block.add_(term, alpha=weight)
