@@ -16,7 +16,7 @@ from adloco.training.checkpoint import list_checkpoints
 from adloco.training.recipe import build_recipe, override, read_values, shipped_recipes
 from adloco.training.records import sync_totals
 from adloco.training.run import TrainingRun
-from tests.problems import SHARED_DATA, needs_shared_data
+from tests.problems import SHARED_DATA, needs_shared_data, without_timings
 
 SHAKESPEARE = SHARED_DATA / "tinyshakespeare" / "input.txt"
 MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
@@ -51,8 +51,6 @@ SUMMARY = {
     "num_parameters",
     "recipe",
 }
-TIMINGS = ("seconds", "tokens_per_second", "memory_bytes", "memory", "workers")
-SYNC_TIMINGS = ("exposed_seconds", "hidden_seconds", "transfer_seconds", "bytes_per_second")
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -61,8 +59,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what depends on the machine."""
-    kept = [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines(folder / "metrics.jsonl")]
-    return [line | {"sync": {key: value for key, value in line["sync"].items() if key not in SYNC_TIMINGS}} for line in kept]
+    return [without_timings(line) for line in lines(folder / "metrics.jsonl")]
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name not in FROM_THE_HUB])
