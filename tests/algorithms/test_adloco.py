@@ -23,6 +23,8 @@ from adloco import (
     SwitchMode,
 )
 from adloco.algorithms.reports import WorkerRound, report_sync
+from adloco.placement.wire import Int4
+from adloco.rules.streaming import Streaming
 from tests.problems import adamw, linear, make_run, outer_sgd, params_of, regression, squared_error
 
 
@@ -63,6 +65,14 @@ def test_syncs_by_hand() -> None:
     assert (sync.bytes, sync.compression_ratio, sync.exposed_seconds, sync.hidden_seconds) == (8, 2, 0.75, 0.1)
     assert (sync.transfer_seconds, sync.bytes_per_second) == (0.5, 16)
     assert report_sync(done, report.trainers, model_bytes=16, islands=1).bytes_per_second is None
+
+
+def test_what_travels_while_training_goes_on_is_counted_with_its_round() -> None:
+    # Weights and bias are a block each, of 4 + 2 bytes. Transfers count in a thread of their own, one trainer after another, at any time.
+    run = make_run(num_trainers=2, wire=Int4(block=4), streaming=Streaming(tau=1), outer=outer_sgd(0.7))
+    for report in run.rounds(20):
+        assert (report.sync.bytes, report.sync.compression_ratio) == (12, 16 / 12)
+    assert report.bytes_communicated == 20 * (12 + 18 * 8)
 
 
 def test_schedule_runs_on_tokens() -> None:

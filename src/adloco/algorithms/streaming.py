@@ -39,6 +39,8 @@ class FragmentSyncs:
     def __init__(self, streaming: Streaming, placement: Placement) -> None:
         self._squares: dict[int, Squares] = {}
         self._bytes = self._transferred = self._hidden = self._exposed = 0.0
+        self._before = 0.0
+        """Bytes handed over when the fragment under way was sent."""
         self._streaming = streaming
         self._placement = placement
         self._under_way: list[tuple[Served, Sum]] = []
@@ -46,7 +48,10 @@ class FragmentSyncs:
 
     def handle(self, event: SyncEvent, served: Sequence[Served]) -> None:
         """Send or receive a fragment of every trainer that has workers here. Called on all ranks, in the same order."""
-        began, before = time.monotonic(), self._placement.traffic.total().between
+        began = time.monotonic()
+        if event.kind == "send":
+            # A transfer counts its bytes in a thread of its own, at any time until it has arrived.
+            self._before = self._placement.traffic.total().between
         if event.kind == "send" and self._streaming.tau > 0:
             self._under_way = [(one, _sent(event.fragment, one, overlapped=True)) for one in served]
             self._transfer = Background(self._transfer_all, self._placement.device)
@@ -55,7 +60,7 @@ class FragmentSyncs:
                 self._step_at_once(event.fragment, served)
             self.arrive(event.fragment)
             self._mix(event.fragment, served)
-        self._bytes += self._placement.traffic.total().between - before
+            self._bytes += self._placement.traffic.total().between - self._before
         self._exposed += time.monotonic() - began
 
     def arrive(self, fragment: int) -> None:
