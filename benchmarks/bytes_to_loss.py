@@ -75,8 +75,8 @@ class Arm:
 
 
 SPREAD = {"method.num_trainers": "1", "method.workers_per_trainer": str(WORKERS), "batch.initial": str(BATCH)}
-# The shipped recipe's two trainers, with two workers each; its norm test (eta = 1.5, up to 64 samples a trainer) and its merge in round 3 as they are,
-# but for the batch, which the merged trainer takes over from both and which only grows: all arms begin with the same, and none goes below it.
+# The shipped recipe's two trainers, with two workers each; its norm test (eta = 1.5, up to 64 samples a trainer) and its merge in round 3 as they
+# are, but for the batch, which the merged trainer takes over from both and which only grows: all arms begin with the same, and none goes below it.
 TRAINERS = {
     "method.num_trainers": "2", "method.workers_per_trainer": "2", "batch.initial": str(BATCH // 2), "batch.grow_only": "true",
     "merge.requested_batch": "sum",

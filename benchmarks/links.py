@@ -64,11 +64,10 @@ class Arm:
 
 
 def wire(name: str) -> tuple[tuple[str, str], ...]:
-    # fp32 is what is sent without the flag.
-    return () if name == "fp32" else (("wire.format", name),)
+    return (("wire.format", name),)
 
 
-OVERLAP = (("streaming.fragments", "4"), ("streaming.tau", "5"))
+OVERLAP = (("streaming.fragments", "4"), ("streaming.tau", "4"))
 FORMATS = ("fp32", "bf16", "int8", "int4", "topk")
 ARMS = {
     "ddp": Arm(recipe="ddp"),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, InnerOptimizer, OuterOptimizer, SwitchMode, TensorSource, place
 from adloco.algorithms.outer import OuterStep, copy_all
-from adloco.placement.ranks import GroupComm
+from adloco.placement.group import GroupComm
 from adloco.placement.testing import run_on_ranks
 from adloco.training.model_sources import LlamaShape
 from adloco.training.models import build_llama

@@ -37,7 +37,7 @@ def main() -> None:
         if diloco.step() and (step + 1) % 100 == 0:
             with torch.no_grad():
                 loss = nn.functional.mse_loss(replicas[0](inputs), targets)
-            between, _ = placement.bytes_handed()
+            between = placement.bytes_handed().between
             if placement.first:
                 print(f"step {step + 1}: loss {loss.item():.3f}, {between / NUM_WORKERS / 1e3:.0f} kB sent per worker")
 

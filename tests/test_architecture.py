@@ -15,9 +15,10 @@ ALLOWED = {
     "cli": {"rules", "placement", "algorithms", "training", "cli"},
 }
 PUBLIC = {
-    "AdLoCo", "AugmentedInnerProductTest", "BatchController", "BatchGuards", "BatchWarmup", "ConstantBatch", "DiLoCo", "InnerOptimizer",
-    "InnerProductTest", "LearningRate", "MergeFates", "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError", "NormTest", "OneProcess",
-    "OuterOptimizer", "RoundReport", "Source", "SpeedShares", "SwitchMode", "TensorSource", "estimate", "group_moments", "place", "process_group",
+    "AdLoCo", "AugmentedInnerProductTest", "BatchController", "BatchGuards", "BatchWarmup", "Bf16", "ConstantBatch", "DiLoCo", "InnerOptimizer",
+    "InnerProductTest", "Int4", "Int8", "LearningRate", "MergeFates", "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError",
+    "NormTest", "OneProcess", "OuterOptimizer", "RoundReport", "Source", "SpeedShares", "Streaming", "SwitchMode", "TensorSource", "TopK",
+    "estimate", "group_moments", "place", "process_group",
 }  # fmt: skip
 
 

@@ -12,12 +12,14 @@ from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.worker import NonFiniteLossError, Source
 from adloco.placement.launch import place, process_group
 from adloco.placement.process import OneProcess
+from adloco.placement.wire import Bf16, Int4, Int8, TopK
 from adloco.rules.balance import SpeedShares
 from adloco.rules.batch import AugmentedInnerProductTest, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.merge import MergeLargestWithSmallest, MergeSmallest
 from adloco.rules.moments import estimate, group_moments
 from adloco.rules.schedule import LearningRate
+from adloco.rules.streaming import Streaming
 from adloco.rules.switch import SwitchMode
 from adloco.training.data.sources import TensorSource
 
@@ -27,10 +29,13 @@ __all__ = [
     "BatchController",
     "BatchGuards",
     "BatchWarmup",
+    "Bf16",
     "ConstantBatch",
     "DiLoCo",
     "InnerOptimizer",
     "InnerProductTest",
+    "Int4",
+    "Int8",
     "LearningRate",
     "MergeFates",
     "MergeLargestWithSmallest",
@@ -42,8 +47,10 @@ __all__ = [
     "RoundReport",
     "Source",
     "SpeedShares",
+    "Streaming",
     "SwitchMode",
     "TensorSource",
+    "TopK",
     "estimate",
     "group_moments",
     "place",

@@ -30,12 +30,12 @@ from tests.problems import adamw, linear, make_run, outer_sgd, params_of, regres
 
 def test_counters_by_hand() -> None:
     # Two trainers of two workers, batches of 6, H = 3: 2 x 6 x 3 samples a round. Four float32 parameters: a worker hands over 16 bytes a sync,
-    # and 18 scalars of 8 bytes (six moments, five seconds, loss, samples, five of the sync). DDP: 16 bytes at each inner step.
+    # and 21 scalars of 8 bytes (six moments, five seconds, loss, samples, five of the sync, three step losses). DDP: 16 bytes at each inner step.
     run = make_run(num_trainers=2, guards=BatchGuards(initial=6), switch=SwitchMode(max_micro_batch=2, mode="always"))
     reports = list(run.rounds(4))
     assert [report.samples for report in reports] == [36, 72, 108, 144]
     assert [(report.round, report.inner_steps, report.syncs) for report in reports] == [(1, 3, 1), (2, 6, 2), (3, 9, 3), (4, 12, 4)]
-    assert [report.bytes_communicated for report in reports] == [160, 320, 480, 640]
+    assert [report.bytes_communicated for report in reports] == [184, 368, 552, 736]
     assert [report.bytes_ddp_equivalent for report in reports] == [48, 96, 144, 192]
     row = reports[0].trainers[1]
     assert (row.trainer, row.workers, row.requested_batch, row.worker_batch, row.micro_batch, row.accumulation_steps, row.trainer_batch) == (
@@ -238,7 +238,7 @@ def test_frozen_parameters_stay_and_send_nothing() -> None:
     report = run.round()
     assert report is not None
     assert run.num_parameters == 3
-    assert report.bytes_communicated == 12 + 144
+    assert report.bytes_communicated == 12 + 168
     assert all(worker.model.bias.equal(linear().bias) for worker in run.workers.values())  # type: ignore[union-attr, operator]
 
 

@@ -152,6 +152,27 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(small: list[str], tmp_path: 
     assert all(worker.inner_step > 0 for worker in resumed.algorithm.workers.values())
 
 
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl c", "kill"])
+def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(signal_number: int, small: list[str], tmp_path: Path) -> None:
+    """Something is under way for 19 of 20 steps. Ctrl+C lets it arrive; a kill goes back to the last checkpoint."""
+    streaming = ["--streaming.fragments", "2", "--streaming.tau", "19", "--wire.format", "topk", "--method.sync_every", "40"]
+    flags = [*small, *streaming, "--run.tokens", "60000", "--run.checkpoint_every", "2", "--ranks", "2"]
+    assert main(["train", "diloco", *flags, "--run.folder", str(tmp_path / "whole")]) == 0
+    process = subprocess.Popen(
+        [*ADLOCO, "train", "diloco", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(tmp_path / "run" / "metrics.jsonl")
+    while len(metrics(tmp_path / "run")) < 3:
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(process.pid if signal_number == signal.SIGINT else int(children[1]), signal_number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0, "the run was over before it could be stopped"
+    assert len(metrics(tmp_path / "run")) < len(metrics(tmp_path / "whole")), err
+    assert main(["train", "--resume", str(tmp_path / "run"), "--ranks", "2"]) == 0
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
 def test_a_polite_kill_of_torchrun_saves(small: list[str], tmp_path: Path) -> None:
     """What SLURM does before the end of a job (examples/slurm.sh)."""
     words = [*TORCHRUN, "-m", "adloco", "train", "ddp", *small, "--run.tokens", "100000000", "--method.sync_every", "2000"]

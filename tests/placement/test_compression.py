@@ -1,5 +1,7 @@
 """Pseudo-gradients in a wire format: against the formats themselves, across ranks bit for bit, and what error feedback keeps."""
 
+import itertools
+import random
 from typing import Any
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from adloco.algorithms.outer import OuterStep
+from adloco.placement import sums
 from adloco.placement.comm import Comm, LocalComm
 from adloco.placement.compression import Contributions
 from adloco.placement.launch import place
@@ -39,14 +43,14 @@ def in_format(values: Tensor, wire: WireFormat) -> Tensor:
 
 def by_hand(origin: list[Tensor], params: list[list[Tensor]], weights: list[float], wire: WireFormat, residuals: list[list[Tensor]]) -> list[Tensor]:
     """The definition, tensor by tensor; residuals change in place."""
-    sums = [torch.zeros(tensor.shape) for tensor in origin]
+    added = [torch.zeros(tensor.shape) for tensor in origin]
     for worker, weight in enumerate(weights):
         for index, tensor in enumerate(origin):
             wanted = tensor - params[worker][index] + residuals[worker][index]
             sent = in_format(wanted * weight, wire)
-            sums[index] += sent
+            added[index] += sent
             residuals[worker][index] = (wanted - sent / weight) * wire.error_feedback
-    return [in_format(total, wire) for total in sums] if wire.sums_in_blocks else sums
+    return [in_format(total, wire) for total in added] if wire.sums_in_blocks else added
 
 
 def summed(comm: Comm, origin: list[Tensor], params: list[list[Tensor]], weights: list[float], wire: WireFormat, residuals: Any) -> Any:
@@ -64,9 +68,9 @@ def test_equals_the_definition(wire: WireFormat) -> None:
     origin, params, weights = problem(3)
     mine, theirs = zeros(3) if wire.error_feedback else [], zeros(3)
     for _ in range(3):
-        sums, squares = summed(LocalComm(3, Traffic()), origin, params, weights, wire, mine)
+        total, squares = summed(LocalComm(3, Traffic()), origin, params, weights, wire, mine)
         expected = by_hand(origin, params, weights, wire, theirs)
-        for got, wanted in zip(sums, expected, strict=True):
+        for got, wanted in zip(total, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=0)
         for own, other in zip(mine, theirs, strict=False):
             for got, wanted in zip(own, other, strict=True):
@@ -83,8 +87,8 @@ def test_error_feedback_loses_nothing() -> None:
     origin, params, weights = problem(2)
     residuals, sent = zeros(2), [torch.zeros(shape) for shape in SHAPES]
     for _ in range(20):
-        sums, _ = summed(LocalComm(2, Traffic()), origin, params, weights, wire, residuals)
-        sent = [before + now for before, now in zip(sent, sums, strict=True)]
+        total, _ = summed(LocalComm(2, Traffic()), origin, params, weights, wire, residuals)
+        sent = [before + now for before, now in zip(sent, total, strict=True)]
     for index, tensor in enumerate(origin):
         kept = sum(weight * own[index] for weight, own in zip(weights, residuals, strict=True))
         wanted = 20 * sum(weight * (tensor - own[index]) for weight, own in zip(weights, params, strict=True))
@@ -114,9 +118,9 @@ def test_bytes_are_those_of_the_blocks(wire: WireFormat) -> None:
 def test_a_worker_alone_sends_nothing_and_loses_nothing() -> None:
     origin, params, _ = problem(1)
     traffic = Traffic()
-    sums, _ = summed(LocalComm(1, traffic), origin, params, [1.0], Int4(), [])
+    total, _ = summed(LocalComm(1, traffic), origin, params, [1.0], Int4(), [])
     assert traffic.between == 0
-    for got, start, own in zip(sums, origin, params[0], strict=True):
+    for got, start, own in zip(total, origin, params[0], strict=True):
         assert got.equal(start - own)
 
 
@@ -132,10 +136,10 @@ def on_ranks(names: list[str], workers: int) -> dict[str, Any]:
         before, squares = placement.bytes_handed(), []
         for _ in range(2):
             own = [params[worker] for worker in here]
-            sums, seen = summed(placement.comm(range(workers)), origin, own, [weights[worker] for worker in here], wire, residuals)
+            total, seen = summed(placement.comm(range(workers)), origin, own, [weights[worker] for worker in here], wire, residuals)
             squares.append((seen.wanted, seen.sent, seen.error, seen.total))
         handed = placement.bytes_handed() - before
-        results[name] = {"sums": sums, "squares": squares, "residuals": residuals, "bytes": (handed.between, handed.sent)}
+        results[name] = {"sums": total, "squares": squares, "residuals": residuals, "bytes": (handed.between, handed.sent)}
     return results
 
 
@@ -155,6 +159,41 @@ def test_the_same_bits_on_all_ranks_and_in_one_process(ranks: int, workers: int)
                 assert [value for result in everyone for value in result[name]["squares"][turn][part]] == alone[name]["squares"][turn][part]
             total = sum(result[name]["squares"][turn][3] for result in everyone)
             assert total == pytest.approx(alone[name]["squares"][turn][3], rel=1e-6), "parts add up to the norm of the sum"
+
+
+def random_buckets(seeds: int) -> list[str]:
+    """Syncs of random sizes, empty and scalar tensors included, cut into random fragments, sent in pieces of random caps; what was wrong with any."""
+    problems = []
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        sums.PIECE, sums.BLOCK = rng.choice([1, 10, 100, 10_000]), rng.choice([1, 7, 64, 1 << 16])
+        shapes = [rng.choice([(), (0,), (1,), (rng.randint(2, 300),), (rng.randint(1, 20), rng.randint(1, 20))]) for _ in range(rng.randint(1, 10))]
+        workers = rng.randint(dist.get_world_size(), 5)
+        placement = place(workers)
+        generator = torch.Generator().manual_seed(seed)
+        start = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        params = [[torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes] for _ in range(workers)]
+        weights = [1 / workers] * workers
+        order = rng.sample(range(len(shapes)), len(shapes))
+        cuts = sorted(rng.choices(range(len(shapes) + 1), k=rng.randint(0, 3)))
+        fragments = [order[a:b] for a, b in itertools.pairwise([0, *cuts, len(shapes)])]
+        for wire in (None, Int8(block=rng.choice([1, 3, 32])), TopK(chunk=rng.choice([2, 64]), density=0.5)):
+            outer = OuterStep(start, None, fragments=fragments, wire=wire)
+            here = placement.local(range(workers))
+            outer.step([params[worker] for worker in here], weights[: len(here)], placement.comm(range(workers)))
+            for index, moved in enumerate(outer.global_params):
+                own = [[given[index].float()] for given in params]
+                rounded = by_hand([start[index].float()], own, weights, wire, [[torch.zeros(shapes[index])] for _ in own]) if wire else []
+                exact = sum(weight * given[index] for weight, given in zip(weights, params, strict=True))
+                expected = start[index] - rounded[0].double() if wire else exact
+                if not torch.allclose(moved, expected, rtol=1e-5, atol=1e-5):
+                    problems.append(f"seed {seed}, {wire}, tensor {index} of {shapes[index]}: {(moved - expected).abs().max()}")
+    return problems
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_any_sizes_in_any_buckets(ranks: int) -> None:
+    assert run_on_ranks(random_buckets, ranks, 25) == [[]] * ranks
 
 
 def handed_to_collectives() -> list[int]:

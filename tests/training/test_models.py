@@ -134,7 +134,7 @@ def test_pretrained_weights_come_only_when_asked_for(tmp_path: Path) -> None:
     trained: Any = build_llama(TINY, 16, 9)
     trained.save_pretrained(tmp_path)
     asked = NamedModel(name=str(tmp_path), pretrained=True)
-    loaded = builder(asked.config(16), weights=asked.weights)()
+    loaded = builder(asked.config(16), weights=asked.weights).whole()
     assert all(a.equal(b) for a, b in zip(loaded.parameters(), trained.parameters(), strict=True))
     shape = NamedModel(name=str(tmp_path), pretrained=False)
     assert shape.weights == ""
@@ -197,7 +197,7 @@ def test_weights_that_lack_a_part_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lack 9 tensors of the model, model.layers.2.* for one; leave its sizes as they are"):
         builder(longer.config(16), weights=longer.weights)()
     two = NamedModel(name=str(tmp_path / "two"), pretrained=True)
-    classifier: Any = builder(two.config(16), "AutoModelForSequenceClassification", weights=two.weights)()
+    classifier: Any = builder(two.config(16), "AutoModelForSequenceClassification", weights=two.weights).whole()
     classifier.save_pretrained(tmp_path / "classifier")
     headless = NamedModel(name=str(tmp_path / "classifier"), pretrained=True)
     with pytest.raises(ValueError, match="lack 1 tensors of the model, lm_head.weight for one"):

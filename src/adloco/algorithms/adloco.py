@@ -230,7 +230,6 @@ class AdLoCo:
         self.rounds_done += 1
         self.inner_steps += self.round_steps
         self.syncs += any(len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
-        steps = tuple(self.placement.collect(step_losses(list(self.workers.values()), tasks)))
         trainers = []
         for trainer in self.trainers.values():
             mine = [done[worker] for worker in trainer.worker_ids]
@@ -264,7 +263,7 @@ class AdLoCo:
             trainers=tuple(trainers),
             workers=report_workers(tasks, done),
             merges=(merge,) if merge else (),
-            steps=steps,
+            steps=step_losses(tasks, done),
         )
 
     def _bytes_handed(self) -> Bytes:

@@ -37,27 +37,32 @@ class WorkerRound:
     transfer_seconds: float
     """That fragments travelled, hidden or not."""
     moments: Moments
+    losses: tuple[float, ...]
+    """Of its inner steps."""
 
     @staticmethod
     def of(worker: Worker, turns: float) -> "WorkerRound":
         # Every inner step of a round has the same batch.
         loss_sum = sum(worker.losses) / len(worker.losses) * worker.round_samples
         busy = worker.busy_seconds
-        return WorkerRound.from_numbers([busy, busy * turns, loss_sum, worker.round_samples, *worker.sync, *worker.moments.to_numbers()])
+        return WorkerRound.from_numbers(
+            [busy, busy * turns, loss_sum, worker.round_samples, *worker.sync, *worker.moments.to_numbers(), *worker.losses]
+        )
 
     def to_numbers(self) -> list[float]:
         """The float64 scalars that cross the network."""
         own = [getattr(self, name) for name in SCALARS]
-        return [*own, *self.moments.to_numbers()]
+        return [*own, *self.moments.to_numbers(), *self.losses]
 
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> "WorkerRound":
-        own = dict(zip(SCALARS, numbers, strict=False))
-        return WorkerRound(**own, moments=Moments.from_numbers(numbers[len(SCALARS) :]))
+        own, rest = dict(zip(SCALARS, numbers, strict=False)), numbers[len(SCALARS) :]
+        size = len(fields(Moments))
+        return WorkerRound(**own, moments=Moments.from_numbers(rest[:size]), losses=tuple(rest[size:]))
 
 
-SCALARS = [field.name for field in fields(WorkerRound)][:-1]
-"""Its fields in the order in which they cross; the moments come last."""
+SCALARS = [field.name for field in fields(WorkerRound)][:-2]
+"""Its fields in the order in which they cross; the moments come after them, and the losses last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,22 +173,22 @@ class RoundReport:
     workers: tuple[WorkerReport, ...]
     merges: tuple[Merge, ...]
     steps: tuple[StepLoss, ...]
-    """Step losses of all workers (in processes other than the first, of those that live there)."""
+    """Step losses of all workers."""
 
 
-def step_losses(workers: Sequence[Worker], tasks: Mapping[int, RoundTask]) -> list[StepLoss]:
+def step_losses(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]) -> tuple[StepLoss, ...]:
     """Losses of all inner steps of the round, by worker."""
-    return [
+    return tuple(
         StepLoss(
-            trainer=tasks[worker.id].trainer,
-            worker=worker.id,
-            inner_step=tasks[worker.id].first_step + step + 1,
+            trainer=tasks[worker].trainer,
+            worker=worker,
+            inner_step=tasks[worker].first_step + step + 1,
             loss=loss,
-            samples=tasks[worker.id].plan.worker_batch,
+            samples=tasks[worker].plan.worker_batch,
         )
-        for worker in workers
-        for step, loss in enumerate(worker.losses)
-    ]
+        for worker, row in done.items()
+        for step, loss in enumerate(row.losses)
+    )
 
 
 def report_workers(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]) -> tuple[WorkerReport, ...]:

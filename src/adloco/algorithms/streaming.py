@@ -38,9 +38,8 @@ class FragmentSyncs:
 
     def __init__(self, streaming: Streaming, placement: Placement) -> None:
         self._squares: dict[int, Squares] = {}
+        self._handed = 0
         self._bytes = self._transferred = self._hidden = self._exposed = 0.0
-        self._before = 0.0
-        """Bytes handed over when the fragment under way was sent."""
         self._streaming = streaming
         self._placement = placement
         self._under_way: list[tuple[Served, Sum]] = []
@@ -50,18 +49,24 @@ class FragmentSyncs:
         """Send or receive a fragment of every trainer that has workers here. Called on all ranks, in the same order."""
         began = time.monotonic()
         if event.kind == "send":
-            # A transfer counts its bytes in a thread of its own, at any time until it has arrived.
-            self._before = self._placement.traffic.total().between
-        if event.kind == "send" and self._streaming.tau > 0:
-            self._under_way = [(one, _sent(event.fragment, one, overlapped=True)) for one in served]
-            self._transfer = Background(self._transfer_all, self._placement.device)
-        elif event.kind == "receive":
-            if self._streaming.tau == 0:
-                self._step_at_once(event.fragment, served)
-            self.arrive(event.fragment)
-            self._mix(event.fragment, served)
-            self._bytes += self._placement.traffic.total().between - self._before
+            self._send(event.fragment, served)
+        else:
+            self._receive(event.fragment, served)
         self._exposed += time.monotonic() - began
+
+    def _send(self, fragment: int, served: Sequence[Served]) -> None:
+        # Until it arrives nothing else is handed to other workers.
+        self._handed = self._placement.traffic.between
+        if self._streaming.tau > 0:
+            self._under_way = [(one, _sent(fragment, one, overlapped=True)) for one in served]
+            self._transfer = Background(self._transfer_all, self._placement.device)
+
+    def _receive(self, fragment: int, served: Sequence[Served]) -> None:
+        if self._streaming.tau == 0:
+            self._step_at_once(fragment, served)
+        self.arrive(fragment)
+        self._mix(fragment, served)
+        self._bytes += self._placement.traffic.between - self._handed
 
     def arrive(self, fragment: int) -> None:
         """Move the global parameters by a fragment that is under way, if one is. Workers take it up when they receive it."""

@@ -53,7 +53,11 @@ class NonFiniteLossError(RuntimeError):
 
 
 class OutOfMemoryError(RuntimeError):
-    """Memory ran out where the step could not be repeated with smaller micro-batches."""
+    """Memory ran out where the step could not be repeated with smaller micro-batches. pass_limit: the largest ones to try next; 0: none are left."""
+
+    def __init__(self, message: str, pass_limit: int = 0) -> None:
+        super().__init__(message)
+        self.pass_limit = pass_limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +187,8 @@ class Worker:
                 if plan.ranks > 1 or self.pass_limit == 0:
                     # The other ranks of the island are in the middle of the step: it cannot be repeated.
                     advice = f"set switch.pass_limit {self.pass_limit}" if self.pass_limit else "one sample does not fit: see adloco probe"
-                    raise OutOfMemoryError(f"memory ran out with micro-batches of {plan.micro_batch} on {self._settings.device}; {advice}") from error
+                    where = f"with micro-batches of {plan.micro_batch} on {self._settings.device}"
+                    raise OutOfMemoryError(f"memory ran out {where}; {advice}", self.pass_limit) from error
             # Here, where the error no longer holds what it was raised from.
             self._drop_gradients()
             copy_all(statistics, [*self.buffers, *self.counters])

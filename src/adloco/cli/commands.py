@@ -29,9 +29,11 @@ from adloco.training.export import export as export_trained
 from adloco.training.model_sources import is_causal
 from adloco.training.recipe import Recipe, build_recipe, override, read_values
 from adloco.training.recipe_text import to_toml
+from adloco.training.records import Records
 from adloco.training.report import write_report
 from adloco.training.run import TrainingRun
 from adloco.training.settings import RunSettings
+from adloco.training.start import new_folder
 from adloco.training.stored import resumed_recipe, run_folder
 from adloco.training.tasks.language_model import generate as generate_tokens
 from adloco.training.trackers import TrackerWarning
@@ -57,7 +59,7 @@ def train(words: Sequence[str]) -> int:
         return resumed_recipe(known.resume, settings) if known.resume else build_recipe(override(read_values(known.recipe or "adloco"), settings))
 
     if known.ranks != 1 and num_ranks() == 1:
-        return on_ranks(known.ranks, recipe(), ["train", *words])
+        return _train_on_ranks(known.ranks, recipe(), words, known.resume)
     console = Console(highlight=False, quiet=this_rank() != 0)
     with process_group(end_rank):
         with console.status("reading and tokenising text, building models ..."):
@@ -65,6 +67,21 @@ def train(words: Sequence[str]) -> int:
                 TrainingRun.resume(known.resume, settings) if known.resume else TrainingRun.create(recipe())
             )  # Here, so that a bad one on one rank ends all.
         return _train(run, console)
+
+
+def _train_on_ranks(count: int, recipe: Recipe, words: Sequence[str], resumed: Path | None) -> int:
+    """Train in that many processes, which start again, from the newest checkpoint, where memory ran out on ranks that could not repeat the step."""
+    folder = resumed or new_folder(recipe)
+    records = Records(folder)
+    limit = records.pass_limit()
+    code = on_ranks(count, recipe, ["train", *words] if resumed else ["train", *words, "--run.folder", str(folder)])
+    # What a new run was given stands in its folder; a resumed one is given again what is not.
+    again = ["train", *words] if resumed else ["train", "--resume", str(folder)]
+    while code not in (0, INTERRUPTED) and records.pass_limit() != limit:
+        limit = records.pass_limit()
+        print(f"adloco: the ranks start again from the newest checkpoint, with micro-batches of at most {limit}", file=sys.stderr, flush=True)
+        code = start_ranks(count, again)
+    return code
 
 
 def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:

@@ -153,7 +153,7 @@ def wire_name(run: TrainingRun) -> str:
 
 def _event_texts(record: Record) -> list[str]:
     limit = record["pass_limit"]
-    ran_out = [f"round {record['round']}: memory ran out; the step was repeated, with micro-batches of at most {limit} from here on"] if limit else []
+    ran_out = [f"round {record['round']}: memory ran out; from here on with micro-batches of at most {limit}"] if limit else []
     return ran_out + [
         f"round {record['round']}: trainer {', '.join(map(str, merge['absorbed']))} merged into trainer {merge['survivor']}, weights "
         + ", ".join(f"{trainer}: {weight:.2f}" for trainer, weight in merge["weights"].items())

@@ -4,14 +4,14 @@ Each tensor is cut into blocks of its own (of sharded ones, each rank's shard), 
 fragment it belongs to, nor on the placement as long as shards are whole blocks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from adloco.placement.shards import local, with_local
-from adloco.placement.sums import PerWorker, Squares, kinds
+from adloco.placement.sums import PIECE, PerWorker, Squares, kinds
 from adloco.placement.wire import WireFormat
 
 BlockSum = Callable[[Tensor, WireFormat, bool], tuple[Tensor, float]]
@@ -72,25 +72,25 @@ class CompressedSum:
         """(workers, rows, block_bytes) of these tensors; the residuals become what is left."""
         first = local(self._like[indices[0]])
         values = torch.zeros(sum(map(self._rows, indices)), self._wire.block, dtype=torch.float32, device=first.device)  # Padding stays zero.
-        encoded = []
+        encoded = torch.empty(len(given.weights), len(values), self._wire.block_bytes, dtype=torch.uint8, device=first.device)
+        places = self._places(values, indices)
         for worker, (entry, weight) in enumerate(zip(given.per_worker, given.weights, strict=True)):
-            places = self._places(values, indices)
             for index, place in places:
                 place.copy_(local(given.origin[index]).to(first.device) - local(entry[index]))
                 if given.residuals:
                     place.add_(local(given.residuals[worker][index]))
-            wanted = values * weight
-            blocks = self._wire.encode(wanted)
-            sent = self._wire.decode(blocks)
-            if counted:
-                self._count(worker, wanted, sent)
+            for rows in in_pieces(len(values), self._wire):
+                wanted = values[rows] * weight
+                encoded[worker, rows] = self._wire.encode(wanted)
+                sent = self._wire.decode(encoded[worker, rows])
+                if counted:
+                    self._count(worker, wanted, sent)
+                if given.residuals and weight:  # A worker without weight has sent nothing, and keeps all.
+                    values[rows] -= sent / weight
             if given.residuals:
-                # A worker without weight has sent nothing, and keeps all.
-                left = values - sent / weight if weight else values
-                for (index, _), (_, part) in zip(places, self._places(left, indices), strict=True):
-                    local(given.residuals[worker][index]).copy_(part * self._wire.error_feedback)
-            encoded.append(blocks)
-        return torch.stack(encoded)
+                for index, place in places:
+                    local(given.residuals[worker][index]).copy_(place * self._wire.error_feedback)
+        return encoded
 
     def _count(self, worker: int, wanted: Tensor, sent: Tensor) -> None:
         for squares, tensor in ((self.squares.wanted, wanted), (self.squares.sent, sent), (self.squares.error, wanted - sent)):
@@ -109,9 +109,16 @@ class CompressedSum:
 def add_decoded(blocks: Tensor, wire: WireFormat) -> Tensor:
     """Sum of workers' blocks, (workers, rows, block_bytes), as float32 (rows, block), in the order of the workers: the same on every placement."""
     total = torch.zeros(blocks.shape[1], wire.block, dtype=torch.float32, device=blocks.device)
-    for one in blocks:
-        total += wire.decode(one)
+    for rows in in_pieces(len(total), wire):
+        for one in blocks:
+            total[rows] += wire.decode(one[rows])
     return total
+
+
+def in_pieces(rows: int, wire: WireFormat) -> Iterator[slice]:
+    """Rows of blocks, as many at once as fit in the cache: a format works on a million values in a third of the time per value of ten million."""
+    size = max(1, PIECE // wire.block)
+    return (slice(begin, begin + size) for begin in range(0, rows, size))
 
 
 def square(tensor: Tensor) -> float:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adloco.placement.blocks import Fill, blocks, fill_whole
 from adloco.placement.gradients import GradientSums, incoming_gradients, squared_norm, squares, trainable
+from adloco.placement.memory import trim_host_memory
 from adloco.placement.traffic import Traffic, num_bytes
 
 
@@ -165,6 +166,7 @@ class Sharded(_OnIsland):
             if fill:
                 fill(model, part)
             fully_shard(part, mesh=over)
+            trim_host_memory()  # Of the whole part: 834 MiB at most with this, 1,050 without (305M parameters, 2 shards).
         super().__init__(model, mesh, group, traffic)
         self.forward: Callable[..., Any] = torch.compile(model) if compile else model
         self._model: FSDPModule = model  # type: ignore[assignment]  # fully_shard changes the class in place.

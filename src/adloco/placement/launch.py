@@ -116,7 +116,7 @@ def _check_agreement(mine: dict[str, str]) -> None:
 
 
 def start_ranks(count: int, words: Sequence[str]) -> int:
-    """Run `python -m adloco WORDS` on that many ranks of this machine and return the exit code of the first that fails, or 0.
+    """Run `python -m adloco WORDS` on that many ranks of this machine and return the exit code of the first that fails, or 0; INTERRUPTED if it was.
 
     Ctrl+C reaches every rank once; ranks that outlive a failed one are ended. No rank outlives this call.
     """
@@ -125,8 +125,10 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     shared = meeting | {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     ranks: list[subprocess.Popen[bytes]] = []
+    received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
@@ -137,7 +139,8 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
             # Sessions of their own: the terminal's Ctrl+C reaches this process, which passes it on once.
             environment = os.environ | shared | _numbers(number)
             ranks.append(subprocess.Popen([sys.executable, "-m", "adloco", *words], env=environment, start_new_session=True))
-        return _wait(ranks)
+        code = _wait(ranks)
+        return INTERRUPTED if code and received else code
     finally:
         for rank in ranks:
             if rank.poll() is None:

@@ -18,6 +18,12 @@ def free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    elif sys.platform == "linux":
+    else:
+        trim_host_memory()
+
+
+def trim_host_memory() -> None:
+    """Give the system back what the C library keeps of freed host memory."""
+    if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # Other C libraries than glibc keep nothing, or cannot be asked.
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,12 +1,13 @@
 """Building a run's model, from scratch or with trained weights.
 
-From scratch, a model is built without memory and filled part by part, so that a rank that shards it never holds the whole. The draws of a part depend
-on the seed and the part's name alone: the same on every placement.
+A model is built without memory and filled part by part, so that a rank that shards it never holds the whole. From scratch, the draws of a part depend
+on the seed and the part's name alone: the same on every placement. Trained weights are read part by part too, where `training.weights` finds them.
 """
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ import torch
 from torch import nn
 
 from adloco.algorithms.dropout import mixed_seed, recomputed_alike
-from adloco.placement.blocks import fill_whole
+from adloco.placement.blocks import Fill, fill_whole
 from adloco.rules.checks import require
 from adloco.training.model_sources import Head, LlamaShape, ModelOptions, is_causal
+from adloco.training.weights import StoredWeights, find_weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBuilder:
-    """Builds a run's model. Calling it gives one without memory (on the meta device), to be filled, or one with its trained weights."""
+    """Builds a run's model. Calling it gives one without memory (on the meta device), to be filled by `filling`, or whole, where that is None."""
 
     config: Any
     head: Head
@@ -31,24 +33,46 @@ class ModelBuilder:
     weights: str = ""
 
     def __call__(self) -> nn.Module:
-        import transformers
-
-        auto, dtype = getattr(transformers, self.head), {"fp32": torch.float32, "bf16": torch.bfloat16}[self.options.dtype]
-        if self.weights:
-            model = self._pretrained(auto, dtype)
-        else:
-            try:
-                with torch.device("meta"):
-                    model = auto.from_config(self.config, dtype=dtype, trust_remote_code=False)
-            except Exception as error:  # Sizes that do not go together, types without this head: in the library's own words, a paragraph or more.
-                reason = " ".join(str(error).split())[:160]
-                raise ValueError(f"no {self.head} of a {self.config.model_type} can be built with these sizes ({reason}); see model.name") from error
+        model = self._whole_from_library() if self.stored.only_whole else self._empty()
         if self.options.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": recomputed_alike})
         built: nn.Module = model
         return built
 
-    def _pretrained(self, auto: Any, dtype: torch.dtype) -> Any:
+    @property
+    def filling(self) -> Fill | None:
+        """Gives memory and values to a part of the model that a call has built; None where it has them."""
+        return None if self.stored.only_whole else self.fill
+
+    @cached_property
+    def stored(self) -> StoredWeights:
+        """Where the trained weights are; nowhere for a model from scratch."""
+        return find_weights(self.weights, self._empty(), self._must_be_there, self._dtype) if self.weights else StoredWeights()
+
+    @property
+    def _auto(self) -> Any:
+        import transformers
+
+        return getattr(transformers, self.head)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.options.dtype]
+
+    def _empty(self) -> Any:
+        try:
+            with torch.device("meta"):
+                return self._auto.from_config(self.config, dtype=self._dtype, trust_remote_code=False)
+        except Exception as error:  # Sizes that do not go together, types without this head: in the library's own words, a paragraph or more.
+            reason = " ".join(str(error).split())[:160]
+            raise ValueError(f"no {self.head} of a {self.config.model_type} can be built with these sizes ({reason}); see model.name") from error
+
+    def _must_be_there(self, name: str, base: str) -> bool:
+        """Whether trained weights without this tensor are refused: a new head is drawn, a body must be there. base: the body's name."""
+        return "pooler" not in name and (is_causal(self.head) or name.startswith(f"{base}."))
+
+    def _whole_from_library(self) -> Any:
+        auto, dtype = self._auto, self._dtype
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)  # For a new head, drawn alike on all ranks.
             try:
@@ -56,40 +80,45 @@ class ModelBuilder:
             except Exception as error:
                 advice = "give a folder with weights or a hub name that can be reached, leave its sizes as they are, or set model.pretrained false"
                 raise ValueError(f"the weights of model.name {self.weights!r} could not be loaded ({type(error).__name__}); {advice}") from error
-        # A new head is drawn; a body must be there.
-        body = [key for key in report["missing_keys"] if is_causal(self.head) or key.startswith(f"{model.base_model_prefix}.")]
-        missing = sorted(key for key in body if "pooler" not in key)
+        missing = sorted(key for key in report["missing_keys"] if self._must_be_there(key, model.base_model_prefix))
         rest = f"{len(missing)} tensors of the model, {missing[0]} for one" if missing else ""
         require(not missing, f"the weights of model.name {self.weights!r} lack {rest}; leave its sizes as they are, or set model.pretrained false")
         return model
 
     def fill(self, model: Any, part: nn.Module) -> None:
-        """Give memory on the CPU and drawn values to a part of a model, or to what is left of the whole."""
+        """Give memory on the CPU, and values as stored or drawn, to a part of a model, or to what is left of the whole."""
+        from transformers.initialization import guard_torch_init_functions
+
         name = next(name for name, module in model.named_modules() if module is part)
         fresh = {module for module in part.modules() if any(tensor.is_meta for tensor in _own_tensors(module))}
         for module in fresh:
             module.to_empty(device="cpu", recurse=False)
             for tensor in _own_tensors(module):
                 tensor.data.fill_(_undrawn(tensor))
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(mixed_seed(self.seed, name))
-            _draw(model, part, fresh)
-        if not all(_is_drawn(tensor) for module in fresh for tensor in _own_tensors(module)):
-            raise ValueError(f"a {self.config.model_type} leaves weights undrawn (in {name or 'its root'}); it can only start from trained weights")
+        held = self.stored.read(model, fresh)
+        for tensor in held:
+            tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # So that the library leaves it as it is.
+        to_draw = {module for module in fresh if not held.issuperset(_own_tensors(module))}
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), guard_torch_init_functions():
+            # A new head on a trained body is drawn as from_pretrained draws it.
+            torch.manual_seed(self.seed if self.weights else mixed_seed(self.seed, name))
+            _draw(model, part, to_draw)
+        if not all(_is_drawn(tensor) for module in to_draw for tensor in _own_tensors(module) if tensor not in held):
+            advice = "and its trained weights lack them" if self.weights else "it can only start from trained weights"
+            raise ValueError(f"a {self.config.model_type} leaves weights undrawn (in {name or 'its root'}); {advice}")
         if part is model:
             model.tie_weights()  # type: ignore[operator]  # Filling gave each user of a tied weight its own.
 
     def whole(self) -> nn.Module:
         """A model with memory and values, on the CPU."""
         model: nn.Module = self()
-        if not self.weights:
-            fill_whole(model, self.fill)
+        if self.filling:
+            fill_whole(model, self.filling)
         return model
 
     def num_parameters(self) -> int:
         """Counted without memory."""
-        model: nn.Module = replace(self, weights="")()
-        return sum(parameter.numel() for parameter in model.parameters())
+        return sum(parameter.numel() for parameter in self._empty().parameters())
 
     def num_bytes(self) -> int:
         """Of all parameters."""

@@ -44,6 +44,12 @@ class Probe:
     cached: bool
 
 
+def outer_copies(recipe: Recipe, device: torch.device) -> int:
+    """Models that the trainers' outer steps keep on the device."""
+    elsewhere = recipe.outer_memory.on_host and device.type != "cpu"
+    return 0 if elsewhere else OUTER_COPIES * recipe.method.num_trainers
+
+
 def probe(recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None, *, again: bool = False) -> Probe:
     """The largest micro-batch of a recipe; from the cache if it was found before for the same model, shape and device, unless `again`."""
     file = Path(recipe.data.cache).expanduser() / "probes" / f"{_key(recipe, builder, placement, precision)}.json"
@@ -54,7 +60,7 @@ def probe(recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placemen
     together = int(placement.largest(len(placement.local(range(num_workers)))))
     # What decides whether a step is run must be the same on all ranks, or some would wait for the others.
     free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
-    outer = OUTER_COPIES * recipe.method.num_trainers * builder.num_bytes() // placement.shards
+    outer = outer_copies(recipe, placement.device) * builder.num_bytes() // placement.shards
     held = recipe.memory.gib - free / 2**30
     require(free > 0, f"memory.gib {recipe.memory.gib} is less than the {held:.1f} GiB that this process holds already; raise it")
     budget = int((recipe.memory.fraction * free - outer) / together)
@@ -82,7 +88,8 @@ def _key(recipe: Recipe, builder: ModelBuilder, placement: Placement, precision:
     device = placement.device
     about = [
         builder.config.to_dict(), asdict(builder.options), to_values(recipe)["task"], recipe.data.tokenizer, recipe.data.context_tokens,
-        asdict(recipe.inner), asdict(recipe.method), asdict(recipe.memory), recipe.batch.needs_moments, recipe.batch.needs_inner_products,
+        asdict(recipe.inner), asdict(recipe.method), asdict(recipe.memory), asdict(recipe.outer_memory), recipe.feedback,
+        recipe.batch.needs_moments, recipe.batch.needs_inner_products,
         recipe.guards.maximum, recipe.run.compile, str(precision), placement.num_ranks, placement.ranks_per_worker, placement.shards,
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type, metadata.version("torch"),
     ]  # fmt: skip
@@ -103,7 +110,7 @@ class _Stepper:
             seed=recipe.run.seed, device=self._device, error_feedback=recipe.feedback, on_host=recipe.outer_memory.on_host,
         )  # fmt: skip
         model = builder()
-        engine = placement.engine(model, recipe.run.compile, None if builder.weights else builder.fill)
+        engine = placement.engine(model, recipe.run.compile, builder.filling)
         self._worker = Worker(0, model, recipe.inner, settings, engine)
         # A round begins with a step on which statistics are taken, in smaller pieces but perhaps with a second copy of the gradients.
         self._steps = 2 if recipe.batch.needs_moments else 1

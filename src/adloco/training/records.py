@@ -1,4 +1,6 @@
-"""The files of a run folder that grow with it: metrics.jsonl (a line per round) and steps.jsonl (a line per inner step of each worker)."""
+"""The files of a run folder that grow with it: metrics.jsonl (a line per round), steps.jsonl (a line per inner step of each worker) and
+out_of_memory.jsonl (a line where memory ran out in a step that could not be repeated).
+"""
 
 import json
 import math
@@ -10,7 +12,7 @@ from typing import Any
 from adloco.algorithms.reports import RoundReport
 from adloco.training.memory import Usage
 
-METRICS, STEPS = "metrics.jsonl", "steps.jsonl"
+METRICS, STEPS, OUT_OF_MEMORY = "metrics.jsonl", "steps.jsonl", "out_of_memory.jsonl"
 Record = dict[str, Any]
 """One line of metrics.jsonl; docs/run-folder.md lists its fields."""
 
@@ -129,7 +131,7 @@ def sync_totals(records: Sequence[Record]) -> SyncTotals:
 
 
 class Records:
-    """Appends to metrics.jsonl and steps.jsonl."""
+    """Appends to these files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -142,6 +144,14 @@ class Records:
     def read(self) -> list[Record]:
         """All lines of metrics.jsonl."""
         return list(_lines(self.folder / METRICS))
+
+    def add_out_of_memory(self, rounds: int, message: str, pass_limit: int) -> None:
+        """By whichever rank it was, for whoever goes on with the run: a line is appended at once, so that ranks do not disturb one another."""
+        _append(self.folder / OUT_OF_MEMORY, [{"rounds_done": rounds, "message": message, "pass_limit": pass_limit}])
+
+    def pass_limit(self) -> int:
+        """The largest micro-batch that is left to try since memory ran out; 0 if it never did where a step could not be repeated."""
+        return min((line["pass_limit"] for line in _lines(self.folder / OUT_OF_MEMORY)), default=0)
 
     def cut(self, rounds: int) -> None:
         """Forget what was recorded after this many rounds: a resumed run writes it again."""

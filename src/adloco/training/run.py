@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,19 @@ from filelock import FileLock, Timeout
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.algorithms.reports import RoundReport
-from adloco.algorithms.worker import NonFiniteLossError
+from adloco.algorithms.worker import NonFiniteLossError, OutOfMemoryError
 from adloco.placement.process import Placement
 from adloco.rules.checks import require
 from adloco.training import checkpoint
 from adloco.training.environment import choose_precision, describe_environment, rng_state, set_rng_state
 from adloco.training.memory import Memory, memory_snapshot, snapshot_file
 from adloco.training.models import save_config
-from adloco.training.probe import OUTER_COPIES, probe
+from adloco.training.probe import outer_copies, probe
 from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import named_settings, to_toml
 from adloco.training.records import Record, Records, round_record, summarise, write_json
 from adloco.training.report import write_report
-from adloco.training.start import model_builder, open_task, place_workers, with_reachable_data
+from adloco.training.start import model_builder, new_folder, open_task, place_workers, read_whole, with_reachable_data
 from adloco.training.stored import (
     CHECKPOINTS,
     MODEL,
@@ -72,7 +71,7 @@ class TrainingRun:
         self._trackers = Trackers(recipe.run.tracker_names if placement.first else [], folder)
         self.task = open_task(recipe, stored, placement)
         self._precision = choose_precision(recipe.run.precision, self.device)
-        self._builder = model_builder(recipe, self.task, stored)
+        self._builder = model_builder(recipe, self.task, stored, placement)
         method = recipe.method
         self._source = self.task.train_source(
             method.num_trainers * method.workers_per_trainer, recipe.run.seed, recipe.guards.initial * method.num_trainers
@@ -90,6 +89,7 @@ class TrainingRun:
             problem = self.task.problem(first.model, self.device)
             first.engine.after_evaluation()
             require(not problem, problem)
+        self._new_limit = 0
         self._seconds_before = 0.0
         self._started = time.monotonic()
 
@@ -97,14 +97,15 @@ class TrainingRun:
     def create(recipe: Recipe) -> "TrainingRun":
         """A new run; its folder is made once everything else stands."""
         placement = place_workers(recipe)
-        folder = placement.agree(Path(recipe.run.folder or f"runs/{recipe.run.name}-{datetime.now():%Y%m%d-%H%M%S}"))
+        folder = placement.agree(new_folder(recipe))
         advice = "use another --run.folder, or go on with it by adloco train --resume"
         require(not placement.agree(folder.exists()), f"run folder {str(folder)!r} exists already; {advice} {folder}")
         total = recipe.learning_rate.total_tokens or recipe.run.tokens
         recipe, notice = with_reachable_data(recipe, placement)
         recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total))
         run = TrainingRun(recipe, folder, placement)
-        run.notices += [text for text in (notice, "" if recipe.data.streaming else run.task.skipped()) if text]
+        skipped = "" if recipe.data.streaming else run.task.skipped()
+        run.notices += [text for text in (notice, skipped, read_whole(run._builder, placement)) if text]
         if placement.first:
             run._write_folder()
         run._save()
@@ -129,12 +130,18 @@ class TrainingRun:
         run = TrainingRun(stored.recipe, folder, place_workers(stored.recipe), stored)
         check_corpus(stored, run.task)
         run.algorithm.load_state_dict(stored.algorithm)
+        run._take_limit(run.placement.agree(run.records.pass_limit()))
         set_rng_state(stored.about["rng"], run.device)
         run._seconds_before = stored.about["seconds"]
         if run.placement.first:
             run.records.cut(run.algorithm.rounds_done)
         run.history = run.placement.agree(run.records.read())
         return run
+
+    def _take_limit(self, limit: int) -> None:
+        """Go on with smaller micro-batches if memory has run out since the checkpoint, on ranks that could not repeat the step."""
+        if 0 < limit < (self.algorithm.pass_limit or math.inf):
+            self.algorithm.pass_limit = self._new_limit = limit
 
     def rounds(self) -> Iterator[Record]:
         """Train until the budget is spent or `stop` is called; yields each round's line of metrics.jsonl, written already."""
@@ -177,6 +184,8 @@ class TrainingRun:
                 return
             if self.finished:
                 self.algorithm.settle()  # Should the round have come out larger than foreseen.
+            report = replace(report, pass_limit=report.pass_limit or self._new_limit)
+            self._new_limit = 0
             trained = (self.algorithm.samples - samples) * self.recipe.data.context_tokens
             record = self._record(report, tokens_per_second=trained / (time.monotonic() - before))
             if self.placement.first:
@@ -194,6 +203,11 @@ class TrainingRun:
             return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
             raise NonFiniteLossError(f"{error}; the last good checkpoint is {checkpoint.newest(self.folder / CHECKPOINTS)}") from error
+        except OutOfMemoryError as error:
+            if error.pass_limit == 0 or not self.folder.is_dir():  # A rank on another machine may not see the folder.
+                raise
+            self.records.add_out_of_memory(self.algorithm.rounds_done, str(error), error.pass_limit)
+            raise OutOfMemoryError(f"{error}, as adloco train --resume {self.folder} does", error.pass_limit) from error
 
     def stop(self) -> None:
         """End after the inner steps in progress and save; `resume` goes on from there."""
@@ -220,7 +234,8 @@ class TrainingRun:
         parameters = self._builder.num_parameters()
         method = self.recipe.method
         workers = len(self.placement.local(range(method.num_trainers * method.workers_per_trainer)))
-        needed = self._builder.num_bytes() * (COPIES_PER_WORKER * workers + OUTER_COPIES * method.num_trainers) // self.placement.shards
+        copies = (COPIES_PER_WORKER + self.recipe.feedback) * workers + outer_copies(self.recipe, self.device)
+        needed = self._builder.num_bytes() * copies // self.placement.shards
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         require(
             needed <= memory,
@@ -233,7 +248,7 @@ class TrainingRun:
         torch.manual_seed(recipe.run.seed)  # For models that draw while they compute.
         return AdLoCo(
             build_model=self._builder,
-            fill=None if self._builder.weights else self._builder.fill,
+            fill=self._builder.filling,
             loss_fn=self.task.loss,
             data=self._source,
             inner=recipe.inner,

@@ -1,7 +1,9 @@
-"""What a run needs before its first round: where its workers live, its task with the data, its model, and the micro-batch that fits."""
+"""What a run needs before its first round: its folder, where its workers live, its task with the data, its model, and the micro-batch that fits."""
 
 from dataclasses import replace
+from datetime import datetime
 from importlib import metadata
+from pathlib import Path
 
 from adloco.placement.launch import place
 from adloco.placement.process import Placement
@@ -13,6 +15,11 @@ from adloco.training.probe import Probe, probe
 from adloco.training.recipe import Recipe
 from adloco.training.stored import MODEL, StoredRun, shared_settings
 from adloco.training.tasks.task import Task
+
+
+def new_folder(recipe: Recipe) -> Path:
+    """Where a new run of the recipe lives."""
+    return Path(recipe.run.folder or f"runs/{recipe.run.name}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def place_workers(recipe: Recipe) -> Placement:
@@ -41,7 +48,7 @@ def find_micro_batch(recipe: Recipe, *, again: bool) -> tuple[Probe, str]:
     recipe, notice = with_reachable_data(recipe, placement)
     task = open_task(recipe, None, placement)
     precision = choose_precision(recipe.run.precision, placement.device)
-    return probe(recipe, task, model_builder(recipe, task, None), placement, precision, again=again), notice
+    return probe(recipe, task, model_builder(recipe, task, None, placement), placement, precision, again=again), notice
 
 
 def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
@@ -58,7 +65,7 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     return task
 
 
-def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None) -> ModelBuilder:
+def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None, placement: Placement) -> ModelBuilder:
     """What builds the run's model; of a stored run from the configuration in its folder, without trained weights: the checkpoint has its own."""
     config = task.configure(load_config(stored.folder / MODEL) if stored else recipe.model.config(task.tokenizer.vocab_size))
     require(
@@ -66,4 +73,13 @@ def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None) -> Model
         f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got {config.vocab_size}",
     )
     weights = "" if stored else recipe.model.weights
-    return ModelBuilder(config=config, head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed, weights=weights)
+    builder = ModelBuilder(config=config, head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed, weights=weights)
+    digest = builder.stored.digest()  # Each rank reads its own files.
+    require(digest == placement.agree(digest), "the weights of model.name differ between ranks; give all of them the same")
+    return builder
+
+
+def read_whole(builder: ModelBuilder, placement: Placement) -> str:
+    """The sentence where trained weights pass whole through the memory of ranks that hold shards; empty if they do not."""
+    reason = builder.stored.only_whole if placement.shards > 1 else ""
+    return f"the weights of model.name {builder.weights!r} are read whole on each rank before they are sharded: {reason}" if reason else ""

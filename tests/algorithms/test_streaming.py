@@ -1,0 +1,297 @@
+"""Streaming: its limits, a second implementation in a few lines, bytes, merges, resuming, and what a wire format does to a run."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adloco import AdLoCo, BatchGuards, DiLoCo, MergeSmallest, NonFiniteLossError, NormTest, OneProcess, SwitchMode
+from adloco.placement.blocks import layers
+from adloco.placement.wire import Int4, Int8, TopK
+from adloco.rules.streaming import Streaming
+from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, params_of, tokens
+
+
+def language_run(**changes: Any) -> AdLoCo:
+    settings: dict[str, Any] = {
+        "build_model": BlockLM, "loss_fn": next_token, "data": tokens(2000, 4), "inner": adamw(0.01), "outer": outer_sgd(0.7, 0.6, True),
+        "sync_every": 6, "workers_per_trainer": 2, "guards": BatchGuards(initial=9), "switch": SwitchMode(max_micro_batch=3, mode="always"),
+    }  # fmt: skip
+    return make_run(**settings | changes)
+
+
+def test_layers_of_a_model() -> None:
+    """Repeated blocks, and what stands outside them; tied weights at their first place."""
+    assert layers(BlockLM()) == [[0], [1, 2], [3, 4]]
+    assert layers(linear()) == [[0, 1]]
+    assert layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))) == [[0, 1], [2, 3]]
+    frozen = BlockLM()
+    frozen.embedding.weight.requires_grad_(False)
+    assert layers(frozen) == [[0, 1], [2, 3]]
+
+
+def test_one_fragment_without_overlap_is_the_plain_outer_step() -> None:
+    plain, streaming = language_run(), language_run(streaming=Streaming(fragments=1, tau=0, alpha=0.5))
+    for one, other in zip(plain.rounds(4), streaming.rounds(4), strict=True):
+        assert one == other
+    assert params_of(plain).equal(params_of(streaming))
+
+
+def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int]) -> tuple[Tensor, list[Tensor]]:
+    """Streaming DiLoCo of two workers, written down as the paper has it; global parameters and each worker's."""
+    data, models = tokens(2000, 4), [BlockLM(), BlockLM()]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
+    params = [list(model.parameters()) for model in models]
+    state = [tensor.detach().clone() for tensor in params[0]]
+    velocity: list[Tensor | None] = [None] * len(state)
+    position, travelling = [0, 0], {}
+    weights = [share / sum(shares) for share in shares]
+    fragments = streaming.cut([[0], [1, 2], [3, 4]])
+    for _ in range(rounds):
+        for step in range(7):
+            for event in streaming.events(6):
+                if event.step != step:
+                    continue
+                for place in fragments[event.fragment]:
+                    if event.kind == "send":
+                        travelling[place] = sum(w * (state[place] - own[place].detach()) for w, own in zip(weights, params, strict=True))
+                        continue
+                    gradient = travelling.pop(place)
+                    before = velocity[place]
+                    velocity[place] = gradient.clone() if before is None else 0.6 * before + gradient
+                    state[place] = state[place] - 0.7 * (gradient + 0.6 * velocity[place])
+                    for own in params:
+                        kept = streaming.alpha if streaming.tau else 0.0
+                        own[place].data.copy_(kept * own[place].data + (1 - kept) * state[place])
+            if step == 6:
+                break
+            for worker, share in enumerate(shares):
+                optimizers[worker].zero_grad()
+                next_token(models[worker], data.read(worker, position[worker], share)).backward()
+                optimizers[worker].step()
+                position[worker] += share
+    return torch.cat([tensor.flatten() for tensor in state]), [torch.cat([tensor.detach().flatten() for tensor in own]) for own in params]
+
+
+@pytest.mark.parametrize(
+    "streaming",
+    [
+        Streaming(fragments=3), Streaming(fragments=2, tau=2, alpha=0.5), Streaming(fragments=3, tau=1, alpha=0.0, pattern="sequential"),
+        Streaming(fragments=1, tau=5, alpha=0.25),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
+    """With unequal batches: nine samples over two workers."""
+    run = language_run(streaming=streaming)
+    list(run.rounds(3))
+    state, workers = by_hand(3, streaming, (5, 4))
+    torch.testing.assert_close(params_of(run), state, rtol=1e-10, atol=1e-12)
+    for worker, expected in enumerate(workers):
+        own = torch.cat([tensor.detach().flatten() for tensor in run.workers[worker].params])
+        torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_settling_is_the_plain_mean() -> None:
+    run = language_run(streaming=Streaming(fragments=3, tau=1))
+    list(run.rounds(2))
+    with pytest.raises(ValueError, match=r"call settle\(\) first"):
+        run.model(0)
+    own = [torch.cat([tensor.detach().flatten() for tensor in worker.params]) for worker in run.workers.values()]
+    run.settle()
+    mean = (5 * own[0] + 4 * own[1]) / 9
+    torch.testing.assert_close(params_of(run), mean, rtol=1e-10, atol=1e-12)
+    for worker in run.workers.values():
+        assert torch.cat([tensor.detach().flatten() for tensor in worker.params]).equal(params_of(run))
+    before = params_of(run)
+    run.settle()
+    assert params_of(run).equal(before)
+    run.model(0)
+
+
+def test_the_last_round_settles() -> None:
+    run = language_run(streaming=Streaming(fragments=3, tau=1))
+    run.round()
+    run.round(4, last=True)
+    run.model(0)
+
+
+def test_evaluation_is_at_the_global_parameters() -> None:
+    run = language_run(streaming=Streaming(fragments=3, tau=1))
+    list(run.rounds(2))
+    own = copy.deepcopy([worker.params for worker in run.workers.values()])
+
+    def share(model: nn.Module, part: int, parts: int) -> list[float]:
+        return [float(sum(parameter.double().sum() for parameter in model.parameters())), 1.0]
+
+    assert run.evaluate(share)[0][0] == pytest.approx(float(params_of(run).sum()))
+    for before, worker in zip(own, run.workers.values(), strict=True):
+        assert all(a.equal(b) for a, b in zip(before, worker.params, strict=True)), "workers go on from where they stood"
+
+
+def test_a_merge_finds_all_at_their_trainers_parameters() -> None:
+    run = language_run(
+        num_trainers=2, workers_per_trainer=2, streaming=Streaming(fragments=3, tau=1), batch=NormTest(eta=0.9),
+        guards=BatchGuards(initial=9, minimum=8, maximum=40), merge=MergeSmallest(count=2, every=2, first_round=2),
+    )  # fmt: skip
+    first, second = run.rounds(2)
+    assert second.merges and not first.merges
+    assert list(run.trainers) == [second.merges[0].survivor]
+    (trainer,) = run.trainers.values()
+    for worker in run.workers.values():
+        assert all(a.equal(b) for a, b in zip(worker.params, trainer.outer.global_params, strict=True))
+    list(run.rounds(2))
+
+
+@pytest.mark.parametrize("wire", [None, Int4(block=8), TopK(chunk=16, density=0.25)], ids=["fp32", "int4", "topk"])
+@pytest.mark.parametrize("step", [1, 4, 6, 7, 9, 15])
+def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
+    """The residuals, what has been mixed in and what the workers have drifted included; also while a fragment travels."""
+    settings = {"streaming": Streaming(fragments=2, tau=2), "wire": wire}
+    whole, first, second = language_run(**settings), language_run(**settings), language_run(**settings)
+    expected = list(whole.rounds(4))
+    reads = 0
+    read = first.workers[0]._settings.data.read
+
+    def stop_there(stream: int, position: int, count: int) -> Any:
+        nonlocal reads
+        reads += stream == 0
+        if reads == 2 * step:  # Two micro-batches a step.
+            first.stop()
+        return read(stream, position, count)
+
+    first.workers[0]._settings.data.read = stop_there  # type: ignore[method-assign]
+    reports = list(first.rounds(4))
+    assert len(reports) < 4
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    reports += list(second.rounds(4 - len(reports)))
+    assert [report.trainers for report in reports] == [report.trainers for report in expected]
+    assert [report.sync for report in reports] == [report.sync for report in expected]
+    assert params_of(second).equal(params_of(whole))
+    for worker, other in zip(second.workers.values(), whole.workers.values(), strict=True):
+        assert all(a.equal(b) for a, b in zip([*worker.params, *worker.residuals], [*other.params, *other.residuals], strict=True))
+
+
+def test_bytes_and_compression_of_a_round() -> None:
+    # Five tensors of 35, 25, 5, 25, 5 float64: 760 bytes. In int8 blocks of 16: 3 + 2 + 1 + 2 + 1 blocks of 16 + 4 bytes: 180.
+    plain = next(language_run().rounds(1)).sync
+    assert (plain.bytes, plain.compression_ratio) == (760, 1.0)
+    for streaming in (None, Streaming(fragments=3, tau=1)):
+        sync = next(language_run(wire=Int8(block=16), streaming=streaming).rounds(1)).sync
+        assert (sync.bytes, sync.compression_ratio) == (180, 760 / 180)
+    alone = next(language_run(wire=Int8(block=16), workers_per_trainer=1).rounds(1))
+    assert (alone.sync.bytes, alone.sync.compression_ratio) == (0, None)
+    assert alone.trainers[0].cosine_similarity is None and alone.trainers[0].wire_error is None
+
+
+def test_cosine_and_error_of_a_round() -> None:
+    """Against the workers' own differences, seen just before the sync."""
+    for wire, bound in ((None, 0.0), (Int4(block=8), 0.35)):
+        run = language_run(wire=wire, workers_per_trainer=3, guards=BatchGuards(initial=10), data=tokens(2000, 4))
+        start = params_of(run)
+        ends: dict[int, Tensor] = {}
+        for worker in run.workers.values():
+            check = worker._check_finite
+
+            def remember(task: Any, worker: Any = worker, check: Any = check, ends: Any = ends) -> None:
+                ends[worker.id] = torch.cat([tensor.detach().flatten().clone() for tensor in worker.params])
+                check(task)
+
+            worker._check_finite = remember  # type: ignore[method-assign]
+        report = next(run.rounds(1)).trainers[0]
+        weights = [0.4, 0.3, 0.3]
+        moves = [weight * (start - ends[worker]) for worker, weight in enumerate(weights)]
+        pairs = [(0, 1), (0, 2), (1, 2)]
+        norms = [float(moves[a].norm() * moves[b].norm()) for a, b in pairs]
+        cosines = [float(nn.functional.cosine_similarity(moves[a], moves[b], dim=0)) for a, b in pairs]
+        expected = sum(norm * cosine for norm, cosine in zip(norms, cosines, strict=True)) / sum(norms)
+        assert report.cosine_similarity == pytest.approx(expected, rel=1e-6 if wire is None else 0.1)
+        assert report.wire_error == 0 if wire is None else 0.01 < report.wire_error < bound  # type: ignore[operator]
+
+
+def test_int4_trains_as_fp32_does() -> None:
+    losses = [list(language_run(wire=wire).rounds(30))[-1].train_loss for wire in (None, Int4(), TopK(chunk=16, density=0.25))]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert losses[2] == pytest.approx(losses[0], rel=0.05)
+
+
+@pytest.mark.parametrize("streaming", [None, Streaming(fragments=2, tau=2)], ids=["plain", "streaming"])
+def test_what_is_not_finite_is_named_and_reaches_nobody(streaming: Streaming | None) -> None:
+    run = language_run(wire=Int4(), streaming=streaming)
+    list(run.rounds(1))
+    before = params_of(run)
+    take = run.workers[1].optimizers[0].step
+
+    def poison(*arguments: Any) -> None:
+        take(*arguments)
+        run.workers[1].params[3].data[0, 1] = float("inf")
+        for parameter in run.workers[1].params:
+            parameter.grad = None
+
+    run.workers[1].optimizers[0].step = poison  # type: ignore[method-assign]
+    with pytest.raises(NonFiniteLossError, match=r"trainer 0, worker 1, inner step \d"):
+        run.round(1 if streaming is None else None)
+    assert params_of(run).equal(before)
+    assert all(bool(tensor.isfinite().all()) for tensor in run.workers[0].params)
+
+
+def test_huge_parameters_count_as_infinite() -> None:
+    """Their difference would overflow."""
+    run = make_run(sync_every=1)
+    run.workers[0].params[0].data.fill_(2e37)
+    run.workers[0]._settings.data.read = lambda stream, position, count: (torch.zeros(count, 3), torch.zeros(count))  # type: ignore[method-assign]
+    with pytest.raises(NonFiniteLossError, match="parameter weight is not finite in trainer 0, worker 0, inner step 1"):
+        run.round()
+
+
+def test_drop_in_streams_as_the_run_does() -> None:
+    streaming, wire = Streaming(fragments=2, tau=1, alpha=0.5), TopK(chunk=16, density=0.25)
+    settings: dict[str, Any] = {"outer": outer_sgd(0.7, 0.6, True), "sync_every": 6, "streaming": streaming, "wire": wire}
+    run = language_run(**settings, guards=BatchGuards(initial=8))
+    list(run.rounds(3))
+
+    def loop(diloco: DiLoCo, models: list[nn.Module], optimizers: list[torch.optim.Optimizer], first: int, last: int) -> None:
+        data = tokens(2000, 4)
+        for step in range(first, last):
+            for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                optimizer.zero_grad()
+                batch = data.read(worker, 4 * step, 4)
+                loss = sum(next_token(model, batch[part : part + 2]) * 0.5 for part in (0, 2))
+                loss.backward()  # type: ignore[union-attr]
+                optimizer.step()
+            diloco.step()
+
+    for stop in (18, 5, 6, 8, 12, 15):
+        models: list[nn.Module] = [BlockLM(), BlockLM()]
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
+        diloco = DiLoCo(models, **settings)
+        loop(diloco, models, optimizers, 0, stop)
+        state = copy.deepcopy(diloco.state_dict())
+        diloco = DiLoCo(copies := copy.deepcopy(models), **settings)
+        for mine, saved in zip(copies, models, strict=True):
+            mine.load_state_dict(saved.state_dict())
+        others = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in copies]
+        for optimizer, saved in zip(others, optimizers, strict=True):
+            optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
+        diloco.load_state_dict(state)
+        loop(diloco, copies, others, stop, 18)
+        for worker, model in enumerate(copies):
+            for got, wanted in zip(model.parameters(), run.workers[worker].params, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-11)
+
+
+def test_outer_state_in_host_memory_is_the_same() -> None:
+    plain, host = language_run(), language_run(outer_on_host=True)
+    assert list(plain.rounds(3)) == list(host.rounds(3))
+    assert params_of(plain).equal(params_of(host))
+
+
+def test_small_problem_with_threads() -> None:
+    """Fragments travel on a thread while workers train on others."""
+    one = make_run(workers_per_trainer=4, streaming=Streaming(tau=2), placement=OneProcess(threads=1))
+    many = make_run(workers_per_trainer=4, streaming=Streaming(tau=2), placement=OneProcess(threads=4))
+    list(one.rounds(5))
+    list(many.rounds(5))
+    assert params_of(one).equal(params_of(many))

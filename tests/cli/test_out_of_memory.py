@@ -1,0 +1,97 @@
+"""Memory runs out on one rank of an island: `adloco train --ranks N` starts the ranks again, from the newest checkpoint, with smaller passes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL_RANK = """
+import os
+
+if os.environ.get("RANK") == "1":
+    import torch
+    import adloco.training.tasks.language_model as tasks
+
+    plain, calls = tasks.next_token_loss, 0
+
+    def loss(model, ids):
+        global calls
+        calls += torch.is_grad_enabled()
+        if torch.is_grad_enabled() and (len(ids) > LARGE and calls > 25 or LARGE >= len(ids) > FITS and calls > 3):
+            raise torch.OutOfMemoryError("no memory left")
+        return plain(model, ids)
+
+    tasks.next_token_loss = loss
+"""
+"""Rank 1 runs out in step 26 of the first attempt, and in step 2 of the one with half the micro-batch."""
+
+
+def train(words: list[str], startup: Path | None = None) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(startup or ""), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    return subprocess.run([sys.executable, "-m", "adloco", "train", *words], capture_output=True, text=True, timeout=240, env=environment)
+
+
+def small_rank(folder: Path, *, large: int, fits: int) -> Path:
+    """A folder for PYTHONPATH with which the passes of rank 1 run out of memory."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SMALL_RANK.replace("LARGE", str(large)).replace("FITS", str(fits)))
+    return folder
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def learned(line: dict[str, Any]) -> list[Any]:
+    """What a round did: exact, as the same passes were made in the same order."""
+    first = line["trainers"][0]
+    return [line["round"], line["tokens"], line["train_loss"], first["requested_batch"], first["trainer_batch"], first["micro_batch"]]
+
+
+FLAGS = ["ddp", "--batch.initial", "16", "--run.keep_checkpoints", "9", "--ranks", "2"]
+
+
+@pytest.mark.parametrize(
+    ("island", "limits"),
+    [([], (4, 2)), (["--placement.shard_size", "2", "--placement.replica_size", "1"], (4,))],
+    ids=["replicas, twice", "shards"],
+)
+def test_an_island_goes_on_with_smaller_micro_batches(island: list[str], limits: tuple[int, ...], small: list[str], tmp_path: Path) -> None:
+    run, other, fits = tmp_path / "run", tmp_path / "other", limits[-1]
+    done = train([*FLAGS, *small, *island], small_rank(tmp_path / "startup", large=4, fits=fits))
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("adloco: the ranks start again")]
+    assert said == [f"adloco: the ranks start again from the newest checkpoint, with micro-batches of at most {limit}" for limit in limits]
+    assert f"set switch.pass_limit 4, as adloco train --resume {run} does" in done.stderr
+    assert "Traceback" not in done.stderr
+    lines = metrics(run)
+    assert [line["round"] for line in lines] == list(range(1, 9))
+    assert lines[-1]["tokens"] >= 16_000
+    assert [line["pass_limit"] for line in lines] == [0, 0, 0, 0, 0, fits, 0, 0], "round 6 was the first after the checkpoint"
+    assert [line["trainers"][0]["micro_batch"] for line in lines] == [8] * 5 + [fits] * 3
+    assert {line["trainers"][0]["trainer_batch"] for line in lines} == {16}, "the batch is what it was"
+
+    # The same from that checkpoint on, with the limit as a setting.
+    shutil.copytree(run, other)
+    (other / "out_of_memory.jsonl").unlink()
+    for checkpoint in (other / "checkpoints").iterdir():
+        if not checkpoint.name.startswith(("round-000000", "round-000005")):
+            shutil.rmtree(checkpoint)
+    done = train(["--resume", str(other), "--switch.pass_limit", str(fits), "--ranks", "2"])
+    assert done.returncode == 0, done.stderr
+    assert [learned(line) for line in metrics(other)] == [learned(line) for line in lines]
+    # It evaluates with other numbers of windows at once.
+    assert [line["val_loss"] for line in metrics(other)] == pytest.approx([line["val_loss"] for line in lines], rel=1e-6)
+
+
+def test_one_sample_that_does_not_fit_ends_the_run(small: list[str], tmp_path: Path) -> None:
+    done = train([*FLAGS, *small, "--switch.pass_limit", "1"], small_rank(tmp_path / "startup", large=4, fits=0))
+    assert done.returncode == 2
+    assert "memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco probe" in done.stderr
+    assert "start again" not in done.stderr
