@@ -72,7 +72,7 @@ def test_what_travels_while_training_goes_on_is_counted_with_its_round() -> None
     run = make_run(num_trainers=2, wire=Int4(block=4), streaming=Streaming(tau=1), outer=outer_sgd(0.7))
     for report in run.rounds(20):
         assert (report.sync.bytes, report.sync.compression_ratio) == (12, 16 / 12)
-    assert report.bytes_communicated == 20 * (12 + 18 * 8)
+    assert report.bytes_communicated == 20 * (12 + (18 + 3) * 8)
 
 
 def test_schedule_runs_on_tokens() -> None:
