@@ -111,3 +111,10 @@ def make_run(**changes: Any) -> AdLoCo:
 def params_of(run: AdLoCo, trainer: int = 0) -> Tensor:
     """Global parameters of a trainer, flat."""
     return torch.cat([parameter.detach().flatten().clone() for parameter in run.trainers[trainer].outer.global_params])
+
+
+def without_timings(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of metrics.jsonl without what depends on the machine."""
+    of_the_machine = ("seconds", "tokens_per_second", "memory_bytes", "memory", "workers", "sync")
+    decided = {key: value for key, value in line.items() if key not in of_the_machine}
+    return decided | {"sync": {key: line["sync"][key] for key in ("bytes", "compression_ratio")}}

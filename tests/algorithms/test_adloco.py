@@ -22,6 +22,9 @@ from adloco import (
     OuterOptimizer,
     SwitchMode,
 )
+from adloco.algorithms.reports import WorkerRound, report_sync
+from adloco.placement.wire import Int4
+from adloco.rules.streaming import Streaming
 from tests.problems import adamw, linear, make_run, outer_sgd, params_of, regression, squared_error
 
 
@@ -49,6 +52,27 @@ def test_counters_by_hand() -> None:
     assert [(step.trainer, step.worker, step.inner_step) for step in steps[:4]] == [(0, 0, 4), (0, 0, 5), (0, 0, 6), (0, 1, 4)]
     losses = [step.loss for step in steps if step.trainer == 1]
     assert reports[1].trainers[1].train_loss == pytest.approx(sum(losses) / 6)
+
+
+def test_syncs_by_hand() -> None:
+    # Two trainers of two workers, 16 bytes of parameters each. Each worker has handed over 8 bytes, half of them: a ratio of 2. The slowest transfer
+    # took 0.5 seconds: 8 / 0.5 = 16 bytes per second, if there is a link at all.
+    run = make_run(num_trainers=2, guards=BatchGuards(initial=6))
+    (report,) = run.rounds(1)
+    assert (report.sync.bytes, report.sync.compression_ratio, report.sync.bytes_per_second) == (16, 1, None)
+    done = {worker: WorkerRound.from_numbers([0.0] * 8 + [8.0, 0.25 * worker, 0.1, 0.125 * (worker + 1), *[0.0] * 6]) for worker in range(4)}
+    sync = report_sync(done, report.trainers, model_bytes=16, islands=2)
+    assert (sync.bytes, sync.compression_ratio, sync.exposed_seconds, sync.hidden_seconds) == (8, 2, 0.75, 0.1)
+    assert (sync.transfer_seconds, sync.bytes_per_second) == (0.5, 16)
+    assert report_sync(done, report.trainers, model_bytes=16, islands=1).bytes_per_second is None
+
+
+def test_what_travels_while_training_goes_on_is_counted_with_its_round() -> None:
+    # Weights and bias are a block each, of 4 + 2 bytes. Transfers count in a thread of their own, one trainer after another, at any time.
+    run = make_run(num_trainers=2, wire=Int4(block=4), streaming=Streaming(tau=1), outer=outer_sgd(0.7))
+    for report in run.rounds(20):
+        assert (report.sync.bytes, report.sync.compression_ratio) == (12, 16 / 12)
+    assert report.bytes_communicated == 20 * (12 + (18 + 3) * 8)
 
 
 def test_schedule_runs_on_tokens() -> None:

@@ -18,6 +18,7 @@ from adloco.cli.main import main
 from adloco.placement.testing import run_on_ranks
 from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.run import TrainingRun
+from tests.problems import without_timings
 
 ADLOCO = [sys.executable, "-m", "adloco"]
 TORCHRUN = [
@@ -37,11 +38,7 @@ FLAGS = ["--method.num_trainers", "3", "--merge.first_round", "2", "--merge.ever
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in line.items() if key not in ("seconds", "tokens_per_second", "memory_bytes", "memory", "workers", "sync")}
-        for line in lines
-    ]
+    return [without_timings(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def assert_close(left: Any, right: Any, tolerance: float) -> None:

@@ -43,7 +43,7 @@ def test_live_view_shows_what_happens(run: TrainingRun) -> None:
 
 def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     console = Console(width=80, record=True)
-    view = PlainView(console)
+    view = PlainView(console, "fp32")
     for record in run.rounds():
         view.show(record)
     lines = console.export_text().splitlines()
@@ -54,6 +54,25 @@ def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     assert len(summary) == 6
     assert f"{merges} merges" in summary[2]
     assert str(tmp_path / "run" / "report.html") in summary[5]
+
+
+def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
+    settings, _ = take_settings([*small, "--wire.format", "int8", "--streaming.fragments", "2", "--streaming.tau", "1"])
+    run = TrainingRun.create(build_recipe(override(read_values("diloco"), settings)))
+    plain, live = Console(width=200, record=True), Console(width=200, record=True)
+    view, living = PlainView(plain, "int8"), LiveView(run)
+    for record in run.rounds():
+        view.show(record)
+        living.show(record)
+    lines = plain.export_text().splitlines()
+    assert len(lines) == len(run.history)
+    # Four bytes become one, and each block of 256 has four more: 1024 / 260 = 3.94, less what pads the last block of each tensor.
+    ratio = run.history[-1]["sync"]["compression_ratio"]
+    assert 3.5 < ratio < 1024 / 260
+    assert all(f"(int8, {ratio:.1f}x; DDP " in line for line in lines)
+    live.print(living.render())
+    assert f"sent per worker, int8, {ratio:.1f}x; DDP would have sent" in " ".join(live.export_text().split())
+    assert f"sent per worker, int8, {ratio:.1f}x, " in summary_lines(run, run.finish())[3]
 
 
 def test_a_terminal_gets_the_live_view_and_a_pipe_plain_lines(run: TrainingRun) -> None:

@@ -14,20 +14,20 @@ from adloco.cli.commands import take_settings
 from adloco.cli.main import main
 from adloco.training.checkpoint import list_checkpoints
 from adloco.training.recipe import build_recipe, override, read_values, shipped_recipes
+from adloco.training.records import sync_totals
 from adloco.training.run import TrainingRun
-from tests.problems import SHARED_DATA, needs_shared_data
+from tests.problems import SHARED_DATA, needs_shared_data, without_timings
 
 SHAKESPEARE = SHARED_DATA / "tinyshakespeare" / "input.txt"
 MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
 METRICS = {
-    "round", "tokens", "samples", "inner_steps", "syncs", "bytes_communicated", "bytes_inside", "bytes_ddp_equivalent", "seconds",
+    "round", "tokens", "samples", "inner_steps", "syncs", "bytes_communicated", "bytes_sent", "bytes_inside", "bytes_ddp_equivalent", "seconds",
     "tokens_per_second", "train_loss", "val_loss", "val_perplexity", "val_accuracy", "pass_limit", "learning_rate", "memory_bytes", "memory",
-    "trainers", "workers",
-    "merges",
+    "sync", "trainers", "workers", "merges",
 }  # fmt: skip
 TRAINER = {
     "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "rounded_up", "grad_variance", "grad_norm_sq",
-    "noise_scale", "train_loss", "val_loss", "val_accuracy",
+    "noise_scale", "train_loss", "val_loss", "val_accuracy", "cosine_similarity", "wire_error",
 }  # fmt: skip
 FROM_THE_HUB = ("adloco-c4", "adloco-imdb")
 """Recipes whose model and data come from the hub; test_classification.py and test_hub_recipes.py run them on local copies."""
@@ -38,13 +38,19 @@ SUMMARY = {
     "tokens",
     "syncs",
     "bytes",
+    "bytes_sent",
     "bytes_inside",
+    "compression_ratio",
+    "cosine_similarity",
+    "wire_error",
+    "exposed_seconds",
+    "hidden_seconds",
+    "peak_bytes_per_second",
     "seconds",
     "rounds",
     "num_parameters",
     "recipe",
 }
-TIMINGS = ("seconds", "tokens_per_second", "memory_bytes", "memory", "workers", "sync")
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -53,7 +59,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what depends on the machine."""
-    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines(folder / "metrics.jsonl")]
+    return [without_timings(line) for line in lines(folder / "metrics.jsonl")]
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name not in FROM_THE_HUB])
@@ -76,6 +82,7 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert sum(step["loss"] * step["samples"] for step in first) / sum(step["samples"] for step in first) == pytest.approx(metrics[0]["train_loss"])
     pictures = {"loss", "batch", "trainers", "communication", "memory"} | ({"workers"} if len(metrics[0]["workers"]) > 1 else set())
     pictures |= {"noise_scale"} if any(row["noise_scale"] for line in metrics for row in line["trainers"]) else set()
+    pictures |= {"wire"} if summary["syncs"] else set()
     assert {path.stem for path in (folder / "plots").iterdir()} == pictures
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == len(pictures)
@@ -140,6 +147,44 @@ def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path
     assert max(row["accumulation_steps"] for line in metrics for row in line["trainers"]) > 1
     assert 0 < metrics[-1]["bytes_communicated"] < metrics[-1]["bytes_ddp_equivalent"]
     assert "trainer 1" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_path: Path) -> None:
+    fragments = ["--wire.format", "int4", "--wire.error_feedback", "1", "--streaming.fragments", "2", "--streaming.tau", "1"]
+    assert main(["train", "diloco", *small, *fragments]) == 0
+    folder = tmp_path / "run"
+    metrics, summary = lines(folder / "metrics.jsonl"), json.loads((folder / "summary.json").read_text())
+    for line in metrics:
+        sync, (trainer,) = line["sync"], line["trainers"]
+        # 128 values cross as 68 bytes and were 512, less what pads the last block of each tensor.
+        assert 7 < sync["compression_ratio"] < 512 / 68
+        assert 0 < trainer["wire_error"] < 1 / 3
+        assert -1 <= trainer["cosine_similarity"] <= 1
+        assert 0 <= sync["hidden_seconds"] <= sync["transfer_seconds"]
+        assert sync["exposed_seconds"] > 0
+        assert sync["bytes_per_second"] is None, "in one process nothing crosses a link"
+    assert (summary["wire_error"], summary["cosine_similarity"]) == tuple(
+        metrics[-1]["trainers"][0][key] for key in ("wire_error", "cosine_similarity")
+    )
+    assert summary["hidden_seconds"] == pytest.approx(sum(line["sync"]["hidden_seconds"] for line in metrics))
+    assert summary["compression_ratio"] == pytest.approx(metrics[0]["sync"]["compression_ratio"])
+    page = (folder / "report.html").read_text()
+    assert all(label in page for label in ("compressed by", "lost on the wire", "cosine of workers", "of these hidden", 'alt="wire"'))
+    assert "rate of sending" not in page
+
+
+def test_totals_of_syncs_by_hand() -> None:
+    # Rounds of 8 and 2 bytes that were 16 and 8: 10 bytes for 24. A round in which every worker was alone counts for neither.
+    def record(size: float, ratio: float | None, rate: float | None, cosines: list[float | None]) -> dict[str, Any]:
+        sync = {"bytes": size, "compression_ratio": ratio, "exposed_seconds": 1.0, "hidden_seconds": 0.5, "bytes_per_second": rate}
+        return {"sync": sync, "trainers": [{"cosine_similarity": cosine, "wire_error": None} for cosine in cosines]}
+
+    totals = sync_totals([record(8, 2.0, 7.0, [0.1]), record(2, 4.0, 3.0, [0.25, 0.75, None]), record(0, None, None, [None])])
+    assert (totals.bytes_per_round, totals.compression_ratio) == (5, pytest.approx(2.4))
+    assert (totals.exposed_seconds, totals.hidden_seconds, totals.peak_bytes_per_second) == (3.0, 1.5, 7.0)
+    assert (totals.cosine_similarity, totals.wire_error) == (0.5, None)
+    alone = sync_totals([record(0, None, None, [None])])
+    assert (alone.bytes_per_round, alone.compression_ratio, alone.peak_bytes_per_second, alone.cosine_similarity) == (None,) * 4
 
 
 UNTIL = """

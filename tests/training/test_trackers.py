@@ -29,7 +29,8 @@ for record in TrainingRun.create(build_recipe(read_values(sys.argv[1]))).rounds(
 
 def expected(line: dict[str, Any]) -> dict[str, float]:
     """The numbers of a line, named as the trackers name them."""
-    top = {key: value for key, value in line.items() if key not in ("trainers", "workers", "merges", "memory")}
+    top = {key: value for key, value in line.items() if key not in ("trainers", "workers", "merges", "memory", "sync")}
+    top |= {f"sync/{key}": value for key, value in line["sync"].items()}
     for phase, row in line["memory"].items():
         top |= {f"memory-{phase}/{key}": value for key, value in row.items()}
     for row in line["trainers"]:
@@ -157,8 +158,9 @@ def test_numbers_that_are_none_or_infinite_are_left_out() -> None:
         "trainers": [{"trainer": 3, "noise_scale": math.inf}],
         "workers": [],
         "memory": {},
+        "sync": {"bytes": 16.0, "compression_ratio": None},
     }
-    assert trackers.scalars(record) == {"tokens": 8.0, "trainer-3/trainer": 3.0}
+    assert trackers.scalars(record) == {"tokens": 8.0, "sync/bytes": 16.0, "trainer-3/trainer": 3.0}
 
 
 ALONE = """

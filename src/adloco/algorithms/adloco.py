@@ -259,7 +259,7 @@ class AdLoCo:
             bytes_inside=handed.inside / self.placement.num_ranks,
             bytes_ddp_equivalent=self._model_bytes * self.inner_steps,
             train_loss=sum(worker.loss_sum for worker in done.values()) / samples,
-            sync=report_sync(done, trainers, self._model_bytes),
+            sync=report_sync(done, trainers, self._model_bytes, self.placement.num_ranks // self.placement.ranks_per_worker),
             trainers=tuple(trainers),
             workers=report_workers(tasks, done),
             merges=(merge,) if merge else (),

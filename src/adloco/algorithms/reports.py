@@ -115,18 +115,23 @@ class WorkerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReport:
-    """The syncs of one round. Seconds are those of the worker for which they were most."""
+    """The syncs of one round. Seconds are those of the worker for which they were most.
+
+    Before a fragment leaves, ranks agree on whether to stop: what a rank waits there for slower ones is in `wait_seconds`, not here.
+    """
 
     bytes: float
     """What one worker has handed over in them (payload, mean over workers)."""
     compression_ratio: float | None
     """What it would have handed over in the parameters' own type, over that; None where nothing was."""
     exposed_seconds: float = field(compare=False)
-    """That training stood still, waiting for others included."""
+    """That training stood still: encoding, whatever of a transfer was not hidden, the outer step."""
     hidden_seconds: float = field(compare=False)
     """That fragments travelled while training went on."""
     transfer_seconds: float = field(compare=False)
-    """That fragments travelled, hidden or not."""
+    """That fragments travelled, hidden or not; where training stands still for them, encoding them included."""
+    bytes_per_second: float | None = field(compare=False)
+    """`bytes` over `transfer_seconds`; None where nothing was sent, or all workers live on one island, between which there is no link."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,16 +206,18 @@ def report_workers(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRoun
     )
 
 
-def report_sync(done: Mapping[int, WorkerRound], trainers: Sequence[TrainerReport], model_bytes: int) -> SyncReport:
-    """The syncs of a round."""
+def report_sync(done: Mapping[int, WorkerRound], trainers: Sequence[TrainerReport], model_bytes: int, islands: int) -> SyncReport:
+    """The syncs of a round. model_bytes: of all that is synced, in its own type; islands: over how many the workers are spread."""
     handed = sum(row.sync_bytes for row in done.values())
+    seconds = max(row.transfer_seconds for row in done.values())
     plain = model_bytes * sum(trainer.workers for trainer in trainers if trainer.workers > 1)
     return SyncReport(
         bytes=handed / len(done),
         compression_ratio=plain / handed if handed else None,
         exposed_seconds=max(row.exposed_seconds for row in done.values()),
         hidden_seconds=max(row.hidden_seconds for row in done.values()),
-        transfer_seconds=max(row.transfer_seconds for row in done.values()),
+        transfer_seconds=seconds,
+        bytes_per_second=handed / len(done) / seconds if islands > 1 and handed and seconds > 0 else None,
     )
 
 

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from adloco.training.recipe_text import named_settings
 from adloco.training.records import Record
 from adloco.training.run import TrainingRun
 
@@ -27,7 +28,7 @@ class View(Protocol):
 def open_view(run: TrainingRun, console: Console) -> Iterator[View]:
     """A live view on a terminal, plain lines elsewhere."""
     if not console.is_terminal:
-        yield PlainView(console)
+        yield PlainView(console, wire_name(run))
         return
     view = LiveView(run)
     # The view is asked to draw itself again and again, so that progress moves inside a round too.
@@ -36,10 +37,11 @@ def open_view(run: TrainingRun, console: Console) -> Iterator[View]:
 
 
 class PlainView:
-    """One line per round."""
+    """One line per round. wire: the format in which pseudo-gradients cross, by its name in the recipe."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, wire: str) -> None:
         self._console = console
+        self._wire = wire
 
     def show(self, record: Record) -> None:
         trainers = " | ".join(
@@ -49,7 +51,7 @@ class PlainView:
         loss = "" if record["val_loss"] is None else f" val {_measured(record)}"
         self._console.print(
             f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train {record['train_loss']:.4f}{loss}  {trainers}"
-            f"  sent {_sent(record)} (DDP {_megabytes(record['bytes_ddp_equivalent'])})"
+            f"  sent {_sent(record)} ({_compressed(record['sync'], self._wire, '; ')}DDP {_megabytes(record['bytes_ddp_equivalent'])})"
             f"  {record['tokens_per_second']:,.0f} tok/s",
             soft_wrap=True,
         )
@@ -62,6 +64,7 @@ class LiveView:
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
+        self._wire = wire_name(run)
         self._resumed_at = run.progress()
         self._record: Record | None = run.history[-1] if run.history else None
         self._events = [text for record in run.history for text in _event_texts(record)]
@@ -114,7 +117,11 @@ class LiveView:
     def _traffic(self, record: Record) -> RenderableType:
         sent, ddp = record["bytes_communicated"], record["bytes_ddp_equivalent"]
         less = f", {ddp / sent:,.0f}x less" if record["syncs"] else ""
-        text = f"round {record['round']}, {record['syncs']} syncs, {_sent(record)} sent per worker; DDP would have sent {_megabytes(ddp)}{less}"
+        sync = record["sync"]
+        text = f"round {record['round']}, {record['syncs']} syncs, {_sent(record)} sent per worker{_compressed(sync, self._wire, '', ', ')}; "
+        text += f"DDP would have sent {_megabytes(ddp)}{less}"
+        if sync["bytes"]:
+            text += f"; this round's syncs: {sync['exposed_seconds']:.2f} s waited, {sync['hidden_seconds']:.2f} s hidden"
         return Text(text, style="dim")
 
 
@@ -125,15 +132,23 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
     first = next((record["val_loss"] for record in run.history if record["val_loss"] is not None), None)
     batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
     ratio = f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP" if summary["syncs"] else ""
+    shrunk = _compressed(summary, wire_name(run), "", ", ")
+    seconds = f"; in them {summary['exposed_seconds']:,.1f} s waited, {summary['hidden_seconds']:,.1f} s hidden" if summary["syncs"] else ""
     final, best = _number(summary["final_val_loss"], ".4f"), _number(summary["best_val_loss"], ".4f")
     return [
         f"validation loss {final} (best {best}, first {_number(first, '.4f')})" + _accuracy(summary["final_val_accuracy"]),
         f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, {_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
         f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, {len(last['trainers'])} trainers in the last round",
-        f"{summary['syncs']} syncs, {_sent(last)} sent per worker{ratio}",
+        f"{summary['syncs']} syncs, {_sent(last)} sent per worker{shrunk}{ratio}{seconds}",
         f"{summary['tokens'] / summary['seconds']:,.0f} tokens/s with evaluation and checkpoints, {last['memory_bytes'] / 2**20:,.0f} MiB at most",
         f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints {run.folder / 'checkpoints'}",
     ]
+
+
+def wire_name(run: TrainingRun) -> str:
+    """The run's `wire.format`."""
+    name: str = named_settings(run.recipe)["wire.format"]
+    return name
 
 
 def _event_texts(record: Record) -> list[str]:
@@ -166,6 +181,12 @@ def _rounded(row: Record) -> str:
 def _sent(record: Record) -> str:
     inside = f" + {_megabytes(record['bytes_inside'])} inside" if record["bytes_inside"] else ""
     return f"{_megabytes(record['bytes_communicated'])}{inside}"
+
+
+def _compressed(syncs: Record, wire: str, after: str, before: str = "") -> str:
+    """What the wire format made of syncs, for instance `int4, 7.5x`, between these; nothing where it made nothing smaller."""
+    ratio = syncs["compression_ratio"]
+    return "" if ratio is None or round(ratio, 1) == 1 else f"{before}{wire}, {ratio:.1f}x{after}"
 
 
 def _megabytes(value: float) -> str:

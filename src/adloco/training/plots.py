@@ -1,4 +1,4 @@
-"""Pictures of a run from its metrics: loss against tokens, rounds, bytes and seconds; batches, noise scale, trainers and memory over tokens."""
+"""Pictures of a run from its metrics: loss against tokens, rounds, bytes and seconds; batches, noise, trainers, syncs and memory over tokens."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +25,7 @@ def draw_plots(records: Sequence[Record], folder: Path) -> list[Path]:
         "trainers": _trainers,
         **({"workers": _workers} if len(records[0]["workers"]) > 1 else {}),
         "communication": _communication,
+        **({"wire": _wire} if any(record["sync"]["bytes"] for record in records) else {}),
         "memory": _memory,
     }
     paths = []
@@ -41,7 +42,9 @@ def _loss(records: Sequence[Record]) -> Figure:
     against = [
         ("tokens", "tokens", 1.0),
         ("round", "rounds", 1.0),
-        ("bytes_communicated", "MB sent per worker", 1e6) if records[-1]["bytes_communicated"] else ("bytes_inside", "MB sent per rank, inside", 1e6),
+        ("bytes_communicated", "bytes sent per worker", 1.0)
+        if records[-1]["bytes_communicated"]
+        else ("bytes_inside", "bytes sent per rank, inside", 1.0),
         ("seconds", "seconds", 1.0),
     ]
     for axis, (key, label, unit) in zip(axes, against, strict=True):
@@ -169,6 +172,30 @@ def _communication(records: Sequence[Record]) -> Figure:
     _label(axis, "tokens", "MB sent per worker")
     axis.legend(frameon=False)
     figure.suptitle("Communication", fontsize=12)
+    return figure
+
+
+def _wire(records: Sequence[Record]) -> Figure:
+    lossy = any(row["wire_error"] for record in records for row in record["trainers"])
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    alike, *rest = figure.subplots(1, 3 if lossy else 2)
+    _per_trainer(alike, records, "cosine_similarity")
+    _label(alike, "tokens", "cosine of workers' pseudo-gradients")
+    alike.axhline(0, color="#6b7280", linewidth=1)
+    alike.set_ylim(bottom=min(alike.get_ylim()[0], -0.05), top=1.05)
+    alike.legend(frameon=False)
+    if lossy:
+        _per_trainer(rest[0], records, "wire_error")
+        _label(rest[0], "tokens", "lost by the wire format (relative norm)")
+        rest[0].set_ylim(0, 1.2 * max(row["wire_error"] or 0.0 for record in records for row in record["trainers"]))
+    for key, label, colour in (("exposed_seconds", "exposed: training waits", COLOURS[1]), ("hidden_seconds", "hidden: it goes on", COLOURS[2])):
+        points = [(record["tokens"], record["sync"][key]) for record in records]
+        rest[-1].plot(*_steps(points, 0.0), color=colour, linewidth=2, label=label)
+    _label(rest[-1], "tokens", "seconds of syncs per round")
+    # Room for the legend above the curves.
+    rest[-1].set_ylim(0, 1.35 * max(max(record["sync"]["exposed_seconds"], record["sync"]["hidden_seconds"]) for record in records))
+    rest[-1].legend(frameon=False, loc="upper right")
+    figure.suptitle("Syncs: how alike workers are, what is lost, and what they take", fontsize=12)
     return figure
 
 

@@ -5,7 +5,7 @@ out_of_memory.jsonl (a line where memory ran out in a step that could not be rep
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from adloco.training.memory import Usage
 
 METRICS, STEPS, OUT_OF_MEMORY = "metrics.jsonl", "steps.jsonl", "out_of_memory.jsonl"
 Record = dict[str, Any]
-"""One line of metrics.jsonl; the README lists its fields."""
+"""One line of metrics.jsonl; docs/run-folder.md lists its fields."""
 
 
 def round_record(
@@ -73,6 +73,7 @@ def summarise(records: Sequence[Record], *, num_parameters: int, recipe: str) ->
     last = records[-1]
     losses = [record["val_loss"] for record in records if record["val_loss"] is not None]
     accuracies = [record["val_accuracy"] for record in records if record["val_accuracy"] is not None]
+    syncs = sync_totals(records)
     return {
         "final_val_loss": losses[-1] if losses else None,
         "best_val_loss": min(losses, default=None),
@@ -82,11 +83,51 @@ def summarise(records: Sequence[Record], *, num_parameters: int, recipe: str) ->
         "bytes": last["bytes_communicated"],
         "bytes_sent": last["bytes_sent"],
         "bytes_inside": last["bytes_inside"],
+        "compression_ratio": syncs.compression_ratio,
+        "cosine_similarity": syncs.cosine_similarity,
+        "wire_error": syncs.wire_error,
+        "exposed_seconds": syncs.exposed_seconds,
+        "hidden_seconds": syncs.hidden_seconds,
+        "peak_bytes_per_second": syncs.peak_bytes_per_second,
         "seconds": last["seconds"],
         "rounds": last["round"],
         "num_parameters": num_parameters,
         "recipe": recipe,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncTotals:
+    """The syncs of a run: those of its rounds, not what brings workers together before a merge and at the end. None: there were none."""
+
+    bytes_per_round: float | None
+    """Handed over by a worker, mean over the rounds in which any was."""
+    compression_ratio: float | None
+    """Of all rounds together."""
+    exposed_seconds: float
+    hidden_seconds: float
+    peak_bytes_per_second: float | None
+    """Of the round with the most; None where workers share one island."""
+    cosine_similarity: float | None
+    """Of the last round that has one, mean over trainers."""
+    wire_error: float | None
+    """Likewise."""
+
+
+def sync_totals(records: Sequence[Record]) -> SyncTotals:
+    """What metrics.jsonl says about syncs, over all its rounds."""
+    syncs = [record["sync"] for record in records]
+    sizes = [(sync["bytes"], sync["compression_ratio"]) for sync in syncs if sync["bytes"]]
+    total = sum(size for size, _ in sizes)
+    return SyncTotals(
+        bytes_per_round=total / len(sizes) if sizes else None,
+        compression_ratio=sum(size * ratio for size, ratio in sizes) / total if sizes else None,
+        exposed_seconds=sum(sync["exposed_seconds"] for sync in syncs),
+        hidden_seconds=sum(sync["hidden_seconds"] for sync in syncs),
+        peak_bytes_per_second=max((sync["bytes_per_second"] for sync in syncs if sync["bytes_per_second"] is not None), default=None),
+        cosine_similarity=_last_mean(records, "cosine_similarity"),
+        wire_error=_last_mean(records, "wire_error"),
+    )
 
 
 class Records:
@@ -138,6 +179,13 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return value
+
+
+def _last_mean(records: Sequence[Record], key: str) -> float | None:
+    """Of the last round in which any trainer has a value, the mean over those that do."""
+    rounds: list[list[float]] = [[row[key] for row in record["trainers"] if row[key] is not None] for record in records]
+    found = next((values for values in reversed(rounds) if values), [])
+    return sum(found) / len(found) if found else None
 
 
 def _append(file: Path, lines: Sequence[Record]) -> None:

@@ -12,7 +12,7 @@ from adloco.rules.checks import require
 from adloco.training.plots import draw_plots
 from adloco.training.recipe import Recipe, build_recipe, read_values
 from adloco.training.recipe_text import settings
-from adloco.training.records import Record, Records
+from adloco.training.records import Record, Records, sync_totals
 
 ROWS = 60
 """Rounds shown in the table; of longer runs evenly spaced ones."""
@@ -49,11 +49,13 @@ def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], 
             ("rounds", f"{last['round']:,}"),
             ("syncs", f"{last['syncs']:,}"),
             ("sent per worker", f"{last['bytes_communicated'] / 1e6:,.1f} MB"),
+            *([("left each worker", f"{last['bytes_sent'] / 1e6:,.1f} MB")] if last["bytes_sent"] > 1.01 * last["bytes_communicated"] else []),
             ("less than DDP by", f"{ratio:,.0f} x" if ratio else "-"),
-            ("inside islands, per rank", f"{last['bytes_inside'] / 1e6:,.1f} MB"),
+            *([("inside islands, per rank", f"{last['bytes_inside'] / 1e6:,.1f} MB")] if last["bytes_inside"] else []),
             ("merges", str(sum(len(record["merges"]) for record in records))),
             ("seconds", f"{last['seconds']:,.0f}"),
         ],
+        "sync_cards": _sync_cards(records),
         "images": [{"name": image.stem, "data": base64.b64encode(image.read_bytes()).decode()} for image in images],
         "merges": [
             {
@@ -71,6 +73,24 @@ def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], 
         "settings": list(settings(recipe)),
         "environment": list(environment.items()),
     }
+
+
+def _sync_cards(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """What the rounds' syncs took; nothing where workers exchanged nothing."""
+    totals = sync_totals(records)
+    if totals.bytes_per_round is None:
+        return []
+    seconds = totals.hidden_seconds + totals.exposed_seconds
+    peak = totals.peak_bytes_per_second
+    return [
+        ("per sync and worker", f"{totals.bytes_per_round / 1e6:,.2f} MB"),
+        ("compressed by", f"{totals.compression_ratio:,.1f} x"),
+        *([("lost on the wire, at the end", f"{totals.wire_error:.1%}")] if totals.wire_error else []),
+        *([("cosine of workers, at the end", f"{totals.cosine_similarity:.2f}")] if totals.cosine_similarity is not None else []),
+        ("seconds in syncs", f"{seconds:,.1f}"),
+        *([("of these hidden", f"{totals.hidden_seconds / seconds:.0%}")] if totals.hidden_seconds else []),
+        *([("rate of sending, peak", f"{peak / 1e6:,.1f} MB/s")] if peak is not None else []),
+    ]
 
 
 def _row(record: Record) -> list[str]:

@@ -85,8 +85,8 @@ class Trackers:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """The finite numbers of a line of metrics.jsonl by name, for instance train_loss, trainer-0/requested_batch, worker-0/busy_seconds."""
-    rows = {"": record}
+    """The finite numbers of a line of metrics.jsonl by name, for instance train_loss, sync/bytes, trainer-0/wire_error, worker-0/busy_seconds."""
+    rows = {"": record, "sync/": record["sync"]}
     for kind in ("trainer", "worker"):
         rows |= {f"{kind}-{row[kind]}/": row for row in record[f"{kind}s"]}
     rows |= {f"memory-{phase}/": row for phase, row in record["memory"].items()}
