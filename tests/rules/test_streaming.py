@@ -56,7 +56,7 @@ def test_refusals() -> None:
             Streaming(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="streaming.fragments must be <= 3, the layers of this model, got 4"):
         Streaming(fragments=4).check(100, 3)
-    with pytest.raises(ValueError, match=r"streaming.tau must be <= 9, less than sync_every / fragments = 20 / 2, .* got 10"):
+    with pytest.raises(ValueError, match=r"streaming.tau must be <= 9, less than sync_every // fragments = 20 // 2, .* got 10"):
         Streaming(fragments=2, tau=10).check(20, 6)
 
 

@@ -177,7 +177,7 @@ class AdLoCo:
                 # While a fragment travels nobody stops: a state to resume from has none under way.
                 self._crew.train(tasks, event.step, self._halted if event.kind == "send" else None)
             with phase("sync"):
-                if event.kind == "send" and self.placement.any(self._halted.is_set()):
+                if event.kind == "send" and self._crew.agree(self._halted.is_set()):
                     self._halted.clear()
                     self.pass_limit = agreed_pass_limit(self.workers, self.pass_limit, self.placement)
                     return None
@@ -244,7 +244,7 @@ class AdLoCo:
         self.round_steps = 0
         merge = self._merge.decide(self.rounds_done, {trainer.id: trainer.requested_batch for trainer in self.trainers.values()})
         if merge or last:
-            self.settle()
+            self._crew.settle({worker: task.plan.worker_batch for worker, task in tasks.items()})
         if merge:
             self._crew.trainers = apply_merge(merge, self.trainers, self.workers, self._fates, self.placement)
         handed = self._bytes_handed()

@@ -50,6 +50,13 @@ class Crew:
             raise
         self._seconds += time.monotonic() - began
 
+    def agree(self, halted: bool) -> bool:
+        """Whether any rank is halted. Waits for all of them."""
+        began = time.monotonic()
+        answer = self._placement.any(halted)
+        self._syncs.stand_still(time.monotonic() - began)
+        return answer
+
     def sync(self, event: SyncEvent, tasks: Mapping[int, RoundTask]) -> None:
         """Send or receive a fragment."""
         self._syncs.handle(event, [served for _, _, served in self._served(_batches(tasks))])

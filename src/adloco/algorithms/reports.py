@@ -115,17 +115,14 @@ class WorkerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReport:
-    """The syncs of one round. Seconds are those of the worker for which they were most.
-
-    Before a fragment leaves, ranks agree on whether to stop: what a rank waits there for slower ones is in `wait_seconds`, not here.
-    """
+    """The syncs of one round. Seconds are those of the worker for which they were most."""
 
     bytes: float
     """What one worker has handed over in them (payload, mean over workers)."""
     compression_ratio: float | None
     """What it would have handed over in the parameters' own type, over that; None where nothing was."""
     exposed_seconds: float = field(compare=False)
-    """That training stood still: encoding, whatever of a transfer was not hidden, the outer step."""
+    """That training stood still: waiting for others, encoding, whatever of a transfer was not hidden, the outer step."""
     hidden_seconds: float = field(compare=False)
     """That fragments travelled while training went on."""
     transfer_seconds: float = field(compare=False)

@@ -69,6 +69,10 @@ class FragmentSyncs:
         self._mix(fragment, served)
         self._bytes += self._placement.traffic.between - self._handed
 
+    def stand_still(self, seconds: float) -> None:
+        """Count time that training waited for others before a sync."""
+        self._exposed += seconds
+
     def arrive(self, fragment: int) -> None:
         """Move the global parameters by a fragment that is under way, if one is. Workers take it up when they receive it."""
         if self._transfer is None:

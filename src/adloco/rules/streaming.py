@@ -45,7 +45,7 @@ class Streaming:
         require(self.fragments <= layers, f"streaming.fragments must be <= {layers}, the layers of this model, got {self.fragments}")
         require(self.fragments <= sync_every, f"streaming.fragments must be <= sync_every = {sync_every}, got {self.fragments}")
         most = sync_every // self.fragments - 1
-        why = f"less than sync_every / fragments = {sync_every} / {self.fragments}, so that a fragment has arrived when the next leaves"
+        why = f"less than sync_every // fragments = {sync_every} // {self.fragments}, so that a fragment has arrived when the next leaves"
         require(self.tau <= most, f"streaming.tau must be <= {most}, {why}, got {self.tau}")
 
     @property
