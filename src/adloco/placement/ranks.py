@@ -21,7 +21,7 @@ from adloco.placement.island import Engine, Replicated, Sharded
 from adloco.placement.process import Item, OneProcess, Result
 from adloco.placement.shards import whole
 from adloco.placement.sums import Scratch
-from adloco.placement.traffic import Bytes, Traffic
+from adloco.placement.traffic import Bytes, Traffic, num_bytes
 
 TIMEOUT = timedelta(minutes=30)
 """Longest wait for the others: a rank with a large batch can be minutes behind at a sync."""
@@ -97,12 +97,17 @@ class Ranks:
         return GroupComm(self._groups[islands], self._holders, workers, member, self._rank_of, self.traffic, self._scratch)
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-        everyone: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(everyone, {worker: list(row) for worker, row in rows.items()})
-        merged = {worker: row for part in everyone for worker, row in part.items()}
-        if len(merged) > 1 and self._position == 0:
-            self.traffic.add(sum(8 * len(row) for row in rows.values()), len(merged) - 1)
-        return {worker: merged[worker] for worker in sorted(merged)}
+        assert list(rows) == self.local(range(self.num_workers)), "a row for each worker here"
+        most = -(-self.num_workers // self._num_islands)
+        mine = torch.tensor([list(row) for row in rows.values()], dtype=torch.float64, device=self.device)
+        padded = torch.cat([mine, mine.new_zeros(most - len(mine), mine.shape[1])])
+        everyone = padded.new_empty(self.num_ranks, *padded.shape)
+        dist.all_gather_single(everyone.view(-1), padded.view(-1))
+        if self.num_workers > 1 and self._position == 0:
+            self.traffic.add(num_bytes([mine]), self.num_workers - 1)
+        parts = iter(everyone[:: self.ranks_per_worker].tolist())
+        islands = [[worker for worker in range(self.num_workers) if self.owner(worker) == island] for island in range(self._num_islands)]
+        return {worker: row for workers, part in zip(islands, parts, strict=True) for worker, row in zip(workers, part, strict=False)}
 
     def any(self, flag: bool) -> bool:
         return self.largest(float(flag)) > 0
