@@ -5,7 +5,7 @@
 
 **The problem** is the same for all: a Llama of 133,440 parameters, bytes of the default corpus, windows of 64, 16 samples per inner step over four
 workers, cosine learning rate, 3M tokens (`--tokens`), 256 validation windows. `--section.key VALUE` changes it, for every arm. adloco begins with two
-trainers of 8 samples each; after their merge its norm test decides between 8 and 64, so it may take more and smaller steps than the others.
+trainers of 8 samples each; the merged one has the 16 of both, and its norm test may only let them grow, up to 64.
 
 **Protocol.** One seed of its own tunes, for each inner optimizer in turn: (1) ddp's learning rate on the grid `--inner-lr`; (2) DiLoCo in fp32 with
 that rate and H = `--tune-sync-every`, on the grid `--outer-lr` x `--outer-momentum` (Nesterov; 0: plain SGD); (3) DiLoCo's learning rate on the grid

@@ -8,8 +8,8 @@ report says which. Needs no root where user namespaces are allowed; where none a
 
 What is compared: the bytes that the run counts as sent (payload, mean over ranks) with the *payload* on each island's interface: its bytes less one
 header for each packet, which is exact whether packets carry data or only an acknowledgement. The table shows all bytes too. The kernel's number
-includes what the run does not count (records of step losses, agreements, packets sent again), so it is a little larger: the table has the
-difference per round. Start-up and checkpoints are in neither (`links_worker.py`).
+includes what the run does not count (agreements, the collectives' own padding and framing, packets sent again), so it is a little larger: the table
+has the difference per round. Start-up and checkpoints are in neither (`links_worker.py`).
 
 Seconds are those since the first round began, evaluations included. Arms that are in the JSON already, from the same link and settings, stay there.
 Every flag of the form --section.key VALUE is a setting of adloco for all arms, for instance --model.hidden_size 64.

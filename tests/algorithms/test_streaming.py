@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, DiLoCo, MergeSmallest, NonFiniteLossError, NormTest, OneProcess, SwitchMode
+from adloco.algorithms.outer import OuterStep, copy_all
 from adloco.placement.blocks import layers
-from adloco.placement.wire import Int4, Int8, TopK
+from adloco.placement.comm import LocalComm
+from adloco.placement.traffic import Traffic
+from adloco.placement.wire import Bf16, Int4, Int8, TopK
 from adloco.rules.streaming import Streaming
 from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, params_of, tokens
 
@@ -33,10 +36,26 @@ def test_layers_of_a_model() -> None:
 
 
 def test_one_fragment_without_overlap_is_the_plain_outer_step() -> None:
-    plain, streaming = language_run(), language_run(streaming=Streaming(fragments=1, tau=0, alpha=0.5))
-    for one, other in zip(plain.rounds(4), streaming.rounds(4), strict=True):
-        assert one == other
-    assert params_of(plain).equal(params_of(streaming))
+    """Bit for bit; alpha is for fragments that travel."""
+    run = language_run(streaming=Streaming(fragments=1, tau=0, alpha=0.5))
+    list(run.rounds(3))
+    data, models = tokens(2000, 4), [BlockLM(), BlockLM()]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
+    params = [list(model.parameters()) for model in models]
+    outer, comm = OuterStep(params[0], outer_sgd(0.7, 0.6, True)), LocalComm(2, Traffic())
+    for step in range(18):
+        for worker, sizes in enumerate(((3, 2), (2, 2))):
+            position = step * sum(sizes)
+            optimizers[worker].zero_grad()
+            for size in sizes:
+                (next_token(models[worker], data.read(worker, position, size)) * (size / sum(sizes))).backward()
+                position += size
+            optimizers[worker].step()
+        if step % 6 == 5:
+            outer.step(params, [5 / 9, 4 / 9], comm)
+            for own in params:
+                copy_all(outer.global_params, own)
+    assert torch.cat([tensor.detach().flatten() for tensor in outer.global_params]).equal(params_of(run))
 
 
 def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int]) -> tuple[Tensor, list[Tensor]]:
@@ -78,7 +97,7 @@ def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int]) -> tuple
 @pytest.mark.parametrize(
     "streaming",
     [
-        Streaming(fragments=3), Streaming(fragments=2, tau=2, alpha=0.5), Streaming(fragments=3, tau=1, alpha=0.0, pattern="sequential"),
+        Streaming(), Streaming(fragments=3), Streaming(fragments=2, tau=2, alpha=0.5), Streaming(fragments=3, tau=1, alpha=0.0, pattern="sequential"),
         Streaming(fragments=1, tau=5, alpha=0.25),
     ],
     ids=str,
@@ -213,7 +232,7 @@ def test_cosine_and_error_of_a_round() -> None:
         assert report.wire_error == 0 if wire is None else 0.01 < report.wire_error < bound  # type: ignore[operator]
 
 
-def test_int4_trains_as_fp32_does() -> None:
+def test_lossy_formats_train_nearly_as_fp32_does() -> None:
     losses = [list(language_run(wire=wire).rounds(30))[-1].train_loss for wire in (None, Int4(), TopK(chunk=16, density=0.25))]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
     assert losses[2] == pytest.approx(losses[0], rel=0.05)
@@ -246,6 +265,17 @@ def test_huge_parameters_count_as_infinite() -> None:
     run.workers[0]._settings.data.read = lambda stream, position, count: (torch.zeros(count, 3), torch.zeros(count))  # type: ignore[method-assign]
     with pytest.raises(NonFiniteLossError, match="parameter weight is not finite in trainer 0, worker 0, inner step 1"):
         run.round()
+
+
+@pytest.mark.parametrize("wire", [None, Bf16(), Int8(), Int4(), TopK()], ids=["fp32", "bf16", "int8", "int4", "topk"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_drop_in_names_what_is_not_finite_before_it_reaches_anyone(wire: Any, value: float) -> None:
+    models = [linear(), linear()]
+    diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=1, wire=wire)
+    models[1].bias.data.fill_(value)  # type: ignore[operator]
+    with pytest.raises(NonFiniteLossError, match="parameter bias is not finite in worker 1, inner step 1"):
+        diloco.step()
+    assert all(bool(parameter.isfinite().all()) for parameter in models[0].parameters())
 
 
 def test_drop_in_streams_as_the_run_does() -> None:
@@ -327,6 +357,23 @@ def test_drop_in_loaded_while_a_fragment_travels_forgets_it() -> None:
         loader.load_state_dict(copy.deepcopy(saved[1]))
         train(target, loader, 4, 8)
     assert model.weight.equal(other.weight)  # type: ignore[operator]
+
+
+def test_drop_in_settles() -> None:
+    models = [linear(), linear()]
+    diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=2, streaming=Streaming(tau=1, alpha=0.5), wire=Int4())
+    for _ in range(2):
+        for model, move in zip(models, (1.0, 2.0), strict=True):
+            model.weight.data += move  # type: ignore[operator]
+        diloco.step(samples=[3, 1])
+    mean = 0.75 * models[0].weight.detach() + 0.25 * models[1].weight.detach()
+    assert not models[0].weight.equal(models[1].weight)  # type: ignore[operator]
+    diloco.settle()
+    for model in models:
+        torch.testing.assert_close(model.weight.detach(), mean)
+    diloco.step()
+    with pytest.raises(ValueError, match="settle after a step that returned True"):
+        diloco.settle()
 
 
 def test_outer_state_in_host_memory_is_the_same() -> None:

@@ -9,7 +9,8 @@ import torch
 
 from adloco import AdLoCo, AugmentedInnerProductTest, BatchGuards, MergeFates, MergeLargestWithSmallest, MergeSmallest, NormTest, SwitchMode
 from adloco.placement.launch import place
-from adloco.placement.wire import Int4, TopK
+from adloco.placement.shards import local
+from adloco.placement.wire import Bf16, Int4, TopK
 from adloco.rules.streaming import Streaming
 from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, regression, tokens
 
@@ -48,7 +49,9 @@ def run_here(**changes: Any) -> AdLoCo:
 def result(run: AdLoCo, rounds: int) -> dict[str, Any]:
     """Reports, and the whole state as a checkpoint would hold it."""
     reports = [asdict(report) for report in run.rounds(rounds)]
-    return copy.deepcopy({"reports": reports, "state": run.state_dict()})
+    here = {trainer.id: trainer for trainer in run.trainers.values() if run.placement.local(trainer.worker_ids)}
+    bits = {trainer: [local(tensor).detach() for tensor in here[trainer].parameters()] for trainer in here}
+    return copy.deepcopy({"reports": reports, "state": run.state_dict(), "bits": bits})
 
 
 def merging(fate: str) -> dict[str, Any]:
@@ -100,7 +103,11 @@ def streaming(**changes: Any) -> AdLoCo:
     return language_model(**settings | changes)
 
 
-RUNS: dict[str, Callable[[], AdLoCo]] = {"plain": lambda: run_here(), "streaming": streaming}
+RUNS: dict[str, Callable[[], AdLoCo]] = {
+    "plain": lambda: run_here(),
+    # In bf16 blocks say nothing: shards may end anywhere.
+    "streaming": lambda: streaming(wire=Bf16(error_feedback=1.0)),
+}
 
 
 def stopped(shards: int = 1, replicas: int = 1, kind: str = "plain") -> dict[str, Any]:
@@ -136,6 +143,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "plain mean": local_sgd,
     "language model": lambda: result(language_model(), 4),
     "streaming": lambda: result(streaming(), 4),
+    "padded: bf16 with error feedback": lambda: result(streaming(wire=Bf16(error_feedback=1.0)), 4),
     "outer state in host memory": lambda: result(streaming(outer_on_host=True), 3),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),

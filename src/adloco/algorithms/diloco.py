@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all
+from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all, not_finite
 from adloco.algorithms.streaming import FragmentSyncs, Served
+from adloco.algorithms.worker import ADVICE, NonFiniteLossError
 from adloco.placement.blocks import layers
 from adloco.placement.gradients import trainable
 from adloco.placement.process import OneProcess, Placement
@@ -65,6 +66,7 @@ class DiLoCo:
         self._fragment = 0
         """Sent last."""
         self._sent_weights: list[float] = []
+        self._round_weights: list[float] = []
         for model in self.models:
             copy_all(self._outer.global_params, trainable(model))
 
@@ -84,13 +86,15 @@ class DiLoCo:
                 self._handle(event)
         if now < self.sync_every:
             return False
-        means = self._comm.mean([averaged_buffers(model) for model in self.models], self._take_weights(-1))
+        self._round_weights = self._take_weights(-1)
+        means = self._comm.mean([averaged_buffers(model) for model in self.models], self._round_weights)
         for model in self.models:
             copy_all(means, averaged_buffers(model))
         return True
 
     def _handle(self, event: SyncEvent) -> None:
         if event.kind == "send":
+            self._check_finite()
             self._fragment, self._sent_weights = event.fragment, self._take_weights(event.fragment)
         served = Served(
             trainer=0,
@@ -102,6 +106,21 @@ class DiLoCo:
         )
         self._syncs.handle(event, [served])
 
+    def settle(self) -> None:
+        """Bring all replicas to their mean, where streaming leaves them apart at the end of a round. Called on all ranks, then."""
+        require(self._inner_steps % self.sync_every == 0, "a round is under way; settle after a step that returned True")
+        if self._streaming.drifts and self._inner_steps > 0:
+            params = [trainable(model) for model in self.models]
+            self._outer.average(params, self._round_weights, self._comm)
+            for own in params:
+                copy_all(self._outer.global_params, own)
+
+    def _check_finite(self) -> None:
+        for worker, model in zip(self._here, self.models, strict=True):
+            name = not_finite([name for name, parameter in model.named_parameters() if parameter.requires_grad], trainable(model))
+            if name:
+                raise NonFiniteLossError(f"parameter {name} is not finite in worker {worker}, inner step {self._inner_steps}; {ADVICE}")
+
     def state_dict(self) -> dict[str, Any]:
         """The outer step's state; models and inner optimizers are yours to save. Called on all ranks after the same step."""
         self._syncs.arrive(self._fragment)
@@ -110,6 +129,7 @@ class DiLoCo:
             "residuals": self._residuals,
             "samples": self._samples,
             "counted": self._counted,
+            "round_weights": self._round_weights,
             "inner_steps": self._inner_steps,
         }
 
@@ -119,6 +139,7 @@ class DiLoCo:
         for mine, saved in zip(self._residuals, state["residuals"], strict=True):
             copy_all(saved, mine)
         self._samples, self._counted, self._inner_steps = list(state["samples"]), state["counted"], state["inner_steps"]
+        self._round_weights = list(state["round_weights"])
 
     def _take_weights(self, which: int) -> list[float]:
         """Shares of the samples counted there, which begins anew."""

@@ -5,7 +5,7 @@ torch optimizer. The parameters may be cut into fragments that take their steps 
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from adloco.algorithms.optimizers import OuterFactory
 from adloco.placement.comm import Comm, Finished, Sum
 from adloco.placement.compression import Contributions
+from adloco.placement.gradients import squared_norm
 from adloco.placement.shards import copied, in_memory_of, scattered
 from adloco.placement.sums import PerWorker, Squares
 from adloco.placement.wire import WireFormat
@@ -102,6 +103,18 @@ class OuterStep:
     def momentum(self) -> list[Tensor]:
         """The outer optimizer's state tensors, in the order of the parameters."""
         return optimizer_tensors(self.optimizer) if self.optimizer else []
+
+
+LARGEST = 1e37
+"""Norm from which on parameters count as infinite: differences of such float32 numbers, and sums of them, could be."""
+
+
+def not_finite(names: Sequence[str], params: Sequence[Tensor], add_up: Callable[[Sequence[float]], list[float]] = list) -> str:
+    """The first parameter with a number that is not finite, or empty. add_up: over the ranks that hold parts of them."""
+    if add_up([squared_norm(params)])[0] < LARGEST**2:
+        return ""
+    norms = add_up([squared_norm([parameter]) for parameter in params])
+    return next(name for name, norm in zip(names, norms, strict=True) if not norm < LARGEST**2 / len(norms))
 
 
 def averaged_buffers(model: nn.Module) -> list[Tensor]:

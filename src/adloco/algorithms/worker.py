@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.optimizers import InnerFactory
-from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_optimizer
+from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_optimizer, not_finite
 from adloco.placement.device import autocast, to_device
-from adloco.placement.gradients import clip, squared_norm, trainable
+from adloco.placement.gradients import clip, trainable
 from adloco.placement.island import Engine
 from adloco.placement.memory import free_memory, ran_out_of_memory
 from adloco.placement.shards import copied, zeros_like
@@ -28,8 +28,6 @@ from adloco.rules.switch import BatchPlan
 
 ADVICE = "lower the learning rate or check the data"
 NO_SYNC = [0.0] * 8
-LARGEST = 1e37
-"""Norm from which on parameters count as infinite: differences of such float32 numbers, and sums of them, could be."""
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(model, batch) -> mean loss over the batch's samples."""
@@ -195,11 +193,9 @@ class Worker:
             free_memory(self._settings.device)
 
     def _check_finite(self, task: RoundTask) -> None:
-        if self.engine.sum([squared_norm(self.params)])[0] < LARGEST**2:
-            return
-        norms = self.engine.sum([squared_norm([parameter]) for parameter in self.params])
-        name = next(name for name, norm in zip(self._names, norms, strict=True) if not norm < LARGEST**2 / len(norms))
-        raise NonFiniteLossError(f"parameter {name} is not finite in {self._place(task, self.inner_step)}; {ADVICE}")
+        name = not_finite(self._names, self.params, self.engine.sum)
+        if name:
+            raise NonFiniteLossError(f"parameter {name} is not finite in {self._place(task, self.inner_step)}; {ADVICE}")
 
     def _tests(self, task: RoundTask) -> bool:
         """Whether gradient statistics are taken on the coming inner step."""

@@ -20,7 +20,7 @@ from adloco.rules.balance import Shares
 from adloco.rules.batch import BatchRule
 from adloco.rules.checks import require
 from adloco.rules.controller import BatchGuards
-from adloco.rules.merge import MergePolicy
+from adloco.rules.merge import MergePolicy, NoMerge
 from adloco.rules.schedule import LearningRate
 from adloco.rules.streaming import Streaming
 from adloco.rules.switch import SwitchMode
@@ -76,6 +76,13 @@ class Recipe:
             self.guards.initial >= smallest,
             f"batch.initial must be >= {smallest}, so that each of {self.method.workers_per_trainer} workers has "
             f"{'two samples to compare' if self.batch.needs_moments else 'a sample'}, got {self.guards.initial}",
+        )
+
+        alone = self.method.workers_per_trainer == 1 and (self.method.num_trainers == 1 or isinstance(self.merge, NoMerge))
+        require(
+            not alone or self.wire_format is None,
+            "wire.format is for workers that exchange pseudo-gradients, and here no trainer ever has two; leave it out, or raise "
+            "method.workers_per_trainer",
         )
 
     @property

@@ -223,7 +223,8 @@ class OuterMemory:
     """Where a trainer keeps what only syncs need."""
 
     on_host: bool = False
-    """Whether global parameters, outer optimizer state and what error feedback keeps live in host memory; a fragment at a time is on the device."""
+    """Whether global parameters, outer optimizer state and what error feedback keeps live in host memory. On the device is then a fragment at a
+    time, of each trainer if they travel."""
 
 
 @dataclass(frozen=True, kw_only=True)
