@@ -30,12 +30,12 @@ from tests.problems import adamw, linear, make_run, outer_sgd, params_of, regres
 
 def test_counters_by_hand() -> None:
     # Two trainers of two workers, batches of 6, H = 3: 2 x 6 x 3 samples a round. Four float32 parameters: a worker hands over 16 bytes a sync,
-    # and 21 scalars of 8 bytes (six moments, five seconds, loss, samples, five of the sync, three step losses). DDP: 16 bytes at each inner step.
+    # and 22 scalars of 8 bytes (six moments, five seconds, loss, samples, six of the sync, three step losses). DDP: 16 bytes at each inner step.
     run = make_run(num_trainers=2, guards=BatchGuards(initial=6), switch=SwitchMode(max_micro_batch=2, mode="always"))
     reports = list(run.rounds(4))
     assert [report.samples for report in reports] == [36, 72, 108, 144]
     assert [(report.round, report.inner_steps, report.syncs) for report in reports] == [(1, 3, 1), (2, 6, 2), (3, 9, 3), (4, 12, 4)]
-    assert [report.bytes_communicated for report in reports] == [184, 368, 552, 736]
+    assert [report.bytes_communicated for report in reports] == [192, 384, 576, 768]
     assert [report.bytes_ddp_equivalent for report in reports] == [48, 96, 144, 192]
     row = reports[0].trainers[1]
     assert (row.trainer, row.workers, row.requested_batch, row.worker_batch, row.micro_batch, row.accumulation_steps, row.trainer_batch) == (
@@ -56,15 +56,18 @@ def test_counters_by_hand() -> None:
 
 def test_syncs_by_hand() -> None:
     # Two trainers of two workers, 16 bytes of parameters each. Each worker has handed over 8 bytes, half of them: a ratio of 2. The slowest transfer
-    # took 0.5 seconds: 8 / 0.5 = 16 bytes per second, if there is a link at all.
+    # took 0.5 seconds; the fastest fragment went at 19 bytes per second, if there is a link at all.
     run = make_run(num_trainers=2, guards=BatchGuards(initial=6))
     (report,) = run.rounds(1)
-    assert (report.sync.bytes, report.sync.compression_ratio, report.sync.bytes_per_second) == (16, 1, None)
-    done = {worker: WorkerRound.from_numbers([0.0] * 8 + [8.0, 0.25 * worker, 0.1, 0.125 * (worker + 1), *[0.0] * 6]) for worker in range(4)}
+    assert (report.sync.bytes, report.sync.compression_ratio, report.sync.peak_bytes_per_second) == (16, 1, None)
+    done = {
+        worker: WorkerRound.from_numbers([0.0] * 8 + [8.0, 0.25 * worker, 0.1, 0.125 * (worker + 1), 16.0 + worker, *[0.0] * 6])
+        for worker in range(4)
+    }
     sync = report_sync(done, report.trainers, model_bytes=16, islands=2)
     assert (sync.bytes, sync.compression_ratio, sync.exposed_seconds, sync.hidden_seconds) == (8, 2, 0.75, 0.1)
-    assert (sync.transfer_seconds, sync.bytes_per_second) == (0.5, 16)
-    assert report_sync(done, report.trainers, model_bytes=16, islands=1).bytes_per_second is None
+    assert (sync.transfer_seconds, sync.peak_bytes_per_second) == (0.5, 19)
+    assert report_sync(done, report.trainers, model_bytes=16, islands=1).peak_bytes_per_second is None
 
 
 def test_what_travels_while_training_goes_on_is_counted_with_its_round() -> None:
@@ -72,7 +75,7 @@ def test_what_travels_while_training_goes_on_is_counted_with_its_round() -> None
     run = make_run(num_trainers=2, wire=Int4(block=4), streaming=Streaming(tau=1), outer=outer_sgd(0.7))
     for report in run.rounds(20):
         assert (report.sync.bytes, report.sync.compression_ratio) == (12, 16 / 12)
-    assert report.bytes_communicated == 20 * (12 + (18 + 3) * 8)
+    assert report.bytes_communicated == 20 * (12 + (19 + 3) * 8)
 
 
 def test_schedule_runs_on_tokens() -> None:
@@ -238,7 +241,7 @@ def test_frozen_parameters_stay_and_send_nothing() -> None:
     report = run.round()
     assert report is not None
     assert run.num_parameters == 3
-    assert report.bytes_communicated == 12 + 168
+    assert report.bytes_communicated == 12 + 176
     assert all(worker.model.bias.equal(linear().bias) for worker in run.workers.values())  # type: ignore[union-attr, operator]
 
 

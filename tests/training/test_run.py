@@ -162,7 +162,7 @@ def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_pat
         assert -1 <= trainer["cosine_similarity"] <= 1
         assert 0 <= sync["hidden_seconds"] <= sync["transfer_seconds"]
         assert sync["exposed_seconds"] > 0
-        assert sync["bytes_per_second"] is None, "in one process nothing crosses a link"
+        assert sync["peak_bytes_per_second"] is None, "in one process nothing crosses a link"
     assert (summary["wire_error"], summary["cosine_similarity"]) == tuple(
         metrics[-1]["trainers"][0][key] for key in ("wire_error", "cosine_similarity")
     )
@@ -176,7 +176,7 @@ def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_pat
 def test_totals_of_syncs_by_hand() -> None:
     # Rounds of 8 and 2 bytes that were 16 and 8: 10 bytes for 24. A round in which every worker was alone counts for neither.
     def record(size: float, ratio: float | None, rate: float | None, cosines: list[float | None]) -> dict[str, Any]:
-        sync = {"bytes": size, "compression_ratio": ratio, "exposed_seconds": 1.0, "hidden_seconds": 0.5, "bytes_per_second": rate}
+        sync = {"bytes": size, "compression_ratio": ratio, "exposed_seconds": 1.0, "hidden_seconds": 0.5, "peak_bytes_per_second": rate}
         return {"sync": sync, "trainers": [{"cosine_similarity": cosine, "wire_error": None} for cosine in cosines]}
 
     totals = sync_totals([record(8, 2.0, 7.0, [0.1]), record(2, 4.0, 3.0, [0.25, 0.75, None]), record(0, None, None, [None])])

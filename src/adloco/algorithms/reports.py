@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from adloco.algorithms.streaming import SyncNumbers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
 from adloco.rules.agreement import mean_cosine, relative_error
@@ -20,22 +21,7 @@ class WorkerRound:
     loss_sum: float
     """Over samples."""
     samples: float
-    wanted: float
-    """Squared norm of what it was to send, times its weight, all syncs of the round together."""
-    sent: float
-    """The same of what it sent."""
-    error: float
-    """The same of the difference."""
-    total: float
-    """Its part of that of the sum over its trainer's workers."""
-    sync_bytes: float
-    """Handed over in syncs."""
-    exposed_seconds: float
-    """That training stood still for syncs, on the ranks that serve it."""
-    hidden_seconds: float
-    """That fragments travelled while training went on."""
-    transfer_seconds: float
-    """That fragments travelled, hidden or not."""
+    sync: SyncNumbers
     moments: Moments
     losses: tuple[float, ...]
     """Of its inner steps."""
@@ -45,24 +31,34 @@ class WorkerRound:
         # Every inner step of a round has the same batch.
         loss_sum = sum(worker.losses) / len(worker.losses) * worker.round_samples
         busy = worker.busy_seconds
-        return WorkerRound.from_numbers(
-            [busy, busy * turns, loss_sum, worker.round_samples, *worker.sync, *worker.moments.to_numbers(), *worker.losses]
+        return WorkerRound(
+            busy_seconds=busy,
+            turn_seconds=busy * turns,
+            loss_sum=loss_sum,
+            samples=worker.round_samples,
+            sync=worker.sync,
+            moments=worker.moments,
+            losses=tuple(worker.losses),
         )
 
     def to_numbers(self) -> list[float]:
         """The float64 scalars that cross the network."""
-        own = [getattr(self, name) for name in SCALARS]
-        return [*own, *self.moments.to_numbers(), *self.losses]
+        own = [self.busy_seconds, self.turn_seconds, self.loss_sum, self.samples]
+        return [*own, *self.sync.to_numbers(), *self.moments.to_numbers(), *self.losses]
 
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> "WorkerRound":
-        own, rest = dict(zip(SCALARS, numbers, strict=False)), numbers[len(SCALARS) :]
-        size = len(fields(Moments))
-        return WorkerRound(**own, moments=Moments.from_numbers(rest[:size]), losses=tuple(rest[size:]))
-
-
-SCALARS = [field.name for field in fields(WorkerRound)][:-2]
-"""Its fields in the order in which they cross; the moments come after them, and the losses last."""
+        busy_seconds, turn_seconds, loss_sum, samples, *rest = numbers
+        sync, moments = len(fields(SyncNumbers)), len(fields(Moments))
+        return WorkerRound(
+            busy_seconds=busy_seconds,
+            turn_seconds=turn_seconds,
+            loss_sum=loss_sum,
+            samples=samples,
+            sync=SyncNumbers.from_numbers(rest[:sync]),
+            moments=Moments.from_numbers(rest[sync : sync + moments]),
+            losses=tuple(rest[sync + moments :]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +123,8 @@ class SyncReport:
     """That fragments travelled while training went on."""
     transfer_seconds: float = field(compare=False)
     """That fragments travelled, hidden or not; where training stands still for them, encoding them included."""
-    bytes_per_second: float | None = field(compare=False)
-    """`bytes` over `transfer_seconds`; None where nothing was sent, or all workers live on one island, between which there is no link."""
+    peak_bytes_per_second: float | None = field(compare=False)
+    """Of a worker, while the fragment travelled that was fastest; None where nothing was sent, or all workers live on one island."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,16 +201,16 @@ def report_workers(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRoun
 
 def report_sync(done: Mapping[int, WorkerRound], trainers: Sequence[TrainerReport], model_bytes: int, islands: int) -> SyncReport:
     """The syncs of a round. model_bytes: of all that is synced, in its own type; islands: over how many the workers are spread."""
-    handed = sum(row.sync_bytes for row in done.values())
-    seconds = max(row.transfer_seconds for row in done.values())
+    syncs = [row.sync for row in done.values()]
+    handed = sum(sync.sync_bytes for sync in syncs)
     plain = model_bytes * sum(trainer.workers for trainer in trainers if trainer.workers > 1)
     return SyncReport(
         bytes=handed / len(done),
         compression_ratio=plain / handed if handed else None,
-        exposed_seconds=max(row.exposed_seconds for row in done.values()),
-        hidden_seconds=max(row.hidden_seconds for row in done.values()),
-        transfer_seconds=seconds,
-        bytes_per_second=handed / len(done) / seconds if islands > 1 and handed and seconds > 0 else None,
+        exposed_seconds=max(sync.exposed_seconds for sync in syncs),
+        hidden_seconds=max(sync.hidden_seconds for sync in syncs),
+        transfer_seconds=max(sync.transfer_seconds for sync in syncs),
+        peak_bytes_per_second=max(sync.peak_bytes_per_second for sync in syncs) if islands > 1 and handed else None,
     )
 
 
@@ -238,6 +234,6 @@ def report_trainer(
         noise_scale=seen.noise_scale if seen else None,
         train_loss=train_loss,
         learning_rate=base_rate * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),
-        cosine_similarity=mean_cosine([row.sent for row in done], sum(row.total for row in done)) if several else None,
-        wire_error=relative_error([row.error for row in done], [row.wanted for row in done]) if several else None,
+        cosine_similarity=mean_cosine([row.sync.sent for row in done], sum(row.sync.total for row in done)) if several else None,
+        wire_error=relative_error([row.sync.error for row in done], [row.sync.wanted for row in done]) if several else None,
     )

@@ -5,7 +5,7 @@ When they leave and arrive is decided in `rules.streaming`. What travels has bee
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -31,6 +31,42 @@ class Served:
     weights: Sequence[float]
     """Each worker's share of the trainer's samples."""
     comm: Comm
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncNumbers:
+    """What syncs were to one worker; those of several syncs add up. Norms are of what is multiplied with the worker's weight."""
+
+    wanted: float = 0.0
+    """Squared norm of what it was to send."""
+    sent: float = 0.0
+    """The same of what it sent."""
+    error: float = 0.0
+    """The same of the difference."""
+    total: float = 0.0
+    """Its part of that of the sum over its trainer's workers: all of what its process knows of it, for the first worker there."""
+    sync_bytes: float = 0.0
+    """Handed over."""
+    exposed_seconds: float = 0.0
+    """That training stood still, on the ranks that serve it."""
+    hidden_seconds: float = 0.0
+    """That fragments travelled while training went on."""
+    transfer_seconds: float = 0.0
+    """That fragments travelled, hidden or not."""
+    peak_bytes_per_second: float = 0.0
+    """Of the fragment that travelled fastest, `sync_bytes` over `transfer_seconds`."""
+
+    def __add__(self, other: "SyncNumbers") -> "SyncNumbers":
+        sums = [mine + theirs for mine, theirs in zip(self.to_numbers(), other.to_numbers(), strict=True)]
+        return SyncNumbers.from_numbers([*sums[:-1], max(self.peak_bytes_per_second, other.peak_bytes_per_second)])
+
+    def to_numbers(self) -> list[float]:
+        """The float64 scalars that cross the network."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    @staticmethod
+    def from_numbers(numbers: Sequence[float]) -> "SyncNumbers":
+        return SyncNumbers(**{field.name: number for field, number in zip(fields(SyncNumbers), numbers, strict=True)})
 
 
 class FragmentSyncs:
@@ -91,15 +127,26 @@ class FragmentSyncs:
             self._transfer.wait()
         self._under_way, self._transfer = [], None
 
-    def take(self) -> dict[int, list[list[float]]]:
-        """Since the last call, by trainer: for each of its workers here `Worker.sync`."""
+    def take(self) -> dict[int, list[SyncNumbers]]:
+        """Since the last call, by trainer, for each of its workers here: this rank's part, of which those of the worker's ranks add up."""
         count = sum(len(squares.sent) for squares in self._squares.values())
-        seconds = [part / self._placement.ranks_per_worker for part in (self._exposed, self._hidden, self._transferred)]
+        ranks = self._placement.ranks_per_worker
         taken = {}
         for trainer, squares in self._squares.items():
-            totals = [squares.total] + [0.0] * (len(squares.sent) - 1)
-            columns = zip(squares.wanted, squares.sent, squares.error, totals, strict=True)
-            taken[trainer] = [[*numbers, self._bytes / count, *seconds] for numbers in columns]
+            taken[trainer] = [
+                SyncNumbers(
+                    wanted=squares.wanted[index],
+                    sent=squares.sent[index],
+                    error=squares.error[index],
+                    total=squares.total if index == 0 else 0.0,
+                    sync_bytes=self._bytes / count,
+                    exposed_seconds=self._exposed / ranks,
+                    hidden_seconds=self._hidden / ranks,
+                    transfer_seconds=self._transferred / ranks,
+                    peak_bytes_per_second=self._bytes / count / self._transferred if self._transferred else 0.0,
+                )
+                for index in range(len(squares.sent))
+            ]
         if taken:
             self._squares = {}
             self._bytes = self._transferred = self._hidden = self._exposed = 0.0

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_optimizer, not_finite
+from adloco.algorithms.streaming import SyncNumbers
 from adloco.placement.device import autocast, to_device
 from adloco.placement.gradients import clip, trainable
 from adloco.placement.island import Engine
@@ -27,7 +28,6 @@ from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 
 ADVICE = "lower the learning rate or check the data"
-NO_SYNC = [0.0] * 8
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(model, batch) -> mean loss over the batch's samples."""
@@ -109,8 +109,8 @@ class Worker:
         self.busy_seconds = 0.0
         self.losses: list[float] = []
         self.moments = Moments()
-        self.sync = NO_SYNC
-        """Of its syncs in this round, as in `WorkerRound`: wanted, sent, error, total, bytes, exposed, hidden and transfer seconds."""
+        self.sync = SyncNumbers()
+        """Of this round."""
         self.pass_limit = 0
         """Where memory ran out: the largest micro-batch until the plans know."""
         self.residuals = [zeros_like(parameter, torch.float32, to_host=settings.on_host) for parameter in self.params if settings.error_feedback]
@@ -127,11 +127,11 @@ class Worker:
         self.busy_seconds = 0.0
         self.losses = []
         self.moments = Moments()
-        self.sync = NO_SYNC
+        self.sync = SyncNumbers()
 
-    def count_sync(self, parts: Sequence[float]) -> None:
-        """Add this rank's part of a sync's numbers to `sync`."""
-        self.sync = [before + more for before, more in zip(self.sync, self.engine.sum(parts), strict=True)]
+    def count_sync(self, part: SyncNumbers) -> None:
+        """Add a sync, of which this is this rank's part, to those of the round."""
+        self.sync += SyncNumbers.from_numbers(self.engine.sum(part.to_numbers()))
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
         """Inner steps of the round up to that one, or until halted between two of them (on all ranks of the island after the same one)."""
@@ -285,7 +285,7 @@ class Worker:
             "busy_seconds": self.busy_seconds,
             "losses": self.losses,
             "moments": self.moments.to_numbers(),
-            "sync": self.sync,
+            "sync": self.sync.to_numbers(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "counters": list(self.counters),
             "residuals": list(self.residuals),
@@ -299,7 +299,7 @@ class Worker:
         self.busy_seconds = state["busy_seconds"]
         self.losses = list(state["losses"])
         self.moments = Moments.from_numbers(state["moments"])
-        self.sync = list(state["sync"])
+        self.sync = SyncNumbers.from_numbers(state["sync"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, saved)
         copy_all(state["counters"], self.counters)

@@ -124,7 +124,7 @@ def sync_totals(records: Sequence[Record]) -> SyncTotals:
         compression_ratio=sum(size * ratio for size, ratio in sizes) / total if sizes else None,
         exposed_seconds=sum(sync["exposed_seconds"] for sync in syncs),
         hidden_seconds=sum(sync["hidden_seconds"] for sync in syncs),
-        peak_bytes_per_second=max((sync["bytes_per_second"] for sync in syncs if sync["bytes_per_second"] is not None), default=None),
+        peak_bytes_per_second=max((sync["peak_bytes_per_second"] for sync in syncs if sync["peak_bytes_per_second"] is not None), default=None),
         cosine_similarity=_last_mean(records, "cosine_similarity"),
         wire_error=_last_mean(records, "wire_error"),
     )
