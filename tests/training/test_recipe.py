@@ -96,3 +96,13 @@ def test_sections_are_those_of_the_public_classes() -> None:
     assert recipe.batch == NormTest(eta=0.3)
     assert recipe.guards == BatchGuards(initial=4, maximum=9)
     assert recipe.switch == replace(SwitchMode(), mode="never")
+
+
+def test_a_wire_that_carries_nothing_is_said() -> None:
+    for recipe, flags, unused in [
+        ("single", [], True), ("ddp", [], True), ("diloco", [], False), ("adloco", [], False), ("adloco", [("merge.policy", "none")], True),
+    ]:  # fmt: skip
+        built = build_recipe(override(read_values(recipe), [("wire.format", "topk"), *flags]))
+        assert (built.unused != "") is unused
+        assert built.feedback is not unused
+        assert build_recipe(override(read_values(recipe), [("wire.format", "fp32"), *flags])).unused == ""

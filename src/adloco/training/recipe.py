@@ -78,17 +78,21 @@ class Recipe:
             f"{'two samples to compare' if self.batch.needs_moments else 'a sample'}, got {self.guards.initial}",
         )
 
-        alone = self.method.workers_per_trainer == 1 and (self.method.num_trainers == 1 or isinstance(self.merge, NoMerge))
-        require(
-            not alone or self.wire_format is None,
-            "wire.format is for workers that exchange pseudo-gradients, and here no trainer ever has two; leave it out, or raise "
-            "method.workers_per_trainer",
-        )
+    @property
+    def syncs(self) -> bool:
+        """Whether a trainer has several workers, at first or after a merge: otherwise nothing is sent in any format."""
+        return self.method.workers_per_trainer > 1 or (self.method.num_trainers > 1 and not isinstance(self.merge, NoMerge))
 
     @property
     def wire_format(self) -> WireFormat | None:
-        """None: differences cross as they are."""
-        return None if isinstance(self.wire, PlainWire) else self.wire
+        """None: differences cross as they are, or nothing ever does."""
+        return None if isinstance(self.wire, PlainWire) or not self.syncs else self.wire
+
+    @property
+    def unused(self) -> str:
+        """A sentence on settings that change nothing, or empty."""
+        idle = not self.syncs and not isinstance(self.wire, PlainWire)
+        return "wire.format changes nothing: no trainer ever has two workers to sync" if idle else ""
 
     @property
     def feedback(self) -> bool:

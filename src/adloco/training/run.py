@@ -105,7 +105,7 @@ class TrainingRun:
         recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total))
         run = TrainingRun(recipe, folder, placement)
         skipped = "" if recipe.data.streaming else run.task.skipped()
-        run.notices += [text for text in (notice, skipped, read_whole(run._builder, placement)) if text]
+        run.notices += [text for text in (notice, recipe.unused, skipped, read_whole(run._builder, placement)) if text]
         if placement.first:
             run._write_folder()
         run._save()
