@@ -79,7 +79,7 @@ SPREAD = {"method.num_trainers": "1", "method.workers_per_trainer": str(WORKERS)
 # are, but for the batch, which the merged trainer takes over from both and which only grows: all arms begin with the same, and none goes below it.
 TRAINERS = {
     "method.num_trainers": "2", "method.workers_per_trainer": "2", "batch.initial": str(BATCH // 2), "batch.grow_only": "true",
-    "merge.requested_batch": "sum",
+    "merge.requested_batch": "sum", "wire.format": "fp32",
 }  # fmt: skip
 STREAMING = {"streaming.fragments": "2", "streaming.tau": "5", "streaming.alpha": "0.5"}
 ARMS = {

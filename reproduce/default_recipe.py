@@ -1,4 +1,4 @@
-"""The default recipe against `single`, `diloco` and `local-sgd` at equal tokens: losses, seconds, syncs and bytes over three seeds.
+"""The default recipe, and at equal tokens (1.2M) with AdamW and fp32 in all: AdLoCo, `single`, `diloco` and `local-sgd`; three seeds.
 
     .venv/bin/python reproduce/default_recipe.py runs/reproduce/default     # 15 runs of two to three minutes on two cores
 
@@ -15,8 +15,10 @@ from matplotlib.figure import Figure
 
 SEEDS = (0, 1, 2)
 # `diloco` is shipped with the published outer momentum of 0.9; runs as short as these prefer 0.6, so DiLoCo is shown with both.
+ADAMW = ["--inner.optimizer", "adamw", "--inner.lr", "2e-3", "--outer.lr", "0.7", "--wire.format", "fp32", "--run.tokens", "1200000"]
 ARMS = {
     "adloco": ["adloco"],
+    "adloco (AdamW, fp32)": ["adloco", *ADAMW],
     "single": ["single"],
     "diloco (momentum 0.9)": ["diloco"],
     "diloco (momentum 0.6)": ["diloco", "--outer.options", "{ momentum = 0.6, nesterov = true }"],
@@ -28,7 +30,7 @@ def main(root: Path) -> None:
     rows = {}
     for seed in SEEDS:
         for arm, words in ARMS.items():
-            folder = root / f"{arm.translate(str.maketrans(' ', '-', '()'))}-{seed}"
+            folder = root / f"{arm.translate(str.maketrans(' ', '-', '(),'))}-{seed}"
             if not (folder / "summary.json").exists():
                 print(f"{arm}, seed {seed} ...", flush=True)
                 command = [sys.executable, "-m", "adloco", "train", *words, "--run.seed", str(seed), "--run.folder", str(folder)]
