@@ -17,7 +17,7 @@ FREE_SETTINGS = {
     "run.folder", "run.name", "run.device", "run.threads", "run.checkpoint_every", "run.keep_checkpoints", "run.trackers",
     "placement.shard_size", "placement.replica_size",  # Where workers live does not change what they compute.
     "data.path", "data.dataset", "data.cache",  # What they lead to is checked by content.
-    "evaluation.every", "evaluation.windows", "profile.memory", "switch.pass_limit", "memory.gib", "memory.fraction",
+    "outer.on_host", "evaluation.every", "evaluation.windows", "profile.memory", "switch.pass_limit", "memory.gib", "memory.fraction",
 }  # fmt: skip
 """Settings that may change from a run's beginning to its going on; all others decide its numbers."""
 
