@@ -1,6 +1,7 @@
 """Whole runs: their files, their numbers, resuming bit for bit."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,7 +87,8 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert {path.stem for path in (folder / "plots").iterdir()} == pictures
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == len(pictures)
-    assert "http" not in page.replace("http-equiv", "")
+    text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)  # In which any four letters occur now and then.
+    assert "http" not in text.replace("http-equiv", "")
     assert build_recipe(read_values(str(folder / "recipe.toml"))).run.folder == str(folder)
 
 
