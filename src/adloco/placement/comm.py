@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from adloco.placement.compression import CompressedSum, Contributions, add_decoded, square
+from adloco.placement.compression import CompressedSum, Contributions, add_decoded
+from adloco.placement.gradients import squared_norm
 from adloco.placement.shards import is_sharded, local, with_local
 from adloco.placement.sums import PerWorker, Scratch, Squares, fill_weighted_sum, kinds, parts
 from adloco.placement.traffic import Traffic, num_bytes, ring
@@ -96,7 +97,7 @@ class LocalComm:
                 start = local(origin[index]).to(part.device) if origin else None
                 fill_weighted_sum(part, entries, weights, start, squares if counted else None)
                 sums[index] = with_local(part, like=sums[index])
-            total += square(flat) if counted else 0.0
+            total += squared_norm([flat]) if counted else 0.0
         result = Squares.exact(squares)
         result.total = total
         return Finished(sums, result)
@@ -105,7 +106,7 @@ class LocalComm:
         if self._counts(sharded):
             self.traffic.add(blocks.numel(), crossings(wire, self.num_workers))
         total = add_decoded(blocks, wire)
-        return (wire.decode(wire.encode(total)) if wire.sums_in_blocks else total), square(total) if self._counts(sharded) else 0.0
+        return (wire.decode(wire.encode(total)) if wire.sums_in_blocks else total), squared_norm([total]) if self._counts(sharded) else 0.0
 
     def _count(self, tensors: Sequence[Tensor], times: float) -> None:
         if self.num_workers > 1:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adloco.placement.gradients import squared_norm
 from adloco.placement.shards import local, with_local
 from adloco.placement.sums import PIECE, PerWorker, Squares, kinds
 from adloco.placement.wire import WireFormat
@@ -94,7 +95,7 @@ class CompressedSum:
 
     def _count(self, worker: int, wanted: Tensor, sent: Tensor) -> None:
         for squares, tensor in ((self.squares.wanted, wanted), (self.squares.sent, sent), (self.squares.error, wanted - sent)):
-            squares[worker] += square(tensor)
+            squares[worker] += squared_norm([tensor])
 
     def _rows(self, index: int) -> int:
         return -(-local(self._like[index]).numel() // self._wire.block)
@@ -116,11 +117,6 @@ def add_decoded(blocks: Tensor, wire: WireFormat) -> Tensor:
 
 
 def in_pieces(rows: int, wire: WireFormat) -> Iterator[slice]:
-    """Rows of blocks, as many at once as fit in the cache: a format works on a million values in a third of the time per value of ten million."""
+    """Rows of blocks, about a million values at once, so that what one operation of a format writes is still in the cache for the next."""
     size = max(1, PIECE // wire.block)
     return (slice(begin, begin + size) for begin in range(0, rows, size))
-
-
-def square(tensor: Tensor) -> float:
-    """Sum of squares, in float64."""
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2

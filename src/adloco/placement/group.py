@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from adloco.placement.comm import Finished, Sum, crossings
-from adloco.placement.compression import CompressedSum, Contributions, Join, add_decoded, square
+from adloco.placement.compression import CompressedSum, Contributions, Join, add_decoded
+from adloco.placement.gradients import squared_norm
 from adloco.placement.shards import is_sharded, local, with_local
 from adloco.placement.sums import PerWorker, Scratch, Squares, fill_weighted_sum, filled_pieces, kinds, parts
 from adloco.placement.traffic import Traffic, num_bytes, ring
@@ -141,21 +142,14 @@ class GroupComm:
         from_islands = list(torch.split(received, sizes))
         from_islands[me] = own
         total = add_decoded(torch.cat(from_islands).view(self.num_workers, shares[me], wire.block_bytes), wire)
-        sums = self._gathered(wire.encode(total), max(shares))
-        return wire.decode(torch.cat([rows[:share] for rows, share in zip(sums, shares, strict=True)])), square(total)
+        sums = gathered(wire.encode(total), max(shares), self._group)
+        return wire.decode(torch.cat([rows[:share] for rows, share in zip(sums, shares, strict=True)])), squared_norm([total])
 
     def _from_everyone(self, blocks: Tensor, wire: WireFormat) -> tuple[Tensor, float]:
         """Every island gets all workers' blocks and adds them up itself."""
-        workers = self._gathered(blocks, max(self._workers))
+        workers = gathered(blocks, max(self._workers), self._group)
         total = add_decoded(torch.cat([some[:count] for some, count in zip(workers, self._workers, strict=True)]), wire)
-        return total, square(total) / len(self._workers)
-
-    def _gathered(self, mine: Tensor, longest: int) -> Tensor:
-        """What each island has, padded to the longest: (islands, longest, ...)."""
-        padded = torch.cat([mine, mine.new_zeros(longest - len(mine), *mine.shape[1:])])
-        gathered = padded.new_empty(len(self._workers), *padded.shape)
-        dist.all_gather_single(gathered.view(-1), padded.view(-1), group=self._group)
-        return gathered
+        return total, squared_norm([total]) / len(self._workers)
 
     def _counts(self, sharded: bool) -> bool:
         holders = self._holders(sharded)
@@ -166,12 +160,9 @@ class GroupComm:
         holders = self._holders(sharded)
         if holders is None:
             return mine
-        size = -(-rows // dist.get_world_size(holders))
-        padded = torch.cat([mine, mine.new_zeros(size - len(mine), *mine.shape[1:])])
-        gathered = padded.new_empty(dist.get_world_size(holders) * size, *mine.shape[1:])
-        dist.all_gather_single(gathered.view(-1), padded.view(-1), group=holders)
-        self._traffic.inside += num_bytes([padded])
-        return gathered[:rows]
+        slices = gathered(mine, _slice_rows(rows, holders), holders)
+        self._traffic.inside += num_bytes([slices[0]])
+        return slices.flatten(0, 1)[:rows]
 
 
 class _FlatSum:
@@ -190,7 +181,7 @@ class _FlatSum:
             work.wait()
         if self.squares.sent:
             # Each island has the whole sum, of which each rank of those that hold the same counts a slice.
-            self.squares.total = sum(square(mine) for _, _, _, mine in self.flats) / self._islands
+            self.squares.total = sum(squared_norm([mine]) for _, _, _, mine in self.flats) / self._islands
 
     def result(self) -> list[Tensor]:
         results = list(self._like)
@@ -204,7 +195,19 @@ class _FlatSum:
         return self.result()
 
 
+def gathered(mine: Tensor, longest: int, group: dist.ProcessGroup | None = None) -> Tensor:
+    """What each rank of the group (None: all ranks) has, padded with zeros to the longest: (ranks, longest, ...)."""
+    padded = torch.cat([mine, mine.new_zeros(longest - len(mine), *mine.shape[1:])])
+    everyone = padded.new_empty(dist.get_world_size(group), *padded.shape)
+    dist.all_gather_single(everyone.view(-1), padded.view(-1), group=group)
+    return everyone
+
+
 def _slice(rows: Tensor, holders: dist.ProcessGroup) -> Tensor:
-    size = -(-len(rows) // dist.get_world_size(holders))
+    size = _slice_rows(len(rows), holders)
     start = size * dist.get_rank(holders)
     return rows[start : start + size].clone()
+
+
+def _slice_rows(rows: int, holders: dist.ProcessGroup) -> int:
+    return -(-rows // dist.get_world_size(holders))

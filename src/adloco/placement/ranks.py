@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from adloco.placement.blocks import Fill
 from adloco.placement.comm import Comm, LocalComm
-from adloco.placement.group import GroupComm
+from adloco.placement.group import GroupComm, gathered
 from adloco.placement.island import Engine, Replicated, Sharded
 from adloco.placement.process import Item, OneProcess, Result
 from adloco.placement.shards import whole
@@ -100,9 +100,7 @@ class Ranks:
         assert list(rows) == self.local(range(self.num_workers)), "a row for each worker here"
         most = -(-self.num_workers // self._num_islands)
         mine = torch.tensor([list(row) for row in rows.values()], dtype=torch.float64, device=self.device)
-        padded = torch.cat([mine, mine.new_zeros(most - len(mine), mine.shape[1])])
-        everyone = padded.new_empty(self.num_ranks, *padded.shape)
-        dist.all_gather_single(everyone.view(-1), padded.view(-1))
+        everyone = gathered(mine, most)
         if self.num_workers > 1 and self._position == 0:
             self.traffic.add(num_bytes([mine]), self.num_workers - 1)
         parts = iter(everyone[:: self.ranks_per_worker].tolist())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adloco.placement.gradients import squares
 from adloco.placement.shards import is_sharded, local
 
 BLOCK = 1 << 16
@@ -91,18 +92,17 @@ def filled_pieces(flat: Tensor, views: Sequence[tuple[int, Tensor]], fill: Calla
 
 @torch.no_grad()
 def fill_weighted_sum(
-    result: Tensor, entries: Sequence[Tensor], weights: Sequence[float], origin: Tensor | None, squares: Tensor | None = None
+    result: Tensor, entries: Sequence[Tensor], weights: Sequence[float], origin: Tensor | None, total: Tensor | None = None
 ) -> None:
     """Sum of the entries, or of origin - entry, each times its weight. Differences come first: they are small, and sums of parameters round.
 
-    squares: takes up the squared norm of each term, in float64, shape (entries,).
+    total: takes up the squared norm of each term, in float64, shape (entries,).
     """
     columns = [torch.split(tensor.reshape(-1), BLOCK) for tensor in (result, *entries, *([] if origin is None else [origin]))]
     for block, *rest in zip(*columns, strict=True):
         terms = rest if origin is None else [torch.sub(rest[-1], entry) for entry in rest[:-1]]
-        if squares is not None:
-            norms = [torch.linalg.vector_norm(term, dtype=torch.float64) for term in terms]
-            squares += torch.stack([norm.square() * weight**2 for norm, weight in zip(norms, weights, strict=True)])
+        if total is not None:
+            total += torch.stack([squares(term) * weight**2 for term, weight in zip(terms, weights, strict=True)])
         torch.mul(terms[0], weights[0], out=block)
         for term, weight in zip(terms[1:], weights[1:], strict=True):
             block.add_(term, alpha=weight)
