@@ -67,7 +67,7 @@ def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int]) -> tuple
     velocity: list[Tensor | None] = [None] * len(state)
     position, travelling = [0, 0], {}
     weights = [share / sum(shares) for share in shares]
-    fragments = streaming.cut([[0], [1, 2], [3, 4]])
+    fragments = streaming.cut([[0], [1, 2], [3, 4]], 6)
     for _ in range(rounds):
         for step in range(7):
             for event in streaming.events(6):

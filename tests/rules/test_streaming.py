@@ -40,9 +40,9 @@ def test_each_once_in_order_and_one_at_a_time(inner_steps: int, fragments: int, 
 
 def test_layers_are_dealt_out() -> None:
     layers = [[0], [1, 2], [3, 4], [5, 6], [7, 8], [9]]
-    assert Streaming(fragments=2).cut(layers) == [[0, 3, 4, 7, 8], [1, 2, 5, 6, 9]]
-    assert Streaming(fragments=2, pattern="sequential").cut(layers) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert Streaming(fragments=4, pattern="sequential").cut(layers) == [[0, 1, 2], [3, 4], [5, 6, 7, 8], [9]]
+    assert Streaming(fragments=2).cut(layers, 100) == [[0, 3, 4, 7, 8], [1, 2, 5, 6, 9]]
+    assert Streaming(fragments=2, pattern="sequential").cut(layers, 100) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert Streaming(fragments=4, pattern="sequential").cut(layers, 100) == [[0, 1, 2], [3, 4], [5, 6, 7, 8], [9]]
 
 
 def test_refusals() -> None:
@@ -55,9 +55,11 @@ def test_refusals() -> None:
         with pytest.raises(ValueError, match=message):
             Streaming(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="streaming.fragments must be <= 3, the layers of this model, got 4"):
-        Streaming(fragments=4).check(100, 3)
+        Streaming(fragments=4).cut([[0], [1], [2]], 100)
     with pytest.raises(ValueError, match=r"streaming.tau must be <= 9, less than sync_every // fragments = 20 // 2, .* got 10"):
-        Streaming(fragments=2, tau=10).check(20, 6)
+        Streaming(fragments=2, tau=10).cut([[0], [1], [2]], 20)
+    with pytest.raises(ValueError, match="streaming.fragments must be <= sync_every = 2, got 3"):
+        Streaming(fragments=3).cut([[0], [1], [2]], 2)
 
 
 def test_agreement_by_hand() -> None:

@@ -23,6 +23,7 @@ from adloco.algorithms.reports import RoundReport, report_sync, report_trainer, 
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
 from adloco.placement.blocks import Fill, layers
+from adloco.placement.compression import keeps_residuals
 from adloco.placement.gradients import trainable
 from adloco.placement.process import OneProcess, Placement
 from adloco.placement.traffic import Bytes, num_bytes
@@ -113,7 +114,7 @@ class AdLoCo:
         settings = InnerSettings(
             loss_fn=loss_fn, data=data, max_grad_norm=max_grad_norm, test_groups=test_groups, test_every=test_every,
             takes_moments=self._rule.needs_moments, takes_inner_products=self._rule.needs_inner_products, autocast=autocast, seed=seed,
-            device=self.placement.device, error_feedback=wire is not None and wire.error_feedback > 0, on_host=outer_on_host,
+            device=self.placement.device, error_feedback=keeps_residuals(wire), on_host=outer_on_host,
         )  # fmt: skip
         # Every trainer starts from the same parameters: averages of models from different starts mean nothing.
         model = build_model()
@@ -130,9 +131,7 @@ class AdLoCo:
         }
         worker = next(iter(workers.values()))
         self._model, self._first_rate = worker.model, worker.base_rates[0][0]
-        found = layers(self._model)
-        self._streaming.check(sync_every, len(found))
-        self._fragments = self._streaming.cut(found)
+        self._fragments = self._streaming.cut(layers(self._model), sync_every)
         each = workers_per_trainer
         trainers = {trainer: self._new_trainer(trainer, range(trainer * each, (trainer + 1) * each)) for trainer in range(num_trainers)}
         outers = [trainer.outer.optimizer for trainer in trainers.values() if trainer.outer.optimizer]

@@ -44,6 +44,7 @@ class Crew:
 
         began = time.monotonic()
         try:
+            # All of them, also those that are there already: how many run at once must not change how they compute.
             self._placement.map(run, list(self.workers.values()), on_failure=fail)
         except BaseException:
             (halted or self._failed).clear()

@@ -11,6 +11,7 @@ from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all, not_f
 from adloco.algorithms.streaming import FragmentSyncs, Served
 from adloco.algorithms.worker import ADVICE, NonFiniteLossError
 from adloco.placement.blocks import layers
+from adloco.placement.compression import keeps_residuals
 from adloco.placement.gradients import trainable
 from adloco.placement.process import OneProcess, Placement
 from adloco.placement.shards import zeros_like
@@ -50,12 +51,10 @@ class DiLoCo:
         require(len(self.models) == len(self._here), f"models must be one for each of the {len(self._here)} workers here, got {len(self.models)}")
         self._comm = self.placement.comm(range(self.num_workers))
         self._streaming = streaming or Streaming()
-        found = layers(self.models[0])
-        self._streaming.check(sync_every, len(found))
-        params = trainable(self.models[0])
-        self._outer = OuterStep(params, outer, fragments=self._streaming.cut(found), wire=wire, on_host=outer_on_host)
-        feedback = wire is not None and wire.error_feedback > 0
-        self._residuals = [[zeros_like(tensor, torch.float32, to_host=outer_on_host) for tensor in params] for _ in self.models if feedback]
+        fragments, params = self._streaming.cut(layers(self.models[0]), sync_every), trainable(self.models[0])
+        self._outer = OuterStep(params, outer, fragments=fragments, wire=wire, on_host=outer_on_host)
+        kept = self.models if keeps_residuals(wire) else []
+        self._residuals = [[zeros_like(tensor, torch.float32, to_host=outer_on_host) for tensor in params] for _ in kept]
         self._syncs = FragmentSyncs(self._streaming, self.placement)
         first = self._comm.broadcast(self._outer.global_params, source=0, receivers=range(1, self.num_workers))
         copy_all(first, self._outer.global_params)

@@ -46,14 +46,14 @@ class OuterStep:
         for fragment in range(len(self.fragments)):
             total = self.send(fragment, per_worker, weights, comm)
             total.transfer()
-            self.receive(fragment, total, alone=comm.num_workers == 1)
+            self.receive(fragment, total, comm)
 
     def send(
         self, fragment: int, per_worker: PerWorker, weights: Sequence[float], comm: Comm, residuals: PerWorker = (), overlapped: bool = False
     ) -> Sum:
         """The fragment's mean pseudo-gradient, under way. residuals: of each local worker, like its parameters; see `Contributions`."""
         chosen = [[entry[place] for place in self.fragments[fragment]] for entry in per_worker]
-        if self.optimizer is None and comm.num_workers == 1:
+        if self._adopts(comm):
             # Its parameters to the last bit: global - (global - worker) would be rounded.
             return Finished([copied(tensor, to_host=False) for tensor in chosen[0]], Squares.zero(1))
         given = Contributions(
@@ -66,12 +66,12 @@ class OuterStep:
         return comm.pseudo_gradient(given, overlapped=overlapped)
 
     @torch.no_grad()
-    def receive(self, fragment: int, total: Sum, *, alone: bool) -> None:
-        """Move the fragment's global parameters by a sum that has been transferred. alone: whether one worker is all there is."""
+    def receive(self, fragment: int, total: Sum, comm: Comm) -> None:
+        """Move the fragment's global parameters by a sum that has been transferred. comm: that it was sent with."""
         targets = [self.global_params[place] for place in self.fragments[fragment]]
         if self.optimizer is None:
             for target, result in zip(targets, total.result(), strict=True):
-                if alone:
+                if self._adopts(comm):
                     target.copy_(in_memory_of(result, target))
                 else:
                     target.sub_(in_memory_of(result, target))
@@ -80,6 +80,10 @@ class OuterStep:
             parameter.grad = in_memory_of(pseudo_gradient, parameter)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _adopts(self, comm: Comm) -> bool:
+        """Whether the one worker there is is taken over as it is."""
+        return self.optimizer is None and comm.num_workers == 1
 
     def average(self, per_worker: PerWorker, weights: Sequence[float], comm: Comm) -> None:
         """Make the workers' mean, to the digit, the global parameters, without a step of the optimizer."""

@@ -166,7 +166,7 @@ class FragmentSyncs:
             self._step(fragment, one, total)
 
     def _step(self, fragment: int, one: Served, total: Sum) -> None:
-        one.outer.receive(fragment, total, alone=one.comm.num_workers == 1)
+        one.outer.receive(fragment, total, one.comm)
         self._squares.setdefault(one.trainer, Squares.zero(len(one.params))).add(total.squares)
 
     @torch.no_grad()

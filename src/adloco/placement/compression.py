@@ -41,6 +41,11 @@ class Contributions:
     """With error feedback: what each has not sent so far; changed in place."""
 
 
+def keeps_residuals(wire: WireFormat | None) -> bool:
+    """Whether workers keep what a sync leaves unsent."""
+    return wire is not None and wire.error_feedback > 0
+
+
 class CompressedSum:
     """The weighted sum over workers of origin - entry, exchanged in a wire format."""
 

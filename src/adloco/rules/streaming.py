@@ -40,14 +40,6 @@ class Streaming:
         require(self.tau >= 0, f"streaming.tau must be >= 0, got {self.tau}")
         require(0 <= self.alpha < 1, f"streaming.alpha must be in [0, 1), got {self.alpha}")
 
-    def check(self, sync_every: int, layers: int) -> None:
-        """Refuse what does not go with these rounds and this model."""
-        require(self.fragments <= layers, f"streaming.fragments must be <= {layers}, the layers of this model, got {self.fragments}")
-        require(self.fragments <= sync_every, f"streaming.fragments must be <= sync_every = {sync_every}, got {self.fragments}")
-        most = sync_every // self.fragments - 1
-        why = f"less than sync_every // fragments = {sync_every} // {self.fragments}, so that a fragment has arrived when the next leaves"
-        require(self.tau <= most, f"streaming.tau must be <= {most}, {why}, got {self.tau}")
-
     @property
     def drifts(self) -> bool:
         """Whether workers stand apart from the global parameters at the end of a round."""
@@ -65,9 +57,13 @@ class Streaming:
             yield SyncEvent(step=arrival, kind="receive", fragment=fragment)
             before = arrival
 
-    def cut(self, layers: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The members of each fragment, in rising order, from those of each layer."""
-        count = len(layers)
+    def cut(self, layers: Sequence[Sequence[int]], sync_every: int) -> list[list[int]]:
+        """The members of each fragment, in rising order, from those of each layer; a ValueError for what does not go with model or rounds."""
+        count, most = len(layers), sync_every // self.fragments - 1
+        require(self.fragments <= count, f"streaming.fragments must be <= {count}, the layers of this model, got {self.fragments}")
+        require(self.fragments <= sync_every, f"streaming.fragments must be <= sync_every = {sync_every}, got {self.fragments}")
+        why = f"less than sync_every // fragments = {sync_every} // {self.fragments}, so that a fragment has arrived when the next leaves"
+        require(self.tau <= most, f"streaming.tau must be <= {most}, {why}, got {self.tau}")
         homes = [layer % self.fragments if self.pattern == "strided" else layer * self.fragments // count for layer in range(count)]
         return [
             sorted(member for home, layer in zip(homes, layers, strict=True) if home == fragment for member in layer)
