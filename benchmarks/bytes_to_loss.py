@@ -49,8 +49,9 @@ from matplotlib.figure import Figure
 
 from adloco.algorithms.worker import NonFiniteLossError
 from adloco.rules.checks import require
-from adloco.training.recipe import Recipe, build_recipe, override, read_values
+from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.run import TrainingRun
+from adloco.training.sections import Recipe
 
 WORKERS, BATCH, EVALUATION_STEPS = 4, 16, 40
 PROBLEM = {

@@ -27,11 +27,12 @@ from adloco.cli.view import open_view, summary_lines
 from adloco.placement.launch import INTERRUPTED, island_shape, num_ranks, process_group, start_ranks, this_rank
 from adloco.training.export import export as export_trained
 from adloco.training.model_sources import is_causal
-from adloco.training.recipe import Recipe, build_recipe, override, read_values
+from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.recipe_text import to_toml
 from adloco.training.records import Records
 from adloco.training.report import write_report
 from adloco.training.run import TrainingRun
+from adloco.training.sections import Recipe
 from adloco.training.settings import RunSettings
 from adloco.training.start import new_folder
 from adloco.training.stored import resumed_recipe, run_folder

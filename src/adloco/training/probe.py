@@ -22,8 +22,8 @@ from adloco.rules.probe import Measured, largest_micro_batch
 from adloco.rules.switch import BatchPlan
 from adloco.training.memory import forget_peak, usage
 from adloco.training.models import ModelBuilder
-from adloco.training.recipe import Recipe
 from adloco.training.recipe_text import to_values
+from adloco.training.sections import Recipe
 from adloco.training.tasks.task import Task
 
 OUTER_COPIES = 2

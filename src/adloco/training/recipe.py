@@ -1,104 +1,17 @@
-"""A recipe: every setting of a run, in sections, from TOML and from the command line.
-
-What settings there are, `sections` says.
-"""
+"""Recipes from TOML and from the command line. What settings there are, `sections` says."""
 
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pydantic
 
-from adloco.algorithms.merging import MergeFates
-from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
-from adloco.placement.wire import WireFormat
-from adloco.rules.balance import Shares
-from adloco.rules.batch import BatchRule
 from adloco.rules.checks import require
-from adloco.rules.controller import BatchGuards
-from adloco.rules.merge import MergePolicy, NoMerge
-from adloco.rules.schedule import LearningRate
-from adloco.rules.streaming import Streaming
-from adloco.rules.switch import SwitchMode
-from adloco.training.model_sources import ModelOptions, ModelSource
-from adloco.training.sections import SECTIONS
-from adloco.training.settings import (
-    DataSettings,
-    EvaluationSettings,
-    MemorySettings,
-    MethodSettings,
-    OuterMean,
-    OuterMemory,
-    PlacementSettings,
-    PlainWire,
-    ProfileSettings,
-    RunSettings,
-    TestSettings,
-)
-from adloco.training.tasks.task import TaskSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Every setting of a run."""
-
-    run: RunSettings
-    task: TaskSettings
-    model: ModelSource
-    model_options: ModelOptions
-    data: DataSettings
-    method: MethodSettings
-    placement: PlacementSettings
-    shares: Shares
-    inner: InnerOptimizer
-    learning_rate: LearningRate
-    outer: OuterOptimizer | OuterMean
-    outer_memory: OuterMemory
-    wire: PlainWire | WireFormat
-    streaming: Streaming
-    batch: BatchRule
-    guards: BatchGuards
-    test: TestSettings
-    switch: SwitchMode
-    merge: MergePolicy
-    fates: MergeFates
-    evaluation: EvaluationSettings
-    memory: MemorySettings
-    profile: ProfileSettings
-
-    def __post_init__(self) -> None:
-        smallest = self.method.workers_per_trainer * (2 if self.batch.needs_moments else 1)
-        require(
-            self.guards.initial >= smallest,
-            f"batch.initial must be >= {smallest}, so that each of {self.method.workers_per_trainer} workers has "
-            f"{'two samples to compare' if self.batch.needs_moments else 'a sample'}, got {self.guards.initial}",
-        )
-
-    @property
-    def syncs(self) -> bool:
-        """Whether a trainer has several workers, at first or after a merge: otherwise nothing is sent in any format."""
-        return self.method.workers_per_trainer > 1 or (self.method.num_trainers > 1 and not isinstance(self.merge, NoMerge))
-
-    @property
-    def wire_format(self) -> WireFormat | None:
-        """None: differences cross as they are, or nothing ever does."""
-        return None if isinstance(self.wire, PlainWire) or not self.syncs else self.wire
-
-    @property
-    def unused(self) -> str:
-        """A sentence on settings that change nothing, or empty."""
-        idle = not self.syncs and not isinstance(self.wire, PlainWire)
-        return "wire.format changes nothing: no trainer ever has two workers to sync" if idle else ""
-
-    @property
-    def feedback(self) -> bool:
-        """Whether workers keep what a sync leaves unsent."""
-        return self.wire_format is not None and self.wire_format.error_feedback > 0
-
+from adloco.training.sections import SECTIONS, Recipe
 
 Values = dict[str, dict[str, Any]]
 """Section -> key -> value, as in a TOML file."""

@@ -8,8 +8,8 @@ from typing import Any
 import docstring_parser
 import tomli_w
 
-from adloco.training.recipe import Recipe, Values
-from adloco.training.sections import SECTIONS
+from adloco.training.recipe import Values
+from adloco.training.sections import SECTIONS, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)

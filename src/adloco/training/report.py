@@ -10,9 +10,10 @@ import jinja2
 
 from adloco.rules.checks import require
 from adloco.training.plots import draw_plots
-from adloco.training.recipe import Recipe, build_recipe, read_values
+from adloco.training.recipe import build_recipe, read_values
 from adloco.training.recipe_text import settings
 from adloco.training.records import Record, Records, sync_totals
+from adloco.training.sections import Recipe
 
 ROWS = 60
 """Rounds shown in the table; of longer runs evenly spaced ones."""

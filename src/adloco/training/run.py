@@ -1,7 +1,6 @@
 """A whole run: from a recipe to rounds, records, checkpoints and a report. The caller owns the loop: `for record in run.rounds(): ...`."""
 
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,12 +21,12 @@ from adloco.training import checkpoint
 from adloco.training.environment import choose_precision, describe_environment, rng_state, set_rng_state
 from adloco.training.memory import Memory, memory_snapshot, snapshot_file
 from adloco.training.models import save_config
-from adloco.training.probe import outer_copies, probe
-from adloco.training.recipe import Recipe
+from adloco.training.probe import probe
 from adloco.training.recipe_text import named_settings, to_toml
 from adloco.training.records import Record, Records, round_record, summarise, write_json
 from adloco.training.report import write_report
-from adloco.training.start import model_builder, new_folder, open_task, place_workers, read_whole, with_reachable_data
+from adloco.training.sections import Recipe
+from adloco.training.start import check_memory, model_builder, new_folder, open_task, place_workers, read_whole, with_reachable_data
 from adloco.training.stored import (
     CHECKPOINTS,
     MODEL,
@@ -39,9 +38,6 @@ from adloco.training.stored import (
     read_run,
 )
 from adloco.training.trackers import Trackers
-
-COPIES_PER_WORKER = 4
-"""Parameters, gradients and two AdamW moments, each as large as the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +72,7 @@ class TrainingRun:
         self._source = self.task.train_source(
             method.num_trainers * method.workers_per_trainer, recipe.run.seed, recipe.guards.initial * method.num_trainers
         )
-        self._check_memory()
+        check_memory(recipe, self._builder, placement)
         if recipe.switch.max_micro_batch == "auto":
             # Found once: what is trained on follows from it, and a run that goes on keeps it.
             found = probe(recipe, self.task, self._builder, placement, self._precision).max_micro_batch
@@ -229,19 +225,6 @@ class TrainingRun:
         write_json(self.folder / "summary.json", summary)
         write_report(self.folder)
         return summary
-
-    def _check_memory(self) -> None:
-        parameters = self._builder.num_parameters()
-        method = self.recipe.method
-        workers = len(self.placement.local(range(method.num_trainers * method.workers_per_trainer)))
-        copies = (COPIES_PER_WORKER + self.recipe.feedback) * workers + outer_copies(self.recipe, self.device)
-        needed = self._builder.num_bytes() * copies // self.placement.shards
-        memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        require(
-            needed <= memory,
-            f"{workers} of the method.num_trainers x method.workers_per_trainer workers, of {parameters:,} parameters each, live here "
-            f"and need {needed / 2**30:.1f} GiB, but {self.device} has {memory / 2**30:.1f} GiB; use fewer workers or a smaller model",
-        )
 
     def _build(self) -> AdLoCo:
         recipe = self.recipe

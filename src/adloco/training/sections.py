@@ -1,4 +1,4 @@
-"""The sections of a recipe: which frozen dataclasses own the settings of each.
+"""A recipe: every setting of a run, in sections, of which frozen dataclasses own the settings.
 
 A setting is described and checked where it is used. Some sections choose one class among several by a key of their own, for instance `rule` in
 [batch]; the fields of the others are then unknown.
@@ -9,15 +9,17 @@ from dataclasses import dataclass
 
 from adloco.algorithms.merging import MergeFates
 from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
-from adloco.placement.wire import Bf16, Int4, Int8, TopK
-from adloco.rules.balance import EqualShares, SpeedShares
-from adloco.rules.batch import AugmentedInnerProductTest, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
+from adloco.placement.compression import keeps_residuals
+from adloco.placement.wire import Bf16, Int4, Int8, TopK, WireFormat
+from adloco.rules.balance import EqualShares, Shares, SpeedShares
+from adloco.rules.batch import AugmentedInnerProductTest, BatchRule, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
+from adloco.rules.checks import require
 from adloco.rules.controller import BatchGuards
-from adloco.rules.merge import MergeLargestWithSmallest, MergeSmallest, NoMerge
+from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmallest, NoMerge
 from adloco.rules.schedule import LearningRate
 from adloco.rules.streaming import Streaming
 from adloco.rules.switch import SwitchMode
-from adloco.training.model_sources import LlamaShape, ModelOptions, NamedModel
+from adloco.training.model_sources import LlamaShape, ModelOptions, ModelSource, NamedModel
 from adloco.training.settings import (
     DataSettings,
     EvaluationSettings,
@@ -33,6 +35,7 @@ from adloco.training.settings import (
 )
 from adloco.training.tasks.classification import ClassificationSettings
 from adloco.training.tasks.language_model import LanguageModelSettings
+from adloco.training.tasks.task import TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,3 +142,61 @@ SECTIONS: dict[str, Section] = {
     "memory": Section(parts={"memory": MemorySettings}),
     "profile": Section(parts={"profile": ProfileSettings}),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Every setting of a run."""
+
+    run: RunSettings
+    task: TaskSettings
+    model: ModelSource
+    model_options: ModelOptions
+    data: DataSettings
+    method: MethodSettings
+    placement: PlacementSettings
+    shares: Shares
+    inner: InnerOptimizer
+    learning_rate: LearningRate
+    outer: OuterOptimizer | OuterMean
+    outer_memory: OuterMemory
+    wire: PlainWire | WireFormat
+    streaming: Streaming
+    batch: BatchRule
+    guards: BatchGuards
+    test: TestSettings
+    switch: SwitchMode
+    merge: MergePolicy
+    fates: MergeFates
+    evaluation: EvaluationSettings
+    memory: MemorySettings
+    profile: ProfileSettings
+
+    def __post_init__(self) -> None:
+        smallest = self.method.workers_per_trainer * (2 if self.batch.needs_moments else 1)
+        require(
+            self.guards.initial >= smallest,
+            f"batch.initial must be >= {smallest}, so that each of {self.method.workers_per_trainer} workers has "
+            f"{'two samples to compare' if self.batch.needs_moments else 'a sample'}, got {self.guards.initial}",
+        )
+
+    @property
+    def syncs(self) -> bool:
+        """Whether a trainer has several workers, at first or after a merge: otherwise nothing is sent in any format."""
+        return self.method.workers_per_trainer > 1 or (self.method.num_trainers > 1 and not isinstance(self.merge, NoMerge))
+
+    @property
+    def wire_format(self) -> WireFormat | None:
+        """None: differences cross as they are, or nothing ever does."""
+        return None if isinstance(self.wire, PlainWire) or not self.syncs else self.wire
+
+    @property
+    def unused(self) -> str:
+        """A sentence on settings that change nothing, or empty."""
+        idle = not self.syncs and not isinstance(self.wire, PlainWire)
+        return "wire.format changes nothing: no trainer ever has two workers to sync" if idle else ""
+
+    @property
+    def feedback(self) -> bool:
+        """Whether workers keep what a sync leaves unsent."""
+        return keeps_residuals(self.wire_format)

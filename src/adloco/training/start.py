@@ -1,9 +1,12 @@
 """What a run needs before its first round: its folder, where its workers live, its task with the data, its model, and the micro-batch that fits."""
 
+import os
 from dataclasses import replace
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+
+import torch
 
 from adloco.placement.launch import place
 from adloco.placement.process import Placement
@@ -11,10 +14,13 @@ from adloco.rules.checks import require
 from adloco.training.data.cache import reachable
 from adloco.training.environment import choose_device, choose_precision, code_checksum
 from adloco.training.models import ModelBuilder, load_config
-from adloco.training.probe import Probe, probe
-from adloco.training.recipe import Recipe
+from adloco.training.probe import Probe, outer_copies, probe
+from adloco.training.sections import Recipe
 from adloco.training.stored import MODEL, StoredRun, shared_settings
 from adloco.training.tasks.task import Task
+
+COPIES_PER_WORKER = 4
+"""Parameters, gradients and two AdamW moments, each as large as the model."""
 
 
 def new_folder(recipe: Recipe) -> Path:
@@ -83,3 +89,17 @@ def read_whole(builder: ModelBuilder, placement: Placement) -> str:
     """The sentence where trained weights pass whole through the memory of ranks that hold shards; empty if they do not."""
     reason = builder.stored.only_whole if placement.shards > 1 else ""
     return f"the weights of model.name {builder.weights!r} are read whole on each rank before they are sharded: {reason}" if reason else ""
+
+
+def check_memory(recipe: Recipe, builder: ModelBuilder, placement: Placement) -> None:
+    """Refuse more workers here than their parameters and optimizer states leave room for."""
+    method, device = recipe.method, placement.device
+    workers = len(placement.local(range(method.num_trainers * method.workers_per_trainer)))
+    copies = (COPIES_PER_WORKER + recipe.feedback) * workers + outer_copies(recipe, device)
+    needed = builder.num_bytes() * copies // placement.shards
+    memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    require(
+        needed <= memory,
+        f"{workers} of the method.num_trainers x method.workers_per_trainer workers, of {builder.num_parameters():,} parameters each, live here "
+        f"and need {needed / 2**30:.1f} GiB, but {device} has {memory / 2**30:.1f} GiB; use fewer workers or a smaller model",
+    )

@@ -8,8 +8,9 @@ from typing import Any
 from adloco.rules.checks import require
 from adloco.training import checkpoint
 from adloco.training.data.tokenizers import Tokenizer, load_tokenizer
-from adloco.training.recipe import Recipe, build_recipe, override, read_values
+from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.recipe_text import named_settings
+from adloco.training.sections import Recipe
 from adloco.training.tasks.task import Task
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
