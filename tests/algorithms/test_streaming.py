@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adloco import AdLoCo, BatchGuards, DiLoCo, MergeSmallest, NonFiniteLossError, NormTest, OneProcess, SwitchMode
 from adloco.algorithms.outer import OuterStep, copy_all
+from adloco.placement import compression
 from adloco.placement.blocks import layers
 from adloco.placement.comm import LocalComm
 from adloco.placement.traffic import Traffic
@@ -205,6 +207,39 @@ def test_bytes_and_compression_of_a_round() -> None:
     alone = next(language_run(wire=Int8(block=16), workers_per_trainer=1).rounds(1))
     assert (alone.sync.bytes, alone.sync.compression_ratio) == (0, None)
     assert alone.trainers[0].cosine_similarity is None and alone.trainers[0].wire_error is None
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that an operator has made with memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not result._is_view():
+            self.bytes = max(self.bytes, result.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("wire", [None, Int8(block=16), Int4(block=16), TopK(chunk=16, density=0.25)], ids=["fp32", "int8", "int4", "topk"])
+def test_a_sync_stages_a_fragment_at_a_time(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No operator of a sync makes anything larger than the largest fragment in the parameters' own type, padding included."""
+    monkeypatch.setattr(compression, "PIECE", 64)  # What a format makes beside it has a fixed size, here smaller than a fragment.
+    run = language_run(build_model=lambda: BlockLM(width=100), streaming=Streaming(fragments=3), wire=wire)
+    list(run.rounds(1))  # Momentum is made in the first.
+    fragments = [sum(run.workers[0].params[place].numel() for place in places) for places in run.trainers[0].outer.fragments]
+    handle, seen = run._crew._syncs.handle, Largest()
+
+    def watched(*arguments: Any) -> None:
+        with seen:
+            handle(*arguments)
+
+    run._crew._syncs.handle = watched  # type: ignore[method-assign]
+    list(run.rounds(1))
+    assert max(fragments) < 0.6 * sum(fragments)
+    assert 0 < seen.bytes <= 8 * (max(fragments) + 2 * 16)
 
 
 def test_cosine_and_error_of_a_round() -> None:
