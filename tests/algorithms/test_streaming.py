@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adloco import AdLoCo, BatchGuards, DiLoCo, MergeSmallest, NonFiniteLossError, NormTest, OneProcess, SwitchMode
+from adloco import AdLoCo, BatchGuards, DiLoCo, MergeFates, MergeSmallest, NonFiniteLossError, NormTest, OneProcess, SwitchMode
 from adloco.algorithms.outer import OuterStep, copy_all
 from adloco.placement import compression
 from adloco.placement.blocks import layers
@@ -60,8 +60,14 @@ def test_one_fragment_without_overlap_is_the_plain_outer_step() -> None:
     assert torch.cat([tensor.detach().flatten() for tensor in outer.global_params]).equal(params_of(run))
 
 
-def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int]) -> tuple[Tensor, list[Tensor]]:
-    """Streaming DiLoCo of two workers, written down as the paper has it; global parameters and each worker's."""
+def there_and_back(values: Tensor, wire: TopK) -> Tensor:
+    padded = torch.zeros(-(-values.numel() // wire.block) * wire.block)
+    padded[: values.numel()] = values.flatten()
+    return wire.decode(wire.encode(padded.view(-1, wire.block))).flatten()[: values.numel()].view(values.shape).double()
+
+
+def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int], wire: TopK | None = None) -> tuple[Tensor, list[Tensor]]:
+    """Streaming DiLoCo of two workers, written down as the paper has it; global parameters and each worker's. wire: with residuals."""
     data, models = tokens(2000, 4), [BlockLM(), BlockLM()]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
     params = [list(model.parameters()) for model in models]
@@ -69,6 +75,7 @@ def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int]) -> tuple
     velocity: list[Tensor | None] = [None] * len(state)
     position, travelling = [0, 0], {}
     weights = [share / sum(shares) for share in shares]
+    residuals = [[torch.zeros_like(tensor) for tensor in state] for _ in shares]
     fragments = streaming.cut([[0], [1, 2], [3, 4]], 6)
     for _ in range(rounds):
         for step in range(7):
@@ -77,15 +84,23 @@ def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int]) -> tuple
                     continue
                 for place in fragments[event.fragment]:
                     if event.kind == "send":
-                        travelling[place] = sum(w * (state[place] - own[place].detach()) for w, own in zip(weights, params, strict=True))
+                        travelling[place] = torch.zeros_like(state[place])
+                        for weight, own, residual in zip(weights, params, residuals, strict=True):
+                            wanted = state[place] - own[place].detach()
+                            if wire and not wire.step_ahead:
+                                wanted += residual[place]
+                            sent = there_and_back(weight * wanted, wire) / weight if wire else wanted
+                            travelling[place] += weight * sent
+                            residual[place] = wire.error_feedback * (wanted - sent) if wire else residual[place]
                         continue
                     gradient = travelling.pop(place)
                     before = velocity[place]
                     velocity[place] = gradient.clone() if before is None else 0.6 * before + gradient
                     state[place] = state[place] - 0.7 * (gradient + 0.6 * velocity[place])
-                    for own in params:
+                    for own, residual in zip(params, residuals, strict=True):
                         kept = streaming.alpha if streaming.tau else 0.0
-                        own[place].data.copy_(kept * own[place].data + (1 - kept) * state[place])
+                        begins_at = state[place] - residual[place] if wire and wire.step_ahead else state[place]
+                        own[place].data.copy_(kept * own[place].data + (1 - kept) * begins_at)
             if step == 6:
                 break
             for worker, share in enumerate(shares):
@@ -113,6 +128,42 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
     for worker, expected in enumerate(workers):
         own = torch.cat([tensor.detach().flatten() for tensor in run.workers[worker].params])
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("step_ahead", [False, True], ids=["in memory", "ahead"])
+@pytest.mark.parametrize("streaming", [Streaming(), Streaming(fragments=2, tau=2, alpha=0.5)], ids=["plain", "streaming"])
+def test_error_feedback_equals_its_definition(streaming: Streaming, step_ahead: bool) -> None:
+    """Residuals are float32, all else float64."""
+    wire = TopK(chunk=16, density=1 / 8, error_feedback=0.9, step_ahead=step_ahead)
+    run = language_run(streaming=streaming, wire=wire)
+    list(run.rounds(3))
+    state, workers = by_hand(3, streaming, (5, 4), wire)
+    torch.testing.assert_close(params_of(run), state, rtol=1e-5, atol=1e-6)
+    for worker, expected in enumerate(workers):
+        own = torch.cat([tensor.detach().flatten() for tensor in run.workers[worker].params])
+        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_ahead_loses_nothing() -> None:
+    """Whatever the wire drops, the mean of the workers is where the plain mean, uncompressed, would bring them."""
+    run = language_run(wire=TopK(chunk=16, density=1 / 16, error_feedback=1.0), outer=None)
+    for _ in range(3):
+        ends: list[Tensor] = []
+        for worker in run.workers.values():
+            check = worker._check_finite
+
+            def remember(task: Any, worker: Any = worker, check: Any = check, ends: Any = ends) -> None:
+                ends.append(torch.cat([tensor.detach().flatten().clone() for tensor in worker.params]))
+                check(task)
+
+            worker._check_finite = remember  # type: ignore[method-assign]
+        run.round()
+        own = [torch.cat([tensor.detach().flatten() for tensor in worker.params]) for worker in run.workers.values()]
+        assert not own[0].equal(own[1])
+        torch.testing.assert_close((5 * own[0] + 4 * own[1]) / 9, (5 * ends[0] + 4 * ends[1]) / 9, rtol=0, atol=1e-7)  # Residuals are float32.
+    last = (5 * own[0] + 4 * own[1]) / 9
+    run.settle()
+    torch.testing.assert_close(params_of(run), last, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("wire", [None, Int4(block=8), TopK(chunk=16, density=1 / 16)], ids=["fp32", "int4", "topk"])
@@ -154,9 +205,11 @@ def test_evaluation_is_at_the_global_parameters() -> None:
         assert all(a.equal(b) for a, b in zip(before, worker.params, strict=True)), "workers go on from where they stood"
 
 
-def test_a_merge_finds_all_at_their_trainers_parameters() -> None:
+@pytest.mark.parametrize("apart", [{"streaming": Streaming(fragments=3, tau=1)}, {"wire": TopK(chunk=16)}], ids=["streaming", "topk"])
+@pytest.mark.parametrize("inner_state", ["keep", "mean", "reset"])
+def test_a_merge_finds_all_at_their_trainers_parameters(apart: dict[str, Any], inner_state: Any) -> None:
     run = language_run(
-        num_trainers=2, workers_per_trainer=2, streaming=Streaming(fragments=3, tau=1), batch=NormTest(eta=0.9),
+        num_trainers=2, workers_per_trainer=2, **apart, batch=NormTest(eta=0.9), fates=MergeFates(inner_state=inner_state),
         guards=BatchGuards(initial=9, minimum=8, maximum=40), merge=MergeSmallest(count=2, every=2, first_round=2),
     )  # fmt: skip
     first, second = run.rounds(2)
@@ -168,7 +221,11 @@ def test_a_merge_finds_all_at_their_trainers_parameters() -> None:
     list(run.rounds(2))
 
 
-@pytest.mark.parametrize("wire", [None, Int4(block=8), TopK(chunk=16, density=0.25)], ids=["fp32", "int4", "topk"])
+@pytest.mark.parametrize(
+    "wire",
+    [None, Int4(block=8), TopK(chunk=16, density=0.25), TopK(chunk=16, density=0.25, step_ahead=False)],
+    ids=["fp32", "int4", "topk", "topk in memory"],
+)
 @pytest.mark.parametrize("step", [1, 4, 6, 7, 9, 15])
 def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
     """The residuals, what has been mixed in and what the workers have drifted included; also while a fragment travels."""
@@ -394,9 +451,12 @@ def test_drop_in_loaded_while_a_fragment_travels_forgets_it() -> None:
     assert model.weight.equal(other.weight)  # type: ignore[operator]
 
 
-def test_drop_in_settles() -> None:
+@pytest.mark.parametrize(
+    "apart", [{"streaming": Streaming(tau=1, alpha=0.5), "wire": Int4()}, {"wire": TopK(chunk=2, density=0.5)}], ids=["streaming", "topk"]
+)
+def test_drop_in_settles(apart: dict[str, Any]) -> None:
     models = [linear(), linear()]
-    diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=2, streaming=Streaming(tau=1, alpha=0.5), wire=Int4())
+    diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=2, **apart)
     for _ in range(2):
         for model, move in zip(models, (1.0, 2.0), strict=True):
             model.weight.data += move  # type: ignore[operator]

@@ -19,7 +19,8 @@ from adloco.placement.traffic import Traffic
 from adloco.placement.wire import Bf16, Int4, Int8, TopK, WireFormat
 
 FORMATS: dict[str, WireFormat] = {
-    "bf16": Bf16(), "int8": Int8(), "int4": Int4(), "int4 feedback": Int4(error_feedback=1.0), "topk": TopK(chunk=256, density=1 / 16),
+    "bf16": Bf16(), "int8": Int8(), "int4": Int4(), "int4 feedback": Int4(error_feedback=1.0, step_ahead=False),
+    "topk": TopK(chunk=256, density=1 / 16, step_ahead=False), "topk ahead": TopK(chunk=256, density=1 / 16),
 }  # fmt: skip
 SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]
 
@@ -46,7 +47,7 @@ def by_hand(origin: list[Tensor], params: list[list[Tensor]], weights: list[floa
     added = [torch.zeros(tensor.shape) for tensor in origin]
     for worker, weight in enumerate(weights):
         for index, tensor in enumerate(origin):
-            wanted = tensor - params[worker][index] + residuals[worker][index]
+            wanted = tensor - params[worker][index] + (0 if wire.step_ahead else residuals[worker][index])
             sent = in_format(wanted * weight, wire)
             added[index] += sent
             residuals[worker][index] = (wanted - sent / weight) * wire.error_feedback
@@ -83,7 +84,7 @@ def test_equals_the_definition(wire: WireFormat) -> None:
 
 def test_error_feedback_loses_nothing() -> None:
     """What was sent in all, and what is kept, is what was to be sent, to rounding."""
-    wire = TopK(chunk=256, density=1 / 16, error_feedback=1.0)
+    wire = TopK(chunk=256, density=1 / 16, error_feedback=1.0, step_ahead=False)
     origin, params, weights = problem(2)
     residuals, sent = zeros(2), [torch.zeros(shape) for shape in SHAPES]
     for _ in range(20):

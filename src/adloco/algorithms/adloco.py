@@ -161,7 +161,7 @@ class AdLoCo:
     def round(self, inner_steps: int | None = None, phase: Phase = nullcontext, *, last: bool = False) -> RoundReport | None:
         """One round, or what is left of it: inner steps (`sync_every` unless told), syncs, batch decisions, merge. None if `stop` was called.
 
-        phase: entered for "inner_steps" and for "sync", to measure them. last: whether streaming is to settle at the end of the round.
+        phase: entered for "inner_steps" and for "sync", to measure them. last: whether to settle at the end of the round.
         """
         if not self.in_round:
             self.round_steps, self._events_done = inner_steps or self.sync_every, 0
@@ -218,7 +218,7 @@ class AdLoCo:
         return self._crew.workers
 
     def settle(self) -> None:
-        """Bring each trainer's workers together at their mean, where streaming has left them apart. Called on all ranks, between rounds."""
+        """Bring each trainer's workers together at their mean, where syncs have left them apart. Called on all ranks, between rounds."""
         require(not self.in_round, "a round is under way; settle between rounds")
         plans = {worker: plan for trainer in self.trainers.values() for worker, plan in self._planner.plans(trainer, self.speeds).items()}
         self._crew.settle({worker: plan.worker_batch for worker, plan in plans.items()})
@@ -272,7 +272,7 @@ class AdLoCo:
     def model(self, trainer: int) -> nn.Module:
         """A model at the trainer's global parameters, between rounds; training goes on from it, so copy before changing it."""
         require(not self.in_round, "a round is under way: the workers stand apart; ask between rounds")
-        require(not self._crew.apart, "streaming has left the workers apart; call settle() first")
+        require(not self._crew.apart, "syncs have left the workers apart; call settle() first")
         require(trainer in self.trainers, f"there is no trainer {trainer}; living ones are {sorted(self.trainers)}")
         return self.workers[self.trainers[trainer].worker_ids[0]].model
 

@@ -21,8 +21,8 @@ class Crew:
         self.trainers = dict(trainers)
         self._syncs = FragmentSyncs(streaming, placement)
         self.apart = False
-        """Whether workers stand apart from their trainer's global parameters between rounds, as streaming leaves them."""
-        self._drifts = streaming.drifts
+        """Whether workers stand apart from their trainer's global parameters between rounds, as streaming and a step ahead leave them."""
+        self._drifts = streaming.drifts or any(trainer.outer.steps_ahead for trainer in trainers.values())
         self._placement = placement
         self._failed = Event()
         self._seconds = 0.0

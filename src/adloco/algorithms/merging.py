@@ -116,10 +116,9 @@ def _merge_inner_state(merge: Merge, members: Sequence[Trainer], workers: Mappin
             for residual in workers[worker].residuals:
                 residual.zero_()
         return
-    states = [
-        [*(tensor for optimizer in workers[worker].optimizers for tensor in optimizer_tensors(optimizer)), *workers[worker].residuals]
-        for worker in local
-    ]
+    # Workers a step ahead have settled before the merge: what they had not sent is in the parameters.
+    unsent = {worker: [] if member.outer.steps_ahead else workers[worker].residuals for worker, member in local.items()}
+    states = [[*(tensor for optimizer in workers[worker].optimizers for tensor in optimizer_tensors(optimizer)), *unsent[worker]] for worker in local]
     weights = [merge.weights[member.id] / len(member.worker_ids) for member in local.values()]
     means = placement.comm([worker for member in members for worker in member.worker_ids]).mean(states, weights)
     for state in states:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.optimizers import OuterFactory
 from adloco.placement.comm import Comm, Finished, Sum
-from adloco.placement.compression import Contributions
+from adloco.placement.compression import Contributions, steps_ahead
 from adloco.placement.gradients import squared_norm
 from adloco.placement.shards import copied, in_memory_of, scattered
 from adloco.placement.sums import PerWorker, Squares
@@ -39,6 +39,8 @@ class OuterStep:
         self.global_params = [nn.Parameter(copied(parameter, to_host=on_host)) for parameter in parameters]
         self.optimizer = outer(self.global_params) if outer else None
         self.fragments = fragments or [range(len(parameters))]
+        self.steps_ahead = steps_ahead(wire)
+        """Whether workers keep in their parameters what a sync leaves unsent."""
         self._wire = wire
 
     def step(self, per_worker: PerWorker, weights: Sequence[float], comm: Comm) -> None:

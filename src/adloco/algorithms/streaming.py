@@ -171,20 +171,26 @@ class FragmentSyncs:
 
     @torch.no_grad()
     def _mix(self, fragment: int, served: Sequence[Served]) -> None:
-        """The global parameters become the workers', of whose own a part alpha stays if they have moved on meanwhile."""
+        """The global parameters become the workers', of whose own a part alpha stays if they have moved on meanwhile.
+
+        A step ahead: not the global parameters themselves, but less what the worker has not sent.
+        """
         own = self._streaming.alpha if self._streaming.tau > 0 else 0.0
         for one in served:
-            for params in one.params:
+            ahead = one.residuals if one.outer.steps_ahead else [None] * len(one.params)
+            for params, unsent in zip(one.params, ahead, strict=True):
                 for place in one.outer.fragments[fragment]:
-                    _mix(params[place], one.outer.global_params[place], own)
+                    _mix(params[place], one.outer.global_params[place], unsent[place] if unsent else None, own)
 
 
 def _sent(fragment: int, one: Served, overlapped: bool) -> Sum:
     return one.outer.send(fragment, one.params, one.weights, one.comm, one.residuals, overlapped)
 
 
-def _mix(parameter: Tensor, arrived: Tensor, own: float) -> None:
+def _mix(parameter: Tensor, arrived: Tensor, unsent: Tensor | None, own: float) -> None:
     arrived = in_memory_of(arrived, parameter)
+    if unsent is not None:
+        arrived = (arrived - in_memory_of(unsent, parameter)).to(parameter.dtype)
     if own == 0:
         parameter.copy_(arrived)
     else:

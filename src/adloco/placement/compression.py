@@ -38,12 +38,17 @@ class Contributions:
     wire: WireFormat | None = None
     """None: the differences as they are."""
     residuals: PerWorker = ()
-    """With error feedback: what each has not sent so far; changed in place."""
+    """With error feedback: what each has not sent so far; changed in place. A step ahead it is in their parameters, and not added here."""
 
 
 def keeps_residuals(wire: WireFormat | None) -> bool:
     """Whether workers keep what a sync leaves unsent."""
     return wire is not None and wire.error_feedback > 0
+
+
+def steps_ahead(wire: WireFormat | None) -> bool:
+    """Whether workers begin a round ahead of the global parameters, by what they have not sent."""
+    return wire is not None and wire.error_feedback > 0 and wire.step_ahead
 
 
 class CompressedSum:
@@ -83,7 +88,7 @@ class CompressedSum:
         for worker, (entry, weight) in enumerate(zip(given.per_worker, given.weights, strict=True)):
             for index, place in places:
                 place.copy_(local(given.origin[index]).to(first.device) - local(entry[index]))
-                if given.residuals:
+                if given.residuals and not self._wire.step_ahead:
                     place.add_(local(given.residuals[worker][index]).to(first.device))
             for rows in in_pieces(len(values), self._wire):
                 wanted = values[rows] * weight

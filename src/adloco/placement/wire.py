@@ -2,7 +2,7 @@
 
 `Bf16` halves what is sent. INTELLECT-1 sent `Int8` between continents (arXiv 2412.01152). `Int4` is the E3M0 of Streaming DiLoCo (arXiv 2501.18512):
 outer gradients in 4 bits that are summed in float32. `TopK` follows SparseLoCo (arXiv 2508.15706): the largest values of each chunk, in 2 bits each.
-So few bits need error feedback (MuLoCo, arXiv 2505.23725): what was not sent is added to what a worker sends next. The memory that this takes is the
+So few bits need error feedback (MuLoCo, arXiv 2505.23725): what was not sent stays the worker's, for another sync. The memory that this takes is the
 caller's, and so are sums, which are of decoded values.
 """
 
@@ -24,8 +24,11 @@ class WireFormat(Protocol):
 
     @property
     def error_feedback(self) -> float:
-        """Part of what was not sent that is added to what a worker sends next; 0: none."""
+        """See `ErrorFeedback`."""
         ...
+
+    @property
+    def step_ahead(self) -> bool: ...
 
     @property
     def block(self) -> int: ...
@@ -51,18 +54,30 @@ class WireFormat(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bf16:
-    """The nearest bfloat16, the even one of two: |error| <= |x| / 256 + 2^-134. What lies beyond the largest finite one becomes that one."""
+class ErrorFeedback:
+    """What becomes of the residual, which is what a sync leaves unsent: settings of every lossy format.
+
+    It is sent later in either case. Added to the next difference, as usual, it is missing in the model that the worker trains meanwhile, which makes
+    the same progress once more. A worker a step ahead trains the model that has it: SAEF (arXiv 2008.05823), and SA-PEF (arXiv 2601.20738) with its
+    coefficient at 1.
+    """
 
     error_feedback: float = 0.0
-    """Part of what was not sent that is added to what a worker sends next; 0: none."""
+    """Part of what a sync leaves unsent that the worker keeps, to send it later; 0: none."""
+    step_ahead: bool = True
+    """Whether that stays in the worker's parameters, ahead of the global ones; false: it waits in memory, to be added to what is sent next."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.error_feedback <= 1, f"wire.error_feedback must be in [0, 1], got {self.error_feedback}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bf16(ErrorFeedback):
+    """The nearest bfloat16, the even one of two: |error| <= |x| / 256 + 2^-134. What lies beyond the largest finite one becomes that one."""
 
     block = 64
     block_bytes = 2 * block
     sums_in_blocks = True
-
-    def __post_init__(self) -> None:
-        _check_feedback(self.error_feedback)
 
     def encode(self, values: Tensor) -> Tensor:
         return _bytes(_bf16(values))
@@ -72,7 +87,7 @@ class Bf16:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8:
+class Int8(ErrorFeedback):
     """Multiples of absmax / 127, with each block's largest magnitude in float32: |error| <= absmax / 254, but for float32's own rounding.
 
     What is sent is absmax itself, exactly, and not absmax / 127, which has no digits left where absmax is a denormal number.
@@ -80,14 +95,12 @@ class Int8:
 
     block: int = 256
     """Values that share a scale, which costs 4 bytes."""
-    error_feedback: float = 0.0
-    """Part of what was not sent that is added to what a worker sends next; 0: none."""
 
     sums_in_blocks = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require(self.block > 0, f"wire.block must be > 0, got {self.block}")
-        _check_feedback(self.error_feedback)
 
     @property
     def block_bytes(self) -> int:
@@ -102,7 +115,7 @@ class Int8:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int4:
+class Int4(ErrorFeedback):
     """E3M0: the nearest of 0 and +-absmax 2^-k, k = 0...6, the larger of two, with each block's largest magnitude in float32, which is sent exactly.
 
     Powers of two are nearest up to 1.5 times themselves, so |error| <= max(|x| / 3, absmax / 128), and never more than |x|. This holds exactly
@@ -112,14 +125,12 @@ class Int4:
 
     block: int = 128
     """Values that share a scale, which costs 4 bytes; even, as two values share a byte."""
-    error_feedback: float = 0.0
-    """Part of what was not sent that is added to what a worker sends next; 0: none."""
 
     sums_in_blocks = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require(self.block > 0 and self.block % 2 == 0, f"wire.block must be even and > 0, got {self.block}")
-        _check_feedback(self.error_feedback)
 
     @property
     def block_bytes(self) -> int:
@@ -145,7 +156,7 @@ class Int4:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK:
+class TopK(ErrorFeedback):
     """The largest magnitudes of each chunk, the first of equal ones: where they are, their signs, and which of two magnitudes stands for each.
 
     The two are the means of the selected magnitudes above (or at) their mean and below it, in bfloat16. All else, and every zero, is decoded as 0.
@@ -159,16 +170,16 @@ class TopK:
     """Values of which the largest are chosen together; a power of two from 2 to 65536."""
     density: float = 1 / 64
     """Part of each chunk's values that is sent; at least one is."""
-    error_feedback: float = 0.95
-    """Part of what was not sent that is added to what a worker sends next; 0: none, and what is never among the largest is lost."""
+    error_feedback: float = 0.9
+    """Part of what a sync leaves unsent that the worker keeps, to send it later; 0: none, and what is never among the largest is lost."""
 
     sums_in_blocks = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         power = self.chunk > 0 and self.chunk & (self.chunk - 1) == 0
         _require(power and 2 <= self.chunk <= 1 << 16, f"wire.chunk must be a power of two from 2 to 65536, got {self.chunk}")
         _require(0 < self.density <= 1, f"wire.density must be in (0, 1], got {self.density}")
-        _check_feedback(self.error_feedback)
 
     @property
     def kept(self) -> int:
@@ -213,10 +224,6 @@ def _require(condition: bool, message: str) -> None:
     # As rules.checks.require; placement imports no other layer.
     if not condition:
         raise ValueError(message)
-
-
-def _check_feedback(error_feedback: float) -> None:
-    _require(0 <= error_feedback <= 1, f"wire.error_feedback must be in [0, 1], got {error_feedback}")
 
 
 def _normalised(values: Tensor) -> tuple[Tensor, Tensor]:
