@@ -82,13 +82,23 @@ TRAINERS = {
     "method.num_trainers": "2", "method.workers_per_trainer": "2", "batch.initial": str(BATCH // 2), "batch.grow_only": "true",
     "merge.requested_batch": "sum", "wire.format": "fp32",
 }  # fmt: skip
+
+
+def topk(density: float, error_feedback: str = "0.9") -> dict[str, str]:
+    return {"wire.format": "topk", "wire.density": str(density), "wire.error_feedback": error_feedback}
+
+
 STREAMING = {"streaming.fragments": "2", "streaming.tau": "5", "streaming.alpha": "0.5"}
 ARMS = {
     "ddp": Arm(recipe="ddp", flags={"batch.initial": str(BATCH)}, has_outer=False),
     "local-sgd": Arm(recipe="local-sgd", flags=SPREAD, has_outer=False),
     "diloco": Arm(recipe="diloco", flags=SPREAD),
     "adloco": Arm(recipe="adloco", flags=TRAINERS),
-    **{f"diloco-{name}": Arm(recipe="diloco", flags=SPREAD | {"wire.format": name}) for name in ("bf16", "int8", "int4", "topk")},
+    **{f"diloco-{name}": Arm(recipe="diloco", flags=SPREAD | {"wire.format": name}) for name in ("bf16", "int8", "int4")},
+    "diloco-topk": Arm(recipe="diloco", flags=SPREAD | topk(1 / 16)),
+    "diloco-topk-64": Arm(recipe="diloco", flags=SPREAD | topk(1 / 64)),
+    # Residuals wait in memory, as is usual: what a step ahead is compared with.
+    "diloco-topk-64-behind": Arm(recipe="diloco", flags=SPREAD | topk(1 / 64, "0.95") | {"wire.step_ahead": "false"}),
     # One trainer from the start: the norm test alone.
     "norm-test": Arm(
         recipe="adloco", flags=SPREAD | {"batch.minimum": str(BATCH), "merge.policy": "none"}
@@ -403,7 +413,7 @@ def table(rows: Sequence[Row], ddp: Row) -> str:
     targets = [factor * statistics.fmean(ddp.finals) for factor in FACTORS]
     heads = ["arm", "inner", "H", "seeds", "final loss (lowest to highest)", "MB in all", "MB sent"]
     heads += [f"tokens / MB / syncs / s until {target:.4f} ({factor:.2f}x)" for factor, target in zip(FACTORS, targets, strict=True)]
-    heads += ["ddp's MB over the arm's, in all", *(f"both until {factor:.2f}x" for factor in FACTORS)]
+    heads += ["ddp's MB over the arm's, in all", *(f"both until {factor:.2f}x" for factor in FACTORS), "MB sent, both until 1.00x"]
     lines = [heads, ["---"] * len(heads)]
     for row in rows:
         seeds = f"{len(row.curves)}" + (f" ({row.diverged} diverged)" if row.diverged else "")
@@ -420,6 +430,7 @@ def table(rows: Sequence[Row], ddp: Row) -> str:
             f"{at['tokens'] / 1e6:.2f}M / {megabytes(at['bytes'])} / {at['syncs']:,.0f} / {at['seconds']:.0f}" if at else lowest for at in reached
         ]
         ratios = [fewer(ends[-1], mean[-1]), *(fewer(crossing(ends, target), at) for target, at in zip(targets, reached, strict=True))]
+        ratios.append(fewer(crossing(ends, targets[0]), reached[0], "sent"))
         lines.append([*about, *cells, *ratios])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -428,12 +439,12 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:,.1f}" if count >= 1e7 else f"{count / 1e6:.2f}"
 
 
-def fewer(ddp: Point | None, arm: Point | None) -> str:
+def fewer(ddp: Point | None, arm: Point | None, counted: str = "bytes") -> str:
     """ddp's bytes over the arm's."""
-    return f"{ddp['bytes'] / arm['bytes']:.1f}x" if ddp and arm and arm["bytes"] else "-"
+    return f"{ddp[counted] / arm[counted]:.1f}x" if ddp and arm and arm.get(counted) else "-"
 
 
-COLOURS = ("#111111", "#2e8b57", "#0b6e99", "#d9730d", "#7b4fb5", "#c2255c", "#b8860b", "#17a2a2", "#8c564b", "#6b7280", "#4c6ef5", "#e377c2")
+COLOURS = ("#0a4d2e", "#a05195", "#111111", "#2e8b57", "#0b6e99", "#d9730d", "#7b4fb5", "#c2255c", "#b8860b", "#17a2a2", "#8c564b", "#6b7280", "#4c6ef5", "#e377c2")
 STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 
 

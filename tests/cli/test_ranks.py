@@ -173,6 +173,37 @@ def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(signal_num
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
 
 
+FAILING = """
+import sys
+from adloco.algorithms.worker import Worker
+from adloco.cli.main import main
+step = Worker._step
+
+def failing(worker, task, halted):
+    if (worker.id, task.first_step + worker.inner_step) == (1, 130):
+        raise RuntimeError("the disk is on fire")
+    return step(worker, task, halted)
+
+Worker._step = failing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_exception_while_a_fragment_travels_leaves_a_run_to_resume(small: list[str], tmp_path: Path) -> None:
+    """In inner step 10 of round 4, where one is under way from step 1 to 20; the other rank waits for it."""
+    streaming = ["--streaming.fragments", "2", "--streaming.tau", "19", "--wire.format", "topk", "--method.sync_every", "40"]
+    flags = [*small, *streaming, "--run.tokens", "60000", "--run.checkpoint_every", "2"]
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    done = subprocess.run([*TORCHRUN, str(script), "train", "diloco", *flags], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert "the disk is on fire" in done.stderr
+    assert len(metrics(tmp_path / "run")) == 3
+    assert main(["train", "--resume", str(tmp_path / "run"), "--ranks", "2"]) == 0
+    assert main(["train", "diloco", *flags, "--run.folder", str(tmp_path / "whole"), "--ranks", "2"]) == 0
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
 def test_a_polite_kill_of_torchrun_saves(small: list[str], tmp_path: Path) -> None:
     """What SLURM does before the end of a job (examples/slurm.sh)."""
     words = [*TORCHRUN, "-m", "adloco", "train", "ddp", *small, "--run.tokens", "100000000", "--method.sync_every", "2000"]

@@ -168,7 +168,7 @@ class TopK(ErrorFeedback):
 
     chunk: int = 4096
     """Values of which the largest are chosen together; a power of two from 2 to 65536."""
-    density: float = 1 / 64
+    density: float = 1 / 16
     """Part of each chunk's values that is sent; at least one is."""
     error_feedback: float = 0.9
     """Part of what a sync leaves unsent that the worker keeps, to send it later; 0: none, and what is never among the largest is lost."""
