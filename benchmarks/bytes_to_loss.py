@@ -444,7 +444,22 @@ def fewer(ddp: Point | None, arm: Point | None, counted: str = "bytes") -> str:
     return f"{ddp[counted] / arm[counted]:.1f}x" if ddp and arm and arm.get(counted) else "-"
 
 
-COLOURS = ("#0a4d2e", "#a05195", "#111111", "#2e8b57", "#0b6e99", "#d9730d", "#7b4fb5", "#c2255c", "#b8860b", "#17a2a2", "#8c564b", "#6b7280", "#4c6ef5", "#e377c2")
+COLOURS = (
+    "#0a4d2e",
+    "#a05195",
+    "#111111",
+    "#2e8b57",
+    "#0b6e99",
+    "#d9730d",
+    "#7b4fb5",
+    "#c2255c",
+    "#b8860b",
+    "#17a2a2",
+    "#8c564b",
+    "#6b7280",
+    "#4c6ef5",
+    "#e377c2",
+)
 STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 
 

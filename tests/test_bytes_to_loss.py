@@ -85,6 +85,7 @@ def invented(words: list[str], store: Store) -> None:
             worse = 0.0 if ddp else 0.02 * math.log2(spec.sync_every * wire) - 0.15 * (spec.inner == "muon")
             points = [
                 {"tokens": step * 1024, "bytes": step * 533_760 // (1 if ddp else spec.sync_every * wire), "syncs": step, "seconds": 0.01 * step,
+                 "sent": step * 533_760 * (1.5 if ddp else 2 / (spec.sync_every * wire)),
                  "loss": 2 + worse + 0.1 * (spec.seed % 1000) + 1 / (1 + step / 10)} for step in range(10, 31, 2)
             ]  # fmt: skip
             columns = {name: [each[name] for each in points] for name in points[0]}
@@ -102,13 +103,15 @@ def test_the_table_of_invented_runs(tmp_path: Path) -> None:
     first, second = (tmp_path / "runs.md").read_text().split("## Against ddp with ")[1:]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in first.splitlines() if line.startswith("| ")]
     # Seeds end at 2.25 and 2.35, the mean at 2.3; 30 steps of 533,760 bytes are 16.0 MB.
-    assert rows[2][:7] == ["ddp", "adamw", "1", "2", "2.3000 (2.2500 to 2.3500)", "16.0", "-"]
+    assert rows[2][:7] == ["ddp", "adamw", "1", "2", "2.3000 (2.2500 to 2.3500)", "16.0", "24.0"]
     assert rows[2][7].split(" / ")[1:] == ["16.0", "30", "0"]
     # 1.05 x 2.3 = 2.415 is reached where 2.05 + 1 / (1 + steps / 10) is: at 18 steps by ddp, and with 0.08 more at 26 (26 x 33,360 bytes) by DiLoCo.
     assert rows[3][:4] == ["diloco", "adamw", "16", "2"]
     assert rows[3][7] == "not reached (best 2.3800)"
     assert rows[3][9] == "0.03M / 0.87 / 26 / 0"
-    assert rows[3][10:] == ["16.0x", "-", "-", f"{18 * 16 / 26:.1f}x"]
+    assert rows[3][10:] == ["16.0x", "-", "-", f"{18 * 16 / 26:.1f}x", "-"]
+    # With Muon 0.15 less: 2.3 after 22 steps, which send twice their bytes.
+    assert rows[6][:3] == ["diloco", "muon", "16"] and rows[6][-1] == f"{30 * 1.5 * 16 / (22 * 2):.1f}x"
     assert rows[4][0] == "diloco-int8"
     assert second.startswith("muon") and "| adamw |" not in second.split("## Tuning")[0]
     assert (tmp_path / "runs.png").stat().st_size > 0
