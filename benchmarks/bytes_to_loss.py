@@ -94,7 +94,7 @@ ARMS = {
     "local-sgd": Arm(recipe="local-sgd", flags=SPREAD, has_outer=False),
     "diloco": Arm(recipe="diloco", flags=SPREAD),
     "adloco": Arm(recipe="adloco", flags=TRAINERS),
-    **{f"diloco-{name}": Arm(recipe="diloco", flags=SPREAD | {"wire.format": name}) for name in ("bf16", "int8", "int4")},
+    **{f"diloco-{name}": Arm(recipe="diloco", flags=SPREAD | {"wire.format": name}) for name in ("bf16", "int8", "int4", "int2")},
     "diloco-topk": Arm(recipe="diloco", flags=SPREAD | topk(1 / 16)),
     "diloco-topk-64": Arm(recipe="diloco", flags=SPREAD | topk(1 / 64)),
     # Residuals wait in memory, as is usual: what a step ahead is compared with.
@@ -445,21 +445,9 @@ def fewer(ddp: Point | None, arm: Point | None, counted: str = "bytes") -> str:
 
 
 COLOURS = (
-    "#0a4d2e",
-    "#a05195",
-    "#111111",
-    "#2e8b57",
-    "#0b6e99",
-    "#d9730d",
-    "#7b4fb5",
-    "#c2255c",
-    "#b8860b",
-    "#17a2a2",
-    "#8c564b",
-    "#6b7280",
-    "#4c6ef5",
-    "#e377c2",
-)
+    "#111111", "#2e8b57", "#0b6e99", "#d9730d", "#7b4fb5", "#c2255c", "#b8860b", "#17a2a2", "#8c564b", "#6b7280", "#4c6ef5", "#e377c2",
+    "#0a4d2e", "#a05195", "#ff6f00",
+)  # fmt: skip
 STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 
 

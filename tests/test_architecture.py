@@ -16,7 +16,7 @@ ALLOWED = {
 }
 PUBLIC = {
     "AdLoCo", "AugmentedInnerProductTest", "BatchController", "BatchGuards", "BatchWarmup", "Bf16", "ConstantBatch", "DiLoCo", "InnerOptimizer",
-    "InnerProductTest", "Int4", "Int8", "LearningRate", "MergeFates", "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError",
+    "InnerProductTest", "Int2", "Int4", "Int8", "LearningRate", "MergeFates", "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError",
     "NormTest", "OneProcess", "OuterOptimizer", "RoundReport", "Source", "SpeedShares", "Streaming", "SwitchMode", "TensorSource", "TopK",
     "estimate", "group_moments", "place", "process_group",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.worker import NonFiniteLossError, Source
 from adloco.placement.launch import place, process_group
 from adloco.placement.process import OneProcess
-from adloco.placement.wire import Bf16, Int4, Int8, TopK
+from adloco.placement.wire import Bf16, Int2, Int4, Int8, TopK
 from adloco.rules.balance import SpeedShares
 from adloco.rules.batch import AugmentedInnerProductTest, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
 from adloco.rules.controller import BatchController, BatchGuards
@@ -34,6 +34,7 @@ __all__ = [
     "DiLoCo",
     "InnerOptimizer",
     "InnerProductTest",
+    "Int2",
     "Int4",
     "Int8",
     "LearningRate",

@@ -144,7 +144,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "language model": lambda: result(language_model(), 4),
     "streaming": lambda: result(streaming(), 4),
     "padded: bf16 with error feedback": lambda: result(streaming(wire=Bf16(error_feedback=1.0)), 4),
-    "outer state in host memory": lambda: result(streaming(outer_on_host=True), 3),
+    "outer state in host memory": lambda: result(streaming(outer_on_host=True, wire=Bf16(error_feedback=1.0)), 3),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
     "lossy: topk, residuals in memory": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4, step_ahead=False)), 4),

@@ -16,11 +16,11 @@ from adloco.placement.compression import Contributions
 from adloco.placement.launch import place
 from adloco.placement.testing import run_on_ranks
 from adloco.placement.traffic import Traffic
-from adloco.placement.wire import Bf16, Int4, Int8, TopK, WireFormat
+from adloco.placement.wire import Bf16, Int2, Int4, Int8, TopK, WireFormat
 
 FORMATS: dict[str, WireFormat] = {
     "bf16": Bf16(), "int8": Int8(), "int4": Int4(), "int4 feedback": Int4(error_feedback=1.0, step_ahead=False),
-    "topk": TopK(chunk=256, density=1 / 16, step_ahead=False), "topk ahead": TopK(chunk=256, density=1 / 16),
+    "int2": Int2(), "topk": TopK(chunk=256, density=1 / 16, step_ahead=False), "topk ahead": TopK(chunk=256, density=1 / 16),
 }  # fmt: skip
 SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]
 

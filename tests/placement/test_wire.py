@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from adloco.placement.wire import Bf16, Int4, Int8, TopK, WireFormat
+from adloco.placement.wire import Bf16, Int2, Int4, Int8, TopK, WireFormat
 
 FORMATS: list[WireFormat] = [
-    Bf16(), Int8(), Int8(block=7), Int4(), Int4(block=2), Int4(block=10), TopK(), TopK(chunk=256), TopK(chunk=64, density=0.25),
-    TopK(chunk=8, density=1.0), TopK(chunk=2), TopK(chunk=1024, density=1e-9),
+    Bf16(), Int8(), Int8(block=7), Int4(), Int4(block=2), Int4(block=10), Int2(), Int2(block=4), Int2(block=12),
+    TopK(), TopK(chunk=256), TopK(chunk=64, density=0.25), TopK(chunk=8, density=1.0), TopK(chunk=2), TopK(chunk=1024, density=1e-9),
 ]  # fmt: skip
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149
 Generator = np.random.Generator
@@ -103,14 +103,15 @@ def test_no_blocks(wire: WireFormat) -> None:
 
 
 def test_sizes() -> None:
-    """By hand. TopK of 4096: 64 values of 12 + 2 bits are 112 bytes, and two bfloat16."""
-    assert [(wire.block, wire.block_bytes) for wire in (Bf16(), Int8(), Int4(), TopK())] == [(64, 128), (256, 260), (128, 68), (4096, 116)]
+    """By hand. TopK of 4096: 64 values of 12 + 2 bits are 112 bytes, 256 are 448, and two bfloat16."""
+    assert [(wire.block, wire.block_bytes) for wire in (Bf16(), Int8(), Int4(), Int2())] == [(64, 128), (256, 260), (128, 68), (128, 36)]
+    assert (TopK().block, TopK().block_bytes, TopK(density=1 / 64).block_bytes) == (4096, 452, 116)
     assert Int8(block=100).block_bytes == 104
     assert Int4(block=100).block_bytes == 54
     assert TopK(chunk=65536, density=1e-9).block_bytes == 4 + 3  # One value of 16 + 2 bits.
     assert TopK(chunk=8, density=1.0).block_bytes == 4 + 5  # Eight of 3 + 2 bits.
     assert TopK(chunk=8, density=0.3).kept == 2
-    assert [wire.sums_in_blocks for wire in (Bf16(), Int8(), Int4(), TopK())] == [True, True, True, False]
+    assert [wire.sums_in_blocks for wire in (Bf16(), Int8(), Int4(), Int2(), TopK())] == [True, True, True, True, False]
 
 
 def test_layouts_by_hand() -> None:
@@ -202,6 +203,42 @@ def test_int4_shrinks_magnitudes_as_theory_says() -> None:
     assert (got / given).mean() == pytest.approx(2 / (3 * math.log(2)), abs=2e-3)
 
 
+@pytest.mark.parametrize("block", [4, 12, 128])
+@pytest.mark.parametrize("kind", KINDS)
+def test_int2_is_the_means_above_and_below_the_mean(kind: str, block: int) -> None:
+    """Against sums without rounding before the last; and it contracts."""
+    wire = Int2(block=block)
+    values = blocks_of(kind, wire)
+    for row, decoded in zip(values.tolist(), sent(wire, values).tolist(), strict=True):
+        total = math.fsum(map(abs, row))
+        groups = [[abs(value) for value in row if abs(value) * block >= total], [abs(value) for value in row if abs(value) * block < total]]
+        means = [nearest_bf16(float(np.float32(math.fsum(group) / len(group)))) if group else 0.0 for group in groups]
+        means[1] *= 0.0 not in row
+        assert decoded == [math.copysign(means[abs(value) * block < total], value) if value else 0.0 for value in row]
+        scale = max(map(abs, row)) or 1.0
+        error = math.fsum(((value - result) / scale) ** 2 for value, result in zip(row, decoded, strict=True))
+        normal = min(means[0], means[1] or 1.0) >= 2.0**-126
+        assert error <= (1 - normal * (1 - 2.0**-16) / block) * math.fsum((value / scale) ** 2 for value in row) * (1 + 1e-12)
+
+
+def test_int2_layout_and_error_by_hand() -> None:
+    # Mean magnitude 1.375: 2 and 3 are above and have mean 2.5 = 0x4020, 1/4 below. Codes: 2 bits each, large then negative.
+    row = torch.tensor([[2.0, -0.25, -3.0, 0.25]])
+    assert Int2(block=4).encode(row).tolist() == [[0x20, 0x40, 0x80, 0x3E, 0b10_01_11_00]]
+    # With a zero, what is below the mean becomes zero.
+    assert Int2(block=4).decode(Int2(block=4).encode(torch.tensor([[3.0, -1.0, 0.0, -3.0]]))).tolist() == [[3.0, 0.0, 0.0, -3.0]]
+    # Of a normal distribution p lie above its mean magnitude sqrt(2 / pi), with mean a, and q = 1 - p below, with mean b: 1 - p a^2 - q b^2 is lost.
+    # Means of the 128 values themselves are nearer to these by the two of 128 degrees of freedom.
+    normal = torch.distributions.Normal(0.0, 1.0)
+    split = math.sqrt(2 / math.pi)
+    p = 2 * (1 - float(normal.cdf(torch.tensor(split))))
+    density = math.exp(-(split**2) / 2)
+    lost = 1 - (split * density) ** 2 / p - (split * (1 - density)) ** 2 / (1 - p)
+    values = np.random.default_rng(2).normal(size=(4000, 128)).astype(np.float32)
+    assert ((sent(Int2(), values) - values) ** 2).mean() == pytest.approx(lost * 126 / 128, rel=0.01)
+    assert lost == pytest.approx(0.125, abs=0.001)
+
+
 def expected_top_k(row: list[float], kept: int) -> list[float]:
     """By sorting; means without rounding before the last."""
     order = sorted(range(len(row)), key=lambda index: (-abs(row[index]), index))
@@ -248,7 +285,7 @@ def test_top_k_takes_the_first_of_equal_ones() -> None:
     # Mean of 3, 2, 2 is 2.33: 3 is above, the twos below.
     assert wire.decode(wire.encode(row)).tolist() == [[0.0, -2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 3.0]]
     equal = torch.full((2, 4096), -0.5)
-    assert wire_indices(TopK(), equal) == [list(range(64))] * 2
+    assert wire_indices(TopK(), equal) == [list(range(256))] * 2
 
 
 def wire_indices(wire: WireFormat, values: Tensor) -> list[list[int]]:
@@ -283,6 +320,8 @@ def test_fewer_values_than_are_kept() -> None:
         (lambda: Int8(block=0), "wire.block must be > 0, got 0"),
         (lambda: Int4(block=0), "wire.block must be even and > 0, got 0"),
         (lambda: Int4(block=9), "wire.block must be even and > 0, got 9"),
+        (lambda: Int2(block=0), "wire.block must be a multiple of 4 and > 0, got 0"),
+        (lambda: Int2(block=6), "wire.block must be a multiple of 4 and > 0, got 6"),
         (lambda: TopK(chunk=1), "wire.chunk must be a power of two from 2 to 65536, got 1"),
         (lambda: TopK(chunk=-4), "wire.chunk must be a power of two from 2 to 65536, got -4"),
         (lambda: TopK(chunk=1000), "wire.chunk must be a power of two from 2 to 65536, got 1000"),

@@ -25,10 +25,9 @@ class DiLoCo:
 
     models: the replicas in this process, one per worker that lives here, with inner optimizers of yours. Their trainable parameters are set to those
     of the first worker at the start and to the new global parameters at every sync. Floating-point buffers are averaged. wire: format in which
-    pseudo-gradients cross, None: as they are. streaming: how a sync is spread over the steps of a round; its layers are those of the first model. With
-    either, replicas may stand apart after a sync too: see `settle`.
-    outer_on_host: whether global parameters and outer optimizer state live in host memory. placement, num_workers: where all workers of the run
-    live, from `place`; by default those in `models` are all there are.
+    pseudo-gradients cross, None: as they are. streaming: how a sync is spread over the steps of a round; its layers are those of the first model.
+    With either, replicas may stand apart after a sync too: see `settle`. outer_on_host: whether global parameters and outer optimizer state live in
+    host memory. placement, num_workers: where all workers of the run live, from `place`; by default those in `models` are all there are.
     """
 
     def __init__(

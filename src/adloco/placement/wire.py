@@ -1,7 +1,7 @@
 """Wire formats: how the values of an outer synchronisation become bytes. One class each; none has a state.
 
-`Bf16` halves what is sent. INTELLECT-1 sent `Int8` between continents (arXiv 2412.01152). `Int4` is the E3M0 of Streaming DiLoCo (arXiv 2501.18512):
-outer gradients in 4 bits that are summed in float32. `TopK` follows SparseLoCo (arXiv 2508.15706): the largest values of each chunk, in 2 bits each.
+`Bf16` halves what is sent. INTELLECT-1 sent `Int8` between continents (arXiv 2412.01152). `Int4` is the E3M0 of Streaming DiLoCo (arXiv 2501.18512),
+4 bits that are summed in float32; `Int2` has half of them. `TopK` follows SparseLoCo (arXiv 2508.15706): the largest values of each chunk, 2 bits each.
 So few bits need error feedback (MuLoCo, arXiv 2505.23725): what was not sent stays the worker's, for another sync. The memory that this takes is the
 caller's, and so are sums, which are of decoded values.
 """
@@ -153,6 +153,46 @@ class Int4(ErrorFeedback):
         pairs = torch.cartesian_prod(levels, levels).contiguous().view(torch.int64).flatten().to(blocks.device)
         ratio = pairs.index_select(0, blocks[:, 4:].int().flatten()).view(torch.float32).view(len(blocks), self.block)
         return ratio.mul_(_numbers(blocks[:, :4], torch.float32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int2(ErrorFeedback):
+    """A bit for the sign and one for which of two magnitudes: the means of those from a block's mean magnitude on and of those below, in bfloat16.
+
+    For a normal distribution nearly the best four levels there are. A block with a zero in it has three: what is below the mean becomes zero.
+
+    A contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / block) |x|^2 for each block, as long as the means are normal numbers (|x|^2 otherwise): the n_g
+    magnitudes from the mean S / block on, with sum S_g, have S_g >= n_g S / block and S_g >= max |x_i|, so that S_g^2 / n_g >= max |x_i| S / block >=
+    |x|^2 / block; the rest as in `TopK`.
+    """
+
+    block: int = 128
+    """Values that share their two magnitudes, which cost 4 bytes; a multiple of 4, as four values share a byte."""
+    error_feedback: float = 0.9
+    """Part of what a sync leaves unsent that the worker keeps, to send it later; 0: none."""
+
+    sums_in_blocks = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.block > 0 and self.block % 4 == 0, f"wire.block must be a multiple of 4 and > 0, got {self.block}")
+
+    @property
+    def block_bytes(self) -> int:
+        return 4 + self.block // 4
+
+    def encode(self, values: Tensor) -> Tensor:
+        magnitude = values.abs().double()  # So that sums of the largest float32 stay finite.
+        large = magnitude >= magnitude.mean(dim=1, keepdim=True)
+        small = _mean_where(~large, magnitude).masked_fill_((magnitude == 0).any(dim=1, keepdim=True), 0.0)
+        codes = (large << 1 | (values < 0)).to(torch.uint8)
+        packed = codes[:, ::4] << 6 | codes[:, 1::4] << 4 | codes[:, 2::4] << 2 | codes[:, 3::4]
+        return torch.cat([_bytes(_bf16(torch.cat([_mean_where(large, magnitude), small], dim=1))), packed], dim=1)
+
+    def decode(self, blocks: Tensor) -> Tensor:
+        codes = torch.stack([blocks[:, 4:] >> shift & 3 for shift in (6, 4, 2, 0)], dim=2).flatten(1)
+        magnitude = _numbers(blocks[:, :4], torch.bfloat16).float().gather(1, 1 - (codes >> 1).long())
+        return magnitude * (1 - 2 * (codes & 1).float())
 
 
 @dataclass(frozen=True, kw_only=True)

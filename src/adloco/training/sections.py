@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from adloco.algorithms.merging import MergeFates
 from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
 from adloco.placement.compression import keeps_residuals
-from adloco.placement.wire import Bf16, Int4, Int8, TopK, WireFormat
+from adloco.placement.wire import Bf16, Int2, Int4, Int8, TopK, WireFormat
 from adloco.rules.balance import EqualShares, Shares, SpeedShares
 from adloco.rules.batch import AugmentedInnerProductTest, BatchRule, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
 from adloco.rules.checks import require
@@ -70,7 +70,7 @@ SHARES: dict[str, type] = {"equal": EqualShares, "speed": SpeedShares}
 TASKS: dict[str, type] = {"language-model": LanguageModelSettings, "classification": ClassificationSettings}
 MODEL_SOURCES: dict[str, type] = {"llama": LlamaShape, "transformers": NamedModel}
 OUTER_UPDATES: dict[str, type] = {"mean": OuterMean, "optimizer": OuterOptimizer}
-WIRE_FORMATS: dict[str, type] = {"fp32": PlainWire, "bf16": Bf16, "int8": Int8, "int4": Int4, "topk": TopK}
+WIRE_FORMATS: dict[str, type] = {"fp32": PlainWire, "bf16": Bf16, "int8": Int8, "int4": Int4, "int2": Int2, "topk": TopK}
 
 SECTIONS: dict[str, Section] = {
     "run": Section(parts={"run": RunSettings}),
@@ -119,7 +119,7 @@ SECTIONS: dict[str, Section] = {
             key="format",
             classes=WIRE_FORMATS,
             default="fp32",
-            meaning="How pseudo-gradients cross between workers: fp32 (as they are), bf16, int8, int4 (E3M0) or topk (the largest, in 2 bits each).",
+            meaning="How pseudo-gradients cross between workers: fp32 (as they are), bf16, int8, int4 (E3M0), int2 or topk (the largest in 2 bits).",
         ),
         chosen="wire",
     ),
