@@ -1,8 +1,8 @@
 """Wire formats: how the values of an outer synchronisation become bytes. One class each; none has a state.
 
 `Bf16` halves what is sent. INTELLECT-1 sent `Int8` between continents (arXiv 2412.01152). `Int4` is the E3M0 of Streaming DiLoCo (arXiv 2501.18512),
-4 bits that are summed in float32; `Int2` has half of them. `TopK` follows SparseLoCo (arXiv 2508.15706): the largest values of each chunk, 2 bits each.
-So few bits need error feedback (MuLoCo, arXiv 2505.23725): what was not sent stays the worker's, for another sync. The memory that this takes is the
+4 bits that are summed in float32; `Int2` has half of them. `TopK` follows SparseLoCo (arXiv 2508.15706): the largest values of each chunk.
+2 bits need error feedback (MuLoCo, arXiv 2505.23725): what was not sent stays the worker's, for another sync. The memory that this takes is the
 caller's, and so are sums, which are of decoded values.
 """
 
