@@ -185,6 +185,40 @@ def test_settling_is_the_plain_mean(wire: Any) -> None:
     run.model(0)
 
 
+def test_settling_weighs_by_the_samples_of_the_round_that_was() -> None:
+    """Not by those of the next, which the norm test has changed; also in a run that was resumed."""
+    settings: dict[str, Any] = {
+        "wire": TopK(chunk=16, density=1 / 16), "batch": NormTest(eta=0.9), "guards": BatchGuards(initial=5, minimum=4, maximum=40),
+    }  # fmt: skip
+    run, resumed = language_run(**settings), language_run(**settings)
+    report = run.round()
+    assert report is not None and run.trainers[0].requested_batch != 5
+    samples = [worker.round_samples for worker in run.workers.values()]
+    own = [torch.cat([tensor.detach().flatten() for tensor in worker.params]) for worker in run.workers.values()]
+    resumed.load_state_dict(copy.deepcopy(run.state_dict()))
+    for one in (run, resumed):
+        one.settle()
+        torch.testing.assert_close(params_of(one), (samples[0] * own[0] + samples[1] * own[1]) / sum(samples), rtol=1e-10, atol=1e-12)
+
+
+def test_a_lone_worker_stands_where_its_trainer_does() -> None:
+    """It has sent everything: nothing is compressed."""
+    run = language_run(workers_per_trainer=1, wire=TopK(chunk=16))
+    list(run.rounds(2))
+    run.model(0)
+
+
+@pytest.mark.parametrize("other", [None, TopK(chunk=16, step_ahead=False), TopK(chunk=16, error_feedback=0.0)], ids=["fp32", "behind", "none"])
+def test_a_state_is_for_the_same_error_feedback(other: Any) -> None:
+    first, second = language_run(wire=TopK(chunk=16)), language_run(wire=other)
+    first.round()
+    with pytest.raises(ValueError, match=r"what is unsent was ahead .* give the same error_feedback and step_ahead"):
+        second.load_state_dict(first.state_dict())
+    loops = [DiLoCo([linear(), linear()], outer=None, sync_every=1, wire=wire) for wire in (TopK(chunk=16), other)]
+    with pytest.raises(ValueError, match=r"what is unsent was ahead .* give the same error_feedback and step_ahead"):
+        loops[1].load_state_dict(loops[0].state_dict())
+
+
 def test_the_last_round_settles() -> None:
     run = language_run(streaming=Streaming(fragments=3, tau=1))
     run.round()

@@ -220,8 +220,7 @@ class AdLoCo:
     def settle(self) -> None:
         """Bring each trainer's workers together at their mean, where syncs have left them apart. Called on all ranks, between rounds."""
         require(not self.in_round, "a round is under way; settle between rounds")
-        plans = {worker: plan for trainer in self.trainers.values() for worker, plan in self._planner.plans(trainer, self.speeds).items()}
-        self._crew.settle({worker: plan.worker_batch for worker, plan in plans.items()})
+        self._crew.settle()
 
     def _finish(self, tasks: Mapping[int, RoundTask], last: bool) -> RoundReport:
         self.pass_limit = agreed_pass_limit(self.workers, self.pass_limit, self.placement)
@@ -243,7 +242,7 @@ class AdLoCo:
         self.round_steps = 0
         merge = self._merge.decide(self.rounds_done, {trainer.id: trainer.requested_batch for trainer in self.trainers.values()})
         if merge or last:
-            self._crew.settle({worker: task.plan.worker_batch for worker, task in tasks.items()})
+            self._crew.settle()
         if merge:
             self._crew.trainers = apply_merge(merge, self.trainers, self.workers, self._fates, self.placement)
         handed = self._bytes_handed()

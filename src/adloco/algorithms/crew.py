@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from threading import Event
+from typing import Any
 
 from adloco.algorithms.reports import WorkerRound
 from adloco.algorithms.streaming import FragmentSyncs, Served
@@ -22,7 +23,9 @@ class Crew:
         self._syncs = FragmentSyncs(streaming, placement)
         self.apart = False
         """Whether workers stand apart from their trainer's global parameters between rounds, as streaming and a step ahead leave them."""
-        self._drifts = streaming.drifts or any(trainer.outer.steps_ahead for trainer in trainers.values())
+        self._streaming = streaming
+        self._samples: dict[int, float] = {}
+        """Of every worker of the run, in the round that ended last."""
         self._placement = placement
         self._failed = Event()
         self._seconds = 0.0
@@ -69,37 +72,40 @@ class Crew:
         """What every worker of the run did in the round. Averages buffers first."""
         for trainer, workers, served in self._served(_batches(tasks)):
             trainer.average_buffers(workers, served.weights, served.comm)
-        self.apart = self._drifts
+        self.apart = self._streaming.drifts or any(trainer.outer.steps_ahead and len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
         longest = max(worker.busy_seconds for worker in self.workers.values())
         turns = max(1.0, self._seconds / max(longest, 1e-9))
         rows = self._placement.gather({worker.id: WorkerRound.of(worker, turns).to_numbers() for worker in self.workers.values()})
-        return {worker: WorkerRound.from_numbers(row) for worker, row in rows.items()}
+        done = {worker: WorkerRound.from_numbers(row) for worker, row in rows.items()}
+        self._samples = {worker: row.samples for worker, row in done.items()}
+        return done
 
-    def settle(self, batches: Mapping[int, int]) -> None:
-        """Bring each trainer's workers together at their mean if they stand apart. batches: samples per inner step of every worker, as weights."""
+    def settle(self) -> None:
+        """Bring each trainer's workers together at their mean, weighted by the last round's samples, if they stand apart."""
         if self.apart:
-            for trainer, workers, served in self._served(batches):
+            for trainer, workers, served in self._served(self._samples):
                 trainer.outer.average(served.params, served.weights, served.comm)
                 trainer.broadcast(workers)
         self.apart = False
 
-    def restore(self, trainers: Mapping[int, Trainer], workers: Mapping[str, Mapping[str, object]], apart: bool) -> None:
+    def restore(self, trainers: Mapping[int, Trainer], workers: Mapping[str, Mapping[str, Any]], apart: bool) -> None:
         """Go on with these trainers and states of workers."""
         self._syncs.forget()
         self.trainers, self.apart = dict(trainers), apart
+        self._samples = {int(worker): state["round_samples"] for worker, state in workers.items()}
         for trainer in self.trainers.values():
             trainer.broadcast(self._here(trainer))
         for worker in self.workers.values():
             worker.load_state_dict(workers[str(worker.id)])
 
-    def _served(self, batches: Mapping[int, int]) -> Iterator[tuple[Trainer, list[Worker], Served]]:
+    def _served(self, samples: Mapping[int, float]) -> Iterator[tuple[Trainer, list[Worker], Served]]:
         """The trainers that have workers here, these workers, and what is synced of them."""
         # On all ranks, as process groups may be made.
         comms = {trainer.id: self._placement.comm(trainer.worker_ids) for trainer in self.trainers.values()}
         for trainer in self.trainers.values():
             workers = self._here(trainer)
             if workers:
-                yield trainer, workers, trainer.served(workers, batches, comms[trainer.id])
+                yield trainer, workers, trainer.served(workers, samples, comms[trainer.id])
 
     def _here(self, trainer: Trainer) -> list[Worker]:
         return [self.workers[worker] for worker in self._placement.local(trainer.worker_ids)]

@@ -106,7 +106,10 @@ class DiLoCo:
         self._syncs.handle(event, [served])
 
     def settle(self) -> None:
-        """Bring all replicas to their mean, where streaming or a step ahead leaves them apart at a round's end. Called on all ranks, then."""
+        """Bring all replicas to their mean, where streaming or a step ahead leaves them apart at a round's end. Called on all ranks, then.
+
+        Weights are the samples since the last round's end: what a replica without any has not sent is dropped.
+        """
         require(self._inner_steps % self.sync_every == 0, "a round is under way; settle after a step that returned True")
         if (self._streaming.drifts or self._outer.steps_ahead) and self._inner_steps > 0:
             params = [trainable(model) for model in self.models]

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from adloco.algorithms.optimizers import OuterFactory
 from adloco.placement.comm import Comm, Finished, Sum
-from adloco.placement.compression import Contributions, steps_ahead
+from adloco.placement.compression import Contributions, feedback
 from adloco.placement.gradients import squared_norm
 from adloco.placement.shards import copied, in_memory_of, scattered
 from adloco.placement.sums import PerWorker, Squares
 from adloco.placement.wire import WireFormat
+from adloco.rules.checks import require
 
 
 class OuterStep:
@@ -39,9 +40,12 @@ class OuterStep:
         self.global_params = [nn.Parameter(copied(parameter, to_host=on_host)) for parameter in parameters]
         self.optimizer = outer(self.global_params) if outer else None
         self.fragments = fragments or [range(len(parameters))]
-        self.steps_ahead = steps_ahead(wire)
-        """Whether workers keep in their parameters what a sync leaves unsent."""
         self._wire = wire
+
+    @property
+    def steps_ahead(self) -> bool:
+        """Whether workers keep in their parameters what a sync leaves unsent."""
+        return feedback(self._wire) == "ahead"
 
     def step(self, per_worker: PerWorker, weights: Sequence[float], comm: Comm) -> None:
         """Send and receive everything. per_worker: parameters of each local worker; weights: its share of the samples."""
@@ -94,9 +98,12 @@ class OuterStep:
             copy_all(means, [self.global_params[place] for place in fragment])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"params": list(self.global_params), "optimizer": self.optimizer.state_dict() if self.optimizer else {}}
+        optimizer = self.optimizer.state_dict() if self.optimizer else {}
+        return {"params": list(self.global_params), "optimizer": optimizer, "feedback": feedback(self._wire)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        before, now = state["feedback"], feedback(self._wire)
+        require(before == now, f"what is unsent was {before} when the state was saved and is {now} here; give the same error_feedback and step_ahead")
         copy_all(state["params"], self.global_params)
         if self.optimizer:
             load_optimizer(self.optimizer, state["optimizer"])

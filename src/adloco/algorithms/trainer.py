@@ -42,15 +42,15 @@ class Trainer:
         shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest)
         return {worker: switch.plan(share, ranks) for worker, share in zip(self.worker_ids, shares, strict=True)}
 
-    def served(self, workers: Sequence[Worker], batches: Mapping[int, int], comm: Comm) -> Served:
-        """What is synced of this trainer here. workers: those that live here; batches: samples per inner step of each of all its workers."""
-        total = sum(batches[worker] for worker in self.worker_ids)
+    def served(self, workers: Sequence[Worker], samples: Mapping[int, float], comm: Comm) -> Served:
+        """What is synced of this trainer here. workers: those that live here; samples: of each of all its workers, as weights."""
+        total = sum(samples[worker] for worker in self.worker_ids)
         return Served(
             trainer=self.id,
             outer=self.outer,
             params=[worker.params for worker in workers],
             residuals=[worker.residuals for worker in workers if worker.residuals],
-            weights=[batches[worker.id] / total for worker in workers],
+            weights=[samples[worker.id] / total for worker in workers],
             comm=comm,
         )
 

@@ -6,6 +6,7 @@ fragment it belongs to, nor on the placement as long as shards are whole blocks.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,9 +47,11 @@ def keeps_residuals(wire: WireFormat | None) -> bool:
     return wire is not None and wire.error_feedback > 0
 
 
-def steps_ahead(wire: WireFormat | None) -> bool:
-    """Whether workers begin a round ahead of the global parameters, by what they have not sent."""
-    return wire is not None and wire.error_feedback > 0 and wire.step_ahead
+def feedback(wire: WireFormat | None) -> Literal["none", "behind", "ahead"]:
+    """What becomes of what a sync leaves unsent: it is lost, waits in memory, or stays in the worker's parameters."""
+    if wire is None or not keeps_residuals(wire):
+        return "none"
+    return "ahead" if wire.step_ahead else "behind"
 
 
 class CompressedSum:
