@@ -107,7 +107,7 @@ ARMS = {
     "streaming": Arm(recipe="diloco", flags=SPREAD | STREAMING),
     "streaming-int4": Arm(recipe="diloco", flags=SPREAD | STREAMING | {"wire.format": "int4"}),
 }  # fmt: skip
-DEFAULT_ARMS = ("ddp", "local-sgd", "diloco", "adloco", "diloco-bf16", "diloco-int8", "diloco-int4", "diloco-topk")
+DEFAULT_ARMS = ("ddp", "local-sgd", "diloco", "adloco", "diloco-bf16", "diloco-int8", "diloco-int4", "diloco-int2", "diloco-topk")
 
 Point = dict[str, float]
 """tokens, bytes, sent (where known), syncs, seconds and loss, at an evaluation."""

@@ -68,7 +68,7 @@ def wire(name: str) -> tuple[tuple[str, str], ...]:
 
 
 OVERLAP = (("streaming.fragments", "4"), ("streaming.tau", "4"))
-FORMATS = ("fp32", "bf16", "int8", "int4", "topk")
+FORMATS = ("fp32", "bf16", "int8", "int4", "int2", "topk")
 ARMS = {
     "ddp": Arm(recipe="ddp"),
     **{f"{recipe}-{name}": Arm(recipe=recipe, flags=wire(name)) for recipe in ("diloco", "adloco") for name in FORMATS},

@@ -10,7 +10,7 @@ import torch
 from adloco import AdLoCo, AugmentedInnerProductTest, BatchGuards, MergeFates, MergeLargestWithSmallest, MergeSmallest, NormTest, SwitchMode
 from adloco.placement.launch import place
 from adloco.placement.shards import local
-from adloco.placement.wire import Bf16, Int4, TopK
+from adloco.placement.wire import Bf16, Int2, Int4, TopK
 from adloco.rules.streaming import Streaming
 from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, regression, tokens
 
@@ -106,7 +106,7 @@ def streaming(**changes: Any) -> AdLoCo:
 RUNS: dict[str, Callable[[], AdLoCo]] = {
     "plain": lambda: run_here(),
     # In bf16 blocks say nothing: shards may end anywhere.
-    "streaming": lambda: streaming(wire=Bf16(error_feedback=1.0)),
+    "streaming": lambda: streaming(wire=Bf16(error_feedback=1.0, step_ahead=False)),
 }
 
 
@@ -143,8 +143,10 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "plain mean": local_sgd,
     "language model": lambda: result(language_model(), 4),
     "streaming": lambda: result(streaming(), 4),
-    "padded: bf16 with error feedback": lambda: result(streaming(wire=Bf16(error_feedback=1.0)), 4),
+    "padded: bf16, a step ahead": lambda: result(streaming(wire=Bf16(error_feedback=1.0)), 4),
+    "padded: bf16, residuals in memory": lambda: result(streaming(wire=Bf16(error_feedback=1.0, step_ahead=False)), 4),
     "outer state in host memory": lambda: result(streaming(outer_on_host=True, wire=Bf16(error_feedback=1.0)), 3),
+    "lossy: int2": lambda: result(language_model(wire=Int2(block=8)), 4),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
     "lossy: topk, residuals in memory": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4, step_ahead=False)), 4),

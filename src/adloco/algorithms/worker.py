@@ -75,7 +75,7 @@ class InnerSettings:
     error_feedback: bool
     """Whether what a sync leaves unsent is kept for the next."""
     on_host: bool
-    """Whether that is kept in host memory."""
+    """Whether that, and where a worker stands while the global parameters are evaluated, is kept in host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +268,7 @@ class Worker:
     @contextlib.contextmanager
     def standing_at(self, params: Sequence[Tensor], buffers: Sequence[Tensor]) -> Iterator[None]:
         """Stand at these parameters for as long as the context lasts."""
-        own = [[copied(tensor, to_host=False) for tensor in tensors] for tensors in (self.params, self.buffers)]
+        own = [[copied(tensor, to_host=self._settings.on_host) for tensor in tensors] for tensors in (self.params, self.buffers)]
         self.load_params(params, buffers)
         try:
             yield

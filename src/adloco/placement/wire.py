@@ -159,7 +159,8 @@ class Int4(ErrorFeedback):
 class Int2(ErrorFeedback):
     """A bit for the sign and one for which of two magnitudes: the means of those from a block's mean magnitude on and of those below, in bfloat16.
 
-    For a normal distribution nearly the best four levels there are. A block with a zero in it has three: what is below the mean becomes zero.
+    For a normal distribution nearly the best four levels there are. A block with a zero in it, a filled-up last one too, has three: what is below
+    the mean becomes zero.
 
     A contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / block) |x|^2 for each block, as long as the means are normal numbers (|x|^2 otherwise): the n_g
     magnitudes from the mean S / block on, with sum S_g, have S_g >= n_g S / block and S_g >= max |x_i|, so that S_g^2 / n_g >= max |x_i| S / block >=

@@ -95,7 +95,8 @@ def check_memory(recipe: Recipe, builder: ModelBuilder, placement: Placement) ->
     """Refuse more workers here than their parameters and optimizer states leave room for."""
     method, device = recipe.method, placement.device
     workers = len(placement.local(range(method.num_trainers * method.workers_per_trainer)))
-    copies = (COPIES_PER_WORKER + recipe.feedback) * workers + outer_copies(recipe, device)
+    residuals = recipe.feedback and not (recipe.outer_memory.on_host and device.type != "cpu")
+    copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
     needed = builder.num_bytes() * copies // placement.shards
     memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     require(
