@@ -145,7 +145,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "streaming": lambda: result(streaming(), 4),
     "padded: bf16, a step ahead": lambda: result(streaming(wire=Bf16(error_feedback=1.0)), 4),
     "padded: bf16, residuals in memory": lambda: result(streaming(wire=Bf16(error_feedback=1.0, step_ahead=False)), 4),
-    "outer state in host memory": lambda: result(streaming(outer_on_host=True, wire=Bf16(error_feedback=1.0)), 3),
+    "padded: outer state in host memory": lambda: result(streaming(outer_on_host=True, wire=Bf16(error_feedback=1.0)), 3),
     "lossy: int2": lambda: result(language_model(wire=Int2(block=8)), 4),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
