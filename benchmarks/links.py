@@ -270,7 +270,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 5), layout="constrained")
+    figure = Figure(figsize=(14, 5), layout="constrained")
     by_time, by_bytes = figure.subplots(1, 2, sharey=True)
     dashes = {"ddp": "-", "diloco": "-", "adloco": "--"}
     for arm, result in results["arms"].items():
@@ -282,7 +282,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
         by_bytes.plot(sent, losses, label=arm, marker=".", **style)
     by_time.set(xlabel="seconds", ylabel="validation loss")
     by_bytes.set(xlabel="MB sent per island, by the kernel, headers included", xscale="log")
-    by_bytes.legend(fontsize="small")
+    figure.legend(*by_time.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize="small")
     link = results["link"]
     figure.suptitle(
         f"{results['islands']} islands, {link['bits_per_second'] / 1e6:g} Mbit/s, {1000 * link['latency_seconds']:g} ms, {100 * link['loss']:g}% loss"
