@@ -18,6 +18,7 @@ from adloco.cli.main import main
 from adloco.placement.testing import run_on_ranks
 from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.run import TrainingRun
+from tests.conftest import SMALL
 from tests.problems import without_timings
 
 ADLOCO = [sys.executable, "-m", "adloco"]
@@ -152,15 +153,32 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(small: list[str], tmp_path: 
     assert all(worker.inner_step > 0 for worker in resumed.algorithm.workers.values())
 
 
+TRAVELLING = [
+    "--streaming.fragments", "2", "--streaming.tau", "19", "--wire.format", "topk", "--method.sync_every", "40",
+    "--run.tokens", "60000", "--run.checkpoint_every", "2",
+]  # fmt: skip
+"""Something is under way for 19 of 20 steps."""
+
+
+@pytest.fixture(scope="module")
+def never_stopped(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Metrics of a run with these flags."""
+    folder = tmp_path_factory.mktemp("whole")
+    small = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
+    places = ["--data.path", str(corpus), "--data.cache", str(folder / "cache"), "--run.folder", str(folder / "run")]
+    assert main(["train", "diloco", *small, *places, *TRAVELLING, "--ranks", "2"]) == 0
+    return metrics(folder / "run")
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl c", "kill"])
-def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(signal_number: int, small: list[str], tmp_path: Path) -> None:
-    """Something is under way for 19 of 20 steps. Ctrl+C lets it arrive; a kill goes back to the last checkpoint."""
-    streaming = ["--streaming.fragments", "2", "--streaming.tau", "19", "--wire.format", "topk", "--method.sync_every", "40"]
-    flags = [*small, *streaming, "--run.tokens", "60000", "--run.checkpoint_every", "2", "--ranks", "2"]
-    assert main(["train", "diloco", *flags, "--run.folder", str(tmp_path / "whole")]) == 0
+def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(
+    signal_number: int, small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]
+) -> None:
+    """Ctrl+C lets it arrive; a kill goes back to the last checkpoint."""
     process = subprocess.Popen(
-        [*ADLOCO, "train", "diloco", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        [*ADLOCO, "train", "diloco", *small, *TRAVELLING, "--ranks", "2"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     wait_for(tmp_path / "run" / "metrics.jsonl")
     while len(metrics(tmp_path / "run")) < 3:
         time.sleep(0.05)
@@ -168,9 +186,9 @@ def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(signal_num
     os.kill(process.pid if signal_number == signal.SIGINT else int(children[1]), signal_number)
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0, "the run was over before it could be stopped"
-    assert len(metrics(tmp_path / "run")) < len(metrics(tmp_path / "whole")), err
+    assert len(metrics(tmp_path / "run")) < len(never_stopped), err
     assert main(["train", "--resume", str(tmp_path / "run"), "--ranks", "2"]) == 0
-    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert metrics(tmp_path / "run") == never_stopped
 
 
 FAILING = """
@@ -189,19 +207,16 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_an_exception_while_a_fragment_travels_leaves_a_run_to_resume(small: list[str], tmp_path: Path) -> None:
+def test_an_exception_while_a_fragment_travels_leaves_a_run_to_resume(small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]) -> None:
     """In inner step 10 of round 4, where one is under way from step 1 to 20; the other rank waits for it."""
-    streaming = ["--streaming.fragments", "2", "--streaming.tau", "19", "--wire.format", "topk", "--method.sync_every", "40"]
-    flags = [*small, *streaming, "--run.tokens", "60000", "--run.checkpoint_every", "2"]
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
-    done = subprocess.run([*TORCHRUN, str(script), "train", "diloco", *flags], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*TORCHRUN, str(script), "train", "diloco", *small, *TRAVELLING], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert "the disk is on fire" in done.stderr
     assert len(metrics(tmp_path / "run")) == 3
     assert main(["train", "--resume", str(tmp_path / "run"), "--ranks", "2"]) == 0
-    assert main(["train", "diloco", *flags, "--run.folder", str(tmp_path / "whole"), "--ranks", "2"]) == 0
-    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert metrics(tmp_path / "run") == never_stopped
 
 
 def test_a_polite_kill_of_torchrun_saves(small: list[str], tmp_path: Path) -> None:
