@@ -18,10 +18,8 @@ $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 train: install
 	$(VENV)/bin/adloco train $(ARGS)
 
-# What starts processes from the command line, stops them by signals or counts a link's bytes runs by itself; all else two files at a time.
 test: install
-	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile tests/algorithms tests/placement tests/rules tests/training
-	$(VENV)/bin/python -m pytest --ignore tests/algorithms --ignore tests/placement --ignore tests/rules --ignore tests/training
+	$(VENV)/bin/python -m pytest
 
 check: install
 	$(VENV)/bin/ruff format --check .

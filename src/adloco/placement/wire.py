@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from adloco.placement.packing import packed, packed_size, unpacked
 
 BF16_MAX = torch.finfo(torch.bfloat16).max
 INT8_MAX = 127
@@ -187,13 +188,13 @@ class Int2(ErrorFeedback):
         large = magnitude >= magnitude.mean(dim=1, keepdim=True)
         small = _mean_where(~large, magnitude).masked_fill_((magnitude == 0).any(dim=1, keepdim=True), 0.0)
         codes = (large << 1 | (values < 0)).to(torch.uint8)
-        packed = codes[:, ::4] << 6 | codes[:, 1::4] << 4 | codes[:, 2::4] << 2 | codes[:, 3::4]
-        return torch.cat([_bytes(_bf16(torch.cat([_mean_where(large, magnitude), small], dim=1))), packed], dim=1)
+        # Not by `packed`, which makes an int64 of every bit.
+        fours = codes[:, ::4] << 6 | codes[:, 1::4] << 4 | codes[:, 2::4] << 2 | codes[:, 3::4]
+        return torch.cat([_bytes(_bf16(torch.cat([_mean_where(large, magnitude), small], dim=1))), fours], dim=1)
 
     def decode(self, blocks: Tensor) -> Tensor:
         codes = torch.stack([blocks[:, 4:] >> shift & 3 for shift in (6, 4, 2, 0)], dim=2).flatten(1)
-        magnitude = _numbers(blocks[:, :4], torch.bfloat16).float().gather(1, 1 - (codes >> 1).long())
-        return magnitude * (1 - 2 * (codes & 1).float())
+        return _of_two_means(blocks, codes.long())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +239,7 @@ class TopK(ErrorFeedback):
 
     @property
     def block_bytes(self) -> int:
-        return 4 + _packed_size(self.kept, self.entry_bits)
+        return 4 + packed_size(self.kept, self.entry_bits)
 
     def encode(self, values: Tensor) -> Tensor:
         # Bits of positive floats are ordered as the floats are. With the index behind them all differ, so there is one answer on every device.
@@ -252,13 +253,12 @@ class TopK(ErrorFeedback):
         entries = index << 2 | large.long() << 1 | (chosen < 0).long()
         # No code stands for 0: a chosen zero repeats the chunk's largest value, which is written twice then.
         entries = torch.where(magnitude > 0, entries, entries[:, :1])
-        return torch.cat([_bytes(_bf16(torch.cat(means, dim=1))), _packed(entries, self.entry_bits)], dim=1)
+        return torch.cat([_bytes(_bf16(torch.cat(means, dim=1))), packed(entries, self.entry_bits)], dim=1)
 
     def decode(self, blocks: Tensor) -> Tensor:
-        entries = _unpacked(blocks[:, 4:], self.entry_bits, self.kept)
-        means = _numbers(blocks[:, :4], torch.bfloat16).float()
-        chosen = means.gather(1, 1 - (entries >> 1 & 1)) * (1 - 2 * (entries & 1))
-        return means.new_zeros(len(blocks), self.chunk).scatter_(1, entries >> 2, chosen)
+        entries = unpacked(blocks[:, 4:], self.entry_bits, self.kept)
+        chosen = _of_two_means(blocks, entries)
+        return chosen.new_zeros(len(blocks), self.chunk).scatter_(1, entries >> 2, chosen)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -291,21 +291,7 @@ def _mean_where(where: Tensor, numbers: Tensor) -> Tensor:
     return (numbers * where).sum(dim=1, keepdim=True) / where.sum(dim=1, keepdim=True).clamp_(min=1)
 
 
-def _packed_size(count: int, bits: int) -> int:
-    return (count * bits + 7) // 8
-
-
-def _packed(numbers: Tensor, bits: int) -> Tensor:
-    """(rows, count) integers in [0, 2^bits) as (rows, bytes) uint8, one after the other without gaps, lowest bits first."""
-    rows, count = numbers.shape
-    size = _packed_size(count, bits)
-    ones = numbers[:, :, None] >> torch.arange(bits, device=numbers.device) & 1
-    octets = functional.pad(ones.flatten(1), (0, 8 * size - count * bits)).view(rows, size, 8)
-    return (octets << torch.arange(8, device=numbers.device)).sum(dim=2).to(torch.uint8)
-
-
-def _unpacked(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The inverse of `_packed`: (rows, count) int64."""
-    ones = packed[:, :, None].long() >> torch.arange(8, device=packed.device) & 1
-    numbers = ones.flatten(1)[:, : count * bits].reshape(len(packed), count, bits)
-    return (numbers << torch.arange(bits, device=packed.device)).sum(dim=2)
+def _of_two_means(blocks: Tensor, codes: Tensor) -> Tensor:
+    """Float32 of codes, (rows, count) int64: the second lowest bit says which of the two bfloat16 that a block begins with, the lowest its sign."""
+    means = _numbers(blocks[:, :4], torch.bfloat16).float()
+    return means.gather(1, 1 - (codes >> 1 & 1)) * (1 - 2 * (codes & 1))

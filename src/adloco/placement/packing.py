@@ -1,0 +1,26 @@
+"""Integers of a few bits each, packed into bytes without gaps."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def packed_size(count: int, bits: int) -> int:
+    """Bytes of so many integers of so many bits."""
+    return (count * bits + 7) // 8
+
+
+def packed(numbers: Tensor, bits: int) -> Tensor:
+    """(rows, count) integers in [0, 2^bits) as (rows, bytes) uint8, one after the other without gaps, lowest bits first."""
+    rows, count = numbers.shape
+    size = packed_size(count, bits)
+    ones = numbers[:, :, None] >> torch.arange(bits, device=numbers.device) & 1
+    octets = functional.pad(ones.flatten(1), (0, 8 * size - count * bits)).view(rows, size, 8)
+    return (octets << torch.arange(8, device=numbers.device)).sum(dim=2).to(torch.uint8)
+
+
+def unpacked(octets: Tensor, bits: int, count: int) -> Tensor:
+    """The inverse of `packed`: (rows, count) int64."""
+    ones = octets[:, :, None].long() >> torch.arange(8, device=octets.device) & 1
+    numbers = ones.flatten(1)[:, : count * bits].reshape(len(octets), count, bits)
+    return (numbers << torch.arange(bits, device=octets.device)).sum(dim=2)
