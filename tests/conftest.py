@@ -29,6 +29,13 @@ SMALL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of runs in this process have no pictures, which take a second each, unless a test is marked `pictures`."""
+    if not request.node.get_closest_marker("pictures"):
+        monkeypatch.setattr("adloco.training.plots.draw_plots", lambda records, folder: [])
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 40 short files with some structure to learn."""

@@ -100,6 +100,16 @@ def test_another_recipe_than_the_run_began_with(old: str, new: str, finished: Pa
         refused([*words, str(finished)], f"{old.split()[0]} in {recipe} is not what the run began with; restore it", capsys)
 
 
+def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from adloco.training import checkpoint
+
+    state = checkpoint.load(checkpoint.newest(finished / "checkpoints"))
+    del state["run"]["recipe"]["wire.step_ahead"]
+    checkpoint.save(finished / "checkpoints", "round-999999", state, keep=1)
+    for words in READERS:
+        refused([*words, str(finished)], f"the run in {finished} began with a version of adloco without wire.step_ahead; go on with that", capsys)
+
+
 def test_damaged_and_foreign_checkpoints(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from adloco.training import checkpoint
 

@@ -63,6 +63,7 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
     return [without_timings(line) for line in lines(folder / "metrics.jsonl")]
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name not in FROM_THE_HUB])
 def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_path: Path) -> None:
     assert main(["train", name, *small]) == 0
@@ -151,6 +152,7 @@ def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path
     assert "trainer 1" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.pictures
 def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_path: Path) -> None:
     fragments = ["--wire.format", "int4", "--wire.error_feedback", "1", "--streaming.fragments", "2", "--streaming.tau", "1"]
     assert main(["train", "diloco", *small, *fragments]) == 0
@@ -307,6 +309,7 @@ def test_evaluate_agrees_with_the_run(small: list[str], tmp_path: Path, capsys: 
     assert "over 160 tokens" in capsys.readouterr().out
 
 
+@pytest.mark.pictures
 def test_report_can_be_drawn_again(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "single", *small]) == 0
     (tmp_path / "run" / "report.html").unlink()

@@ -1,6 +1,8 @@
 """adloco train | prepare | probe | config | evaluate | generate | export | report. Bad input ends with one sentence on stderr and exit code 2."""
 
+import atexit
 import difflib
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -74,6 +76,8 @@ def _dispatch(words: list[str]) -> int:
         nearest = difflib.get_close_matches(words[0], COMMANDS, n=1)
         suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
         raise ValueError(f"there is no command {words[0]!r}{suggestion}; commands are {', '.join(COMMANDS)}")
+    # At its end Python would look for over a second for garbage among all that torch and transformers have made.
+    atexit.register(gc.freeze)
     # Commands import late: transformers takes seconds, and a wrong word should not.
     from adloco.cli import commands, prepare, probe
 

@@ -1,5 +1,6 @@
 """A recipe written out: every setting with its value and its meaning, as TOML that reads back to the same recipe."""
 
+import functools
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -60,6 +61,7 @@ def to_values(recipe: Recipe) -> Values:
     return tomllib.loads(to_toml(recipe))
 
 
+@functools.cache
 def field_meanings(owner: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, those it inherits included."""
     parents = [kind for kind in reversed(owner.__mro__) if kind is not object]

@@ -9,7 +9,6 @@ from typing import Any
 import jinja2
 
 from adloco.rules.checks import require
-from adloco.training.plots import draw_plots
 from adloco.training.recipe import build_recipe, read_values
 from adloco.training.recipe_text import settings
 from adloco.training.records import Record, Records, sync_totals
@@ -21,6 +20,8 @@ ROWS = 60
 
 def write_report(folder: Path) -> Path:
     """Draw the plots and the page from the files of a run folder, finished or not."""
+    from adloco.training.plots import draw_plots  # Late: matplotlib takes half a second, and most ranks draw nothing.
+
     records = Records(folder).read()
     require(bool(records), f"{folder} has no finished round to report; train it first")
     images = draw_plots(records, folder / "plots")

@@ -58,7 +58,10 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
     state = checkpoint.load(newest)
     known = isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
     require(known, f"checkpoint {newest} is not that of a run; name a run folder that `adloco train` wrote")
-    changed = [key for key, value in fixed_settings(recipe).items() if state["run"]["recipe"].get(key) != value]
+    fixed, begun = fixed_settings(recipe), state["run"]["recipe"]
+    unknown = [key for key in fixed if key not in begun]
+    require(not unknown, f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; go on with that, or start another run")
+    changed = [key for key, value in fixed.items() if begun[key] != value]
     require(not changed, f"{', '.join(changed)} in {folder / RECIPE} is not what the run began with; restore it, or start another run")
     return StoredRun(
         folder=folder,
