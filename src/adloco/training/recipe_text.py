@@ -32,7 +32,7 @@ def settings(recipe: Recipe) -> Iterator[Setting]:
             yield Setting(section=name, key=section.choice.key, value=chosen, meaning=section.choice.meaning)
         for part in [*([section.chosen] if section.choice else []), *section.parts]:
             owner = getattr(recipe, part)
-            meanings = field_meanings(type(owner))
+            meanings = field_meanings(owner.__class__)
             for field in fields(owner):
                 yield Setting(section=name, key=field.name, value=getattr(owner, field.name), meaning=meanings[field.name])
 
