@@ -44,12 +44,12 @@ def main() -> None:
         num_trainers=NUM_TRAINERS,
         workers_per_trainer=WORKERS_PER_TRAINER,
         batch=adloco.NormTest(eta=0.8),
-        guards=adloco.BatchGuards(initial=16, maximum=256),
-        switch=adloco.SwitchMode(max_micro_batch=16, mode="always"),
-        merge=adloco.MergeSmallest(count=2, every=3, first_round=3),
+        guards=adloco.BatchGuards(initial=32, minimum=16, maximum=256, smoothing=0.5),
+        switch=adloco.SwitchMode(max_micro_batch=64, mode="always"),
+        merge=adloco.MergeSmallest(count=2, every=2, first_round=2),
         placement=adloco.place(num_workers, shard_size=2),
     )
-    for report in run.rounds(8):
+    for report in run.rounds(6):
         if run.placement.first:
             requests = [trainer.requested_batch for trainer in report.trainers]
             sent = f"{report.bytes_communicated / 1e3:.0f} kB between islands, {report.bytes_inside / 1e6:.1f} MB inside"

@@ -1,7 +1,9 @@
 """`adloco probe` and max_micro_batch auto: what they find holds in training, is the same on all ranks, and is kept."""
 
+import ctypes
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,19 +22,27 @@ def answer(text: str) -> int:
     return int(found.group(1))
 
 
+def give_back() -> None:
+    """Hand memory that is free within this process, after earlier tests, to the system: it would come on top of a budget."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def test_a_larger_budget_fits_more_and_what_is_known_is_kept(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--batch.maximum", "256", "--data.context_tokens", "64"]
+    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--batch.maximum", "128", "--data.context_tokens", "64"]
     found = []
     for more in (1.2, 0.2):  # The larger one first, with which come the libraries.
+        give_back()
         budget = f"{(usage(torch.device('cpu'))[1] or 0) / 2**30 + more:.2f}"
         assert main(["probe", "single", *flags, "--memory.gib", budget]) == 0
         said = capsys.readouterr().out
         found.append(answer(said))
         assert "known from before" not in said
-    assert 1 <= found[1] < found[0] <= 256
+    assert 1 <= found[1] < found[0] <= 128
     assert main(["probe", "single", *flags, "--memory.gib", budget]) == 0
     said = capsys.readouterr().out
     assert answer(said) == found[1] and "known from before" in said
+    give_back()
     assert main(["probe", "single", *flags, "--memory.gib", budget, "--again"]) == 0
     assert "known from before" not in capsys.readouterr().out
 

@@ -59,8 +59,10 @@ def test_a_small_bert_from_scratch_is_clearly_better_than_chance(tmp_path: Path)
     flags = [
         "--task.kind", "classification", "--model.source", "transformers", "--model.name", "bert", "--model.overrides", SMALL_BERT,
         "--data.dataset", str(HUB / "stanfordnlp" / "imdb"), "--data.validation_split", "test", "--batch.initial", "16", "--batch.minimum", "16",
-        "--data.tokenizer", str(SHARED_DATA / "tokenizers" / "bert-base-uncased"), "--switch.max_micro_batch", "16", "--inner.lr", "5e-4",
-        "--run.tokens", "700000", "--evaluation.every", "3",
+        "--data.tokenizer", str(SHARED_DATA / "tokenizers" / "bert-base-uncased"), "--switch.max_micro_batch", "16", "--inner.lr", "1e-2",
+        "--run.tokens", "500000", "--evaluation.every", "4",
     ]  # fmt: skip
     assert main(["train", "adloco", *flags, *common(tmp_path)]) == 0
-    assert max(row["val_accuracy"] or 0.0 for row in records(tmp_path / "run")) > 0.65  # Four standard errors above 0.59, let alone 0.5.
+    last = records(tmp_path / "run")[-1]
+    assert last["val_accuracy"] > 0.65  # Four standard errors above 0.59, let alone 0.5.
+    assert last["val_loss"] < 0.65  # log 2 is 0.693.

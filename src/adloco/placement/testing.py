@@ -23,7 +23,8 @@ def run_on_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, 
     interpreter each, without what a fork of the caller would inherit. The rendezvous is a file, so that no two tests meet on a port.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["adloco", "torch.distributed.fsdp", "torch.distributed.tensor"])
+    # The first optimizer of a process imports torch._dynamo, in half a second.
+    context.set_forkserver_preload(["adloco", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
         rendezvous = str(Path(folder) / "rendezvous")
