@@ -59,10 +59,10 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
     known = isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
     require(known, f"checkpoint {newest} is not that of a run; name a run folder that `adloco train` wrote")
     fixed, begun = fixed_settings(recipe), state["run"]["recipe"]
-    unknown = [key for key in fixed if key not in begun]
-    require(not unknown, f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; go on with that, or start another run")
-    changed = [key for key, value in fixed.items() if begun[key] != value]
+    changed = [key for key, value in fixed.items() if begun.get(key, value) != value]
     require(not changed, f"{', '.join(changed)} in {folder / RECIPE} is not what the run began with; restore it, or start another run")
+    unknown = [key for key in fixed if key not in begun]  # Another choice, which has other settings, is refused above.
+    require(not unknown, f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; go on with that, or start another run")
     return StoredRun(
         folder=folder,
         recipe=recipe,
