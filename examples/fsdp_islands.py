@@ -49,7 +49,7 @@ def main() -> None:
         merge=adloco.MergeSmallest(count=2, every=2, first_round=2),
         placement=adloco.place(num_workers, shard_size=2),
     )
-    for report in run.rounds(6):
+    for report in run.rounds(5):
         if run.placement.first:
             requests = [trainer.requested_batch for trainer in report.trainers]
             sent = f"{report.bytes_communicated / 1e3:.0f} kB between islands, {report.bytes_inside / 1e6:.1f} MB inside"

@@ -4,7 +4,9 @@ import atexit
 import os
 import random
 import shutil
+import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,22 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Reports of runs in this process have no pictures, which take a second each, unless a test is marked `pictures`."""
     if not request.node.get_closest_marker("pictures"):
         monkeypatch.setattr("adloco.training.plots.draw_plots", lambda records, folder: [])
+
+
+Train = Callable[[list[str]], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def train(capfd: pytest.CaptureFixture[str]) -> Train:
+    """`adloco train WORDS` in this process, which has imported what takes a new one seconds; for `--ranks`, which start new ones."""
+    from adloco.cli.main import main
+
+    def run(words: list[str]) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        code = main(["train", *words])
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import Train
 
 SMALL_RANK = """
 import os
@@ -31,17 +33,14 @@ if os.environ.get("RANK") == "1":
 """Rank 1 runs out in step 26 of the first attempt, and in step 2 of the one with half the micro-batch."""
 
 
-def train(words: list[str], startup: Path | None = None) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, [str(startup or ""), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    return subprocess.run([sys.executable, "-m", "adloco", "train", *words], capture_output=True, text=True, timeout=240, env=environment)
-
-
-def small_rank(folder: Path, *, large: int, fits: int) -> Path:
-    """A folder for PYTHONPATH with which the passes of rank 1 run out of memory."""
+@contextmanager
+def small_rank(folder: Path, *, large: int, fits: int) -> Iterator[None]:
+    """The passes of rank 1 run out of memory, in processes that are started within."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(SMALL_RANK.replace("LARGE", str(large)).replace("FITS", str(fits)))
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -62,9 +61,12 @@ FLAGS = ["ddp", "--batch.initial", "16", "--run.keep_checkpoints", "9", "--ranks
     [([], (4, 2)), (["--placement.shard_size", "2", "--placement.replica_size", "1"], (4,))],
     ids=["replicas, twice", "shards"],
 )
-def test_an_island_goes_on_with_smaller_micro_batches(island: list[str], limits: tuple[int, ...], small: list[str], tmp_path: Path) -> None:
+def test_an_island_goes_on_with_smaller_micro_batches(
+    island: list[str], limits: tuple[int, ...], small: list[str], tmp_path: Path, train: Train
+) -> None:
     run, other, fits = tmp_path / "run", tmp_path / "other", limits[-1]
-    done = train([*FLAGS, *small, *island], small_rank(tmp_path / "startup", large=4, fits=fits))
+    with small_rank(tmp_path / "startup", large=4, fits=fits):
+        done = train([*FLAGS, *small, *island])
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("adloco: the ranks start again")]
     assert said == [f"adloco: the ranks start again from the newest checkpoint, with micro-batches of at most {limit}" for limit in limits]
@@ -90,8 +92,9 @@ def test_an_island_goes_on_with_smaller_micro_batches(island: list[str], limits:
     assert [line["val_loss"] for line in metrics(other)] == pytest.approx([line["val_loss"] for line in lines], rel=1e-6)
 
 
-def test_one_sample_that_does_not_fit_ends_the_run(small: list[str], tmp_path: Path) -> None:
-    done = train([*FLAGS, *small, "--switch.pass_limit", "1"], small_rank(tmp_path / "startup", large=4, fits=0))
+def test_one_sample_that_does_not_fit_ends_the_run(small: list[str], tmp_path: Path, train: Train) -> None:
+    with small_rank(tmp_path / "startup", large=4, fits=0):
+        done = train([*FLAGS, *small, "--switch.pass_limit", "1"])
     assert done.returncode == 2
     assert "memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco probe" in done.stderr
     assert "start again" not in done.stderr

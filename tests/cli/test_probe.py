@@ -11,7 +11,6 @@ import torch
 
 from adloco.cli.main import main
 from adloco.training.memory import usage
-from tests.training.test_run import in_a_new_process
 
 NANO = ["--model.num_layers", "2", "--evaluation.windows", "8", "--run.trackers", "none"]
 
@@ -47,13 +46,14 @@ def test_a_larger_budget_fits_more_and_what_is_known_is_kept(corpus: Path, tmp_p
     assert "known from before" not in capsys.readouterr().out
 
 
-def test_ranks_agree_and_training_takes_it(corpus: Path, tmp_path: Path) -> None:
+def test_ranks_agree_and_training_takes_it(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """On two shards."""
     flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--memory.gib", "1.2", "--batch.maximum", "16"]
-    found = answer(in_a_new_process("-m", "adloco", "probe", "fsdp-norm", *flags, "--ranks", "2"))
+    assert main(["probe", "fsdp-norm", *flags, "--ranks", "2"]) == 0
+    found = answer(capfd.readouterr().out)
     run = tmp_path / "run"
     more = ["--switch.max_micro_batch", "auto", "--run.folder", str(run), "--run.tokens", "5000", "--ranks", "2"]
-    in_a_new_process("-m", "adloco", "train", "fsdp-norm", *flags, *more)
+    assert main(["train", "fsdp-norm", *flags, *more]) == 0
     assert f"max_micro_batch = {found}\n" in (run / "recipe.toml").read_text()
     peaks = [json.loads(line)["memory"]["inner_steps"]["peak_bytes"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert max(peaks) <= 1.2 * 2**30

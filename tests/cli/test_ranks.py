@@ -18,7 +18,7 @@ from adloco.cli.main import main
 from adloco.placement.testing import run_on_ranks
 from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.run import TrainingRun
-from tests.conftest import SMALL
+from tests.conftest import SMALL, Train
 from tests.problems import without_timings
 
 ADLOCO = [sys.executable, "-m", "adloco"]
@@ -36,6 +36,11 @@ TORCHRUN = [
     "127.0.0.1:0",
 ]
 FLAGS = ["--method.num_trainers", "3", "--merge.first_round", "2", "--merge.every", "2"]
+
+
+def run_torchrun(words: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*TORCHRUN, "-m", "adloco", "train", *words], capture_output=True, text=True, timeout=240, env=environment)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -57,18 +62,13 @@ def assert_close(left: Any, right: Any, tolerance: float) -> None:
         assert left == (pytest.approx(right, rel=tolerance) if isinstance(left, float) else right)
 
 
-def train(words: list[str], launcher: list[str] = ADLOCO) -> subprocess.CompletedProcess[str]:
-    module = [] if launcher is ADLOCO else ["-m", "adloco"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([*launcher, *module, "train", *words], capture_output=True, text=True, timeout=240, env=environment)
-
-
-def test_ranks_and_torchrun_give_the_numbers_of_one_process(small: list[str], tmp_path: Path) -> None:
+def test_ranks_and_torchrun_give_the_numbers_of_one_process(small: list[str], tmp_path: Path, train: Train) -> None:
     assert main(["train", "adloco", *small, *FLAGS]) == 0
     expected = metrics(tmp_path / "run")
     assert any(line["merges"] for line in expected)
-    for name, extra, launcher in (("three", ["--ranks", "3"], ADLOCO), ("torchrun", [], TORCHRUN)):
-        done = train(["adloco", *small, *FLAGS, "--run.folder", str(tmp_path / name), *extra], launcher)
+    for name, ranks in (("three", 3), ("torchrun", 2)):
+        words = ["adloco", *small, *FLAGS, "--run.folder", str(tmp_path / name)]
+        done = train([*words, "--ranks", "3"]) if ranks == 3 else run_torchrun(words)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("validation loss") == 1, "one rank shows, the others are silent"
         # In float32 rounding grows tenfold with every step once it has begun, by a sum over three workers; exactness is shown in tests/placement.
@@ -87,7 +87,7 @@ def test_ranks_and_torchrun_give_the_numbers_of_one_process(small: list[str], tm
         ("diloco", 4, ["--placement.shard_size", "2"]),
     ],
 )
-def test_recipes_on_islands(recipe: str, ranks: int, flags: list[str], small: list[str], tmp_path: Path) -> None:
+def test_recipes_on_islands(recipe: str, ranks: int, flags: list[str], small: list[str], tmp_path: Path, train: Train) -> None:
     """The curve of one process in float32, where rounding grows; and a sharded run goes on, is evaluated and reported in one process."""
     one = [word for word in flags if "placement" not in word and word != "2"]
     folder = tmp_path / "islands"
@@ -234,7 +234,7 @@ def test_a_polite_kill_of_torchrun_saves(small: list[str], tmp_path: Path) -> No
     assert read_run(tmp_path / "run").algorithm["round_steps"] == 2000
 
 
-def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], tmp_path: Path) -> None:
+def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], train: Train) -> None:
     explosive = [
         "--inner.optimizer",
         "sgd",
