@@ -66,9 +66,8 @@ def test_ranks_and_torchrun_give_the_numbers_of_one_process(small: list[str], tm
     assert main(["train", "adloco", *small, *FLAGS]) == 0
     expected = metrics(tmp_path / "run")
     assert any(line["merges"] for line in expected)
-    for name, ranks in (("three", 3), ("torchrun", 2)):
-        words = ["adloco", *small, *FLAGS, "--run.folder", str(tmp_path / name)]
-        done = train([*words, "--ranks", "3"]) if ranks == 3 else run_torchrun(words)
+    for name, extra, run in (("three", ["--ranks", "3"], train), ("torchrun", [], run_torchrun)):
+        done = run(["adloco", *small, *FLAGS, "--run.folder", str(tmp_path / name), *extra])
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("validation loss") == 1, "one rank shows, the others are silent"
         # In float32 rounding grows tenfold with every step once it has begun, by a sum over three workers; exactness is shown in tests/placement.
