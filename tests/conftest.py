@@ -69,5 +69,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small(corpus: Path, tmp_path: Path) -> list[str]:
     """Flags of a run that takes seconds, in the folder tmp_path/run."""
-    settings = SMALL | {"data.path": str(corpus), "data.cache": str(tmp_path / "cache"), "run.folder": str(tmp_path / "run")}
+    return small_flags(corpus, tmp_path)
+
+
+def small_flags(corpus: Path, folder: Path) -> list[str]:
+    settings = SMALL | {"data.path": str(corpus), "data.cache": str(folder / "cache"), "run.folder": str(folder / "run")}
     return [word for key, value in settings.items() for word in (f"--{key}", value)]

@@ -18,7 +18,7 @@ from adloco.cli.main import main
 from adloco.placement.testing import run_on_ranks
 from adloco.training.recipe import build_recipe, override, read_values
 from adloco.training.run import TrainingRun
-from tests.conftest import SMALL, Train
+from tests.conftest import Train, small_flags
 from tests.problems import without_timings
 
 ADLOCO = [sys.executable, "-m", "adloco"]
@@ -163,9 +163,7 @@ TRAVELLING = [
 def never_stopped(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Metrics of a run with these flags."""
     folder = tmp_path_factory.mktemp("whole")
-    small = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
-    places = ["--data.path", str(corpus), "--data.cache", str(folder / "cache"), "--run.folder", str(folder / "run")]
-    assert main(["train", "diloco", *small, *places, *TRAVELLING, "--ranks", "2"]) == 0
+    assert main(["train", "diloco", *small_flags(corpus, folder), *TRAVELLING, "--ranks", "2"]) == 0
     return metrics(folder / "run")
 
 
