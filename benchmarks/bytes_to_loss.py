@@ -48,10 +48,10 @@ from filelock import FileLock, Timeout
 from matplotlib.figure import Figure
 
 from adloco.algorithms.worker import NonFiniteLossError
-from adloco.rules.checks import require
-from adloco.training.recipe import build_recipe, override, read_values
-from adloco.training.run import TrainingRun
-from adloco.training.sections import Recipe
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.sections import Recipe
+from adloco.errors import require
+from adloco.run.training_run import TrainingRun
 
 WORKERS, BATCH, EVALUATION_STEPS = 4, 16, 40
 PROBLEM = {

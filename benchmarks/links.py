@@ -127,7 +127,7 @@ def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
 
 def check_arms(arms: Sequence[str], islands: int, settings: Sequence[tuple[str, str]]) -> None:
     """ArmRefusedError for the first arm with a setting that this version of adloco does not have, before any time is spent."""
-    from adloco.training.recipe import build_recipe, override, read_values
+    from adloco.config.recipe import build_recipe, override, read_values
 
     for arm in arms:
         try:

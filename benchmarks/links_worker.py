@@ -16,10 +16,10 @@ from typing import Any
 import torch.distributed as dist
 from links_network import Counters, die_with_parent, wait_until_sent
 
-from adloco.placement.launch import num_ranks, process_group, this_rank
-from adloco.training.recipe import build_recipe, override, read_values
-from adloco.training.records import Record
-from adloco.training.run import TrainingRun
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
+from adloco.run.records import Record
+from adloco.run.training_run import TrainingRun
 
 ENOUGH = 1_000
 """The run's own budget, in those asked for."""

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, InnerOptimizer, OuterOptimizer, SwitchMode, TensorSource, place
 from adloco.algorithms.outer import OuterStep, copy_all
-from adloco.placement.group import GroupComm
-from adloco.placement.testing import run_on_ranks
-from adloco.training.model_sources import LlamaShape
-from adloco.training.models import build_llama
-from adloco.training.tasks.language_model import next_token_loss
+from adloco.distributed.comm.process_group import GroupComm
+from adloco.distributed.testing import run_on_ranks
+from adloco.models.build import build_llama
+from adloco.models.model_sources import LlamaShape
+from adloco.tasks.language_model import next_token_loss
 
 NESTEROV = OuterOptimizer(lr=0.7, options={"momentum": 0.9, "nesterov": True})
 CONTEXT, BATCH = 128, 8

@@ -12,10 +12,10 @@ from collections import Counter
 
 import torch
 
-from adloco.placement.gradients import squared_norm
-from adloco.training.model_sources import LlamaShape
-from adloco.training.models import build_llama
-from adloco.training.tasks.language_model import next_token_loss
+from adloco.distributed.parallel.gradient_norms import squared_norm
+from adloco.models.build import build_llama
+from adloco.models.model_sources import LlamaShape
+from adloco.tasks.language_model import next_token_loss
 
 warm, seconds = sys.argv[1] == "warm", float(sys.argv[2])
 model = build_llama(LlamaShape(), 256, 0)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from adloco.training.data.rows import read_rows
-from adloco.training.data.tokenizers import make_tokenizer
-from adloco.training.settings import DataSettings
+from adloco.data.data_settings import DataSettings
+from adloco.data.rows import read_rows
+from adloco.data.tokenizers import make_tokenizer
 
 SEEDS = (0, 1, 2)
 BERT = "{ hidden_size = 128, num_hidden_layers = 2, num_attention_heads = 2, intermediate_size = 256 }"

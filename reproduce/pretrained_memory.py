@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 from adloco import place
-from adloco.placement.testing import run_on_ranks
-from adloco.training.model_sources import LlamaShape, ModelOptions, NamedModel
-from adloco.training.models import ModelBuilder
-from adloco.training.weights import StoredWeights
+from adloco.distributed.testing import run_on_ranks
+from adloco.models.build import ModelBuilder
+from adloco.models.model_sources import LlamaShape, ModelOptions, NamedModel
+from adloco.models.weights import StoredWeights
 
 HEAD = "AutoModelForCausalLM"
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import adloco
-from adloco.placement.testing import run_on_ranks
-from adloco.rules.balance import EqualShares
+from adloco.distributed.testing import run_on_ranks
+from adloco.rules.shares import EqualShares
 
 ROUNDS, BATCH, SLEEP_SECONDS = 16, 32, 0.004
 

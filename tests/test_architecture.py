@@ -1,19 +1,46 @@
-"""Guards of the architecture itself: the arrows between layers, the public names, and who prints."""
+"""Guards of the architecture itself: the arrows between rooms, the public names, and who prints."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import adloco
 
 SOURCE = Path(adloco.__file__).parent
-ALLOWED = {
-    "rules": {"rules"},
-    "placement": {"placement"},
-    "algorithms": {"rules", "placement", "algorithms"},
-    "training": {"rules", "placement", "algorithms", "training", "recipes"},
-    "cli": {"rules", "placement", "algorithms", "training", "cli"},
+ROOMS = {
+    "errors": set(),
+    "rules": {"errors"},
+    "distributed": {"errors"},
+    "algorithms": {"errors", "rules", "distributed"},
+    "models": {"errors", "rules", "distributed", "algorithms"},
+    "data": {"errors", "rules", "distributed", "algorithms"},
+    "tasks": {"errors", "rules", "distributed", "algorithms", "models", "data"},
+    "config": {"errors", "rules", "distributed", "algorithms", "models", "data", "tasks", "recipes"},
+    "run": {"errors", "rules", "distributed", "algorithms", "models", "data", "tasks", "config"},
+    "report": {"errors", "rules", "distributed", "algorithms", "models", "data", "tasks", "config", "run"},
+    "cli": {"errors", "rules", "distributed", "algorithms", "models", "data", "tasks", "config", "run", "report"},
 }
+"""What each room may import besides itself: only rooms below it."""
+
+DISTRIBUTED = {
+    "dtensor": set(),
+    "device": set(),
+    "device_memory": set(),
+    "traffic": {"dtensor"},
+    "codecs": set(),
+    "parallel": {"dtensor", "device_memory", "traffic"},
+    "comm": {"dtensor", "traffic", "codecs", "parallel"},
+    "placement": {"dtensor", "traffic", "parallel", "comm"},
+    "launch": {"placement"},
+    "testing": set(),
+}
+"""The same inside `distributed`."""
+
+LARGEST_SHARE = 0.21
+"""Of the code, in one room."""
+
 PUBLIC = {
     "AdLoCo", "AugmentedInnerProductTest", "BatchController", "BatchGuards", "BatchWarmup", "Bf16", "ConstantBatch", "DiLoCo", "InnerOptimizer",
     "InnerProductTest", "Int2", "Int4", "Int8", "LearningRate", "MergeFates", "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError",
@@ -22,8 +49,10 @@ PUBLIC = {
 }  # fmt: skip
 
 
-def modules(layer: str) -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted((SOURCE / layer).rglob("*.py")):
+def modules(room: str) -> Iterator[tuple[Path, ast.Module]]:
+    """The modules of a room: a folder, or one file."""
+    folder = SOURCE / room
+    for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
         yield path, ast.parse(path.read_text())
 
 
@@ -38,28 +67,55 @@ def imports(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def test_layers_import_only_what_lies_below() -> None:
-    for layer, allowed in ALLOWED.items():
-        for path, tree in modules(layer):
+def check_arrows(inside: str, allowed: dict[str, set[str]]) -> None:
+    """Every room of a package is in the table and imports only itself and what the table allows."""
+    folder = SOURCE.parent / inside.replace(".", "/")
+    found = {path.stem for path in folder.iterdir() if (path.is_dir() and list(path.glob("*.py"))) or path.suffix == ".py"}
+    assert found - {"__init__", "__main__", "recipes"} == set(allowed), "a room is missing in the table"
+    depth = len(inside.split("."))
+    for room, below in allowed.items():
+        for path, tree in modules(str((folder / room).relative_to(SOURCE))):
             for name in imports(tree):
                 parts = name.split(".")
-                if parts[0] == "adloco" and len(parts) > 1:
-                    assert parts[1] in allowed, f"{path} imports {name}"
+                if ".".join(parts[:depth]) == inside and len(parts) > depth:
+                    assert parts[depth] in below | {room}, f"{path} imports {name}"
 
 
-def test_rules_know_no_torch_and_only_placement_knows_distribution() -> None:
+def test_rooms_import_only_what_lies_below() -> None:
+    check_arrows("adloco", ROOMS)
+    check_arrows("adloco.distributed", DISTRIBUTED)
+
+
+def test_the_tables_have_no_circles() -> None:
+    for table in (ROOMS, DISTRIBUTED):
+        TopologicalSorter(table).prepare()
+
+
+def test_no_room_holds_too_much() -> None:
+    lines = {room: sum(len(path.read_text().splitlines()) for path, _ in modules(room)) for room in ROOMS}
+    assert max(lines.values()) <= LARGEST_SHARE * sum(lines.values()), lines
+
+
+def test_no_two_files_share_a_name() -> None:
+    names = Counter(path.name for path in SOURCE.rglob("*.py") if path.name != "__init__.py")
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_rules_know_no_torch_and_only_distributed_knows_distribution() -> None:
     for _, tree in modules("rules"):
         assert not [name for name in imports(tree) if name.split(".")[0] in ("torch", "numpy", "transformers")]
-    for layer in ("rules", "algorithms", "training", "cli"):
-        for path, tree in modules(layer):
+    for room in set(ROOMS) - {"distributed"}:
+        for path, tree in modules(room):
             found = [name for name in imports(tree) if name.startswith("torch.distributed") or name == "torch.multiprocessing"]
             assert not found, f"{path} imports {found}"
             assert "DTensor" not in path.read_text()
+    knowing = [path.name for path, tree in modules("distributed") if "torch.distributed.tensor" in imports(tree)]
+    assert knowing == ["dtensor.py"]
 
 
 def test_only_cli_prints() -> None:
-    for layer in ("rules", "placement", "algorithms", "training"):
-        for path, tree in modules(layer):
+    for room in set(ROOMS) - {"cli"}:
+        for path, tree in modules(room):
             calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
             assert "print" not in calls, f"{path} prints"
             assert not [name for name in imports(tree) if name.split(".")[0] == "rich"], f"{path} imports rich"

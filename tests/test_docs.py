@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adloco.training.sections import SECTIONS
+from adloco.config.sections import SECTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))

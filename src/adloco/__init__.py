@@ -10,18 +10,18 @@ from adloco.algorithms.merging import MergeFates
 from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.worker import NonFiniteLossError, Source
-from adloco.placement.launch import place, process_group
-from adloco.placement.process import OneProcess
-from adloco.placement.wire import Bf16, Int2, Int4, Int8, TopK
-from adloco.rules.balance import SpeedShares
+from adloco.data.sources import TensorSource
+from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK
+from adloco.distributed.launch.launcher import place, process_group
+from adloco.distributed.placement.one_process import OneProcess
 from adloco.rules.batch import AugmentedInnerProductTest, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
 from adloco.rules.controller import BatchController, BatchGuards
+from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergeLargestWithSmallest, MergeSmallest
 from adloco.rules.moments import estimate, group_moments
-from adloco.rules.schedule import LearningRate
-from adloco.rules.streaming import Streaming
+from adloco.rules.shares import SpeedShares
 from adloco.rules.switch import SwitchMode
-from adloco.training.data.sources import TensorSource
+from adloco.rules.sync_schedule import Streaming
 
 __all__ = [
     "AdLoCo",

@@ -23,8 +23,8 @@ from adloco import (
     SwitchMode,
 )
 from adloco.algorithms.reports import WorkerRound, report_sync
-from adloco.placement.wire import Int4
-from adloco.rules.streaming import Streaming
+from adloco.distributed.codecs.wire import Int4
+from adloco.rules.sync_schedule import Streaming
 from tests.problems import adamw, linear, make_run, outer_sgd, params_of, regression, squared_error
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from adloco import BatchGuards, OneProcess, SpeedShares, SwitchMode, TensorSource
-from adloco.placement.launch import place
-from adloco.placement.testing import run_on_ranks
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.testing import run_on_ranks
 from tests.problems import make_run, outer_sgd, params_of, regression
 
 

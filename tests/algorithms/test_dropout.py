@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, InnerProductTest, NormTest, OneProcess, SwitchMode
 from adloco.algorithms.dropout import mixed_seed, own_dropout, recomputed_alike, uses_dropout
-from adloco.placement.launch import place
-from adloco.placement.testing import run_on_ranks
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.testing import run_on_ranks
 from tests.problems import adamw, make_run, params_of, sgd, tokens
 
 CPU = torch.device("cpu")

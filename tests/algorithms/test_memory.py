@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, InnerProductTest, NormTest, SwitchMode
 from adloco.algorithms.worker import OutOfMemoryError
-from adloco.placement.launch import place
-from adloco.placement.testing import run_on_ranks
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.testing import run_on_ranks
 from tests.problems import BlockLM, adamw, make_run, next_token, outer_sgd, params_of, tokens
 
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from adloco import DiLoCo
 from adloco.algorithms.outer import OuterStep
-from adloco.placement.comm import LocalComm
-from adloco.placement.traffic import Traffic
+from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.traffic import Traffic
 from tests.problems import linear, make_run, outer_sgd, params_of, regression, sgd, squared_error
 
 

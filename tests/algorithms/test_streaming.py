@@ -14,13 +14,13 @@ from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.outer import OuterStep, copy_all
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.placement import compression
-from adloco.placement.blocks import layers
-from adloco.placement.comm import LocalComm
-from adloco.placement.traffic import Traffic
-from adloco.placement.wire import Bf16, Int2, Int4, Int8, TopK
+from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK
+from adloco.distributed.comm import compressed as compression
+from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.parallel.layers import layers
+from adloco.distributed.traffic import Traffic
 from adloco.rules.merge import Merge
-from adloco.rules.streaming import Streaming
+from adloco.rules.sync_schedule import Streaming
 from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, params_of, tokens
 
 

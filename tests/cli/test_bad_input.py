@@ -108,7 +108,7 @@ def test_another_recipe_than_the_run_began_with(old: str, new: str, finished: Pa
 
 
 def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from adloco.training import checkpoint
+    from adloco.run import checkpoint
 
     state = checkpoint.load(checkpoint.newest(finished / "checkpoints"))
     del state["run"]["recipe"]["wire.step_ahead"]
@@ -118,7 +118,7 @@ def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixtu
 
 
 def test_damaged_and_foreign_checkpoints(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from adloco.training import checkpoint
+    from adloco.run import checkpoint
 
     newest = checkpoint.newest(finished / "checkpoints")
     with (newest / "tensors.safetensors").open("r+b") as file:
@@ -199,7 +199,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(small: list[str], tmp_path: Path) ->
     assert time.monotonic() - asked < 20
     assert (process.returncode, err) == (130, "")
     assert f"stopped and saved; go on with: adloco train --resume {tmp_path / 'run'}" in out
-    from adloco.training.run import TrainingRun
+    from adloco.run.training_run import TrainingRun
 
     resumed = TrainingRun.resume(tmp_path / "run")
     assert resumed.algorithm.in_round

@@ -17,7 +17,7 @@ import os
 
 if os.environ.get("RANK") == "1":
     import torch
-    import adloco.training.tasks.language_model as tasks
+    import adloco.tasks.language_model as tasks
 
     plain, calls = tasks.next_token_loss, 0
 

@@ -109,7 +109,7 @@ def test_preparing_a_path_and_an_endless_stream(
 
 
 def test_a_streamed_run_goes_on_bit_for_bit(dataset: Path, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from adloco.training.run import TrainingRun
+    from adloco.run.training_run import TrainingRun
 
     streamed = [*without_path(small), *flags(dataset=dataset, validation_split="validation", streaming=True), "--run.checkpoint_every", "1"]
     assert main(["train", "diloco", *streamed, *flags(cache=tmp_path / "one"), "--run.folder", str(tmp_path / "whole")]) == 0
@@ -186,8 +186,8 @@ def test_c4_with_the_llama_vocabulary(streaming: bool, small: list[str], tmp_pat
 
 @needs_shared_data
 def test_a_stream_of_c4_cut_in_the_middle_prepares_the_same_cache(tmp_path: Path) -> None:
-    from adloco.training.data.cache import begin_cache
-    from adloco.training.settings import DataSettings
+    from adloco.data.data_settings import DataSettings
+    from adloco.data.token_cache import begin_cache
 
     given = {
         "dataset": str(SHARED_DATA / "hub_like" / "allenai" / "c4"), "config": "en", "validation_split": "validation", "samples": 700,

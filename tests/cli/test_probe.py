@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from adloco.cli.main import main
-from adloco.training.memory import usage
+from adloco.run.memory_use import usage
 
 NANO = ["--model.num_layers", "2", "--evaluation.windows", "8", "--run.trackers", "none"]
 

@@ -15,9 +15,9 @@ import pytest
 
 import adloco
 from adloco.cli.main import main
-from adloco.placement.testing import run_on_ranks
-from adloco.training.recipe import build_recipe, override, read_values
-from adloco.training.run import TrainingRun
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.testing import run_on_ranks
+from adloco.run.training_run import TrainingRun
 from tests.conftest import Train, small_flags
 from tests.problems import without_timings
 
@@ -226,7 +226,7 @@ def test_a_polite_kill_of_torchrun_saves(small: list[str], tmp_path: Path) -> No
     out, _ = process.communicate(timeout=60)
     assert f"go on with: adloco train --resume {tmp_path / 'run'}" in out
 
-    from adloco.training.stored import read_run
+    from adloco.run.stored import read_run
 
     assert read_run(tmp_path / "run").algorithm["round_steps"] == 2000
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from adloco.cli.commands import take_settings
 from adloco.cli.view import LiveView, PlainView, open_view, summary_lines
-from adloco.training.recipe import build_recipe, override, read_values
-from adloco.training.run import TrainingRun
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.run.training_run import TrainingRun
 
 
 @pytest.fixture

@@ -22,20 +22,20 @@ from adloco.algorithms.planning import Planner, agreed_pass_limit, check_sizes
 from adloco.algorithms.reports import RoundReport, report_sync, report_trainer, report_workers, step_losses
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
-from adloco.placement.blocks import Fill, layers
-from adloco.placement.compression import keeps_residuals
-from adloco.placement.gradients import trainable
-from adloco.placement.process import OneProcess, Placement
-from adloco.placement.traffic import Bytes, num_bytes
-from adloco.placement.wire import WireFormat
-from adloco.rules.balance import EqualShares, Shares
+from adloco.distributed.codecs.wire import WireFormat
+from adloco.distributed.comm.compressed import keeps_residuals
+from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.distributed.parallel.layers import Fill, layers
+from adloco.distributed.placement.one_process import OneProcess, Placement
+from adloco.distributed.traffic import Bytes, num_bytes
+from adloco.errors import require
 from adloco.rules.batch import BatchRule, ConstantBatch
-from adloco.rules.checks import require
 from adloco.rules.controller import BatchController, BatchGuards
+from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergePolicy, NoMerge
-from adloco.rules.schedule import LearningRate
-from adloco.rules.streaming import Streaming
+from adloco.rules.shares import EqualShares, Shares
 from adloco.rules.switch import SwitchMode
+from adloco.rules.sync_schedule import Streaming
 
 Phase = Callable[[str], AbstractContextManager[object]]
 

@@ -9,8 +9,8 @@ from adloco.algorithms.reports import WorkerRound
 from adloco.algorithms.streaming import FragmentSyncs, Served
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
-from adloco.placement.process import Placement
-from adloco.rules.streaming import Streaming, SyncEvent
+from adloco.distributed.placement.one_process import Placement
+from adloco.rules.sync_schedule import Streaming, SyncEvent
 
 
 class Crew:

@@ -10,14 +10,14 @@ from adloco.algorithms.optimizers import OuterFactory
 from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all, not_finite
 from adloco.algorithms.streaming import FragmentSyncs, Served
 from adloco.algorithms.worker import ADVICE, NonFiniteLossError
-from adloco.placement.blocks import layers
-from adloco.placement.compression import keeps_residuals
-from adloco.placement.gradients import trainable
-from adloco.placement.process import OneProcess, Placement
-from adloco.placement.shards import zeros_like
-from adloco.placement.wire import WireFormat
-from adloco.rules.checks import require
-from adloco.rules.streaming import Streaming, SyncEvent
+from adloco.distributed.codecs.wire import WireFormat
+from adloco.distributed.comm.compressed import keeps_residuals
+from adloco.distributed.dtensor import zeros_like
+from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.distributed.parallel.layers import layers
+from adloco.distributed.placement.one_process import OneProcess, Placement
+from adloco.errors import require
+from adloco.rules.sync_schedule import Streaming, SyncEvent
 
 
 class DiLoCo:

@@ -9,9 +9,9 @@ import torch
 from adloco.algorithms.outer import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.placement.process import Placement
-from adloco.placement.sums import PerWorker
-from adloco.rules.checks import require
+from adloco.distributed.comm.buckets import PerWorker
+from adloco.distributed.placement.one_process import Placement
+from adloco.errors import require
 from adloco.rules.merge import Merge, assign_workers
 
 FATES = {

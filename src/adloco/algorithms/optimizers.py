@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adloco.placement.shards import is_sharded
-from adloco.rules.checks import require
+from adloco.distributed.dtensor import is_sharded
+from adloco.errors import require
 
 InnerFactory = Callable[[nn.Module], Sequence[Optimizer]]
 """Builds a worker's optimizers, which together cover every trainable parameter once."""

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.placement.comm import Comm, Finished, Sum
-from adloco.placement.compression import Contributions, feedback
-from adloco.placement.gradients import squared_norm
-from adloco.placement.shards import copied, in_memory_of, scattered
-from adloco.placement.sums import PerWorker, Squares
-from adloco.placement.wire import WireFormat
-from adloco.rules.checks import require
+from adloco.distributed.codecs.wire import WireFormat
+from adloco.distributed.comm.buckets import PerWorker, Squares
+from adloco.distributed.comm.compressed import Contributions, feedback
+from adloco.distributed.comm.local import Comm, Finished, Sum
+from adloco.distributed.dtensor import copied, in_memory_of, scattered
+from adloco.distributed.parallel.gradient_norms import squared_norm
+from adloco.errors import require
 
 
 class OuterStep:

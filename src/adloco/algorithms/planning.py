@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
-from adloco.placement.process import Placement
-from adloco.rules.balance import Shares
-from adloco.rules.checks import require
-from adloco.rules.schedule import LearningRate
+from adloco.distributed.placement.one_process import Placement
+from adloco.errors import require
+from adloco.rules.learning_rate import LearningRate
+from adloco.rules.shares import Shares
 from adloco.rules.switch import BatchPlan, SwitchMode
 
 Trainers = Mapping[int, Trainer]

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from adloco.algorithms.outer import OuterStep
-from adloco.placement.background import Background, side_stream
-from adloco.placement.comm import Comm, Sum
-from adloco.placement.process import Placement
-from adloco.placement.shards import in_memory_of
-from adloco.placement.sums import PerWorker, Squares
-from adloco.rules.streaming import Streaming, SyncEvent
+from adloco.distributed.comm.background import Background, side_stream
+from adloco.distributed.comm.buckets import PerWorker, Squares
+from adloco.distributed.comm.local import Comm, Sum
+from adloco.distributed.dtensor import in_memory_of
+from adloco.distributed.placement.one_process import Placement
+from adloco.rules.sync_schedule import Streaming, SyncEvent
 
 
 @dataclass(frozen=True, kw_only=True)

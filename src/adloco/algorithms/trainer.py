@@ -11,10 +11,10 @@ from torch import Tensor
 from adloco.algorithms.outer import OuterStep, copy_all
 from adloco.algorithms.streaming import Served
 from adloco.algorithms.worker import Worker
-from adloco.placement.comm import Comm
-from adloco.rules.balance import Shares
+from adloco.distributed.comm.local import Comm
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
+from adloco.rules.shares import Shares
 from adloco.rules.switch import BatchPlan, SwitchMode
 
 

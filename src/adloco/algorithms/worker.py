@@ -19,11 +19,11 @@ from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_optimizer, not_finite
 from adloco.algorithms.streaming import SyncNumbers
-from adloco.placement.device import autocast, to_device
-from adloco.placement.gradients import clip, trainable
-from adloco.placement.island import Engine
-from adloco.placement.memory import free_memory, ran_out_of_memory
-from adloco.placement.shards import copied, zeros_like
+from adloco.distributed.device import autocast, to_device
+from adloco.distributed.device_memory import free_memory, ran_out_of_memory
+from adloco.distributed.dtensor import copied, zeros_like
+from adloco.distributed.parallel.gradient_norms import clip, trainable
+from adloco.distributed.parallel.island import Engine
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 

@@ -24,22 +24,22 @@ os.environ.setdefault("DATASETS_VERBOSITY", "critical")
 from rich.console import Console
 
 from adloco.cli.view import open_view, summary_lines
-from adloco.placement.launch import INTERRUPTED, island_shape, num_ranks, process_group, start_ranks, this_rank
-from adloco.training.export import export as export_trained
-from adloco.training.model_sources import is_causal
-from adloco.training.recipe import build_recipe, override, read_values
-from adloco.training.recipe_text import to_toml
-from adloco.training.records import Records
-from adloco.training.report import write_report
-from adloco.training.run import TrainingRun
-from adloco.training.sections import Recipe
-from adloco.training.settings import RunSettings
-from adloco.training.start import new_folder
-from adloco.training.stored import resumed_recipe, run_folder
-from adloco.training.tasks.language_model import generate as generate_tokens
-from adloco.training.trackers import TrackerWarning
-from adloco.training.trained import evaluate as evaluate_trained
-from adloco.training.trained import load_trained
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.recipe_text import to_toml
+from adloco.config.sections import Recipe
+from adloco.config.settings import RunSettings
+from adloco.distributed.launch.launcher import INTERRUPTED, island_shape, num_ranks, process_group, start_ranks, this_rank
+from adloco.models.model_sources import is_causal
+from adloco.report.page import write_report
+from adloco.run.export import export as export_trained
+from adloco.run.records import Records
+from adloco.run.start import new_folder
+from adloco.run.stored import resumed_recipe, run_folder
+from adloco.run.trackers import TrackerWarning
+from adloco.run.trained import evaluate as evaluate_trained
+from adloco.run.trained import load_trained
+from adloco.run.training_run import TrainingRun
+from adloco.tasks.language_model import generate as generate_tokens
 
 SECOND_SIGNAL_SECONDS = 1.0
 RUN_SETTINGS = {field.name for field in fields(RunSettings)}
@@ -117,6 +117,7 @@ def _train(run: TrainingRun, console: Console) -> int:
         return 0
     with console.status("drawing the report ..."):
         summary = run.finish()
+        write_report(run.folder)
     for line in summary_lines(run, summary):
         console.print(line, soft_wrap=True)
     return 0

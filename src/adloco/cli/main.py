@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _is_for_users(error: Exception) -> bool:
     """Whether the message is all that a user needs."""
-    memory = sys.modules.get("adloco.placement.memory")
+    memory = sys.modules.get("adloco.distributed.device_memory")
     return isinstance(error, _user_errors()) or (memory is not None and isinstance(error, RuntimeError) and memory.ran_out_of_memory(error))
 
 
@@ -59,7 +59,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
     names = [
         ("adloco.algorithms.worker", "NonFiniteLossError"),
         ("adloco.algorithms.worker", "OutOfMemoryError"),
-        ("adloco.placement.failures", "OtherRankError"),
+        ("adloco.distributed.launch.failures", "OtherRankError"),
         ("torch", "OutOfMemoryError"),
     ]
     return (ValueError, OSError, *(getattr(sys.modules[module], name) for module, name in names if module in sys.modules))

@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adloco.cli.commands import parser_of, take_settings
-from adloco.placement.launch import INTERRUPTED
-from adloco.placement.process import num_cores
-from adloco.training.data.growth import State
-from adloco.training.data.prepare import Preparation
-from adloco.training.data.prepare import prepare as prepare_cache
-from adloco.training.model_sources import is_causal
-from adloco.training.recipe import build_recipe, override, read_values
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.data.preparation import Preparation
+from adloco.data.preparation import prepare as prepare_cache
+from adloco.data.token_store import State
+from adloco.distributed.launch.launcher import INTERRUPTED
+from adloco.distributed.placement.one_process import num_cores
+from adloco.models.model_sources import is_causal
 
 SECONDS_PER_LINE = 10.0
 

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 
 from adloco.cli.commands import end_rank, on_ranks, parser_of, take_settings
-from adloco.placement.launch import num_ranks, process_group, this_rank
-from adloco.training.probe import Probe
-from adloco.training.recipe import build_recipe, override, read_values
-from adloco.training.start import find_micro_batch
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
+from adloco.run.micro_batch_probe import Probe
+from adloco.run.start import find_micro_batch
 
 
 def probe(words: Sequence[str]) -> int:

@@ -11,9 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from adloco.training.recipe_text import named_settings
-from adloco.training.records import Record
-from adloco.training.run import TrainingRun
+from adloco.config.recipe_text import named_settings
+from adloco.run.records import Record
+from adloco.run.training_run import TrainingRun
 
 EVENTS_SHOWN = 4
 

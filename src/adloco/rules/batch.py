@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from adloco.rules.checks import require
+from adloco.errors import require
 from adloco.rules.moments import GradientEstimate
 
 UNBOUNDED = 2**40

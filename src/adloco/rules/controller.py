@@ -4,8 +4,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from adloco.errors import require
 from adloco.rules.batch import BatchRule
-from adloco.rules.checks import require
 from adloco.rules.moments import GradientEstimate
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from adloco.rules.checks import require
+from adloco.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
-from adloco.rules.checks import require
+from adloco.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)

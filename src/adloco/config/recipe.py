@@ -1,0 +1,144 @@
+"""Recipes from TOML and from the command line. What settings there are, `sections` says."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pydantic
+
+from adloco.config.sections import SECTIONS, Recipe
+from adloco.errors import require
+
+Values = dict[str, dict[str, Any]]
+"""Section -> key -> value, as in a TOML file."""
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes inside the package."""
+    return sorted(Path(entry.name).stem for entry in resources.files("adloco.recipes").iterdir() if entry.name.endswith(".toml"))
+
+
+def read_values(recipe: str) -> Values:
+    """The sections of a recipe: a path, or the name of a shipped one."""
+    if recipe in shipped_recipes():
+        text = resources.files("adloco.recipes").joinpath(f"{recipe}.toml").read_text()
+    else:
+        path = Path(recipe)
+        names = ", ".join(shipped_recipes())
+        require(path.is_file(), f"recipe {recipe!r} is neither a file nor a shipped recipe; shipped are {names}{_suggest(recipe, shipped_recipes())}")
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"recipe {recipe!r} is not UTF-8 text; save it as UTF-8") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"recipe {recipe!r} is not valid TOML: {error}") from error
+    for section, content in values.items():
+        require(isinstance(content, dict), f"recipe key {section!r} stands outside a section; put it under one of {', '.join(SECTIONS)}")
+    named = {"name": Path(recipe).stem} | values.get("run", {})
+    return values | {"run": named}
+
+
+def override(values: Values, flags: Sequence[tuple[str, str]]) -> Values:
+    """The sections with `section.key` set to what stood on the command line."""
+    result = {section: dict(content) for section, content in values.items()}
+    given: Values = {}
+    for name, text in flags:
+        section, _, key = name.partition(".")
+        require(bool(key), f"--{name} must name a section and a key, for instance --run.tokens 1000000")
+        given.setdefault(section, {})[key] = FlagText(text)
+    for section, content in given.items():
+        result[section] = _without_unchosen(section, result.get(section, {}), content) | content
+    return result
+
+
+def _without_unchosen(section: str, values: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's values less those that only what it had chosen knows, where a flag chooses something else."""
+    choice = SECTIONS[section].choice if section in SECTIONS else None
+    if choice is None or choice.key not in flags:
+        return dict(values)
+    known = {field.name for owner in _classes(section, flags).values() for field in fields(owner)}
+    return {key: value for key, value in values.items() if key in known}
+
+
+def build_recipe(values: Values) -> Recipe:
+    """The recipe of these sections; a ValueError names the first key that is unknown, of the wrong type or out of range."""
+    for section in values:
+        require(section in SECTIONS, f"there is no recipe section [{section}]{_suggest(section, list(SECTIONS))}; sections are {', '.join(SECTIONS)}")
+    built: dict[str, Any] = {}
+    for name in SECTIONS:
+        built.update(_build_section(name, values.get(name, {})))
+    return Recipe(**built)
+
+
+def _build_section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    classes = _classes(name, values)
+    known = [field.name for owner in classes.values() for field in fields(owner)]
+    choice = SECTIONS[name].choice
+    for key in values:
+        where = f" with {choice.key} = {values.get(choice.key, choice.default)!r}" if choice else ""
+        if not (choice and key == choice.key):
+            allowed = sorted([*known, *([choice.key] if choice else [])])
+            require(key in known, f"{name}.{key} is not a setting of [{name}]{where}{_suggest(key, allowed)}; settings are {', '.join(allowed)}")
+    return {part: _construct(name, owner, values) for part, owner in classes.items()}
+
+
+def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(owner)
+    missing = [field.name for field in fields(owner) if field.name not in values and _required(field)]
+    require(not missing, f"{section}.{missing[0] if missing else ''} must be given (recipe section [{section}])")
+    given = {
+        field.name: _convert(f"{section}.{field.name}", hints[field.name], values[field.name]) for field in fields(owner) if field.name in values
+    }
+    try:
+        return owner(**given)
+    except ValueError as error:
+        raise ValueError(f"{error} (recipe section [{section}])") from error
+
+
+def _convert(name: str, hint: Any, value: Any) -> Any:
+    section = name.partition(".")[0]
+    if isinstance(value, FlagText):
+        value = str(value) if hint is str else _parse_flag(value)
+    wrong_bool = isinstance(value, bool) and hint is not bool
+    try:
+        return pydantic.TypeAdapter(hint).validate_python([value] if wrong_bool else value)
+    except pydantic.ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Input should be ")
+        raise ValueError(f"{name} must be {problem}, got {value!r} (recipe section [{section}])") from error
+
+
+def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
+    section = SECTIONS[name]
+    if section.choice is None:
+        return dict(section.parts)
+    chosen = values.get(section.choice.key, section.choice.default)
+    allowed = list(section.choice.classes)
+    require(chosen in allowed, f"{name}.{section.choice.key} must be one of {', '.join(allowed)}, got {chosen!r}{_suggest(str(chosen), allowed)}")
+    return {section.chosen: section.choice.classes[chosen], **section.parts}
+
+
+class FlagText(str):
+    """A value from the command line, whose type is that of the setting."""
+
+
+def _parse_flag(text: FlagText) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return str(text)
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _suggest(word: str, allowed: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(word, allowed, n=1)
+    return f" (did you mean {nearest[0]!r}?)" if nearest else ""

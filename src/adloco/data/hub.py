@@ -1,0 +1,131 @@
+"""Rows of a Hugging Face dataset, by hub id or local folder, always read as a stream: only the rows asked for are fetched, whatever its size.
+
+A dataset's shards are read one after another, in their own order, so that a row has a number that does not depend on where reading began.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adloco.data.data_settings import DataSettings
+from adloco.data.row_groups import BadRow, Columns, Row, Shard, SourceUnreachableError, no_column
+from adloco.errors import require
+
+DOWNLOAD = "download it and give its folder, or name a second source in data.fallback"
+
+
+def dataset_shards(data: DataSettings, split: str) -> list[Shard]:
+    """The shards of a split."""
+    builder = _builder(data)
+    what = f"data.dataset {data.dataset!r}"
+    try:
+        streams = builder.as_streaming_dataset()
+    except ConnectionError as error:
+        raise SourceUnreachableError(f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}") from error
+    except Exception as error:  # Whatever a broken file makes its reader raise.
+        first = next((file for files in (builder.config.data_files or {}).values() for file in files), "its first file")
+        raise ValueError(f"{what} cannot be opened ({_first_line(error)}); mend or remove {first}, which tells the columns of all") from error
+    require(split in streams, f"{what} has no split {split!r}; set data.split or data.validation_split to one of {', '.join(streams)}")
+    stream, files = streams[split], (builder.config.data_files or {}).get(split, [])
+    names = [str(file) for file in files] if len(files) == stream.num_shards else [f"shard {index + 1}" for index in range(stream.num_shards)]
+    return [
+        DatasetShard(stream=stream.shard(num_shards=stream.num_shards, index=index), name=f"{what}: {name}", text_column=data.text_column)
+        for index, name in enumerate(names)
+    ]
+
+
+def local_fingerprint(dataset: str) -> str:
+    """Changes whenever a file of a local dataset does; empty for one on the hub."""
+    root = Path(dataset).expanduser()
+    if not root.is_dir():
+        return ""
+    stats = [(file.relative_to(root).as_posix(), file.stat()) for file in sorted(root.rglob("*")) if file.is_file()]
+    return hashlib.sha256(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetShard:
+    """One file of a dataset."""
+
+    stream: Any
+    name: str
+    text_column: str
+    unit = "row"
+
+    def read(self, columns: Columns, start: int) -> Iterator[tuple[int, Row | BadRow]]:
+        import pyarrow
+        from huggingface_hub.errors import HfHubHTTPError
+
+        number = start
+        present = self.stream.column_names or list(columns)
+        missing = [column for column in columns if column not in present]
+        if missing:
+            # A setting that fits no row of the dataset, so nothing to skip.
+            bad = no_column(missing[0], present, self.text_column)
+            raise ValueError(f"{self.name}{bad.problem}; {bad.advice}")
+        try:
+            for row in self.stream.select_columns(list(columns)).skip(start):
+                number += 1
+                yield number, row
+        except (ConnectionError, TimeoutError, HfHubHTTPError) as error:
+            raise self._unreachable(number, error) from error
+        except FileNotFoundError:
+            yield number + 1, BadRow(reason="vanished file", problem=f" is gone, from row {number + 1} on", advice="restore it", rest=True)
+        except (EOFError, zlib.error, ValueError, pyarrow.ArrowException) as error:
+            yield number + 1, _unreadable(number, error)
+        except Exception as error:
+            # Decoders raise OSError without a number. All else may go away by itself, so that nothing is left out for it.
+            if not isinstance(error, OSError) or error.errno is not None:
+                raise self._unreachable(number, error) from error
+            yield number + 1, _unreadable(number, error)
+
+    def _unreachable(self, number: int, error: Exception) -> SourceUnreachableError:
+        return SourceUnreachableError(f"{self.name} cannot be reached from row {number + 1} on ({_first_line(error)}); go on when it can be")
+
+
+def _unreadable(number: int, error: Exception) -> BadRow:
+    problem = f" cannot be read from row {number + 1} on ({_first_line(error)})"
+    return BadRow(reason="unreadable file", problem=problem, advice="mend or fetch the file again", rest=True)
+
+
+def _builder(data: DataSettings) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"data.dataset {data.dataset!r} needs the library datasets; install it with: pip install 'adloco[datasets]'") from error
+    path = Path(data.dataset).expanduser()
+    local = path.is_dir()
+    name = str(path) if local else data.dataset
+    what = f"data.dataset {data.dataset!r}"
+    if not local and data.dataset.startswith((".", "/", "~")):
+        raise SourceUnreachableError(f"{what} does not exist; {DOWNLOAD}")
+    try:
+        return datasets.load_dataset_builder(name, data.config or None)
+    except (datasets.exceptions.DatasetNotFoundError, ConnectionError) as error:
+        raise SourceUnreachableError(f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}") from error
+    except (datasets.exceptions.DatasetsError, FileNotFoundError) as error:
+        raise ValueError(f"{what} holds no data files that can be read ({_first_line(error)}); give one with json, parquet, csv or text") from error
+    except (ValueError, RuntimeError) as error:
+        known = _configs(name)
+        fits = not known or data.config in known or (not data.config and len(known) == 1)
+        require(fits, f"{what} has no configuration {data.config!r}; set data.config to one of {known}")
+        raise ValueError(f"{what} cannot be opened ({_first_line(error)}); mend it or use another") from error
+    except Exception as error:  # Errors of several libraries for the network.
+        raise SourceUnreachableError(f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}") from error
+
+
+def _configs(name: str) -> list[str]:
+    import datasets
+
+    try:
+        return list(datasets.get_dataset_config_names(name))
+    except Exception:  # Then the configuration is not what is wrong.
+        return []
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

@@ -1,0 +1,1 @@
+"""Wire formats: blocks of float32 values to bytes and back."""

@@ -1,0 +1,1 @@
+"""Reductions with one entry per local worker, and what they count."""

@@ -1,0 +1,1 @@
+"""Models by name, built without memory and filled part by part."""

@@ -1,0 +1,168 @@
+"""Building a run's model, from scratch or with trained weights.
+
+A model is built without memory and filled part by part, so that a rank that shards it never holds the whole. From scratch, the draws of a part depend
+on the seed and the part's name alone: the same on every placement. Trained weights are read part by part too, where `training.weights` finds them.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from adloco.algorithms.dropout import mixed_seed, recomputed_alike
+from adloco.distributed.parallel.layers import Fill, fill_whole
+from adloco.errors import require
+from adloco.models.model_sources import Head, LlamaShape, ModelOptions, is_causal
+from adloco.models.weights import StoredWeights, find_weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBuilder:
+    """Builds a run's model. Calling it gives one without memory (on the meta device), to be filled by `filling`, or whole, where that is None."""
+
+    config: Any
+    head: Head
+    options: ModelOptions
+    seed: int
+    weights: str = ""
+
+    def __call__(self) -> nn.Module:
+        model = self._whole_from_library() if self.stored.only_whole else self._empty()
+        if self.options.gradient_checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": recomputed_alike})
+        built: nn.Module = model
+        return built
+
+    @property
+    def filling(self) -> Fill | None:
+        """Gives memory and values to a part of the model that a call has built; None where it has them."""
+        return None if self.stored.only_whole else self.fill
+
+    @cached_property
+    def stored(self) -> StoredWeights:
+        """Where the trained weights are; nowhere for a model from scratch."""
+        return find_weights(self.weights, self._empty(), self._must_be_there, self._dtype) if self.weights else StoredWeights()
+
+    @property
+    def _auto(self) -> Any:
+        import transformers
+
+        return getattr(transformers, self.head)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.options.dtype]
+
+    def _empty(self) -> Any:
+        try:
+            with torch.device("meta"):
+                return self._auto.from_config(self.config, dtype=self._dtype, trust_remote_code=False)
+        except Exception as error:  # Sizes that do not go together, types without this head: in the library's own words, a paragraph or more.
+            reason = " ".join(str(error).split())[:160]
+            raise ValueError(f"no {self.head} of a {self.config.model_type} can be built with these sizes ({reason}); see model.name") from error
+
+    def _must_be_there(self, name: str, base: str) -> bool:
+        """Whether trained weights without this tensor are refused: a new head is drawn, a body must be there. base: the body's name."""
+        return "pooler" not in name and (is_causal(self.head) or name.startswith(f"{base}."))
+
+    def _whole_from_library(self) -> Any:
+        auto, dtype = self._auto, self._dtype
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)  # For a new head, drawn alike on all ranks.
+            try:
+                model, report = auto.from_pretrained(self.weights, config=self.config, dtype=dtype, trust_remote_code=False, output_loading_info=True)
+            except Exception as error:
+                advice = "give a folder with weights or a hub name that can be reached, leave its sizes as they are, or set model.pretrained false"
+                raise ValueError(f"the weights of model.name {self.weights!r} could not be loaded ({type(error).__name__}); {advice}") from error
+        missing = sorted(key for key in report["missing_keys"] if self._must_be_there(key, model.base_model_prefix))
+        rest = f"{len(missing)} tensors of the model, {missing[0]} for one" if missing else ""
+        require(not missing, f"the weights of model.name {self.weights!r} lack {rest}; leave its sizes as they are, or set model.pretrained false")
+        return model
+
+    def fill(self, model: Any, part: nn.Module) -> None:
+        """Give memory on the CPU, and values as stored or drawn, to a part of a model, or to what is left of the whole."""
+        from transformers.initialization import guard_torch_init_functions
+
+        name = next(name for name, module in model.named_modules() if module is part)
+        fresh = {module for module in part.modules() if any(tensor.is_meta for tensor in _own_tensors(module))}
+        for module in fresh:
+            module.to_empty(device="cpu", recurse=False)
+            for tensor in _own_tensors(module):
+                tensor.data.fill_(_undrawn(tensor))
+        held = self.stored.read(model, fresh)
+        for tensor in held:
+            tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # So that the library leaves it as it is.
+        to_draw = {module for module in fresh if not held.issuperset(_own_tensors(module))}
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), guard_torch_init_functions():
+            # A new head on a trained body is drawn as from_pretrained draws it.
+            torch.manual_seed(self.seed if self.weights else mixed_seed(self.seed, name))
+            _draw(model, part, to_draw)
+        if not all(_is_drawn(tensor) for module in to_draw for tensor in _own_tensors(module) if tensor not in held):
+            advice = "and its trained weights lack them" if self.weights else "it can only start from trained weights"
+            raise ValueError(f"a {self.config.model_type} leaves weights undrawn (in {name or 'its root'}); {advice}")
+        if part is model:
+            model.tie_weights()  # type: ignore[operator]  # Filling gave each user of a tied weight its own.
+
+    def whole(self) -> nn.Module:
+        """A model with memory and values, on the CPU."""
+        model: nn.Module = self()
+        if self.filling:
+            fill_whole(model, self.filling)
+        return model
+
+    def num_parameters(self) -> int:
+        """Counted without memory."""
+        return sum(parameter.numel() for parameter in self._empty().parameters())
+
+    def num_bytes(self) -> int:
+        """Of all parameters."""
+        return self.num_parameters() * {"fp32": 4, "bf16": 2}[self.options.dtype]
+
+
+def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
+    """A causal Llama with weights drawn from the seed."""
+    return ModelBuilder(config=shape.config(vocab_size), head="AutoModelForCausalLM", options=ModelOptions(), seed=seed).whole()
+
+
+def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
+    """Initialise a module after its children, as transformers does, where anything in it is fresh; returns whether."""
+    drawn = [_draw(model, child, fresh) for child in module.children()]
+    if module not in fresh and not any(drawn):
+        return False
+    model._init_weights(module)
+    return True
+
+
+def _undrawn(tensor: torch.Tensor) -> float | int | bool:
+    """A value that no initialisation gives (but for flags)."""
+    if tensor.is_floating_point():
+        return math.nan
+    return False if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).min
+
+
+def _is_drawn(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point():
+        return not tensor.isnan().any()
+    return tensor.dtype == torch.bool or not (tensor == _undrawn(tensor)).any()
+
+
+def _own_tensors(module: nn.Module) -> list[torch.Tensor]:
+    return list(chain(module.parameters(recurse=False), module.buffers(recurse=False)))
+
+
+def save_config(config: Any, folder: Path) -> None:
+    """Write config.json, so that the run's model can be built without the hub."""
+    config.save_pretrained(folder)
+
+
+def load_config(folder: Path) -> Any:
+    """The configuration in a folder."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False)

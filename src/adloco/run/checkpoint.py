@@ -1,0 +1,120 @@
+"""Checkpoints: tensors as safetensors, everything else as JSON, checksums of both, written atomically. No pickle.
+
+A state is any nesting of dictionaries, lists and tuples over tensors and plain values. Tensors go to one file under the path at which they stand; the
+rest keeps that path in their place.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from adloco.errors import require
+
+FORMAT = "adloco checkpoint 1"
+TENSORS, STATE, CHECKSUMS = "tensors.safetensors", "state.json", "checksums.json"
+
+
+def save(folder: Path, name: str, state: Any, keep: int) -> Path:
+    """Write a checkpoint into folder/name and remove all but the newest `keep`; names must sort by age."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
+    try:
+        tensors: dict[str, Tensor] = {}
+        plain = _split(state, "", tensors)
+        save_file(tensors, temporary / TENSORS)
+        (temporary / STATE).write_text(json.dumps({"format": FORMAT, "state": plain}))
+        (temporary / CHECKSUMS).write_text(json.dumps({part: _checksum(temporary / part) for part in (TENSORS, STATE)}))
+        make_readable(temporary)
+        _to_disk(temporary)
+        target = folder / name
+        if target.exists():
+            target.replace(temporary.with_name(f"{temporary.name}-old"))
+        temporary.replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary.with_name(f"{temporary.name}-old"), ignore_errors=True)
+    for old in list_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def make_readable(folder: Path) -> None:
+    """Let others read a folder and its files, which temporary folders and safetensors keep for their owner alone."""
+    folder.chmod(0o755)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints in a folder, oldest first."""
+    return sorted(path.parent for path in folder.glob(f"*/{CHECKSUMS}") if not path.parent.name.startswith("."))
+
+
+def newest(folder: Path) -> Path:
+    """The newest checkpoint in a folder."""
+    found = list_checkpoints(folder)
+    require(bool(found), f"{folder} holds no checkpoint; start the run again in another folder")
+    return found[-1]
+
+
+def load(checkpoint: Path) -> Any:
+    """The state that was saved, on the CPU; a ValueError if a file is damaged or foreign."""
+    try:
+        expected = json.loads((checkpoint / CHECKSUMS).read_text())
+        damaged = [part for part in (TENSORS, STATE) if _checksum(checkpoint / part) != expected[part]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{checkpoint} is not a checkpoint of adloco; name a run folder that `adloco train` wrote") from error
+    advice = "remove it to go on from the one before"
+    require(not damaged, f"checkpoint {checkpoint} is damaged ({', '.join(damaged)} does not match its checksum); {advice}")
+    saved = json.loads((checkpoint / STATE).read_text())
+    require(
+        saved.get("format") == FORMAT, f"checkpoint {checkpoint} has format {saved.get('format')!r}, this version reads {FORMAT!r}; use its version"
+    )
+    return _join(saved["state"], load_file(checkpoint / TENSORS))
+
+
+def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The value with each tensor replaced by its path; the tensors are added to `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().cpu().contiguous()
+        return {"tensor": path}
+    if isinstance(value, Mapping):
+        return {"items": [[key, _split(item, f"{path}.{key}" if path else str(key), tensors)] for key, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_split(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]}
+    assert value is None or isinstance(value, (bool, int, float, str)), f"{path} is a {type(value)}, which a checkpoint cannot hold"
+    return value
+
+
+def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        # A copy, because the file may be memory-mapped and removed later.
+        return torch.clone(tensors[content])
+    if kind == "items":
+        return {key: _join(item, tensors) for key, item in content}
+    items = [_join(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _to_disk(folder: Path) -> None:
+    """Make sure that the files are on disk before the folder gets its final name."""
+    for file in folder.iterdir():
+        with file.open("rb") as content:
+            os.fsync(content.fileno())

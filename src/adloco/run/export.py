@@ -1,0 +1,74 @@
+"""A run's model as a folder that transformers loads: weights, configuration, tokenizer, and a model card with the recipe and the results."""
+
+import shutil
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from adloco.config.recipe_text import to_toml
+from adloco.errors import require
+from adloco.models.model_sources import is_causal
+from adloco.run.checkpoint import make_readable
+from adloco.run.records import Records, summarise
+from adloco.run.trained import Trained
+
+
+def export(trained: Trained, folder: Path) -> None:
+    """Write the folder, as a whole or not at all. It must not exist yet."""
+    require(not folder.exists(), f"--to {str(folder)!r} exists already; give a folder that does not")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".exporting-", dir=folder.parent))
+    try:
+        model: Any = trained.model
+        tokenizer = trained.stored.tokenizer.to_transformers(whole=not is_causal(trained.stored.recipe.task.head))
+        end = trained.stored.tokenizer.end_of_text
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
+        # pipeline and generate stop at these; they decide nothing about the weights.
+        model.config.eos_token_id = end
+        if getattr(model, "generation_config", None) is not None:
+            model.generation_config.eos_token_id = model.generation_config.pad_token_id = end
+        model.save_pretrained(temporary)
+        tokenizer.model_max_length = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", tokenizer.model_max_length))
+        tokenizer.save_pretrained(temporary)
+        (temporary / "README.md").write_text(_card(trained))
+        make_readable(temporary)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _card(trained: Trained) -> str:
+    """The model card."""
+    recipe, records = trained.stored.recipe, Records(trained.stored.folder).read()
+    summary = summarise(records, num_parameters=sum(parameter.numel() for parameter in trained.model.parameters()), recipe=recipe.run.name)
+    own = [row["val_loss"] for record in records for row in record["trainers"] if row["trainer"] == trained.trainer and row["val_loss"] is not None]
+    summary |= {"final_val_loss": own[-1], "best_val_loss": min(own)} if own else {}
+    results = "\n".join(f"| {name} | {value:,.4f} |" if isinstance(value, float) else f"| {name} | {value} |" for name, value in summary.items())
+    head = recipe.task.head
+    task = "text-generation" if is_causal(head) else "text-classification"
+    return f"""---
+library_name: transformers
+pipeline_tag: {task}
+tags: [adloco]
+---
+
+# {recipe.run.name}
+
+Trained with adloco {metadata.version("adloco")}: trainer {trained.trainer} at checkpoint `{trained.stored.checkpoint.name}` of a run of the recipe
+`{recipe.run.name}`. Load it with `{head}.from_pretrained(FOLDER)`.
+
+## Results
+
+Losses are in nats, bytes are those a worker handed to reductions with others.
+
+| | |
+|---|---|
+{results}
+
+## Recipe
+
+```toml
+{to_toml(recipe)}```
+"""

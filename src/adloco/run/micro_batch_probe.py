@@ -1,0 +1,151 @@
+"""The largest micro-batch that fits a recipe's model on this device, by real steps of a worker, one answer for all ranks (DESIGN section 4, b_max).
+
+A worker is built as the run builds it (sharded, replicated), trains a step per size on the run's own data, and is thrown away. What it holds at most
+is compared with what is free, less what the trainers' global parameters will take, divided by the workers that share the device.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from threading import Event
+
+import torch
+
+from adloco.algorithms.worker import InnerSettings, OutOfMemoryError, RoundTask, Worker
+from adloco.config.recipe_text import to_values
+from adloco.config.sections import Recipe
+from adloco.distributed.device_memory import free_memory
+from adloco.distributed.placement.one_process import Placement
+from adloco.errors import require
+from adloco.models.build import ModelBuilder
+from adloco.rules.micro_batch_search import Measured, largest_micro_batch
+from adloco.rules.switch import BatchPlan
+from adloco.run.memory_use import forget_peak, usage
+from adloco.tasks.task import Task
+
+OUTER_COPIES = 2
+"""A trainer's global parameters and their momentum, each as large as the model."""
+
+
+NO_END = 2**62
+"""More than there is anywhere: what a step needs that ran out of memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What was found. budget_bytes: of a worker."""
+
+    max_micro_batch: int
+    budget_bytes: int
+    measured: tuple[Measured, ...]
+    cached: bool
+
+
+def outer_copies(recipe: Recipe, device: torch.device) -> int:
+    """Models that the trainers' outer steps keep on the device."""
+    elsewhere = recipe.outer_memory.on_host and device.type != "cpu"
+    return 0 if elsewhere else OUTER_COPIES * recipe.method.num_trainers
+
+
+def probe(recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None, *, again: bool = False) -> Probe:
+    """The largest micro-batch of a recipe; from the cache if it was found before for the same model, shape and device, unless `again`."""
+    file = Path(recipe.data.cache).expanduser() / "probes" / f"{_key(recipe, builder, placement, precision)}.json"
+    known = placement.agree(json.loads(file.read_text()) if file.exists() and not again else None)
+    if known:
+        return Probe(**(known | {"measured": tuple(Measured(**row) for row in known["measured"]), "cached": True}))
+    num_workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
+    together = int(placement.largest(len(placement.local(range(num_workers)))))
+    # What decides whether a step is run must be the same on all ranks, or some would wait for the others.
+    free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
+    outer = outer_copies(recipe, placement.device) * builder.num_bytes() // placement.shards
+    held = recipe.memory.gib - free / 2**30
+    require(free > 0, f"memory.gib {recipe.memory.gib} is less than the {held:.1f} GiB that this process holds already; raise it")
+    budget = int((recipe.memory.fraction * free - outer) / together)
+    trainers = f"{recipe.method.num_trainers} trainers' global parameters"
+    require(budget > 0, f"memory.fraction of {free / 2**30:.1f} GiB, what is free, does not hold {trainers}; use fewer, or give more memory")
+    stepper = _Stepper(recipe, task, builder, placement, precision)
+
+    def measure(size: int) -> Measured:
+        peak, seconds = stepper.step(size)
+        most = int(placement.largest(peak))
+        return Measured(micro_batch=size, peak_bytes=most, seconds=seconds if most < NO_END else 0.0, fits=most <= budget)
+
+    # The ranks of an island share a batch, so that one never takes more than its part of the largest.
+    largest = math.ceil(recipe.guards.maximum / placement.ranks_per_worker)
+    found, measured = largest_micro_batch(measure, limit_bytes=(free - outer) // together, largest=largest)
+    result = Probe(max_micro_batch=found, budget_bytes=budget, measured=tuple(measured), cached=False)
+    if placement.first:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(result), indent=2) + "\n")
+    return result
+
+
+def _key(recipe: Recipe, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None) -> str:
+    """Of everything on which the answer depends."""
+    device = placement.device
+    about = [
+        builder.config.to_dict(), asdict(builder.options), to_values(recipe)["task"], recipe.data.tokenizer, recipe.data.context_tokens,
+        asdict(recipe.inner), asdict(recipe.method), asdict(recipe.memory), asdict(recipe.outer_memory), recipe.feedback,
+        recipe.batch.needs_moments, recipe.batch.needs_inner_products,
+        recipe.guards.maximum, recipe.run.compile, str(precision), placement.num_ranks, placement.ranks_per_worker, placement.shards,
+        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type, metadata.version("torch"),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+class _Stepper:
+    """A worker like those of the run, and what it holds."""
+
+    def __init__(self, recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None) -> None:
+        self._device = placement.device
+        self._ranks = placement.ranks_per_worker
+        free_memory(self._device)
+        self._before = _held(self._device)
+        settings = InnerSettings(
+            loss_fn=task.loss, data=task.largest_source(), max_grad_norm=recipe.method.max_grad_norm or None, test_groups=recipe.test.groups,
+            test_every=0, takes_moments=recipe.batch.needs_moments, takes_inner_products=recipe.batch.needs_inner_products, autocast=precision,
+            seed=recipe.run.seed, device=self._device, error_feedback=recipe.feedback, on_host=recipe.outer_memory.on_host,
+        )  # fmt: skip
+        model = builder()
+        engine = placement.engine(model, recipe.run.compile, builder.filling)
+        self._worker = Worker(0, model, recipe.inner, settings, engine)
+        # A round begins with a step on which statistics are taken, in smaller pieces but perhaps with a second copy of the gradients.
+        self._steps = 2 if recipe.batch.needs_moments else 1
+        self._run(1)  # Optimizer state is made at the first step.
+
+    def step(self, size: int) -> tuple[int, float]:
+        """(most bytes held in a step of micro-batches of this size, its seconds); more than any budget if memory runs out."""
+        free_memory(self._device)
+        forget_peak(self._device)
+        try:
+            self._run(size)
+        except OutOfMemoryError:
+            return NO_END, 0.0
+        return usage(self._device)[0] - self._before, self._worker.busy_seconds / self._steps
+
+    def _run(self, size: int) -> None:
+        plan = BatchPlan(micro_batches=(size,) * self._ranks, ranks=self._ranks)
+        self._worker.begin_round()
+        self._worker.pass_limit = 0
+        self._worker.advance(RoundTask(trainer=0, plan=plan, inner_steps=self._steps, first_step=0, lr_factor=None), self._steps, Event())
+        if self._worker.pass_limit:
+            raise OutOfMemoryError("it went on with smaller micro-batches")
+
+
+def _free_bytes(gib: float, device: torch.device) -> int:
+    """What the run may take: what is free on the GPU, or of the given budget what this process does not hold yet."""
+    if gib > 0:
+        return int(gib * 2**30) - _held(device)
+    require(
+        device.type == "cuda",
+        "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may take (recipe section [memory])",
+    )
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _held(device: torch.device) -> int:
+    peak, now = usage(device)
+    return peak if now is None else now

@@ -1,0 +1,106 @@
+"""What a run needs before its first round: its folder, where its workers live, its task with the data, its model, and the micro-batch that fits."""
+
+import os
+from dataclasses import replace
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from adloco.config.sections import Recipe
+from adloco.data.token_cache import reachable
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.placement.one_process import Placement
+from adloco.errors import require
+from adloco.models.build import ModelBuilder, load_config
+from adloco.run.environment import choose_device, choose_precision, code_checksum
+from adloco.run.micro_batch_probe import Probe, outer_copies, probe
+from adloco.run.stored import MODEL, StoredRun, shared_settings
+from adloco.tasks.task import Task
+
+COPIES_PER_WORKER = 4
+"""Parameters, gradients and two AdamW moments, each as large as the model."""
+
+
+def new_folder(recipe: Recipe) -> Path:
+    """Where a new run of the recipe lives."""
+    return Path(recipe.run.folder or f"runs/{recipe.run.name}-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+def place_workers(recipe: Recipe) -> Placement:
+    """Where the run's workers live, after a check that all processes mean the same run."""
+    workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
+    shape = recipe.placement
+    device = choose_device(recipe.run.device)
+    shared = shared_settings(recipe) | {
+        "the kind of device": device.type,
+        "the version of adloco": metadata.version("adloco"),
+        "the code of adloco": code_checksum(),
+    }
+    return place(workers, device, recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared)
+
+
+def with_reachable_data(recipe: Recipe, placement: Placement) -> tuple[Recipe, str]:
+    """The recipe with its fallback in place of a source that cannot be reached, and the sentence that says so; as it is, and empty, otherwise."""
+    # Paths may differ between ranks, but not whether the first source is there.
+    notice = placement.agree(reachable(recipe.data) if placement.first else "")
+    return (replace(recipe, data=recipe.data.second()) if notice else recipe), notice
+
+
+def find_micro_batch(recipe: Recipe, *, again: bool) -> tuple[Probe, str]:
+    """What `switch.max_micro_batch = "auto"` is for a recipe, and what a person should know. again: measure it also if it is known from before."""
+    placement = place_workers(recipe)
+    recipe, notice = with_reachable_data(recipe, placement)
+    task = open_task(recipe, None, placement)
+    precision = choose_precision(recipe.run.precision, placement.device)
+    return probe(recipe, task, model_builder(recipe, task, None, placement), placement, precision, again=again), notice
+
+
+def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
+    """The task and its data; what it keeps on disk is made by the first process while the others wait."""
+
+    def open_here() -> Task:
+        return recipe.task.open(recipe.data, recipe.evaluation, stored.tokenizer if stored else None)
+
+    made = open_here() if placement.first else None
+    placement.agree(None)
+    task = made or open_here()
+    where = "data.dataset" if recipe.data.dataset else "data.path"
+    require(task.holds(placement.agree(task.corpus)), f"the text of {where} differs between ranks; give all of them the same")
+    return task
+
+
+def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None, placement: Placement) -> ModelBuilder:
+    """What builds the run's model; of a stored run from the configuration in its folder, without trained weights: the checkpoint has its own."""
+    config = task.configure(load_config(stored.folder / MODEL) if stored else recipe.model.config(task.tokenizer.vocab_size))
+    require(
+        task.tokenizer.vocab_size <= config.vocab_size,
+        f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got {config.vocab_size}",
+    )
+    weights = "" if stored else recipe.model.weights
+    builder = ModelBuilder(config=config, head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed, weights=weights)
+    digest = builder.stored.digest()  # Each rank reads its own files.
+    require(digest == placement.agree(digest), "the weights of model.name differ between ranks; give all of them the same")
+    return builder
+
+
+def read_whole(builder: ModelBuilder, placement: Placement) -> str:
+    """The sentence where trained weights pass whole through the memory of ranks that hold shards; empty if they do not."""
+    reason = builder.stored.only_whole if placement.shards > 1 else ""
+    return f"the weights of model.name {builder.weights!r} are read whole on each rank before they are sharded: {reason}" if reason else ""
+
+
+def check_memory(recipe: Recipe, builder: ModelBuilder, placement: Placement) -> None:
+    """Refuse more workers here than their parameters and optimizer states leave room for."""
+    method, device = recipe.method, placement.device
+    workers = len(placement.local(range(method.num_trainers * method.workers_per_trainer)))
+    residuals = recipe.feedback and not (recipe.outer_memory.on_host and device.type != "cpu")
+    copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
+    needed = builder.num_bytes() * copies // placement.shards
+    memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    require(
+        needed <= memory,
+        f"{workers} of the method.num_trainers x method.workers_per_trainer workers, of {builder.num_parameters():,} parameters each, live here "
+        f"and need {needed / 2**30:.1f} GiB, but {device} has {memory / 2**30:.1f} GiB; use fewer workers or a smaller model",
+    )

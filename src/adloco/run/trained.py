@@ -1,0 +1,60 @@
+"""A finished (or stopped) run's model, for evaluation and generation."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from adloco.algorithms.outer import averaged_buffers, copy_all
+from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.errors import require
+from adloco.models.build import ModelBuilder, load_config
+from adloco.run.environment import choose_device
+from adloco.run.records import Records
+from adloco.run.stored import MODEL, StoredRun, check_corpus, read_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Global parameters of one trainer, in a model."""
+
+    stored: StoredRun
+    model: nn.Module
+    trainer: int
+
+
+def load_trained(folder: Path, trainer: int | None = None) -> Trained:
+    """A trainer's model from the newest checkpoint; without a number, of the trainer with the lowest validation loss."""
+    stored = read_run(folder)
+    saved = {entry["trainer"]: entry for entry in stored.algorithm["trainers"]}
+    chosen = _best_trainer(folder, sorted(saved)) if trainer is None else trainer
+    require(chosen in saved, f"there is no trainer {chosen} in {stored.checkpoint}; living ones are {', '.join(map(str, sorted(saved)))}")
+    recipe = stored.recipe
+    builder = ModelBuilder(config=load_config(stored.folder / MODEL), head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed)
+    model = builder.whole().to(choose_device(recipe.run.device))
+    copy_all(saved[chosen]["outer"]["params"], trainable(model))
+    copy_all(saved[chosen]["buffers"], averaged_buffers(model))
+    return Trained(stored=stored, model=model, trainer=chosen)
+
+
+def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str, float], int]:
+    """(mean of each measure, number of tokens or texts) on the run's validation rows, or on all rows of another path.
+
+    windows: of a language model, how many, evenly spaced; 0: all.
+    """
+    stored, recipe = trained.stored, trained.stored.recipe
+    data = recipe.data if path is None else recipe.data.at(path)
+    task = recipe.task.open(data, replace(recipe.evaluation, windows=windows), stored.tokenizer, everything=path is not None)
+    task.configure(load_config(stored.folder / MODEL))
+    if path is None:
+        check_corpus(stored, task)
+    *sums, count = task.measure(trained.model, next(trained.model.parameters()).device, recipe.switch.b_max)
+    return dict(zip(task.measures, (total / count for total in sums), strict=True)), int(count)
+
+
+def _best_trainer(folder: Path, living: list[int]) -> int:
+    for record in reversed(Records(folder).read()):
+        losses = {row["trainer"]: row["val_loss"] for row in record["trainers"] if row["val_loss"] is not None and row["trainer"] in living}
+        if losses:
+            return int(min(losses, key=lambda trainer: (losses[trainer], trainer)))
+    return living[0]

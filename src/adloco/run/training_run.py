@@ -1,0 +1,298 @@
+"""A whole run: from a recipe to rounds, records, checkpoints and a report. The caller owns the loop: `for record in run.rounds(): ...`."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from adloco.algorithms.adloco import AdLoCo
+from adloco.algorithms.optimizers import OuterOptimizer
+from adloco.algorithms.reports import RoundReport
+from adloco.algorithms.worker import NonFiniteLossError, OutOfMemoryError
+from adloco.config.recipe_text import named_settings, to_toml
+from adloco.config.sections import Recipe
+from adloco.distributed.placement.one_process import Placement
+from adloco.errors import require
+from adloco.models.build import save_config
+from adloco.run import checkpoint
+from adloco.run.environment import choose_precision, describe_environment, rng_state, set_rng_state
+from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
+from adloco.run.micro_batch_probe import probe
+from adloco.run.records import Record, Records, round_record, summarise, write_json
+from adloco.run.start import check_memory, model_builder, new_folder, open_task, place_workers, read_whole, with_reachable_data
+from adloco.run.stored import (
+    CHECKPOINTS,
+    MODEL,
+    RECIPE,
+    TOKENIZER,
+    StoredRun,
+    check_corpus,
+    fixed_settings,
+    read_run,
+)
+from adloco.run.trackers import Trackers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run stands, cheap enough to ask many times a second."""
+
+    tokens: int
+    total_tokens: int
+    seconds: float
+
+
+class TrainingRun:
+    """One run in its folder."""
+
+    def __init__(self, recipe: Recipe, folder: Path, placement: Placement, stored: StoredRun | None = None) -> None:
+        """Prepares everything and writes nothing but the token cache; ValueError for settings that cannot work. stored: the run to go on with."""
+        self.recipe = recipe
+        self.folder = folder
+        self.placement = placement
+        self.records = Records(folder)
+        self.history: list[Record] = []
+        self.notices: list[str] = []
+        """What a person should know before the first round."""
+        self.device = placement.device
+        self._snapshot = snapshot_file(folder, self.device) if recipe.profile.memory else None
+        self._memory = Memory(self.device)
+        self._trackers = Trackers(recipe.run.tracker_names if placement.first else [], folder)
+        self.task = open_task(recipe, stored, placement)
+        self._precision = choose_precision(recipe.run.precision, self.device)
+        self._builder = model_builder(recipe, self.task, stored, placement)
+        method = recipe.method
+        self._source = self.task.train_source(
+            method.num_trainers * method.workers_per_trainer, recipe.run.seed, recipe.guards.initial * method.num_trainers
+        )
+        check_memory(recipe, self._builder, placement)
+        if recipe.switch.max_micro_batch == "auto":
+            # Found once: what is trained on follows from it, and a run that goes on keeps it.
+            found = probe(recipe, self.task, self._builder, placement, self._precision).max_micro_batch
+            self.recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=found))
+            self.notices.append(f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)")
+        self.algorithm = self._build()
+        if stored is None:
+            # Every rank, as a sharded model takes all of an island.
+            first = next(iter(self.algorithm.workers.values()))
+            problem = self.task.problem(first.model, self.device)
+            first.engine.after_evaluation()
+            require(not problem, problem)
+        self._new_limit = 0
+        self._seconds_before = 0.0
+        self._started = time.monotonic()
+
+    @staticmethod
+    def create(recipe: Recipe) -> "TrainingRun":
+        """A new run; its folder is made once everything else stands."""
+        placement = place_workers(recipe)
+        folder = placement.agree(new_folder(recipe))
+        advice = "use another --run.folder, or go on with it by adloco train --resume"
+        require(not placement.agree(folder.exists()), f"run folder {str(folder)!r} exists already; {advice} {folder}")
+        total = recipe.learning_rate.total_tokens or recipe.run.tokens
+        recipe, notice = with_reachable_data(recipe, placement)
+        recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total))
+        run = TrainingRun(recipe, folder, placement)
+        skipped = "" if recipe.data.streaming else run.task.skipped()
+        run.notices += [text for text in (notice, recipe.unused, skipped, read_whole(run._builder, placement)) if text]
+        if placement.first:
+            run._write_folder()
+        run._save()
+        return run
+
+    def _write_folder(self) -> None:
+        try:
+            (self.folder / TOKENIZER).mkdir(parents=True)
+        except OSError as error:
+            raise ValueError(f"run folder {str(self.folder)!r} cannot be made ({error.strerror}); use another --run.folder") from error
+        (self.folder / RECIPE).write_text(to_toml(self.recipe))
+        self.task.tokenizer.save(self.folder / TOKENIZER)
+        save_config(self._builder.config, self.folder / MODEL)
+        write_json(
+            self.folder / "environment.json", describe_environment(self.device, self._precision, self.recipe.run.seed) | {"notices": self.notices}
+        )
+
+    @staticmethod
+    def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
+        """A run that goes on from its newest checkpoint, bit for bit. flags: see `read_run`."""
+        stored = read_run(folder, flags)
+        run = TrainingRun(stored.recipe, folder, place_workers(stored.recipe), stored)
+        check_corpus(stored, run.task)
+        run.algorithm.load_state_dict(stored.algorithm)
+        run._take_limit(run.placement.agree(run.records.pass_limit()))
+        set_rng_state(stored.about["rng"], run.device)
+        run._seconds_before = stored.about["seconds"]
+        if run.placement.first:
+            run.records.cut(run.algorithm.rounds_done)
+        run.history = run.placement.agree(run.records.read())
+        return run
+
+    def _take_limit(self, limit: int) -> None:
+        """Go on with smaller micro-batches if memory has run out since the checkpoint, on ranks that could not repeat the step."""
+        if 0 < limit < (self.algorithm.pass_limit or math.inf):
+            self.algorithm.pass_limit = self._new_limit = limit
+
+    def rounds(self) -> Iterator[Record]:
+        """Train until the budget is spent or `stop` is called; yields each round's line of metrics.jsonl, written already."""
+        if self.finished:
+            return
+        tokens = self.algorithm.samples * self.recipe.data.context_tokens
+        with (
+            self._alone(),
+            self._trackers.following(named_settings(self.recipe), tokens),
+            memory_snapshot(self._snapshot if self.placement.first else None),
+        ):
+            for record in self._train():
+                self._trackers.log(record)
+                yield record
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process goes on with this run meanwhile."""
+        if not self.placement.first:
+            yield
+            return
+        lock = FileLock(self.folder / ".lock", blocking=False)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise ValueError(f"run folder {str(self.folder)!r} is in use by another process; wait until it has ended, or end it") from error
+        try:
+            yield
+        finally:
+            lock.release()
+            Path(lock.lock_file).unlink(missing_ok=True)
+
+    def _train(self) -> Iterator[Record]:
+        self._started = time.monotonic()
+        while not self.finished:
+            before, samples = time.monotonic(), self.algorithm.samples_so_far
+            report = self._round()
+            if report is None:
+                self._save()
+                return
+            if self.finished:
+                self.algorithm.settle()  # Should the round have come out larger than foreseen.
+            report = replace(report, pass_limit=report.pass_limit or self._new_limit)
+            self._new_limit = 0
+            trained = (self.algorithm.samples - samples) * self.recipe.data.context_tokens
+            record = self._record(report, tokens_per_second=trained / (time.monotonic() - before))
+            if self.placement.first:
+                self.records.add(record, report)
+            self.history.append(record)
+            if self.finished or report.round % self.recipe.run.checkpoint_every == 0:
+                self._save()
+            yield record
+
+    def _round(self) -> RoundReport | None:
+        try:
+            steps = self.algorithm.round_steps or self._steps_left()
+            samples = self.algorithm.samples + steps * self.algorithm.samples_per_inner_step
+            last = samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
+            return self.algorithm.round(steps, self._memory.phase, last=last)
+        except NonFiniteLossError as error:
+            raise NonFiniteLossError(f"{error}; the last good checkpoint is {checkpoint.newest(self.folder / CHECKPOINTS)}") from error
+        except OutOfMemoryError as error:
+            if error.pass_limit == 0 or not self.folder.is_dir():  # A rank on another machine may not see the folder.
+                raise
+            self.records.add_out_of_memory(self.algorithm.rounds_done, str(error), error.pass_limit)
+            raise OutOfMemoryError(f"{error}, as adloco train --resume {self.folder} does", error.pass_limit) from error
+
+    def stop(self) -> None:
+        """End after the inner steps in progress and save; `resume` goes on from there."""
+        self.algorithm.stop()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the token budget is spent."""
+        return self.algorithm.samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
+
+    def progress(self) -> Progress:
+        """Tokens so far, inner steps in progress included."""
+        tokens = self.algorithm.samples_so_far * self.recipe.data.context_tokens
+        return Progress(tokens=tokens, total_tokens=self.recipe.run.tokens, seconds=self._seconds())
+
+    def finish(self) -> dict[str, Any]:
+        """Write summary.json and return what it says. Called in the first process alone."""
+        summary = summarise(self.history, num_parameters=self.algorithm.num_parameters, recipe=self.recipe.run.name)
+        write_json(self.folder / "summary.json", summary)
+        return summary
+
+    def _build(self) -> AdLoCo:
+        recipe = self.recipe
+        torch.manual_seed(recipe.run.seed)  # For models that draw while they compute.
+        return AdLoCo(
+            build_model=self._builder,
+            fill=self._builder.filling,
+            loss_fn=self.task.loss,
+            data=self._source,
+            inner=recipe.inner,
+            outer=recipe.outer if isinstance(recipe.outer, OuterOptimizer) else None,
+            sync_every=recipe.method.sync_every,
+            num_trainers=recipe.method.num_trainers,
+            workers_per_trainer=recipe.method.workers_per_trainer,
+            batch=recipe.batch,
+            guards=recipe.guards,
+            shares=recipe.shares,
+            switch=recipe.switch,
+            merge=recipe.merge,
+            fates=recipe.fates,
+            learning_rate=recipe.learning_rate,
+            tokens_per_sample=recipe.data.context_tokens,
+            wire=recipe.wire_format,
+            streaming=recipe.streaming,
+            outer_on_host=recipe.outer_memory.on_host,
+            max_grad_norm=recipe.method.max_grad_norm or None,
+            test_groups=recipe.test.groups,
+            test_every=recipe.test.every,
+            autocast=self._precision,
+            compile=recipe.run.compile,
+            seed=recipe.run.seed,
+            placement=self.placement,
+        )
+
+    def _steps_left(self) -> int:
+        """Inner steps of the next round: sync_every, or fewer where the budget ends earlier."""
+        left = self.recipe.run.tokens - self.algorithm.samples * self.recipe.data.context_tokens
+        return min(self.recipe.method.sync_every, math.ceil(left / (self.algorithm.samples_per_inner_step * self.recipe.data.context_tokens)))
+
+    def _record(self, report: RoundReport, tokens_per_second: float) -> Record:
+        return round_record(
+            report,
+            tokens_per_sample=self.recipe.data.context_tokens,
+            measured=self._evaluate() if self.finished or report.round % self.recipe.evaluation.every == 0 else {},
+            seconds=self._seconds(),
+            tokens_per_second=tokens_per_second,
+            memory_bytes=self._memory.peak_bytes,
+            memory=self._memory.take(),
+        )
+
+    def _evaluate(self) -> dict[int, dict[str, float]]:
+        """The task's measures of each trainer."""
+        at_once = self.algorithm.pass_limit or self.recipe.switch.b_max
+        with self._memory.phase("evaluation"):
+            measured = self.algorithm.evaluate(lambda model, part, parts: self.task.measure(model, self.device, at_once, part, parts))
+        return {trainer: dict(zip(self.task.measures, values, strict=True)) for trainer, values in measured.items()}
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._started
+
+    def _save(self) -> None:
+        step = self.algorithm.inner_steps + max(worker.inner_step for worker in self.algorithm.workers.values()) * self.algorithm.in_round
+        name = f"round-{self.algorithm.rounds_done:06d}-step-{step:08d}"
+        about = {
+            "rng": rng_state(self.device),
+            "seconds": self._seconds(),
+            "corpus": self.task.corpus,
+            "recipe": fixed_settings(self.recipe),
+        }
+        with self._memory.phase("checkpoint"):
+            state = {"run": about, "algorithm": self.algorithm.state_dict()}
+            if self.placement.first:
+                checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)

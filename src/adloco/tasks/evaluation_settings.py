@@ -1,0 +1,19 @@
+"""Settings of evaluations (recipe section [evaluation])."""
+
+from dataclasses import dataclass
+
+from adloco.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """How often and on how much a run is evaluated; always after the last round."""
+
+    every: int = 1
+    """Rounds from one evaluation of every trainer to the next."""
+    windows: int = 64
+    """Validation windows, evenly spaced over the held-out text; 0: all."""
+
+    def __post_init__(self) -> None:
+        require(self.every > 0, f"evaluation.every must be > 0, got {self.every}")
+        require(self.windows >= 0, f"evaluation.windows must be >= 0, got {self.windows}")

@@ -1,0 +1,161 @@
+"""Causal language modelling: windows of packed tokens, the loss on next tokens, evaluation and generation. No padding anywhere."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from adloco.algorithms.worker import Source
+from adloco.data.data_settings import DataSettings
+from adloco.data.sources import TokenSource
+from adloco.data.token_cache import TokenCache, open_cache
+from adloco.data.tokenizers import Tokenizer
+from adloco.errors import require
+from adloco.models.model_sources import Head
+from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.task import Task
+
+EVALUATION_WINDOWS_AT_ONCE = 32
+CHECKED_TOKENS, LEAK = 16, 1e-6
+"""Of a window, and the relative change of the logits before the last one that is more than rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelSettings:
+    """Predict each token of packed documents from those before it."""
+
+    @property
+    def head(self) -> Head:
+        return "AutoModelForCausalLM"
+
+    def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
+        cache = open_cache(data, tokenizer)
+        validation = (
+            TokenSource(cache.everything(), context_tokens=data.context_tokens)
+            if everything
+            else cache.validation_source(context_tokens=data.context_tokens)
+        )
+        held_out = "hold out more of it (data.validation_fraction, data.validation_samples) or lower data.context_tokens"
+        require(
+            validation.num_windows > 0,
+            f"{data.source} has {len(validation.tokens)} tokens to evaluate on, fewer than one window of {data.context_tokens + 1}; "
+            + ("give more text" if everything else f"give more text, {held_out}"),
+        )
+        return LanguageModel(cache, data, validation, evaluation.windows)
+
+
+class LanguageModel:
+    """Causal language modelling on windows of a token cache."""
+
+    measures: tuple[str, ...] = ("loss",)
+
+    def __init__(self, cache: TokenCache, data: DataSettings, validation: TokenSource, windows: int) -> None:
+        self.tokenizer = cache.tokenizer
+        self._cache = cache
+        self._data = data
+        self._validation = validation
+        self._windows = evaluation_windows(validation, windows)
+
+    @property
+    def corpus(self) -> str:
+        return self._cache.corpus
+
+    def holds(self, corpus: str) -> bool:
+        return self._cache.holds(corpus)
+
+    def skipped(self) -> str:
+        return self._cache.skipped()
+
+    def configure(self, config: Any) -> Any:
+        longest = getattr(config, "max_position_embeddings", self._data.context_tokens)
+        require(
+            self._data.context_tokens <= longest,
+            f"data.context_tokens must be <= {longest}, the longest context of the model, got {self._data.context_tokens}",
+        )
+        return config
+
+    def train_source(self, num_streams: int, seed: int, least: int) -> Source:
+        data, needed = self._data, max(least, num_streams)
+        windows = self._cache.train_windows(data.context_tokens, at_least=needed)
+        require(
+            windows >= needed,
+            f"{data.source} has {windows} windows of {data.context_tokens} tokens to train on, but one inner step needs {needed}; "
+            "give more text or lower data.context_tokens, batch.initial or method.num_trainers",
+        )
+        return self._cache.train_source(context_tokens=data.context_tokens, num_streams=num_streams, seed=seed)
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        return next_token_loss(model, batch)
+
+    def largest_source(self) -> Source:
+        return self._validation
+
+    @torch.no_grad()
+    def problem(self, model: Any, device: torch.device) -> str:
+        """The logits before a token must not depend on it."""
+        model.eval()
+        ids = self._validation.windows(np.array([0, 0])).to(device)[:, : min(CHECKED_TOKENS, self._data.context_tokens)]
+        ids[1, -1] = (ids[0, -1] + 1) % self.tokenizer.vocab_size
+        first, second = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        sees = float((first - second).abs().max() / first.abs().max().clamp(min=1e-30)) > LEAK
+        advice = "take one for causal language modelling, or add is_decoder = true to model.overrides"
+        return f"the model sees the tokens that it is to predict: {advice}" if sees else ""
+
+    def measure(self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1) -> list[float]:
+        return list(loss_on_windows(model, self._validation, self._windows, device, part, parts, at_once=at_once))
+
+
+def next_token_loss(model: Any, ids: Tensor) -> Tensor:
+    """Mean cross-entropy of each token given those before it, in nats. ids: int64 [samples, context + 1].
+
+    The shift is here and nowhere else: position i predicts token i + 1. (Passing labels to a transformers model would shift a second time.)
+    """
+    logits: Tensor = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+
+def evaluation_windows(source: TokenSource, windows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Indices of that many windows, evenly spaced over the source; all for 0."""
+    count = min(windows, source.num_windows) if windows else source.num_windows
+    return np.linspace(0, source.num_windows - 1, count).astype(np.int64)
+
+
+@torch.no_grad()
+def loss_on_windows(
+    model: nn.Module, source: TokenSource, indices: np.ndarray[Any, np.dtype[np.int64]], device: torch.device, part: int = 0, parts: int = 1,
+    at_once: int = EVALUATION_WINDOWS_AT_ONCE,
+) -> tuple[float, int]:  # fmt: skip
+    """(sum of the losses, count) over the predicted tokens of every parts-th of these windows.
+
+    Every part calls the model equally often, as the ranks that share a sharded model must.
+    """
+    model.eval()
+    total, count = 0.0, 0
+    calls = math.ceil(math.ceil(len(indices) / parts) / min(at_once, EVALUATION_WINDOWS_AT_ONCE))
+    for chunk in np.array_split(indices[part::parts], calls):
+        ids = source.windows(chunk if len(chunk) else indices[:1]).to(device)
+        tokens = ids[:, 1:].numel() if len(chunk) else 0
+        total += float(next_token_loss(model, ids)) * tokens
+        count += tokens
+    return total, count
+
+
+@torch.no_grad()
+def generate(model: Any, prompt: list[int], *, max_tokens: int, temperature: float, context_tokens: int, stop: int, seed: int) -> Iterator[int]:
+    """Token ids that continue the prompt, until the stop id; temperature 0 takes the most likely token each time."""
+    model.eval()
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    ids = list(prompt)
+    for _ in range(max_tokens):
+        # No key-value cache: the window slides once the context is full, which would invalidate it.
+        logits = model(input_ids=torch.tensor([ids[-context_tokens:]], device=device), use_cache=False).logits[0, -1].float().cpu()
+        token = int(logits.argmax()) if temperature == 0 else int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
+        if token == stop:
+            return
+        ids.append(token)
+        yield token

@@ -1,0 +1,73 @@
+"""What a model is trained for. A task is one file: its settings, batches from rows, the loss and the evaluation."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from adloco.algorithms.worker import Source
+from adloco.data.data_settings import DataSettings
+from adloco.data.tokenizers import Tokenizer
+from adloco.models.model_sources import Head
+from adloco.tasks.evaluation_settings import EvaluationSettings
+
+
+class Task(Protocol):
+    """A task with its data opened."""
+
+    tokenizer: Tokenizer
+    measures: tuple[str, ...]
+    """What an evaluation measures, the loss first."""
+
+    @property
+    def corpus(self) -> str:
+        """Equal for equal text; of a stream, for equal text so far."""
+        ...
+
+    def holds(self, corpus: str) -> bool:
+        """Whether this is the text, or its continuation, that was called so."""
+        ...
+
+    def skipped(self) -> str:
+        """Which rows were left out so far, in one sentence; empty if none were."""
+        ...
+
+    def configure(self, config: Any) -> Any:
+        """The model's configuration (of transformers), completed for this task; ValueError if it does not fit."""
+        ...
+
+    def train_source(self, num_streams: int, seed: int, least: int) -> Source:
+        """Samples to train on. least: samples of the first inner step over all trainers, which must be there."""
+        ...
+
+    def largest_source(self) -> Source:
+        """Samples as long as any, to measure memory with."""
+        ...
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        """Mean loss over the samples of a batch; padding never enters it."""
+        ...
+
+    def problem(self, model: Any, device: torch.device) -> str:
+        """Why this model cannot be trained for the task, in one sentence; empty if it can. Calls the model as often on every rank."""
+        ...
+
+    def measure(self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1) -> list[float]:
+        """The sum of each measure over the part-th of `parts` shares of the evaluation set, `at_once` samples in a pass, and the count.
+
+        Every part calls the model equally often, as the ranks that share a sharded model must.
+        """
+        ...
+
+
+class TaskSettings(Protocol):
+    """A task's settings."""
+
+    @property
+    def head(self) -> Head:
+        """Class in transformers that puts the task's head on a model."""
+        ...
+
+    def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
+        """The task with its data. tokenizer: instead of the one that data names; everything: evaluate on all rows, and train on none."""
+        ...

@@ -1,1 +1,0 @@
-"""A whole run: recipe, data, model, task, records, checkpoints, reports."""

@@ -1,0 +1,199 @@
+"""Order, sources, corpora, tokenizers and caches."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from adloco import TensorSource
+from adloco.data.corpus import load_corpus
+from adloco.data.data_settings import DataSettings
+from adloco.data.order import StreamOrder
+from adloco.data.sources import TokenSource
+from adloco.data.token_cache import open_cache
+from adloco.data.tokenizers import load_tokenizer, make_tokenizer
+from tests.problems import SHARED_DATA, needs_shared_data
+
+
+def test_an_epoch_has_every_sample_once() -> None:
+    order = StreamOrder(num_samples=23, num_streams=3, seed=5)
+    lengths = (8, 8, 7)
+    for epoch in range(3):
+        read = np.concatenate([order.indices(stream, epoch * length, length) for stream, length in enumerate(lengths)])
+        assert sorted(read.tolist()) == list(range(23))
+    assert order.indices(0, 0, 8).tolist() != order.indices(0, 8, 8).tolist()
+
+
+def test_what_is_read_does_not_depend_on_how_much_at_once() -> None:
+    order = StreamOrder(num_samples=23, num_streams=3, seed=5)
+    whole = order.indices(1, 0, 30).tolist()
+    assert whole == [int(order.indices(1, position, 1)[0]) for position in range(30)]
+    assert whole == [*order.indices(1, 0, 7).tolist(), *order.indices(1, 7, 23).tolist()]
+    assert whole == StreamOrder(num_samples=23, num_streams=3, seed=5).indices(1, 0, 30).tolist()
+    assert whole != StreamOrder(num_samples=23, num_streams=3, seed=6).indices(1, 0, 30).tolist()
+
+
+def test_windows_predict_each_token_once() -> None:
+    source = TokenSource(np.arange(31, dtype=np.uint16), context_tokens=5, num_streams=2)
+    assert source.num_windows == 6
+    batch = torch.cat([source.read(0, 0, 3), source.read(1, 0, 3)])
+    assert batch.dtype == torch.int64
+    assert sorted(batch[:, 1:].flatten().tolist()) == list(range(1, 31))
+    assert (batch[:, 1:] - batch[:, :-1] == 1).all()
+
+
+def test_tensor_source() -> None:
+    first, second = torch.arange(10), torch.arange(10) * 2.0
+    inputs, targets = TensorSource(first, second, num_streams=2, seed=1).read(1, 0, 5)
+    assert sorted(inputs.tolist()) == [1, 3, 5, 7, 9]
+    assert (inputs * 2.0).equal(targets)
+    with pytest.raises(ValueError, match="same length"):
+        TensorSource(first, second[:5], num_streams=1)
+    with pytest.raises(ValueError, match="fewer than one for each of 11"):
+        TensorSource(first, num_streams=11)
+
+
+def test_the_default_corpus_is_the_standard_library() -> None:
+    corpus = load_corpus(DataSettings())
+    assert corpus == load_corpus(DataSettings())
+    documents = [*corpus.train, *corpus.validation]
+    assert len(documents) == len(set(documents)) > 300
+    assert (Path(sysconfig.get_path("stdlib")) / "argparse.py").read_text() in documents
+    assert 0.03 < len(corpus.validation) / len(documents) < 0.07
+    assert not set(corpus.train) & set(corpus.validation)
+
+
+def test_corpora_from_files(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "b.txt").write_text("bravo")
+    (tmp_path / "sub" / "a.txt").write_text("alpha " * 10)
+    (tmp_path / "rows.jsonl").write_text('{"text": "row one\\u2028same row"}\n\n{"text": "row two"}\n')
+    corpus = load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.25))
+    assert corpus.train == ("bravo", "row one\u2028same row", "row two")
+    assert corpus.validation == ("alpha " * 10,)
+
+
+def test_a_single_text_keeps_its_tail_for_validation(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("0123456789" * 10)
+    corpus = load_corpus(DataSettings(path=str(tmp_path / "one.txt"), validation_fraction=0.1))
+    assert (corpus.train, corpus.validation) == (("0123456789" * 9,), ("0123456789",))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    pytest.importorskip("pyarrow.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["uno", "dos", "tres"], "n": [1, 2, 3]}), tmp_path / "rows.parquet")
+    corpus = load_corpus(DataSettings(path=str(tmp_path), text_column="body", validation_fraction=0.34))
+    assert (*corpus.train, *corpus.validation) == ("uno", "dos", "tres")
+    with pytest.raises(ValueError, match=r"has no column 'text'; set data.text_column to one of \['body', 'n'\]"):
+        load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.34))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.txt", None, "does not exist"),
+        ("empty.txt", b"", "holds no text"),
+        ("blank.txt", b" \n\n", "holds no text"),
+        ("latin.txt", "caf\u00e9".encode("latin-1"), r"is not UTF-8 text \(byte 3\); convert it"),
+        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
+        ("column.jsonl", b'{"body": "a"}\n', "line 1 has no column 'text'; set data.text_column to one of .'body'."),
+        ("number.jsonl", b'{"text": 3}\n', "column 'text' is not text"),
+        ("surrogate.jsonl", b'{"text": "a\\ud800"}\n', "line 1 holds half a surrogate pair at character 1"),
+        ("list.jsonl", b"[1]\n", "line 1 has no column 'text'"),
+        ("broken.parquet", b"PAR?", "not a readable parquet file"),
+    ],
+)
+def test_bad_corpora(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_corpus(DataSettings(path=str(tmp_path / name), validation_fraction=0.1))
+
+
+TEXTS = ["def main():\n    return 'h\u00e9llo \u4e16\u754c'\n", "import os\n" * 20, "x = 1\n" * 50]
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe:300"])
+def test_tokenizers_round_trip_and_reload(tmp_path: Path, name: str) -> None:
+    tokenizer = make_tokenizer(name, TEXTS)
+    tokenizer.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    encoded = tokenizer.encode(TEXTS)
+    assert [tokenizer.decode(ids) for ids in encoded] == TEXTS
+    assert again.encode(TEXTS) == encoded
+    assert (again.vocab_size, again.end_of_text, again.fingerprint()) == (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.fingerprint())
+    assert max(map(max, encoded)) < tokenizer.vocab_size
+    assert all(tokenizer.end_of_text not in ids for ids in encoded)
+    if name != "bytes":
+        assert tokenizer.vocab_size <= 300
+        assert sum(map(len, encoded)) < sum(len(text.encode()) for text in TEXTS)
+
+
+PLAIN = "The quick brown fox, at 13:45, jumps over 2 lazy dogs; it's Zoë's naïve café — said she: \"5 € or 7 £?\" (no reply!)\n\nNew paragraph."
+CODE = "\tdef f(x):\n    return {'a': [x ** 2, 世界, 🙂]}  # done\n"
+
+
+@needs_shared_data
+@pytest.mark.parametrize(
+    ("name", "size", "ending"), [("gpt2", 50257, "<|endoftext|>"), ("llama2", 32000, "</s>"), ("bert-base-uncased", 30522, "[SEP]")]
+)
+def test_published_vocabularies_round_trip(name: str, size: int, ending: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(str(SHARED_DATA / "tokenizers" / name), ())
+    assert tokenizer.vocab_size == size
+    assert tokenizer.decode([tokenizer.end_of_text]) == ending
+    plain, code = tokenizer.encode([PLAIN, CODE])
+    assert tokenizer.end_of_text not in plain + code
+    if name == "bert-base-uncased":
+        # It knows words, neither their case nor accents nor what stands between them.
+        words = unicodedata.normalize("NFD", PLAIN.lower())
+        bare = "".join(character for character in words if not unicodedata.combining(character) and not character.isspace())
+        assert tokenizer.decode(plain).replace(" ", "") == bare
+        assert tokenizer.encode([tokenizer.decode(plain)]) == [plain]
+        assert tokenizer.decode(tokenizer.encode(["the quick brown fox jumps."])[0]) == "the quick brown fox jumps."
+    else:
+        assert tokenizer.decode(plain) == PLAIN
+        assert tokenizer.decode(code) == CODE
+    tokenizer.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.fingerprint() == tokenizer.fingerprint()
+    assert again.encode([PLAIN, CODE]) == [plain, code]
+
+
+@needs_shared_data
+@pytest.mark.parametrize("module", ["sentencepiece", "google.protobuf"])
+def test_a_sentencepiece_vocabulary_without_what_reads_it(module: str) -> None:
+    folder = str(SHARED_DATA / "tokenizers" / "llama2")
+    code = f"import sys; sys.modules[{module!r}] = None; from adloco.data.tokenizers import make_tokenizer; make_tokenizer({folder!r}, ())"
+    error = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    needed = f"needs {module.removeprefix('google.')} to be read; install with: pip install 'adloco[sentencepiece]'"
+    assert error.splitlines()[-1] == f"ValueError: data.tokenizer {folder!r} {needed}"
+
+
+@pytest.mark.parametrize("name", ["bpe:", "bpe:12", "bpe:many", "/no/such/folder"])
+def test_unknown_tokenizers(name: str) -> None:
+    with pytest.raises(ValueError, match="data.tokenizer"):
+        make_tokenizer(name, TEXTS)
+
+
+def test_cache_is_written_once_and_keyed_by_content_and_tokenizer(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("hello world " * 100)
+    data = DataSettings(path=str(text), validation_fraction=0.1, cache=str(tmp_path / "cache"))
+    first = open_cache(data)
+    assert bytes(first.train[:11].tolist()) == b"hello world"
+    assert first.train[-1] == 0
+    stamp = (first.folder / "train.bin").stat().st_mtime_ns
+    assert open_cache(data).folder == first.folder
+    assert (first.folder / "train.bin").stat().st_mtime_ns == stamp
+    assert open_cache(DataSettings(path=str(text), validation_fraction=0.1, cache=data.cache, tokenizer="bpe:260")).folder != first.folder
+    text.write_text("hello worle " * 100)
+    assert open_cache(data).folder != first.folder
+    assert not list((tmp_path / "cache").glob(".writing-*"))
+    assert json.loads((first.folder / "meta.json").read_text())["dtype"] == "uint16"

@@ -1,0 +1,228 @@
+"""Pseudo-gradients in a wire format: against the formats themselves, across ranks bit for bit, and what error feedback keeps."""
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from adloco.algorithms.outer import OuterStep
+from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK, WireFormat
+from adloco.distributed.comm import buckets as sums
+from adloco.distributed.comm import compressed as compression
+from adloco.distributed.comm.compressed import Contributions
+from adloco.distributed.comm.local import Comm, LocalComm
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.testing import run_on_ranks
+from adloco.distributed.traffic import Traffic
+
+FORMATS: dict[str, WireFormat] = {
+    "bf16": Bf16(), "int8": Int8(), "int4": Int4(), "int4 feedback": Int4(error_feedback=1.0, step_ahead=False),
+    "int2": Int2(), "topk": TopK(chunk=256, density=1 / 16, step_ahead=False), "topk ahead": TopK(chunk=256, density=1 / 16),
+}  # fmt: skip
+SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]
+
+
+def problem(workers: int, seed: int = 0) -> tuple[list[Tensor], list[list[Tensor]], list[float]]:
+    """Global parameters, each worker's parameters, weights."""
+    generator = torch.Generator().manual_seed(seed)
+    origin = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    deltas = [[torch.randn(shape, generator=generator) / torch.rand(shape, generator=generator) for shape in SHAPES] for _ in range(workers)]
+    weights = torch.rand(workers, generator=generator, dtype=torch.float64)
+    return origin, [[a - 0.01 * d for a, d in zip(origin, own, strict=True)] for own in deltas], (weights / weights.sum()).tolist()
+
+
+def in_format(values: Tensor, wire: WireFormat) -> Tensor:
+    """A tensor there and back."""
+    rows = -(-values.numel() // wire.block)
+    padded = torch.zeros(rows * wire.block)
+    padded[: values.numel()] = values.flatten()
+    return wire.decode(wire.encode(padded.view(rows, wire.block))).flatten()[: values.numel()].view(values.shape)
+
+
+def by_hand(origin: list[Tensor], params: list[list[Tensor]], weights: list[float], wire: WireFormat, residuals: list[list[Tensor]]) -> list[Tensor]:
+    """The definition, tensor by tensor; residuals change in place."""
+    added = [torch.zeros(tensor.shape) for tensor in origin]
+    for worker, weight in enumerate(weights):
+        for index, tensor in enumerate(origin):
+            wanted = tensor - params[worker][index] + (0 if wire.step_ahead else residuals[worker][index])
+            sent = in_format(wanted * weight, wire)
+            added[index] += sent
+            residuals[worker][index] = (wanted - sent / weight) * wire.error_feedback
+    return [in_format(total, wire) for total in added] if wire.sums_in_blocks else added
+
+
+def summed(comm: Comm, origin: list[Tensor], params: list[list[Tensor]], weights: list[float], wire: WireFormat, residuals: Any) -> Any:
+    total = comm.pseudo_gradient(Contributions(per_worker=params, weights=weights, origin=origin, wire=wire, residuals=residuals))
+    total.transfer()
+    return [tensor.clone() for tensor in total.result()], total.squares
+
+
+def zeros(workers: int) -> list[list[Tensor]]:
+    return [[torch.zeros(shape) for shape in SHAPES] for _ in range(workers)]
+
+
+@pytest.mark.parametrize("wire", FORMATS.values(), ids=FORMATS.keys())
+def test_equals_the_definition(wire: WireFormat) -> None:
+    origin, params, weights = problem(3)
+    mine, theirs = zeros(3) if wire.error_feedback else [], zeros(3)
+    for _ in range(3):
+        total, squares = summed(LocalComm(3, Traffic()), origin, params, weights, wire, mine)
+        expected = by_hand(origin, params, weights, wire, theirs)
+        for got, wanted in zip(total, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+        for own, other in zip(mine, theirs, strict=False):
+            for got, wanted in zip(own, other, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+        if not wire.error_feedback:
+            norms = [sum(float((a - b).double().square().sum()) for a, b in zip(origin, own, strict=True)) for own in params]
+            assert squares.wanted == pytest.approx([weight**2 * norm for weight, norm in zip(weights, norms, strict=True)], rel=1e-5)
+        assert all(0 < error < wanted for error, wanted in zip(squares.error, squares.wanted, strict=True))
+
+
+def test_error_feedback_loses_nothing() -> None:
+    """What was sent in all, and what is kept, is what was to be sent, to rounding."""
+    wire = TopK(chunk=256, density=1 / 16, error_feedback=1.0, step_ahead=False)
+    origin, params, weights = problem(2)
+    residuals, sent = zeros(2), [torch.zeros(shape) for shape in SHAPES]
+    for _ in range(20):
+        total, _ = summed(LocalComm(2, Traffic()), origin, params, weights, wire, residuals)
+        sent = [before + now for before, now in zip(sent, total, strict=True)]
+    for index, tensor in enumerate(origin):
+        kept = sum(weight * own[index] for weight, own in zip(weights, residuals, strict=True))
+        wanted = 20 * sum(weight * (tensor - own[index]) for weight, own in zip(weights, params, strict=True))
+        torch.testing.assert_close(sent[index] + kept, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_worker_without_weight_sends_nothing() -> None:
+    wire = Int4(error_feedback=0.5)
+    origin, params, _ = problem(2)
+    residuals = zeros(2)
+    summed(LocalComm(2, Traffic()), origin, params, [1.0, 0.0], wire, residuals)
+    for kept, start, own in zip(residuals[1], origin, params[1], strict=True):
+        torch.testing.assert_close(kept, (start - own) * 0.5)
+
+
+@pytest.mark.parametrize("wire", FORMATS.values(), ids=FORMATS.keys())
+def test_bytes_are_those_of_the_blocks(wire: WireFormat) -> None:
+    origin, params, weights = problem(4)
+    traffic = Traffic()
+    summed(LocalComm(4, traffic), origin, params, weights, wire, zeros(4) if wire.error_feedback else [])
+    blocks = sum(-(-tensor.numel() // wire.block) for tensor in origin)
+    assert traffic.between == 4 * blocks * wire.block_bytes
+    # In shares: each byte to its owner but for the own share, and each sum to three others. Otherwise each byte to three others.
+    assert traffic.sent == pytest.approx(traffic.between * (1.5 if wire.sums_in_blocks else 3))
+
+
+def test_a_worker_alone_sends_nothing_and_loses_nothing() -> None:
+    origin, params, _ = problem(1)
+    traffic = Traffic()
+    total, _ = summed(LocalComm(1, traffic), origin, params, [1.0], Int4(), [])
+    assert traffic.between == 0
+    for got, start, own in zip(total, origin, params[0], strict=True):
+        assert got.equal(start - own)
+
+
+def on_ranks(names: list[str], workers: int) -> dict[str, Any]:
+    """Sums, squares, residuals and bytes of this rank, twice over."""
+    placement = place(workers)
+    here = placement.local(range(workers))
+    origin, params, weights = problem(workers)
+    results: dict[str, Any] = {}
+    for name in names:
+        wire = FORMATS[name]
+        residuals = [own for worker, own in enumerate(zeros(workers)) if worker in here] if wire.error_feedback else []
+        before, squares = placement.bytes_handed(), []
+        for _ in range(2):
+            own = [params[worker] for worker in here]
+            total, seen = summed(placement.comm(range(workers)), origin, own, [weights[worker] for worker in here], wire, residuals)
+            squares.append((seen.wanted, seen.sent, seen.error, seen.total))
+        handed = placement.bytes_handed() - before
+        results[name] = {"sums": total, "squares": squares, "residuals": residuals, "bytes": (handed.between, handed.sent)}
+    return results
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 2), (2, 5), (3, 4), (4, 4)])
+def test_the_same_bits_on_all_ranks_and_in_one_process(ranks: int, workers: int) -> None:
+    everyone = run_on_ranks(on_ranks, ranks, list(FORMATS), workers)
+    alone = on_ranks(list(FORMATS), workers)
+    for name in FORMATS:
+        for rank in range(ranks):
+            for got, wanted in zip(everyone[rank][name]["sums"], alone[name]["sums"], strict=True):
+                assert got.equal(wanted), f"{name}: all islands, and one process, end with the same bits"
+        kept = [tensors for result in everyone for tensors in result[name]["residuals"]]
+        assert all(a.equal(b) for own, other in zip(kept, alone[name]["residuals"], strict=True) for a, b in zip(own, other, strict=True))
+        assert everyone[0][name]["bytes"] == pytest.approx(alone[name]["bytes"], rel=1e-12)
+        for turn in range(2):
+            for part in range(3):
+                assert [value for result in everyone for value in result[name]["squares"][turn][part]] == alone[name]["squares"][turn][part]
+            total = sum(result[name]["squares"][turn][3] for result in everyone)
+            assert total == pytest.approx(alone[name]["squares"][turn][3], rel=1e-6), "parts add up to the norm of the sum"
+
+
+def random_buckets(seeds: int) -> list[str]:
+    """Syncs of random sizes, empty and scalar tensors included, cut into random fragments, sent in pieces of random caps; what was wrong with any."""
+    problems = []
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        sums.PIECE, sums.BLOCK = rng.choice([1, 10, 100, 10_000]), rng.choice([1, 7, 64, 1 << 16])
+        compression.PIECE = sums.PIECE
+        shapes = [rng.choice([(), (0,), (1,), (rng.randint(2, 300),), (rng.randint(1, 20), rng.randint(1, 20))]) for _ in range(rng.randint(1, 10))]
+        workers = rng.randint(dist.get_world_size(), 5)
+        placement = place(workers)
+        generator = torch.Generator().manual_seed(seed)
+        start = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        params = [[torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes] for _ in range(workers)]
+        weights = [1 / workers] * workers
+        order = rng.sample(range(len(shapes)), len(shapes))
+        cuts = sorted(rng.choices(range(len(shapes) + 1), k=rng.randint(0, 3)))
+        fragments = [order[a:b] for a, b in itertools.pairwise([0, *cuts, len(shapes)])]
+        for wire in (None, Int8(block=rng.choice([1, 3, 32])), Int2(block=rng.choice([4, 32])), TopK(chunk=rng.choice([2, 64]), density=0.5)):
+            outer = OuterStep(start, None, fragments=fragments, wire=wire)
+            here = placement.local(range(workers))
+            outer.step([params[worker] for worker in here], weights[: len(here)], placement.comm(range(workers)))
+            for index, moved in enumerate(outer.global_params):
+                own = [[given[index].float()] for given in params]
+                rounded = by_hand([start[index].float()], own, weights, wire, [[torch.zeros(shapes[index])] for _ in own]) if wire else []
+                exact = sum(weight * given[index] for weight, given in zip(weights, params, strict=True))
+                expected = start[index] - rounded[0].double() if wire else exact
+                if not torch.allclose(moved, expected, rtol=1e-5, atol=1e-5):
+                    problems.append(f"seed {seed}, {wire}, tensor {index} of {shapes[index]}: {(moved - expected).abs().max()}")
+    return problems
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_any_sizes_in_any_buckets(ranks: int) -> None:
+    assert run_on_ranks(random_buckets, ranks, 25) == [[]] * ranks
+
+
+def handed_to_collectives() -> list[int]:
+    """Bytes given to each collective of one int8 sum over three ranks, seen where torch.distributed is called."""
+    placement = place(3)
+    origin, params, weights = problem(3)
+    comm, me = placement.comm(range(3)), dist.get_rank()
+    seen: list[int] = []
+    to_all, gather = dist.all_to_all_single, dist.all_gather_single
+
+    def spy_to_all(output: Tensor, given: Tensor, *rest: Any, **named: Any) -> Any:
+        seen.append(given.numel() * given.element_size())
+        return to_all(output, given, *rest, **named)
+
+    def spy_gather(output: Tensor, given: Tensor, *rest: Any, **named: Any) -> Any:
+        seen.append(given.numel() * given.element_size())
+        return gather(output, given, *rest, **named)
+
+    dist.all_to_all_single, dist.all_gather_single = spy_to_all, spy_gather  # type: ignore[assignment]
+    summed(comm, origin, [params[me]], [weights[me]], Int8(), [])
+    return [*seen, placement.traffic.between]
+
+
+def test_counted_bytes_are_those_handed_to_collectives() -> None:
+    blocks = sum(-(-torch.Size(shape).numel() // 256) for shape in SHAPES)
+    for to_all, gather, counted in run_on_ranks(handed_to_collectives, 3):
+        assert counted == blocks * 260
+        # The shares of rows are rounded up for the gathering.
+        assert counted <= to_all + gather <= counted + 260

@@ -1,0 +1,73 @@
+"""Statistics of incoming gradients against gradients computed by other means."""
+
+import torch
+from torch import nn
+
+from adloco.distributed.parallel.gradient_norms import clip, incoming_gradients, squared_norm
+
+
+class Tied(nn.Module):
+    """Embedding and head share one matrix: its gradient has two contributions in each backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.middle = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.middle(self.embedding(ids))))
+
+
+def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def flat_gradient(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss_of(model, ids), list(model.parameters()))]).double()
+
+
+def test_each_micro_batch_is_seen_before_accumulation_tied_weights_once() -> None:
+    torch.manual_seed(0)
+    model, ids = Tied(), torch.randint(0, 11, (6, 5))
+    expected = [float(flat_gradient(model, part).square().sum()) for part in ids.split(2)]
+    with incoming_gradients(list(model.parameters())) as incoming:
+        seen = []
+        for part in ids.split(2):
+            loss_of(model, part).backward()
+            seen.append(incoming.take())
+    torch.testing.assert_close(torch.tensor(seen), torch.tensor(expected), rtol=1e-6, atol=0)
+
+
+def test_inner_products_with_a_reference() -> None:
+    torch.manual_seed(0)
+    model, ids = Tied(), torch.randint(0, 11, (4, 5))
+    reference = [torch.randn_like(parameter) for parameter in model.parameters()]
+    flat = torch.cat([tensor.flatten() for tensor in reference]).double()
+    with incoming_gradients(list(model.parameters()), reference=reference) as incoming:
+        loss_of(model, ids).backward()
+        assert abs(incoming.take() / float(flat_gradient(model, ids) @ flat) - 1) < 1e-6
+
+
+def test_hooks_are_gone_afterwards() -> None:
+    model = Tied()
+    ids = torch.randint(0, 11, (4, 5))
+    with incoming_gradients(list(model.parameters())) as incoming:
+        pass
+    loss_of(model, ids).backward()
+    assert incoming.take() == 0.0
+
+
+def test_squared_norm_is_summed_in_float64() -> None:
+    # 2^24 + 1 ones: in float32 the sum would stop at 2^24.
+    tensors = [torch.full((1,), 4096.0), torch.ones(1)]
+    assert squared_norm(tensors) == 2**24 + 1
+    assert squared_norm([]) == 0.0
+
+
+def test_clip() -> None:
+    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))]
+    parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
+    clip(parameters, 5.0, 1.0)
+    torch.testing.assert_close(torch.cat([p.grad for p in parameters if p.grad is not None]), torch.tensor([0.6, 0.0, 0.8]))

@@ -1,0 +1,173 @@
+"""Models that are built, shaped or fail in unusual ways: alike on every placement, or refused with a sentence."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from adloco import BatchGuards
+from adloco.distributed.testing import run_on_ranks
+from tests.distributed.test_islands import run_here
+from tests.problems import BlockLM, next_token, outer_sgd, sgd
+
+
+class Looped(BlockLM):
+    """One block that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1] = self.blocks[0]
+
+
+class Borrowed(BlockLM):
+    """A block whose weight also serves outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(5, 5).double()
+        self.last.weight = self.blocks[0].weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + self.last(self.embedding(ids)).sum(-1, keepdim=True)
+
+
+class Nested(BlockLM):
+    """Blocks in stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList([self.blocks, nn.ModuleList([nn.Linear(5, 5).double()])])
+        del self.blocks
+
+    @property
+    def flat(self) -> Iterator[nn.Module]:
+        return (block for stage in self.stages for block in stage)  # type: ignore[attr-defined]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        state = self.embedding(ids)
+        for block in self.flat:
+            state = state + torch.tanh(block(state))
+        logits: Tensor = self.head(state)
+        return logits
+
+
+class Drawn(BlockLM):
+    """Another draw on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if dist.is_initialized() and dist.get_rank() > 0:
+            for parameter in self.parameters():
+                nn.init.normal_(parameter)
+
+
+def trained(kind: Callable[[], nn.Module], shards: int, replicas: int, workers: int) -> list[Tensor]:
+    run = run_here(
+        shards, replicas, build_model=kind, workers_per_trainer=workers, inner=sgd(0.1), outer=outer_sgd(0.7, 0.9), guards=BatchGuards(initial=8)
+    )
+    list(run.rounds(2))
+    return [parameter.detach().clone() for parameter in run.placement.whole(next(iter(run.workers.values())).params)]
+
+
+@pytest.mark.parametrize("kind", [Looped, Borrowed, Nested, Drawn])
+def test_models_train_alike_under_shards(kind: Callable[[], nn.Module]) -> None:
+    for mine, theirs in zip(trained(kind, 1, 1, 1), run_on_ranks(trained, 2, kind, 2, 1, 1)[0], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("replicas", "workers"), [(1, 2), (2, 1)])
+def test_every_rank_starts_from_the_first_one_s_model(replicas: int, workers: int) -> None:
+    alone = trained(Drawn, 1, 1, workers)
+    for theirs in run_on_ranks(trained, 2, Drawn, 1, replicas, workers):
+        for mine, other in zip(alone, theirs, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9)
+
+
+class Scalar(BlockLM):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+
+
+class Mixed(BlockLM):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].float()
+
+
+def wider_by_rank() -> nn.Module:
+    return BlockLM(width=5 + dist.get_rank())
+
+
+def refused(kind: Callable[[], nn.Module], shards: int) -> str:
+    try:
+        run_here(shards, 1, build_model=kind, workers_per_trainer=2 // shards)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "shards", "message"),
+    [
+        (Scalar, 2, "parameters without dimensions such as scale cannot be sharded; give them the shape (1,), or use placement.shard_size 1"),
+        (Mixed, 2, "shards need parameters of one data type, got float32 and float64; convert the model, or use placement.shard_size 1"),
+        (
+            wider_by_rank,
+            1,
+            "build_model must make the same model on every rank, but embedding.weight is (7, 5) of torch.float64 on rank 0 and (7, 6)",
+        ),
+    ],
+)
+def test_models_that_are_refused(kind: Callable[[], nn.Module], shards: int, message: str) -> None:
+    for said in run_on_ranks(refused, 2, kind, shards):
+        assert message in said
+
+
+class Failing:
+    """A loss that fails at the third call on the second rank."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: Any, ids: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3 and dist.get_rank() == 1:
+            raise KeyError("third call")
+        return next_token(model, ids)
+
+
+def failing(shards: int, replicas: int) -> None:
+    run_here(shards, replicas, workers_per_trainer=2, loss_fn=Failing(), guards=BatchGuards(initial=16)).round()
+
+
+@pytest.mark.parametrize(("shards", "replicas"), [(2, 1), (1, 2)], ids=["shards", "replicas"])
+def test_a_failure_on_an_island_with_two_workers_hangs_nobody(shards: int, replicas: int) -> None:
+    """No other worker begins on the failing rank, whose sums would meet those for which the first rank still waits."""
+    with pytest.raises(RuntimeError, match=r"(?s)rank 1 failed.*third call|rank 0 failed.*[Cc]onnection"):
+        run_on_ranks(failing, 2, shards, replicas, timeout_seconds=30.0)
+
+
+def evaluated_after_loading(shards: int) -> tuple[float, float]:
+    """A loss at the start, and the loss once the state of the start is loaded again, with an evaluation just before."""
+    run = run_here(shards, 1, inner=sgd(0.5), guards=BatchGuards(initial=8))
+    ids = run.workers[0]._settings.data.read(0, 0, 64)
+
+    def share(model: nn.Module, part: int, parts: int) -> tuple[float, float]:
+        return float(next_token(model, ids)), 1.0
+
+    saved = run.placement.agree(run.state_dict())
+    before = run.evaluate(share)[0][0]
+    run.round()
+    moved = run.evaluate(share)[0][0]
+    assert abs(moved - before) > 1e-3
+    run.load_state_dict(saved)
+    return before, run.evaluate(share)[0][0]
+
+
+def test_shards_gathered_for_an_evaluation_are_not_used_again() -> None:
+    for before, after in run_on_ranks(evaluated_after_loading, 2, 2):
+        assert after == pytest.approx(before, rel=1e-12)

@@ -1,0 +1,71 @@
+"""Threads: all items run, together, and the first error comes out."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from adloco.distributed.placement.one_process import OneProcess
+
+
+def nothing() -> None:
+    pass
+
+
+def test_map_keeps_the_order_and_runs_together() -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def wait_for_the_other(item: int) -> int:
+        both.wait()  # Passes only if two items run at the same time.
+        return item * 10
+
+    assert OneProcess(threads=2).map(wait_for_the_other, [1, 2], nothing) == [10, 20]
+
+
+def test_several_items_compute_with_one_thread_each() -> None:
+    assert OneProcess(threads=1).map(lambda _: torch.get_num_threads(), [1, 2], nothing) == [1, 1]
+    assert OneProcess(threads=2).map(lambda _: torch.get_num_threads(), [1, 2, 3], nothing) == [1, 1, 1]
+
+
+def test_an_error_ends_the_others_early_and_comes_out_after_them() -> None:
+    halted, ended = threading.Event(), []
+
+    def work(item: int) -> None:
+        if item == 0:
+            raise RuntimeError("item 0 failed")
+        assert halted.wait(20), "nobody said that an item failed"
+        ended.append(item)
+
+    with pytest.raises(RuntimeError, match="item 0 failed"):
+        OneProcess(threads=2).map(work, [0, 1, 2], halted.set)
+    assert sorted(ended) == [1, 2]
+
+
+def test_an_interrupted_wait_leaves_no_thread_behind() -> None:
+    halted, ended, both = threading.Event(), [], threading.Barrier(2, timeout=20)
+
+    def work(item: int) -> None:
+        both.wait()
+        if item == 0:
+            os.kill(os.getpid(), signal.SIGINT)  # The kernel hands it to the main thread.
+        assert halted.wait(20)
+        ended.append(item)
+
+    # A process started in the background of a shell ignores SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            OneProcess(threads=2).map(work, [0, 1], halted.set)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sorted(ended) == [0, 1]
+
+
+def test_gather_orders_by_worker_and_counts() -> None:
+    placement = OneProcess()
+    assert list(placement.gather({3: [1.0, 2.0], 1: [3.0, 4.0]}).items()) == [(1, [3.0, 4.0]), (3, [1.0, 2.0])]
+    assert placement.traffic.between == 2 * 2 * 8
+    placement.gather({0: [1.0]})
+    assert placement.traffic.between == 32

@@ -1,0 +1,42 @@
+"""Learning-rate schedules at their corners."""
+
+import pytest
+
+from adloco.rules.learning_rate import LearningRate
+
+
+def test_cosine() -> None:
+    rate = LearningRate(shape="cosine", total_tokens=1000, warmup_fraction=0.2, final_fraction=0.1)
+    assert [rate.factor(tokens, 1) for tokens in (0, 100, 200)] == [0, 0.5, 1]
+    assert rate.factor(600, 1) == pytest.approx(0.55)  # Half-way: the mean of 1 and 0.1.
+    assert rate.factor(1000, 1) == pytest.approx(0.1)
+    assert rate.factor(5000, 1) == pytest.approx(0.1)
+
+
+def test_wsd() -> None:
+    rate = LearningRate(shape="wsd", total_tokens=1000, warmup_fraction=0.1, decay_fraction=0.2, final_fraction=0.0)
+    assert [rate.factor(tokens, 1) for tokens in (50, 100, 800, 900, 1000)] == [0.5, 1, 1, pytest.approx(0.5), 0]
+
+
+def test_constant_and_coupling() -> None:
+    assert LearningRate(shape="constant").factor(10**9, 1) == 1
+    assert LearningRate(shape="constant", coupling="sqrt", reference_batch=8).factor(0, 32) == 2
+    assert LearningRate(shape="constant", coupling="linear", reference_batch=8).factor(0, 32) == 4
+    assert LearningRate(shape="constant", coupling="none", reference_batch=8).factor(0, 32) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shape": "step"},
+        {"warmup_fraction": 1.5},
+        {"final_fraction": -1},
+        {"decay_fraction": 0},
+        {"coupling": "cubic"},
+        {"reference_batch": 0},
+        {"total_tokens": -1},
+    ],
+)
+def test_refusals(settings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"learning_rate.{next(iter(settings))}"):
+        LearningRate(**settings)  # type: ignore[arg-type]

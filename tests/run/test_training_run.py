@@ -1,0 +1,329 @@
+"""Whole runs: their files, their numbers, resuming bit for bit."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from adloco.cli.commands import take_settings
+from adloco.cli.main import main
+from adloco.config.recipe import build_recipe, override, read_values, shipped_recipes
+from adloco.run.checkpoint import list_checkpoints
+from adloco.run.records import sync_totals
+from adloco.run.training_run import TrainingRun
+from tests.problems import SHARED_DATA, needs_shared_data, without_timings
+
+SHAKESPEARE = SHARED_DATA / "tinyshakespeare" / "input.txt"
+MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
+METRICS = {
+    "round", "tokens", "samples", "inner_steps", "syncs", "bytes_communicated", "bytes_sent", "bytes_inside", "bytes_ddp_equivalent", "seconds",
+    "tokens_per_second", "train_loss", "val_loss", "val_perplexity", "val_accuracy", "pass_limit", "learning_rate", "memory_bytes", "memory",
+    "sync", "trainers", "workers", "merges",
+}  # fmt: skip
+TRAINER = {
+    "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "rounded_up", "grad_variance", "grad_norm_sq",
+    "noise_scale", "train_loss", "val_loss", "val_accuracy", "cosine_similarity", "wire_error",
+}  # fmt: skip
+FROM_THE_HUB = ("adloco-c4", "adloco-imdb")
+"""Recipes whose model and data come from the hub; test_classification.py and test_hub_recipes.py run them on local copies."""
+SUMMARY = {
+    "final_val_loss",
+    "best_val_loss",
+    "final_val_accuracy",
+    "tokens",
+    "syncs",
+    "bytes",
+    "bytes_sent",
+    "bytes_inside",
+    "compression_ratio",
+    "cosine_similarity",
+    "wire_error",
+    "exposed_seconds",
+    "hidden_seconds",
+    "peak_bytes_per_second",
+    "seconds",
+    "rounds",
+    "num_parameters",
+    "recipe",
+}
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in file.read_text().splitlines()]
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the machine."""
+    return [without_timings(line) for line in lines(folder / "metrics.jsonl")]
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name not in FROM_THE_HUB])
+def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_path: Path) -> None:
+    assert main(["train", name, *small]) == 0
+    folder = tmp_path / "run"
+    assert {path.name for path in folder.iterdir()} == {
+        "recipe.toml", "environment.json", "metrics.jsonl", "steps.jsonl", "checkpoints", "plots", "report.html", "summary.json", "tokenizer",
+        "model",
+    }  # fmt: skip
+    metrics, summary, steps = lines(folder / "metrics.jsonl"), json.loads((folder / "summary.json").read_text()), lines(folder / "steps.jsonl")
+    assert all(set(line) >= METRICS and set(row) >= TRAINER for line in metrics for row in line["trainers"])
+    assert set(summary) == SUMMARY
+    assert (summary["recipe"], summary["rounds"], summary["tokens"]) == (name, len(metrics), metrics[-1]["tokens"])
+    assert 16000 <= summary["tokens"] < 16000 + 32 * sum(row["trainer_batch"] for row in metrics[-1]["trainers"])
+    assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
+    # Step losses add up to the counters: samples of all steps, and the loss of the first round.
+    assert sum(step["samples"] for step in steps) == metrics[-1]["samples"]
+    first = [step for step in steps if step["round"] == 1]
+    assert sum(step["loss"] * step["samples"] for step in first) / sum(step["samples"] for step in first) == pytest.approx(metrics[0]["train_loss"])
+    pictures = {"loss", "batch", "trainers", "communication", "memory"} | ({"workers"} if len(metrics[0]["workers"]) > 1 else set())
+    pictures |= {"noise_scale"} if any(row["noise_scale"] for line in metrics for row in line["trainers"]) else set()
+    pictures |= {"wire"} if summary["syncs"] else set()
+    assert {path.stem for path in (folder / "plots").iterdir()} == pictures
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == len(pictures)
+    text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)  # In which any four letters occur now and then.
+    assert "http" not in text.replace("http-equiv", "")
+    assert build_recipe(read_values(str(folder / "recipe.toml"))).run.folder == str(folder)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["--batch.rule", "warmup", "--batch.batches", "[12, 16]", "--batch.after_samples", "[100, 300]"],
+        ["--batch.rule", "inner-product", "--merge.policy", "largest-with-smallest", "--merge.streams", "balance", "--learning_rate.shape", "wsd"],
+        ["--batch.rule", "augmented", "--merge.policy", "none", "--inner.optimizer", "sgd", "--learning_rate.shape", "constant"],
+        [
+            "--inner.optimizer",
+            "muon",
+            "--learning_rate.coupling",
+            "sqrt",
+            "--outer.optimizer",
+            "Adam",
+            "--outer.lr",
+            "0.001",
+            "--outer.options",
+            "{}",
+        ],
+        ["--merge.parameters", "uniform", "--merge.inner_state", "mean", "--merge.outer_momentum", "reset", "--merge.requested_batch", "sum"],
+        [
+            "--model.tie_embeddings",
+            "true",
+            "--model.num_kv_heads",
+            "1",
+            "--switch.mode",
+            "always",
+            "--batch.grow_only",
+            "true",
+            "--run.precision",
+            "bf16",
+        ],
+    ],
+    ids=["warmup", "inner-product", "augmented", "muon", "fates", "tied"],
+)
+def test_choices_of_a_recipe_run_and_learn(choices: list[str], small: list[str], tmp_path: Path) -> None:
+    assert main(["train", "adloco", *small, "--run.tokens", "8000", *choices]) == 0
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
+
+
+@needs_shared_data
+def test_a_text_file_trains(small: list[str], tmp_path: Path) -> None:
+    assert main(["train", "diloco", *small, "--data.path", str(SHAKESPEARE), "--data.validation_fraction", "0.1"]) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"] < 4.5
+
+
+def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path: Path) -> None:
+    assert main(["train", "adloco", *small, *MERGING, "--batch.eta", "0.2", "--batch.maximum", "64", "--run.tokens", "40000"]) == 0
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    merged = [line for line in metrics if line["merges"]]
+    assert len(merged) == 1
+    merge = merged[0]["merges"][0]
+    assert merge["weights"].keys() == {"0", "1"}
+    assert sum(merge["weights"].values()) == pytest.approx(1)
+    assert max(row["accumulation_steps"] for line in metrics for row in line["trainers"]) > 1
+    assert 0 < metrics[-1]["bytes_communicated"] < metrics[-1]["bytes_ddp_equivalent"]
+    assert "trainer 1" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.pictures
+def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_path: Path) -> None:
+    fragments = ["--wire.format", "int4", "--wire.error_feedback", "1", "--streaming.fragments", "2", "--streaming.tau", "1"]
+    assert main(["train", "diloco", *small, *fragments]) == 0
+    folder = tmp_path / "run"
+    metrics, summary = lines(folder / "metrics.jsonl"), json.loads((folder / "summary.json").read_text())
+    for line in metrics:
+        sync, (trainer,) = line["sync"], line["trainers"]
+        # 128 values cross as 68 bytes and were 512, less what pads the last block of each tensor.
+        assert 7 < sync["compression_ratio"] < 512 / 68
+        assert 0 < trainer["wire_error"] < 1 / 3
+        assert -1 <= trainer["cosine_similarity"] <= 1
+        assert 0 <= sync["hidden_seconds"] <= sync["transfer_seconds"]
+        assert sync["exposed_seconds"] > 0
+        assert sync["peak_bytes_per_second"] is None, "in one process nothing crosses a link"
+    assert (summary["wire_error"], summary["cosine_similarity"]) == tuple(
+        metrics[-1]["trainers"][0][key] for key in ("wire_error", "cosine_similarity")
+    )
+    assert summary["hidden_seconds"] == pytest.approx(sum(line["sync"]["hidden_seconds"] for line in metrics))
+    assert summary["compression_ratio"] == pytest.approx(metrics[0]["sync"]["compression_ratio"])
+    page = (folder / "report.html").read_text()
+    assert all(label in page for label in ("compressed by", "lost on the wire", "cosine of workers", "of these hidden", 'alt="wire"'))
+    assert "rate of sending" not in page
+
+
+def test_totals_of_syncs_by_hand() -> None:
+    # Rounds of 8 and 2 bytes that were 16 and 8: 10 bytes for 24. A round in which every worker was alone counts for neither.
+    def record(size: float, ratio: float | None, rate: float | None, cosines: list[float | None]) -> dict[str, Any]:
+        sync = {"bytes": size, "compression_ratio": ratio, "exposed_seconds": 1.0, "hidden_seconds": 0.5, "peak_bytes_per_second": rate}
+        return {"sync": sync, "trainers": [{"cosine_similarity": cosine, "wire_error": None} for cosine in cosines]}
+
+    totals = sync_totals([record(8, 2.0, 7.0, [0.1]), record(2, 4.0, 3.0, [0.25, 0.75, None]), record(0, None, None, [None])])
+    assert (totals.bytes_per_round, totals.compression_ratio) == (5, pytest.approx(2.4))
+    assert (totals.exposed_seconds, totals.hidden_seconds, totals.peak_bytes_per_second) == (3.0, 1.5, 7.0)
+    assert (totals.cosine_similarity, totals.wire_error) == (0.5, None)
+    alone = sync_totals([record(0, None, None, [None])])
+    assert (alone.bytes_per_round, alone.compression_ratio, alone.peak_bytes_per_second, alone.cosine_similarity) == (None,) * 4
+
+
+UNTIL = """
+import sys
+from pathlib import Path
+from adloco.run.training_run import TrainingRun
+from tests.problems import SHARED_DATA, needs_shared_data
+from adloco.config.recipe import build_recipe, read_values
+start, where, rounds = sys.argv[1:]
+run = TrainingRun.create(build_recipe(read_values(where))) if start == "create" else TrainingRun.resume(Path(where))
+for record in run.rounds():
+    if record["round"] == int(rounds):
+        break
+"""
+
+
+def in_a_new_process(*words: str) -> str:
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_resume_is_bit_for_bit_across_merges_twice(small: list[str], tmp_path: Path) -> None:
+    """All rounds at once = 1, new process, 3 more, new process, the rest; merges happen after rounds 2 and 5."""
+    trainers = ["--method.num_trainers", "3", "--method.workers_per_trainer", "1", *MERGING]
+    assert main(["train", "adloco", *small, *trainers, "--run.checkpoint_every", "1"]) == 0
+    whole, parts = tmp_path / "run", tmp_path / "parts"
+    expected = numbers(whole)
+    assert len(expected) >= 6
+    assert [bool(line["merges"]) for line in expected[:6]] == [False, True, False, False, True, False]
+
+    (tmp_path / "again.toml").write_text((whole / "recipe.toml").read_text().replace(f'folder = "{whole}"', f'folder = "{parts}"'))
+    in_a_new_process("-c", UNTIL, "create", str(tmp_path / "again.toml"), "1")
+    in_a_new_process("-c", UNTIL, "resume", str(parts), "4")
+    in_a_new_process("-m", "adloco", "train", "--resume", str(parts))
+    assert numbers(parts) == expected
+    assert lines(parts / "steps.jsonl") == lines(whole / "steps.jsonl")
+    last = [load_file(list_checkpoints(folder / "checkpoints")[-1] / "tensors.safetensors") for folder in (whole, parts)]
+    assert last[0].keys() == last[1].keys()
+    assert all(last[0][key].equal(last[1][key]) for key in last[0])
+
+
+def make_run(name: str, words: list[str]) -> TrainingRun:
+    given, _ = take_settings(words)
+    return TrainingRun.create(build_recipe(override(read_values(name), given)))
+
+
+def test_resume_restores_the_generator(small: list[str], tmp_path: Path) -> None:
+    run = make_run("single", small)
+    torch.manual_seed(123)
+    next(iter(run.rounds()))
+    run.stop()
+    list(run.rounds())  # Saves.
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    TrainingRun.resume(tmp_path / "run")
+    assert torch.rand(3).equal(expected)
+
+
+def test_a_line_cut_by_a_kill_does_not_hinder_resuming(small: list[str], tmp_path: Path) -> None:
+    run = make_run("adloco", [*small, "--run.checkpoint_every", "1"])
+    records = run.rounds()
+    first, second = next(records), next(records)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text(whole + whole.splitlines()[-1].rpartition("}, {")[0] + "}")
+    assert [record["round"] for record in TrainingRun.resume(tmp_path / "run").history] == [first["round"], second["round"]]
+    assert metrics.read_text() == whole
+
+
+def test_threads_do_not_change_a_run(small: list[str], tmp_path: Path) -> None:
+    results = []
+    for threads in ("1", "2"):
+        folder = tmp_path / threads
+        assert main(["train", "adloco", *small, *MERGING, "--run.threads", threads, "--run.folder", str(folder)]) == 0
+        results.append(numbers(folder))
+    assert results[0] == results[1]
+
+
+def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path) -> None:
+    assert main(["train", "adloco", *small, *MERGING]) == 0
+    expected = numbers(tmp_path / "run")
+
+    run = make_run("adloco", [*small, *MERGING, "--run.folder", str(tmp_path / "stopped")])
+    reads = 0
+    read = run.algorithm.workers[0]._settings.data.read
+
+    def stop_in_the_third_round(stream: int, position: int, count: int) -> Any:
+        nonlocal reads
+        reads += run.algorithm.rounds_done == 2
+        if reads == 6:
+            run.stop()
+        return read(stream, position, count)
+
+    run.algorithm.workers[0]._settings.data.read = stop_in_the_third_round  # type: ignore[method-assign]
+    assert len(list(run.rounds())) == 2
+    assert run.algorithm.in_round
+    resumed = TrainingRun.resume(tmp_path / "stopped")
+    assert resumed.algorithm.in_round
+    assert resumed.progress().tokens > resumed.history[-1]["tokens"]
+    assert len(list(resumed.rounds())) == len(expected) - 2
+    assert numbers(tmp_path / "stopped") == expected
+
+
+def test_a_bpe_run_keeps_its_tokenizer(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "single", *small, "--data.tokenizer", "bpe:300"]) == 0
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "alpha beta", "--tokens", "5"]) == 0
+    assert "\nalpha beta" in capsys.readouterr().out
+
+
+def test_evaluate_agrees_with_the_run(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], corpus: Path) -> None:
+    assert main(["train", "diloco", *small, "--evaluation.windows", "0"]) == 0
+    capsys.readouterr()
+    final = json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"]
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert f"loss {final:.4f} nats per token" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "run"), "--data.path", str(corpus / "00.txt"), "--windows", "5"]) == 0
+    assert "over 160 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.pictures
+def test_report_can_be_drawn_again(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "single", *small]) == 0
+    (tmp_path / "run" / "report.html").unlink()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "report.html").exists()
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+    assert "has spent its budget" in capsys.readouterr().out
+
+
+def test_a_run_folder_is_trained_by_one_process_at_a_time(small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = make_run("single", [*small, "--run.checkpoint_every", "1"])
+    rounds = run.rounds()
+    next(rounds)
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 2
+    assert "is in use by another process; wait until it has ended, or end it" in capsys.readouterr().err
+    rounds.close()
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
