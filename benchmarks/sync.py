@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, InnerOptimizer, OuterOptimizer, SwitchMode, TensorSource, place
+from adloco import AdLoCo, BatchGuards, InnerAdamW, OuterOptimizer, SwitchMode, TensorSource, place
 from adloco.algorithms.outer import OuterStep, copy_all
 from adloco.distributed.comm.process_group import GroupComm
 from adloco.distributed.testing import run_on_ranks
@@ -97,13 +97,13 @@ def step_times(width: int, rounds: int) -> dict[str, float]:
     data = TensorSource(torch.randint(0, 257, (4000, CONTEXT + 1), generator=torch.Generator().manual_seed(0)), num_streams=1)
     batch = BATCH * ranks // 2
     run = AdLoCo(
-        build_model=lambda: build_llama(shape, 257, seed=0), loss_fn=next_token_loss, data=data, inner=InnerOptimizer(), outer=None, sync_every=steps,
+        build_model=lambda: build_llama(shape, 257, seed=0), loss_fn=next_token_loss, data=data, inner=InnerAdamW(), outer=None, sync_every=steps,
         guards=BatchGuards(initial=batch), switch=SwitchMode(max_micro_batch=batch, mode="always"), max_grad_norm=1.0,
         placement=place(1, replica_size=0),
     )  # fmt: skip
     model = build_llama(shape, 257, seed=0)
     ddp = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = InnerOptimizer()(model)[0]
+    optimizer = InnerAdamW()(model)[0]
     position = 0
 
     def plain() -> None:

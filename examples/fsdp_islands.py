@@ -38,7 +38,7 @@ def main() -> None:
         build_model=Residual,
         loss_fn=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
         data=adloco.TensorSource(inputs, targets, num_streams=num_workers),
-        inner=adloco.InnerOptimizer(lr=3e-3),
+        inner=adloco.InnerAdamW(lr=3e-3),
         outer=adloco.OuterOptimizer(lr=0.7, options={"momentum": 0.6, "nesterov": True}),
         sync_every=20,
         num_trainers=NUM_TRAINERS,

@@ -12,7 +12,7 @@ run = adloco.AdLoCo(
     build_model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)),
     loss_fn=lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1]),
     data=adloco.TensorSource(x, x.square().sum(1, keepdim=True), num_streams=8),
-    inner=adloco.InnerOptimizer(lr=3e-3),
+    inner=adloco.InnerAdamW(lr=3e-3),
     outer=adloco.OuterOptimizer(lr=0.7, options={"momentum": 0.6, "nesterov": True}),
     sync_every=20,
     num_trainers=4,

@@ -48,7 +48,7 @@ def train(by_speed: bool) -> list[list[tuple[int, float, float]]]:
         build_model=build,
         loss_fn=loss,
         data=source,
-        inner=adloco.InnerOptimizer(),
+        inner=adloco.InnerAdamW(),
         outer=adloco.OuterOptimizer(),
         sync_every=5,
         workers_per_trainer=2,

@@ -42,10 +42,12 @@ LARGEST_SHARE = 0.21
 """Of the code, in one room."""
 
 PUBLIC = {
-    "AdLoCo", "AugmentedInnerProductTest", "BatchController", "BatchGuards", "BatchWarmup", "Bf16", "ConstantBatch", "DiLoCo", "InnerOptimizer",
-    "InnerProductTest", "Int2", "Int4", "Int8", "LearningRate", "MergeFates", "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError",
-    "NormTest", "OneProcess", "OuterOptimizer", "RoundReport", "Source", "SpeedShares", "Streaming", "SwitchMode", "TensorSource", "TopK",
-    "estimate", "group_moments", "place", "process_group",
+    "AdLoCo", "AugmentedInnerProductTest", "BatchController", "BatchGuards", "BatchWarmup",
+    "Bf16", "ConstantBatch", "DiLoCo", "InnerAdamW", "InnerMuon", "InnerProductTest",
+    "InnerSGD", "Int2", "Int4", "Int8", "LearningRate", "MergeFates",
+    "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError", "NormTest", "OneProcess",
+    "OuterOptimizer", "RoundReport", "Source", "SpeedShares", "Streaming", "SwitchMode",
+    "TensorSource", "TopK", "estimate", "group_moments", "place", "process_group",
 }  # fmt: skip
 
 

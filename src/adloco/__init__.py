@@ -6,8 +6,11 @@ what they are made with.
 
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.diloco import DiLoCo
+from adloco.algorithms.inner.adamw import InnerAdamW
+from adloco.algorithms.inner.muon import InnerMuon
+from adloco.algorithms.inner.sgd import InnerSGD
 from adloco.algorithms.merging import MergeFates
-from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
+from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.worker import NonFiniteLossError, Source
 from adloco.data.sources import TensorSource
@@ -32,8 +35,10 @@ __all__ = [
     "Bf16",
     "ConstantBatch",
     "DiLoCo",
-    "InnerOptimizer",
+    "InnerAdamW",
+    "InnerMuon",
     "InnerProductTest",
+    "InnerSGD",
     "Int2",
     "Int4",
     "Int8",

@@ -12,7 +12,7 @@ from torch import nn
 from adloco import (
     AdLoCo,
     BatchGuards,
-    InnerOptimizer,
+    InnerMuon,
     InnerProductTest,
     LearningRate,
     MergeSmallest,
@@ -286,27 +286,14 @@ def test_autocast_trains_in_bf16() -> None:
     assert all(parameter.dtype == torch.float32 for parameter in run.workers[0].params)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
-def test_inner_optimizers_cover_every_parameter_once(name: Any) -> None:
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4))
-    named = nn.ModuleDict({"embed": model[0], "body": model[1], "norm": model[2]})
-    optimizers = InnerOptimizer(optimizer=name, lr=0.1)(named)
-    covered = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
-    assert sorted(map(id, covered)) == sorted(map(id, named.parameters()))
-    if name == "muon":
-        assert [parameter.shape for parameter in optimizers[0].param_groups[0]["params"]] == [torch.Size([4, 4])]
-    for group in optimizers[-1].param_groups:
-        assert (group["weight_decay"] > 0) == all(parameter.ndim >= 2 for parameter in group["params"])
-
-
 def test_muon_trains_and_resumes() -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
 
-    first = make_run(build_model=build, inner=InnerOptimizer(optimizer="muon", lr=0.02))
+    first = make_run(build_model=build, inner=InnerMuon(lr=0.02))
     list(first.rounds(2))
-    second = make_run(build_model=build, inner=InnerOptimizer(optimizer="muon", lr=0.02))
+    second = make_run(build_model=build, inner=InnerMuon(lr=0.02))
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     losses = [[report.train_loss for report in run.rounds(3)] for run in (first, second)]
     assert losses[0] == losses[1]
@@ -350,8 +337,6 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
         (lambda: OuterOptimizer(optimizer="LBFGS", options={}), "it cannot serve outside"),
         (lambda: OuterOptimizer(optimizer="SparseAdam", options={}), "it cannot serve outside"),
         (lambda: OuterOptimizer(lr=0), "outer.lr must be > 0"),
-        (lambda: InnerOptimizer(optimizer="adam"), "inner.optimizer must be adamw, sgd or muon, got 'adam'"),
-        (lambda: InnerOptimizer(optimizer="muon")(nn.LayerNorm(3)), "has none; use adamw"),
     ],
 )
 def test_optimizer_refusals(make: Any, message: str) -> None:

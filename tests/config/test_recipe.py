@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adloco import BatchGuards, MergeSmallest, NormTest, OuterOptimizer, SwitchMode
+from adloco import BatchGuards, InnerSGD, MergeSmallest, NormTest, OuterOptimizer, SwitchMode
 from adloco.config.recipe import build_recipe, override, read_values, shipped_recipes
 from adloco.config.recipe_text import settings, to_toml, to_values
 from adloco.config.settings import OuterMean
@@ -43,8 +43,31 @@ def test_flags_override_and_keep_their_types() -> None:
     recipe = build_recipe(override(read_values("adloco"), flags))
     assert (recipe.run.tokens, recipe.run.name, recipe.batch.eta, recipe.guards.max_growth) == (1_000_000, "7", 1.0, float("inf"))  # type: ignore[attr-defined]
     assert recipe.outer.options == {"momentum": 0.5}  # type: ignore[union-attr]
-    assert (recipe.inner.betas, recipe.model.tie_embeddings, recipe.data.path) == ((0.8, 0.99), True, "some where/ü.txt")
+    assert (recipe.inner.betas, recipe.model.tie_embeddings, recipe.data.path) == ((0.8, 0.99), True, "some where/ü.txt")  # type: ignore[attr-defined]
     assert build_recipe(to_values(recipe)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "fields"),
+    [
+        ("adamw", {"lr", "weight_decay", "betas"}),
+        ("sgd", {"lr", "weight_decay", "momentum"}),
+        ("muon", {"lr", "weight_decay", "momentum", "betas", "exclude"}),
+    ],
+)
+def test_an_inner_optimizer_has_its_own_settings_alone(optimizer: str, fields: set[str]) -> None:
+    recipe = build_recipe({"inner": {"optimizer": optimizer, "lr": 0.5}})
+    assert to_values(recipe)["inner"].keys() == fields | {"optimizer"}
+    assert build_recipe(to_values(recipe)) == recipe
+
+
+def test_a_flag_for_another_inner_optimizer() -> None:
+    """The recipe's settings of the old one go, but a flag must fit the new one."""
+    recipe = build_recipe(override(read_values("adloco-c4"), [("inner.optimizer", "sgd")]))
+    assert recipe.inner == InnerSGD(lr=2e-5, weight_decay=0.01)
+    flags = [("inner.optimizer", "sgd"), ("inner.betas", "[0.9, 0.95]")]
+    with pytest.raises(ValueError, match="inner.betas is not a setting of .* optimizer = 'sgd'"):
+        build_recipe(override(read_values("adloco-c4"), flags))
 
 
 def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
@@ -69,6 +92,10 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
         ({"run": {"tokens": 0}}, "run.tokens must be > 0, got 0"),
         ({"run": {"precision": "fp8"}}, "run.precision must be 'auto', 'fp32' or 'bf16', got 'fp8'"),
         ({"inner": {"betas": [0.9]}}, "inner.betas"),
+        ({"inner": {"optimizer": "adam"}}, "inner.optimizer must be one of .* mean 'adamw'"),
+        ({"inner": {"optimizer": "sgd", "betas": [0.9, 0.95]}}, "inner.betas is not a setting"),
+        ({"inner": {"momentum": 0.5}}, "inner.momentum is not a setting of .* optimizer = 'adamw'"),
+        ({"inner": {"optimizer": "adamw", "exclude": ["embed"]}}, "inner.exclude is not a setting"),
         ({"method": {"workers_per_trainer": 9}}, "batch.initial must be >= 9, so that each of 9 workers has a sample, got 8"),
         ({"method": {"workers_per_trainer": 5}, "batch": {"rule": "norm-test"}}, "batch.initial must be >= 10, .* two samples to compare, got 8"),
     ],

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, InnerOptimizer, InnerProductTest, MergeFates, MergeSmallest, NormTest, SwitchMode
+from adloco import AdLoCo, BatchGuards, InnerMuon, InnerProductTest, MergeFates, MergeSmallest, NormTest, SwitchMode
 from adloco.distributed.launch.launcher import island_shape, place
 from adloco.distributed.testing import run_on_ranks
 from tests.algorithms.test_statistics import per_sample_gradients
@@ -213,7 +213,7 @@ class Own(torch.optim.AdamW):
 def refused(shards: int, replicas: int) -> list[str]:
     """What is said of things that need whole gradients or matrices."""
     said = []
-    for changes in ({"inner": InnerOptimizer(optimizer="muon")}, {"inner": lambda model: [Own(model.parameters())]}, {"batch": InnerProductTest()}):
+    for changes in ({"inner": InnerMuon()}, {"inner": lambda model: [Own(model.parameters())]}, {"batch": InnerProductTest()}):
         try:
             run_here(shards, replicas, build_model=lambda: BlockLM().float(), guards=BatchGuards(initial=8), **changes).round()
             said.append("")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, InnerOptimizer, place
+from adloco import AdLoCo, BatchGuards, InnerAdamW, place
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder, build_llama
 from adloco.models.model_sources import Head, LlamaShape, ModelOptions, NamedModel
@@ -73,7 +73,7 @@ def on_ranks(shards: int, replicas: int) -> list[Tensor]:
     """Parameters of both workers at the start, and of the first after a round; the model is built without memory and filled where it lives."""
     built = builder(TINY.config(16))
     run = AdLoCo(
-        build_model=built, fill=built.fill, loss_fn=next_token_loss, data=tokens(200, 2, vocabulary=16), inner=InnerOptimizer(), outer=None,
+        build_model=built, fill=built.fill, loss_fn=next_token_loss, data=tokens(200, 2, vocabulary=16), inner=InnerAdamW(), outer=None,
         sync_every=2, workers_per_trainer=2, guards=BatchGuards(initial=8), placement=place(2, torch.device("cpu"), 1, shards, replicas),
     )  # fmt: skip
     start = [parameter.detach().clone() for parameter in run.placement.whole(list(next(iter(run.workers.values())).params))]
@@ -104,7 +104,7 @@ def peak_of_a_rank(shards: int) -> tuple[int, int]:
                              for parameter in model.parameters() if not parameter.is_meta))  # fmt: skip
 
     run = AdLoCo(
-        build_model=built, fill=fill, loss_fn=next_token_loss, data=tokens(200, 1, vocabulary=16), inner=InnerOptimizer(), outer=None,
+        build_model=built, fill=fill, loss_fn=next_token_loss, data=tokens(200, 1, vocabulary=16), inner=InnerAdamW(), outer=None,
         sync_every=2, guards=BatchGuards(initial=8), placement=place(1, torch.device("cpu"), 1, shards, 1),
     )  # fmt: skip
     return most, run.num_parameters

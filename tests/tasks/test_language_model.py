@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from adloco import InnerOptimizer
+from adloco import InnerAdamW
 from adloco.cli.main import main
 from adloco.data.sources import TokenSource
 from adloco.models.build import build_llama
@@ -73,7 +73,7 @@ def test_a_periodic_text_is_memorised_and_continued() -> None:
         build_model=lambda: build_llama(TINY, 256, 0),
         loss_fn=next_token_loss,
         data=TokenSource(tokens, context_tokens=32, num_streams=2),
-        inner=InnerOptimizer(lr=5e-3, weight_decay=0.0),
+        inner=InnerAdamW(lr=5e-3, weight_decay=0.0),
         sync_every=10,
         outer=None,
     )

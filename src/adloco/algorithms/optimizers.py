@@ -1,9 +1,9 @@
-"""Inner and outer optimizers by name, all of them from torch.optim."""
+"""What builds inner and outer optimizers, and the outer one by its name in torch.optim."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,58 +32,6 @@ def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
         known = f"{type(optimizer).__name__} is not known to work element by element, so {shards} shards might not train as one does"
         advice = "use placement.shard_size 1 (replicas are no problem), or an optimizer such as AdamW"
         require(shards == 1 or type(optimizer) in ELEMENTWISE, f"{known}; {advice}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class InnerOptimizer:
-    """The optimizer of each worker. Its state persists across rounds."""
-
-    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
-    """adamw, sgd, or muon: Muon on the hidden matrices and AdamW on the rest."""
-    lr: float = 2e-3
-    """Learning rate; a schedule multiplies it with its factor."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed. For sgd, an L2 term."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's averaging coefficients."""
-    momentum: float = 0.9
-    """Momentum of sgd and muon."""
-    muon_exclude: tuple[str, ...] = ("embed", "lm_head")
-    """Matrices whose name contains one of these stay with AdamW: embeddings and the output head."""
-
-    def __post_init__(self) -> None:
-        require(self.optimizer in ("adamw", "sgd", "muon"), f"inner.optimizer must be adamw, sgd or muon, got {self.optimizer!r}")
-        require(self.lr > 0, f"inner.lr must be > 0, got {self.lr}")
-        require(self.weight_decay >= 0, f"inner.weight_decay must be >= 0, got {self.weight_decay}")
-        require(len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), f"inner.betas must be two numbers in [0, 1), got {self.betas}")
-        require(0 <= self.momentum < 1, f"inner.momentum must be in [0, 1), got {self.momentum}")
-
-    def __call__(self, model: nn.Module) -> list[Optimizer]:
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        if self.optimizer == "sgd":
-            groups = _decay_groups([parameter for _, parameter in named], self.weight_decay)
-            return [torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)]
-        if self.optimizer == "adamw":
-            return [self._adamw([parameter for _, parameter in named])]
-        matrices = [parameter for name, parameter in named if self._for_muon(name, parameter)]
-        rest = [parameter for name, parameter in named if not self._for_muon(name, parameter)]
-        require(bool(matrices), "inner.optimizer muon needs a model with hidden matrices, and this one has none; use adamw")
-        # match_rms_adamw lets both optimizers share one learning rate (Moonlight, arXiv 2502.16982).
-        muon = torch.optim.Muon(matrices, lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum, adjust_lr_fn="match_rms_adamw")
-        return [muon, self._adamw(rest)] if rest else [muon]
-
-    def _for_muon(self, name: str, parameter: Tensor) -> bool:
-        return parameter.ndim == 2 and not any(part in name for part in self.muon_exclude)
-
-    def _adamw(self, parameters: Sequence[Tensor]) -> Optimizer:
-        return torch.optim.AdamW(_decay_groups(parameters, self.weight_decay), lr=self.lr, betas=self.betas, fused=True)
-
-
-def _decay_groups(parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
 
 
 @dataclass(frozen=True, kw_only=True)

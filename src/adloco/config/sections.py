@@ -7,8 +7,11 @@ A setting is described and checked where it is used. Some sections choose one cl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from adloco.algorithms.inner.adamw import InnerAdamW
+from adloco.algorithms.inner.muon import InnerMuon
+from adloco.algorithms.inner.sgd import InnerSGD
 from adloco.algorithms.merging import MergeFates
-from adloco.algorithms.optimizers import InnerOptimizer, OuterOptimizer
+from adloco.algorithms.optimizers import InnerFactory, OuterOptimizer
 from adloco.config.settings import (
     MemorySettings,
     MethodSettings,
@@ -69,6 +72,7 @@ MERGE_POLICIES: dict[str, type] = {"none": NoMerge, "smallest": MergeSmallest, "
 SHARES: dict[str, type] = {"equal": EqualShares, "speed": SpeedShares}
 TASKS: dict[str, type] = {"language-model": LanguageModelSettings, "classification": ClassificationSettings}
 MODEL_SOURCES: dict[str, type] = {"llama": LlamaShape, "transformers": NamedModel}
+INNER_OPTIMIZERS: dict[str, type] = {"adamw": InnerAdamW, "sgd": InnerSGD, "muon": InnerMuon}
 OUTER_UPDATES: dict[str, type] = {"mean": OuterMean, "optimizer": OuterOptimizer}
 WIRE_FORMATS: dict[str, type] = {"fp32": PlainWire, "bf16": Bf16, "int8": Int8, "int4": Int4, "int2": Int2, "topk": TopK}
 
@@ -101,7 +105,16 @@ SECTIONS: dict[str, Section] = {
         ),
         chosen="shares",
     ),
-    "inner": Section(parts={"inner": InnerOptimizer}),
+    "inner": Section(
+        parts={},
+        choice=Choice(
+            key="optimizer",
+            classes=INNER_OPTIMIZERS,
+            default="adamw",
+            meaning="Each worker's optimizer. adamw; sgd; muon: on hidden matrices, AdamW on the rest.",
+        ),
+        chosen="inner",
+    ),
     "learning_rate": Section(parts={"learning_rate": LearningRate}),
     "outer": Section(
         parts={"outer_memory": OuterMemory},
@@ -156,7 +169,7 @@ class Recipe:
     method: MethodSettings
     placement: PlacementSettings
     shares: Shares
-    inner: InnerOptimizer
+    inner: InnerFactory
     learning_rate: LearningRate
     outer: OuterOptimizer | OuterMean
     outer_memory: OuterMemory

@@ -1,0 +1,1 @@
+"""Inner optimizers: what a worker steps with between two syncs, a file each."""

@@ -1,0 +1,41 @@
+"""AdamW as an inner optimizer (arXiv 1711.05101)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from adloco.algorithms.inner.shared import check_betas, check_rates, decay_groups, trainable
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerAdamW:
+    """AdamW on all parameters of a worker. Its state persists across rounds.
+
+    The state has the type of the parameters. float16 is too narrow for the squares of gradients
+    below about 1e-3, so keep parameters in float32 or bfloat16.
+    """
+
+    lr: float = 2e-3
+    """Learning rate; a schedule multiplies it with its factor."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Averaging coefficients of the gradient and of its square."""
+
+    def __post_init__(self) -> None:
+        check_rates(lr=self.lr, weight_decay=self.weight_decay)
+        check_betas(self.betas)
+
+    def __call__(self, model: nn.Module) -> list[Optimizer]:
+        return [self.build(list(trainable(model).values()))]
+
+    def build(self, parameters: Sequence[Tensor]) -> Optimizer:
+        """torch's AdamW over these parameters, matrices and vectors in groups of their own."""
+        groups = decay_groups(parameters, self.weight_decay)
+        # Fused for every type, as the fused kernel computes in float32. torch's loop computes in
+        # the type of the parameters: its epsilon of 1e-8 is zero in float16, so a small gradient
+        # gives inf and a gradient of zero gives nan (torch 2.13 on a CPU).
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, fused=True)

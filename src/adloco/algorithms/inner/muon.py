@@ -1,0 +1,52 @@
+"""Muon as an inner optimizer, scaled as in Moonlight (arXiv 2502.16982)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from adloco.algorithms.inner.adamw import InnerAdamW
+from adloco.algorithms.inner.shared import check_betas, check_momentum, check_rates, trainable
+from adloco.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerMuon:
+    """Muon on the hidden matrices of a worker, AdamW on the rest. State persists across rounds."""
+
+    lr: float = 2e-3
+    """Learning rate of both; a schedule multiplies it with its factor."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed."""
+    momentum: float = 0.9
+    """Muon's momentum."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's averaging coefficients of the gradient and of its square."""
+    exclude: tuple[str, ...] = ("embed", "lm_head")
+    """Matrices whose name contains one of these stay with AdamW: embeddings and the output head."""
+
+    def __post_init__(self) -> None:
+        check_rates(lr=self.lr, weight_decay=self.weight_decay)
+        check_momentum(self.momentum)
+        check_betas(self.betas)
+
+    def __call__(self, model: nn.Module) -> list[Optimizer]:
+        named = trainable(model)
+        hidden = {name: matrix for name, matrix in named.items() if self._is_hidden(name, matrix)}
+        rest = [parameter for name, parameter in named.items() if name not in hidden]
+        none = "inner.optimizer muon needs a model with hidden matrices, and this one has none"
+        require(bool(hidden), f"{none}; use adamw")
+        # match_rms_adamw lets both optimizers share one learning rate.
+        muon = torch.optim.Muon(
+            hidden.values(),
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        adamw = InnerAdamW(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas)
+        return [muon, adamw.build(rest)] if rest else [muon]
+
+    def _is_hidden(self, name: str, parameter: Tensor) -> bool:
+        return parameter.ndim == 2 and not any(part in name for part in self.exclude)

@@ -1,0 +1,31 @@
+"""SGD with momentum as an inner optimizer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from adloco.algorithms.inner.shared import check_momentum, check_rates, decay_groups, trainable
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerSGD:
+    """SGD on all parameters of a worker. Its momentum persists across rounds."""
+
+    lr: float = 2e-3
+    """Learning rate; a schedule multiplies it with its factor."""
+    weight_decay: float = 0.1
+    """L2 term in the gradient of matrices; vectors (norms, biases) are never decayed."""
+    momentum: float = 0.9
+    """Momentum; 0 for plain SGD."""
+
+    def __post_init__(self) -> None:
+        check_rates(lr=self.lr, weight_decay=self.weight_decay)
+        check_momentum(self.momentum)
+
+    def __call__(self, model: nn.Module) -> list[Optimizer]:
+        groups = decay_groups(list(trainable(model).values()), self.weight_decay)
+        # Never fused: torch 2.13's fused SGD leaves bf16 and fp16 tensors on a CPU as they are
+        # (https://github.com/pytorch/pytorch/issues/191763).
+        return [torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)]
