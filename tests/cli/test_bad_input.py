@@ -117,6 +117,16 @@ def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixtu
         refused([*words, str(finished)], f"the run in {finished} began with a version of adloco without wire.step_ahead; go on with that", capsys)
 
 
+def test_a_recipe_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = finished / "recipe.toml"
+    text = recipe.read_text()
+    assert "\nexclude = [" in text
+    recipe.write_text(text.replace("\nexclude = [", "\nmuon_exclude = ["))
+    message = f"{recipe} does not fit this version of adloco: inner.muon_exclude is not a setting"
+    for words in READERS:
+        refused([*words, str(finished)], message, capsys)
+
+
 def test_damaged_and_foreign_checkpoints(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from adloco.run import checkpoint
 

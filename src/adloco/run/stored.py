@@ -77,7 +77,15 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
     """The recipe of a run that goes on with these settings changed."""
     for name, _ in flags:
         require(name in CHANGEABLE, f"--{name} cannot change when a run goes on; leave it out (what can: {', '.join(CHANGEABLE)})")
-    return build_recipe(override(read_values(str(run_folder(folder) / RECIPE)), flags))
+    path = run_folder(folder) / RECIPE
+    values = read_values(str(path))
+    try:
+        build_recipe(values)
+    except ValueError as error:
+        advice = "restore it, go on with the version that began the run, or start another run"
+        message = f"{path} does not fit this version of adloco: {error}; {advice}"
+        raise ValueError(message) from error
+    return build_recipe(override(values, flags))
 
 
 def fixed_settings(recipe: Recipe) -> dict[str, str]:
