@@ -47,10 +47,9 @@ import torch
 from filelock import FileLock, Timeout
 from matplotlib.figure import Figure
 
-from adloco.algorithms.worker import NonFiniteLossError
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
-from adloco.errors import require
+from adloco.errors import NonFiniteLossError, require
 from adloco.run.training_run import TrainingRun
 
 WORKERS, BATCH, EVALUATION_STEPS = 4, 16, 40

@@ -22,12 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, InnerAdamW, OuterOptimizer, SwitchMode, TensorSource, place
-from adloco.algorithms.outer import OuterStep, copy_all
+from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, OuterOptimizer, Problem, SwitchMode, TensorSource, place
+from adloco.algorithms.model_state import Replica
+from adloco.algorithms.outer_sync import OuterSync, Syncing
 from adloco.distributed.comm.process_group import GroupComm
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import build_llama
 from adloco.models.model_sources import LlamaShape
+from adloco.rules.sync_schedule import SyncEvent
 from adloco.tasks.language_model import next_token_loss
 
 NESTEROV = OuterOptimizer(lr=0.7, options={"momentum": 0.9, "nesterov": True})
@@ -69,13 +71,14 @@ def sync_times(parameters: int, rounds: int) -> dict[str, float]:
     # Sizes like those of a model: matrices, and vectors in between.
     sizes = [size for _ in range(10) for size in (parameters // 10 - 1000, 1000)]
     model = nn.ParameterList(torch.randn(size) for size in sizes)
-    outer, plain = OuterStep(list(model), NESTEROV), OuterStep(list(model), None)
+    replica = Replica.of(model, with_residuals=False, on_host=False)
+    outer, plain = OuterSync(replica, Syncing(outer=NESTEROV)), OuterSync(replica, Syncing(outer=None))
+    event = SyncEvent(step=0, kind="sync", fragment=0)
     weights = [1 / dist.get_world_size()]
     flat = torch.randn(parameters)
 
-    def sync(step: OuterStep) -> None:
-        step.step([list(model)], weights, comm)
-        copy_all(step.global_params, list(model))
+    def sync(step: OuterSync) -> None:
+        step.sync(event, [replica], weights, comm)
 
     return paired({"all_reduce": lambda: dist.all_reduce(flat, group=comm._group), "sync": lambda: sync(outer), "mean": lambda: sync(plain)}, rounds)
 
@@ -97,10 +100,13 @@ def step_times(width: int, rounds: int) -> dict[str, float]:
     data = TensorSource(torch.randint(0, 257, (4000, CONTEXT + 1), generator=torch.Generator().manual_seed(0)), num_streams=1)
     batch = BATCH * ranks // 2
     run = AdLoCo(
-        build_model=lambda: build_llama(shape, 257, seed=0), loss_fn=next_token_loss, data=data, inner=InnerAdamW(), outer=None, sync_every=steps,
-        guards=BatchGuards(initial=batch), switch=SwitchMode(max_micro_batch=batch, mode="always"), max_grad_norm=1.0,
+        Problem(build_model=lambda: build_llama(shape, 257, seed=0), loss_fn=next_token_loss, data=data),
+        Method(sync_every=steps),
+        inner=InnerAdamW(),
+        syncing=Syncing(outer=None),
+        batching=Batching(guards=BatchGuards(initial=batch), switch=SwitchMode(max_micro_batch=batch, mode="always")),
         placement=place(1, replica_size=0),
-    )  # fmt: skip
+    )
     model = build_llama(shape, 257, seed=0)
     ddp = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = InnerAdamW()(model)[0]

@@ -35,18 +35,20 @@ def main() -> None:
     targets = inputs.square().sum(1, keepdim=True)
     num_workers = NUM_TRAINERS * WORKERS_PER_TRAINER
     run = adloco.AdLoCo(
-        build_model=Residual,
-        loss_fn=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
-        data=adloco.TensorSource(inputs, targets, num_streams=num_workers),
+        adloco.Problem(
+            build_model=Residual,
+            loss_fn=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+            data=adloco.TensorSource(inputs, targets, num_streams=num_workers),
+        ),
+        adloco.Method(num_trainers=NUM_TRAINERS, workers_per_trainer=WORKERS_PER_TRAINER, sync_every=20),
         inner=adloco.InnerAdamW(lr=3e-3),
-        outer=adloco.OuterOptimizer(lr=0.7, options={"momentum": 0.6, "nesterov": True}),
-        sync_every=20,
-        num_trainers=NUM_TRAINERS,
-        workers_per_trainer=WORKERS_PER_TRAINER,
-        batch=adloco.NormTest(eta=0.8),
-        guards=adloco.BatchGuards(initial=32, minimum=16, maximum=256, smoothing=0.5),
-        switch=adloco.SwitchMode(max_micro_batch=64, mode="always"),
-        merge=adloco.MergeSmallest(count=2, every=2, first_round=2),
+        syncing=adloco.Syncing(outer=adloco.OuterOptimizer(lr=0.7, options={"momentum": 0.6, "nesterov": True})),
+        batching=adloco.Batching(
+            rule=adloco.NormTest(eta=0.8),
+            guards=adloco.BatchGuards(initial=32, minimum=16, maximum=256, smoothing=0.5),
+            switch=adloco.SwitchMode(max_micro_batch=64, mode="always"),
+        ),
+        merging=adloco.Merging(policy=adloco.MergeSmallest(count=2, every=2, first_round=2)),
         placement=adloco.place(num_workers, shard_size=2),
     )
     for report in run.rounds(5):

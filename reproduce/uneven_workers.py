@@ -45,16 +45,15 @@ def train(by_speed: bool) -> list[list[tuple[int, float, float]]]:
         return torch.stack([(model(row[None].expand(128, -1)) - row).square().mean() for row in batch]).mean()
 
     run = adloco.AdLoCo(
-        build_model=build,
-        loss_fn=loss,
-        data=source,
+        adloco.Problem(build_model=build, loss_fn=loss, data=source),
+        adloco.Method(workers_per_trainer=2, sync_every=5, max_grad_norm=0),
         inner=adloco.InnerAdamW(),
-        outer=adloco.OuterOptimizer(),
-        sync_every=5,
-        workers_per_trainer=2,
-        guards=adloco.BatchGuards(initial=BATCH),
-        shares=adloco.SpeedShares() if by_speed else EqualShares(),
-        switch=adloco.SwitchMode(max_micro_batch=BATCH, mode="always"),
+        syncing=adloco.Syncing(outer=adloco.OuterOptimizer()),
+        batching=adloco.Batching(
+            guards=adloco.BatchGuards(initial=BATCH),
+            switch=adloco.SwitchMode(max_micro_batch=BATCH, mode="always"),
+            shares=adloco.SpeedShares() if by_speed else EqualShares(),
+        ),
         placement=adloco.place(2),
     )
     rows = []

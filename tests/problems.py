@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import AdLoCo, OneProcess, TensorSource
+from adloco import AdLoCo, Batching, Execution, GradientTest, Merging, Method, OneProcess, Problem, RoundReport, Syncing, TensorSource
+from adloco.algorithms.model_state import Replica
+from adloco.algorithms.outer_sync import OuterSync
+from adloco.distributed.comm.comm import Comm
+from adloco.rules.sync_schedule import SyncEvent
 
 SHARED_DATA = Path(os.environ.get("ADLOCO_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data")
 """Real data beside the checkout, that is no part of the project."""
@@ -93,19 +99,65 @@ def outer_sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Calla
 
 
 def make_run(**changes: Any) -> AdLoCo:
-    """A regression run of one trainer with two workers, changed as told."""
-    settings: dict[str, Any] = {
+    """A regression run of one trainer with two workers, changed as told.
+
+    The names are those of the sections' fields; `wire` is the codec.
+    """
+    told: dict[str, Any] = {
         "build_model": linear,
         "loss_fn": squared_error,
         "inner": sgd(0.05),
         "outer": outer_sgd(1.0),
         "sync_every": 3,
-        "num_trainers": 1,
         "workers_per_trainer": 2,
+        "max_grad_norm": 0.0,
         "placement": OneProcess(threads=1),
     } | changes
-    settings.setdefault("data", regression(settings["num_trainers"] * settings["workers_per_trainer"]))
-    return AdLoCo(**settings)
+    told.setdefault("data", regression(told.get("num_trainers", 1) * told["workers_per_trainer"]))
+    renamed = {"batch": "rule", "merge": "policy", "wire": "codec", "test_groups": "groups", "test_every": "every"}
+    told = {renamed.get(name, name): value for name, value in told.items()}
+
+    if told.get("streaming") is None:
+        told.pop("streaming", None)
+
+    def take(section: Any) -> Any:
+        return section(**{field.name: told.pop(field.name) for field in fields(section) if field.name in told})
+
+    problem, method, syncing, merging, execution = (take(section) for section in (Problem, Method, Syncing, Merging, Execution))
+    told["test"] = take(GradientTest)
+    batching = take(Batching)
+    return AdLoCo(problem, method, syncing=syncing, merging=merging, execution=execution, batching=batching, **told)
+
+
+def replica(params: Sequence[Tensor]) -> Replica:
+    """A worker's live tensors, without buffers and residuals."""
+    return Replica(names=[str(index) for index in range(len(params))], params=params, buffers=[], residuals=[])
+
+
+def outer_sync(start: Sequence[Tensor], outer: Any, fragments: Sequence[Sequence[int]] | None = None, **syncing: Any) -> OuterSync:
+    """An outer optimizer over these parameters. syncing: Further fields of `Syncing`."""
+    return OuterSync(replica(start), Syncing(outer=outer, **syncing), fragments)
+
+
+def sync_all(outer: OuterSync, per_worker: Sequence[Sequence[Tensor]], weights: Sequence[float], comm: Comm) -> None:
+    """Sync every fragment at once."""
+    for fragment in range(len(outer.fragments)):
+        event = SyncEvent(step=0, kind="sync", fragment=fragment)
+        outer.sync(event, [replica(params) for params in per_worker], weights, comm)
+
+
+def round_with_ends(run: AdLoCo) -> tuple[RoundReport, list[Tensor]]:
+    """A round, and each worker's flat parameters just before its first sync."""
+    ends: list[Tensor] = []
+
+    def remember(phase: str) -> AbstractContextManager[None]:
+        if phase == "sync" and not ends:
+            ends.extend(torch.cat([tensor.detach().flatten().clone() for tensor in worker.replica.params]) for worker in run.workers.values())
+        return nullcontext()
+
+    report = run.round(phase=remember)
+    assert report is not None
+    return report, ends
 
 
 def params_of(run: AdLoCo, trainer: int = 0) -> Tensor:

@@ -43,11 +43,13 @@ LARGEST_SHARE = 0.21
 
 PUBLIC = {
     "AdLoCo", "AugmentedInnerProductTest", "BatchController", "BatchGuards", "BatchWarmup",
-    "Bf16", "ConstantBatch", "DiLoCo", "InnerAdamW", "InnerMuon", "InnerProductTest",
-    "InnerSGD", "Int2", "Int4", "Int8", "LearningRate", "MergeFates",
-    "MergeLargestWithSmallest", "MergeSmallest", "NonFiniteLossError", "NormTest", "OneProcess",
-    "OuterOptimizer", "RoundReport", "Source", "SpeedShares", "Streaming", "SwitchMode",
-    "TensorSource", "TopK", "estimate", "group_moments", "place", "process_group",
+    "Batching", "Bf16", "ConstantBatch", "DiLoCo", "Execution", "GradientTest",
+    "InnerAdamW", "InnerMuon", "InnerProductTest", "InnerSGD", "Int2", "Int4", "Int8",
+    "LearningRate", "MergeFates", "MergeLargestWithSmallest", "MergeSmallest", "Merging",
+    "Method", "NonFiniteLossError", "NormTest", "OneProcess", "OuterMemory",
+    "OuterOptimizer", "Problem", "RoundReport", "Source", "SpeedShares", "Streaming",
+    "SwitchMode", "Syncing", "TensorSource", "TopK", "estimate", "group_moments", "place",
+    "process_group",
 }  # fmt: skip
 
 

@@ -9,14 +9,16 @@ from adloco.algorithms.diloco import DiLoCo
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.muon import InnerMuon
 from adloco.algorithms.inner.sgd import InnerSGD
-from adloco.algorithms.merging import MergeFates
+from adloco.algorithms.merging import MergeFates, Merging
+from adloco.algorithms.method import Batching, Execution, GradientTest, Method, Problem, Source
 from adloco.algorithms.optimizers import OuterOptimizer
+from adloco.algorithms.outer_sync import OuterMemory, Syncing
 from adloco.algorithms.reports import RoundReport
-from adloco.algorithms.worker import NonFiniteLossError, Source
 from adloco.data.sources import TensorSource
 from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK
 from adloco.distributed.launch.launcher import place, process_group
 from adloco.distributed.placement.one_process import OneProcess
+from adloco.errors import NonFiniteLossError
 from adloco.rules.batch import AugmentedInnerProductTest, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.learning_rate import LearningRate
@@ -32,9 +34,12 @@ __all__ = [
     "BatchController",
     "BatchGuards",
     "BatchWarmup",
+    "Batching",
     "Bf16",
     "ConstantBatch",
     "DiLoCo",
+    "Execution",
+    "GradientTest",
     "InnerAdamW",
     "InnerMuon",
     "InnerProductTest",
@@ -46,15 +51,20 @@ __all__ = [
     "MergeFates",
     "MergeLargestWithSmallest",
     "MergeSmallest",
+    "Merging",
+    "Method",
     "NonFiniteLossError",
     "NormTest",
     "OneProcess",
+    "OuterMemory",
     "OuterOptimizer",
+    "Problem",
     "RoundReport",
     "Source",
     "SpeedShares",
     "Streaming",
     "SwitchMode",
+    "Syncing",
     "TensorSource",
     "TopK",
     "estimate",

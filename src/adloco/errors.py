@@ -1,7 +1,32 @@
-"""One way to refuse a bad value: a ValueError whose single sentence says what was wrong, what was given and what is allowed."""
+"""The errors that a user meets, each with one sentence that says what to change."""
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ValueError(message) unless the condition holds."""
+    """Raise ValueError(message) unless the condition holds.
+
+    The message says what was wrong, the value received, what is allowed and what to change.
+    """
     if not condition:
         raise ValueError(message)
+
+
+class NonFiniteLossError(RuntimeError):
+    """A loss or a worker's parameters became nan or infinite; the trainers' global parameters are
+    as they were at the last sync.
+    """
+
+
+class OutOfMemoryError(RuntimeError):
+    """Memory ran out where the step could not be repeated with smaller micro-batches.
+
+    Attributes:
+        pass_limit: The largest micro-batch to try next, in samples; 0 if none is left.
+    """
+
+    def __init__(self, message: str, pass_limit: int = 0) -> None:
+        super().__init__(message)
+        self.pass_limit = pass_limit
+
+
+class OtherRankError(RuntimeError):
+    """Another rank of the run failed; the message is its own."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, InnerProductTest, NormTest, SwitchMode
-from adloco.algorithms.worker import OutOfMemoryError
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
+from adloco.errors import OutOfMemoryError
 from tests.problems import BlockLM, adamw, make_run, next_token, outer_sgd, params_of, tokens
 
 

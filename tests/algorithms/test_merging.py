@@ -7,7 +7,7 @@ import torch
 
 from adloco import AdLoCo, BatchGuards, MergeFates, MergeSmallest, NormTest
 from adloco.algorithms.merging import apply_merge
-from adloco.algorithms.outer import optimizer_tensors
+from adloco.algorithms.model_state import optimizer_tensors
 from adloco.rules.merge import Merge
 from tests.problems import Recording, adamw, make_run, outer_sgd, params_of, regression
 
@@ -25,7 +25,7 @@ def two_trainers(**changes: Any) -> AdLoCo:
 
 def merge(run: AdLoCo, fates: MergeFates) -> None:
     decision = Merge(survivor=1, absorbed=(0,), weights=WEIGHTS)
-    run._crew.trainers = apply_merge(decision, run.trainers, run.workers, fates, run.placement)
+    run.trainers = apply_merge(decision, run.trainers, run.workers, fates, run.placement)
 
 
 def momentum(run: AdLoCo, trainer: int) -> torch.Tensor:
@@ -56,7 +56,7 @@ def test_parameters(fate: Any, weights: tuple[float, float]) -> None:
     merge(run, MergeFates(parameters=fate))
     torch.testing.assert_close(params_of(run, 1), expected, rtol=1e-6, atol=1e-7)
     for worker in run.workers.values():  # Everyone stands at the survivor's parameters now.
-        assert torch.cat([parameter.detach().flatten() for parameter in worker.params]).equal(params_of(run, 1))
+        assert torch.cat([parameter.detach().flatten() for parameter in worker.replica.params]).equal(params_of(run, 1))
 
 
 @pytest.mark.parametrize(("fate", "weights"), [("weighted", (0.25, 0.75)), ("survivor", (0.0, 1.0)), ("reset", None)])
@@ -110,7 +110,7 @@ def test_streams_are_kept_or_balanced() -> None:
     for trainer, (request, position) in enumerate(((10, 5), (60, 90), (20, 40))):
         run.trainers[trainer].controller.requested_batch = request
         run.workers[trainer].position = position
-    run._crew.trainers = apply_merge(
+    run.trainers = apply_merge(
         Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}), run.trainers, run.workers, MergeFates(streams="balance"), run.placement
     )
     # Freed worker 0 joins trainer 1 (60 / 2 > 20 / 2), which asks for 30 per worker: its workers 0 and 1 get the least-read streams.
@@ -124,11 +124,9 @@ def test_a_freed_worker_that_joins_a_third_trainer_stands_at_its_parameters() ->
     third = params_of(run, 1)
     for trainer, request in enumerate((10, 60, 20)):
         run.trainers[trainer].controller.requested_batch = request
-    run._crew.trainers = apply_merge(
-        Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}), run.trainers, run.workers, MergeFates(), run.placement
-    )
+    run.trainers = apply_merge(Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}), run.trainers, run.workers, MergeFates(), run.placement)
     assert params_of(run, 1).equal(third)
-    assert torch.cat([parameter.detach().flatten() for parameter in run.workers[0].params]).equal(third)
+    assert torch.cat([parameter.detach().flatten() for parameter in run.workers[0].replica.params]).equal(third)
 
 
 def test_merge_of_equal_trainers_is_the_identity() -> None:
@@ -139,8 +137,9 @@ def test_merge_of_equal_trainers_is_the_identity() -> None:
             return super().read(stream % 2, position, count)
 
     alone = make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), data=regression(2))
-    pair = make_run(num_trainers=2, inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), data=Same(regression(4)))
-    pair._merge = MergeSmallest(every=1, first_round=2)
+    pair = make_run(
+        num_trainers=2, inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), data=Same(regression(4)), merge=MergeSmallest(every=1, first_round=2)
+    )
     # The streams of `alone` are those of four streams' first two.
     alone_data = Same(regression(4))
     alone = make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), data=alone_data)

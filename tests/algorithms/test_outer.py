@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from adloco import DiLoCo
-from adloco.algorithms.outer import OuterStep
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.traffic import Traffic
-from tests.problems import linear, make_run, outer_sgd, params_of, regression, sgd, squared_error
+from tests.problems import linear, make_run, outer_sgd, outer_sync, params_of, regression, sgd, squared_error, sync_all
 
 
 def nesterov(point: np.ndarray, gradients: list[np.ndarray], lr: float, momentum: float) -> np.ndarray:
@@ -26,21 +25,21 @@ def nesterov(point: np.ndarray, gradients: list[np.ndarray], lr: float, momentum
 def test_outer_step_equals_numpy() -> None:
     rng = np.random.default_rng(0)
     start = rng.normal(size=(4, 3))
-    outer = OuterStep([torch.tensor(start)], outer_sgd(0.7, 0.9, nesterov=True))
+    outer = outer_sync([torch.tensor(start)], outer_sgd(0.7, 0.9, nesterov=True))
     comm, weights = LocalComm(3, Traffic()), np.array([5.0, 1.0, 2.0])
     point, history = start, []
     for _ in range(4):
         workers = [point + rng.normal(size=point.shape) for _ in weights]
         history.append(sum(w * (point - x) for w, x in zip(weights, workers, strict=True)) / weights.sum())
-        outer.step([[torch.tensor(worker)] for worker in workers], list(weights / weights.sum()), comm)
+        sync_all(outer, [[torch.tensor(worker)] for worker in workers], list(weights / weights.sum()), comm)
         point = nesterov(start, history, 0.7, 0.9)
         np.testing.assert_allclose(outer.global_params[0].detach().numpy(), point, rtol=1e-12)
 
 
 def test_any_torch_optimizer_outside() -> None:
     start = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    outer = OuterStep([start], lambda parameters: torch.optim.Adam(parameters, lr=0.1))
-    outer.step([[start + torch.tensor([-0.5, 0.25])]], [1], LocalComm(1, Traffic()))
+    outer = outer_sync([start], lambda parameters: torch.optim.Adam(parameters, lr=0.1))
+    sync_all(outer, [[start + torch.tensor([-0.5, 0.25])]], [1], LocalComm(1, Traffic()))
     # Adam's first step is lr * sign(pseudo-gradient): towards the worker.
     torch.testing.assert_close(outer.global_params[0].detach(), torch.tensor([0.9, -0.9], dtype=torch.float64), rtol=1e-6, atol=1e-6)
 

@@ -1,6 +1,7 @@
 """Streaming: its limits, a second implementation in a few lines, bytes, merges, resuming, and what a wire format does to a run."""
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adloco import AdLoCo, BatchGuards, DiLoCo, MergeFates, MergeSmallest, NonFiniteLossError, NormTest, OneProcess, SwitchMode
+from adloco import AdLoCo, BatchGuards, DiLoCo, MergeFates, MergeSmallest, NonFiniteLossError, NormTest, OneProcess, OuterMemory, SwitchMode
 from adloco.algorithms import adloco as adloco_module
 from adloco.algorithms.merging import apply_merge
-from adloco.algorithms.outer import OuterStep, copy_all
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK
@@ -21,7 +21,7 @@ from adloco.distributed.parallel.layers import layers
 from adloco.distributed.traffic import Traffic
 from adloco.rules.merge import Merge
 from adloco.rules.sync_schedule import Streaming
-from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, params_of, tokens
+from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, outer_sync, params_of, round_with_ends, sync_all, tokens
 
 
 def language_run(**changes: Any) -> AdLoCo:
@@ -49,7 +49,7 @@ def test_one_fragment_without_overlap_is_the_plain_outer_step() -> None:
     data, models = tokens(2000, 4), [BlockLM(), BlockLM()]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
     params = [list(model.parameters()) for model in models]
-    outer, comm = OuterStep(params[0], outer_sgd(0.7, 0.6, True)), LocalComm(2, Traffic())
+    outer, comm = outer_sync(params[0], outer_sgd(0.7, 0.6, True)), LocalComm(2, Traffic())
     for step in range(18):
         for worker, sizes in enumerate(((3, 2), (2, 2))):
             position = step * sum(sizes)
@@ -59,9 +59,7 @@ def test_one_fragment_without_overlap_is_the_plain_outer_step() -> None:
                 position += size
             optimizers[worker].step()
         if step % 6 == 5:
-            outer.step(params, [5 / 9, 4 / 9], comm)
-            for own in params:
-                copy_all(outer.global_params, own)
+            sync_all(outer, params, [5 / 9, 4 / 9], comm)
     assert torch.cat([tensor.detach().flatten() for tensor in outer.global_params]).equal(params_of(run))
 
 
@@ -88,7 +86,7 @@ def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int], wire: To
                 if event.step != step:
                     continue
                 for place in fragments[event.fragment]:
-                    if event.kind == "send":
+                    if event.kind != "receive":
                         travelling[place] = torch.zeros_like(state[place])
                         for weight, own, residual in zip(weights, params, residuals, strict=True):
                             wanted = state[place] - own[place].detach()
@@ -97,6 +95,7 @@ def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int], wire: To
                             sent = there_and_back(weight * wanted, wire) / weight if wire else wanted
                             travelling[place] += weight * sent
                             residual[place] = wire.error_feedback * (wanted - sent) if wire else residual[place]
+                    if event.kind == "send":
                         continue
                     gradient = travelling.pop(place)
                     before = velocity[place]
@@ -131,7 +130,7 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
     state, workers = by_hand(3, streaming, (5, 4))
     torch.testing.assert_close(params_of(run), state, rtol=1e-10, atol=1e-12)
     for worker, expected in enumerate(workers):
-        own = torch.cat([tensor.detach().flatten() for tensor in run.workers[worker].params])
+        own = torch.cat([tensor.detach().flatten() for tensor in run.workers[worker].replica.params])
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -145,7 +144,7 @@ def test_error_feedback_equals_its_definition(streaming: Streaming, step_ahead: 
     state, workers = by_hand(3, streaming, (5, 4), wire)
     torch.testing.assert_close(params_of(run), state, rtol=1e-5, atol=1e-6)
     for worker, expected in enumerate(workers):
-        own = torch.cat([tensor.detach().flatten() for tensor in run.workers[worker].params])
+        own = torch.cat([tensor.detach().flatten() for tensor in run.workers[worker].replica.params])
         torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -153,21 +152,12 @@ def test_a_step_ahead_loses_nothing() -> None:
     """Whatever the wire drops, the mean of the workers is where the plain mean, uncompressed, would bring them."""
     run = language_run(wire=TopK(chunk=16, density=1 / 16, error_feedback=1.0), outer=None)
     for _ in range(3):
-        ends: list[Tensor] = []
-        for worker in run.workers.values():
-            check = worker._check_finite
-
-            def remember(task: Any, worker: Any = worker, check: Any = check, ends: Any = ends) -> None:
-                ends.append(torch.cat([tensor.detach().flatten().clone() for tensor in worker.params]))
-                check(task)
-
-            worker._check_finite = remember  # type: ignore[method-assign]
-        run.round()
-        own = [torch.cat([tensor.detach().flatten() for tensor in worker.params]) for worker in run.workers.values()]
+        _, ends = round_with_ends(run)
+        own = [torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]) for worker in run.workers.values()]
         assert not own[0].equal(own[1])
         torch.testing.assert_close((5 * own[0] + 4 * own[1]) / 9, (5 * ends[0] + 4 * ends[1]) / 9, rtol=0, atol=1e-7)  # Residuals are float32.
     last = (5 * own[0] + 4 * own[1]) / 9
-    run.settle()
+    run.average_replicas()
     torch.testing.assert_close(params_of(run), last, rtol=0, atol=1e-12)
 
 
@@ -176,16 +166,16 @@ def test_settling_is_the_plain_mean(wire: Any) -> None:
     """Whatever the format: what drifted apart must not be lost."""
     run = language_run(streaming=Streaming(fragments=3, tau=1), wire=wire)
     list(run.rounds(2))
-    with pytest.raises(ValueError, match=r"call settle\(\) first"):
+    with pytest.raises(ValueError, match=r"call average_replicas\(\) first"):
         run.model(0)
-    own = [torch.cat([tensor.detach().flatten() for tensor in worker.params]) for worker in run.workers.values()]
-    run.settle()
+    own = [torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]) for worker in run.workers.values()]
+    run.average_replicas()
     mean = (5 * own[0] + 4 * own[1]) / 9
     torch.testing.assert_close(params_of(run), mean, rtol=1e-10, atol=1e-12)
     for worker in run.workers.values():
-        assert torch.cat([tensor.detach().flatten() for tensor in worker.params]).equal(params_of(run))
+        assert torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]).equal(params_of(run))
     before = params_of(run)
-    run.settle()
+    run.average_replicas()
     assert params_of(run).equal(before)
     run.model(0)
 
@@ -199,10 +189,10 @@ def test_settling_weighs_by_the_samples_of_the_round_that_was() -> None:
     report = run.round()
     assert report is not None and run.trainers[0].requested_batch != 5
     samples = [worker.round_samples for worker in run.workers.values()]
-    own = [torch.cat([tensor.detach().flatten() for tensor in worker.params]) for worker in run.workers.values()]
+    own = [torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]) for worker in run.workers.values()]
     resumed.load_state_dict(copy.deepcopy(run.state_dict()))
     for one in (run, resumed):
-        one.settle()
+        one.average_replicas()
         torch.testing.assert_close(params_of(one), (samples[0] * own[0] + samples[1] * own[1]) / sum(samples), rtol=1e-10, atol=1e-12)
 
 
@@ -217,10 +207,10 @@ def test_a_lone_worker_stands_where_its_trainer_does() -> None:
 def test_a_state_is_for_the_same_error_feedback(other: Any) -> None:
     first, second = language_run(wire=TopK(chunk=16)), language_run(wire=other)
     first.round()
-    with pytest.raises(ValueError, match=r"what is unsent was ahead .* give the same error_feedback and step_ahead"):
+    with pytest.raises(ValueError, match=r"error feedback was 'ahead' .* give the same error_feedback and step_ahead"):
         second.load_state_dict(first.state_dict())
     loops = [DiLoCo([linear(), linear()], outer=None, sync_every=1, wire=wire) for wire in (TopK(chunk=16), other)]
-    with pytest.raises(ValueError, match=r"what is unsent was ahead .* give the same error_feedback and step_ahead"):
+    with pytest.raises(ValueError, match=r"error feedback was 'ahead' .* give the same error_feedback and step_ahead"):
         loops[1].load_state_dict(loops[0].state_dict())
 
 
@@ -234,14 +224,14 @@ def test_the_last_round_settles() -> None:
 def test_evaluation_is_at_the_global_parameters() -> None:
     run = language_run(streaming=Streaming(fragments=3, tau=1))
     list(run.rounds(2))
-    own = copy.deepcopy([worker.params for worker in run.workers.values()])
+    own = copy.deepcopy([worker.replica.params for worker in run.workers.values()])
 
     def share(model: nn.Module, part: int, parts: int) -> list[float]:
         return [float(sum(parameter.double().sum() for parameter in model.parameters())), 1.0]
 
     assert run.evaluate(share)[0][0] == pytest.approx(float(params_of(run).sum()))
     for before, worker in zip(own, run.workers.values(), strict=True):
-        assert all(a.equal(b) for a, b in zip(before, worker.params, strict=True)), "workers go on from where they stood"
+        assert all(a.equal(b) for a, b in zip(before, worker.replica.params, strict=True)), "workers go on from where they stood"
 
 
 @pytest.mark.parametrize("apart", [{"streaming": Streaming(fragments=3, tau=1)}, {"wire": TopK(chunk=16)}], ids=["streaming", "topk"])
@@ -256,7 +246,7 @@ def test_a_merge_finds_all_at_their_trainers_parameters(apart: dict[str, Any], i
     assert list(run.trainers) == [second.merges[0].survivor]
     (trainer,) = run.trainers.values()
     for worker in run.workers.values():
-        assert all(a.equal(b) for a, b in zip(worker.params, trainer.outer.global_params, strict=True))
+        assert all(a.equal(b) for a, b in zip(worker.replica.params, trainer.outer.global_params, strict=True))
     list(run.rounds(2))
 
 
@@ -269,7 +259,7 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(fate: Any, monkeypatch
     expected: dict[int, list[Tensor]] = {}
 
     def watched(merge: Merge, trainers: dict[int, Trainer], workers: dict[int, Worker], *rest: Any) -> Any:
-        waiting = {worker.id: copy.deepcopy(worker.residuals) for worker in workers.values()}
+        waiting = {worker.id: copy.deepcopy(worker.replica.residuals) for worker in workers.values()}
         weights = {worker: merge.weights[trainer.id] / 2 for trainer in trainers.values() for worker in trainer.worker_ids}
         mean = [sum(weights[worker] * own[place] for worker, own in waiting.items()) for place in range(5)]
         expected.update({worker: {"keep": own, "mean": mean, "reset": [0 * tensor for tensor in own]}[fate] for worker, own in waiting.items()})
@@ -279,7 +269,7 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(fate: Any, monkeypatch
     list(run.rounds(2))
     assert len(expected) == 4
     for worker in run.workers.values():
-        for got, wanted in zip(worker.residuals, expected[worker.id], strict=True):
+        for got, wanted in zip(worker.replica.residuals, expected[worker.id], strict=True):
             torch.testing.assert_close(got, wanted)
 
 
@@ -295,7 +285,7 @@ def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
     whole, first, second = language_run(**settings), language_run(**settings), language_run(**settings)
     expected = list(whole.rounds(4))
     reads = 0
-    read = first.workers[0]._settings.data.read
+    read = first.workers[0]._settings.problem.data.read
 
     def stop_there(stream: int, position: int, count: int) -> Any:
         nonlocal reads
@@ -304,7 +294,7 @@ def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
             first.stop()
         return read(stream, position, count)
 
-    first.workers[0]._settings.data.read = stop_there  # type: ignore[method-assign]
+    first.workers[0]._settings.problem.data.read = stop_there  # type: ignore[method-assign]
     reports = list(first.rounds(4))
     assert len(reports) < 4
     second.load_state_dict(copy.deepcopy(first.state_dict()))
@@ -313,7 +303,10 @@ def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
     assert [report.sync for report in reports] == [report.sync for report in expected]
     assert params_of(second).equal(params_of(whole))
     for worker, other in zip(second.workers.values(), whole.workers.values(), strict=True):
-        assert all(a.equal(b) for a, b in zip([*worker.params, *worker.residuals], [*other.params, *other.residuals], strict=True))
+        assert all(
+            a.equal(b)
+            for a, b in zip([*worker.replica.params, *worker.replica.residuals], [*other.replica.params, *other.replica.residuals], strict=True)
+        )
 
 
 def test_bytes_and_compression_of_a_round() -> None:
@@ -350,15 +343,9 @@ def test_a_sync_stages_a_fragment_at_a_time(wire: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(compression, "PIECE", 64)  # What a format makes beside it has a fixed size, here smaller than a fragment.
     run = language_run(build_model=lambda: BlockLM(width=100), streaming=Streaming(fragments=3), wire=wire)
     list(run.rounds(1))  # Momentum is made in the first.
-    fragments = [sum(run.workers[0].params[place].numel() for place in places) for places in run.trainers[0].outer.fragments]
-    handle, seen = run._crew._syncs.handle, Largest()
-
-    def watched(*arguments: Any) -> None:
-        with seen:
-            handle(*arguments)
-
-    run._crew._syncs.handle = watched  # type: ignore[method-assign]
-    list(run.rounds(1))
+    fragments = [sum(run.workers[0].replica.params[place].numel() for place in places) for places in run.trainers[0].outer.fragments]
+    seen = Largest()
+    run.round(phase=lambda name: seen if name == "sync" else nullcontext())
     assert max(fragments) < 0.6 * sum(fragments)
     assert 0 < seen.bytes <= 8 * (max(fragments) + 2 * 16)
 
@@ -368,18 +355,10 @@ def test_cosine_and_error_of_a_round() -> None:
     for wire, bound in ((None, 0.0), (Int4(block=8), 0.35)):
         run = language_run(wire=wire, workers_per_trainer=3, guards=BatchGuards(initial=10), data=tokens(2000, 4))
         start = params_of(run)
-        ends: dict[int, Tensor] = {}
-        for worker in run.workers.values():
-            check = worker._check_finite
-
-            def remember(task: Any, worker: Any = worker, check: Any = check, ends: Any = ends) -> None:
-                ends[worker.id] = torch.cat([tensor.detach().flatten().clone() for tensor in worker.params])
-                check(task)
-
-            worker._check_finite = remember  # type: ignore[method-assign]
-        report = next(run.rounds(1)).trainers[0]
+        done, ends = round_with_ends(run)
+        report = done.trainers[0]
         weights = [0.4, 0.3, 0.3]
-        moves = [weight * (start - ends[worker]) for worker, weight in enumerate(weights)]
+        moves = [weight * (start - end) for weight, end in zip(weights, ends, strict=True)]
         pairs = [(0, 1), (0, 2), (1, 2)]
         norms = [float(moves[a].norm() * moves[b].norm()) for a, b in pairs]
         cosines = [float(nn.functional.cosine_similarity(moves[a], moves[b], dim=0)) for a, b in pairs]
@@ -403,22 +382,22 @@ def test_what_is_not_finite_is_named_and_reaches_nobody(streaming: Streaming | N
 
     def poison(*arguments: Any) -> None:
         take(*arguments)
-        run.workers[1].params[3].data[0, 1] = float("inf")
-        for parameter in run.workers[1].params:
+        run.workers[1].replica.params[3].data[0, 1] = float("inf")
+        for parameter in run.workers[1].replica.params:
             parameter.grad = None
 
     run.workers[1].optimizers[0].step = poison  # type: ignore[method-assign]
     with pytest.raises(NonFiniteLossError, match=r"trainer 0, worker 1, inner step \d"):
         run.round(1 if streaming is None else None)
     assert params_of(run).equal(before)
-    assert all(bool(tensor.isfinite().all()) for tensor in run.workers[0].params)
+    assert all(bool(tensor.isfinite().all()) for tensor in run.workers[0].replica.params)
 
 
 def test_huge_parameters_count_as_infinite() -> None:
     """Their difference would overflow."""
     run = make_run(sync_every=1)
-    run.workers[0].params[0].data.fill_(2e37)
-    run.workers[0]._settings.data.read = lambda stream, position, count: (torch.zeros(count, 3), torch.zeros(count))  # type: ignore[method-assign]
+    run.workers[0].replica.params[0].data.fill_(2e37)
+    run.workers[0]._settings.problem.data.read = lambda stream, position, count: (torch.zeros(count, 3), torch.zeros(count))  # type: ignore[method-assign]
     with pytest.raises(NonFiniteLossError, match="parameter weight is not finite in trainer 0, worker 0, inner step 1"):
         run.round()
 
@@ -466,7 +445,7 @@ def test_drop_in_streams_as_the_run_does() -> None:
         diloco.load_state_dict(state)
         loop(diloco, copies, others, stop, 18)
         for worker, model in enumerate(copies):
-            for got, wanted in zip(model.parameters(), run.workers[worker].params, strict=True):
+            for got, wanted in zip(model.parameters(), run.workers[worker].replica.params, strict=True):
                 torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-11)
 
 
@@ -527,16 +506,16 @@ def test_drop_in_settles(apart: dict[str, Any]) -> None:
         diloco.step(samples=[3, 1])
     mean = 0.75 * models[0].weight.detach() + 0.25 * models[1].weight.detach()
     assert not models[0].weight.equal(models[1].weight)  # type: ignore[operator]
-    diloco.settle()
+    diloco.average_replicas()
     for model in models:
         torch.testing.assert_close(model.weight.detach(), mean)
     diloco.step()
-    with pytest.raises(ValueError, match="settle after a step that returned True"):
-        diloco.settle()
+    with pytest.raises(ValueError, match="average replicas after a step that returned True"):
+        diloco.average_replicas()
 
 
 def test_outer_state_in_host_memory_is_the_same() -> None:
-    plain, host = language_run(), language_run(outer_on_host=True)
+    plain, host = language_run(), language_run(memory=OuterMemory(on_host=True))
     assert list(plain.rounds(3)) == list(host.rounds(3))
     assert params_of(plain).equal(params_of(host))
 

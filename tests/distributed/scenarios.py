@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 
-from adloco import AdLoCo, AugmentedInnerProductTest, BatchGuards, MergeFates, MergeLargestWithSmallest, MergeSmallest, NormTest, SwitchMode
+from adloco import (
+    AdLoCo,
+    AugmentedInnerProductTest,
+    BatchGuards,
+    MergeFates,
+    MergeLargestWithSmallest,
+    MergeSmallest,
+    NormTest,
+    OuterMemory,
+    SwitchMode,
+)
 from adloco.distributed.codecs.wire import Bf16, Int2, Int4, TopK
 from adloco.distributed.dtensor import local
 from adloco.distributed.launch.launcher import place
@@ -121,13 +131,13 @@ def stopped(shards: int = 1, replicas: int = 1, kind: str = "plain") -> dict[str
     ISLAND[:] = shards, replicas
     run = RUNS[kind]()
     list(run.rounds(2))
-    read = run.workers[min(run.workers)]._settings.data.read
+    read = run.workers[min(run.workers)]._settings.problem.data.read
 
     def stop_at_once(stream: int, position: int, count: int) -> Any:
         run.stop()
         return read(stream, position, count)
 
-    run.workers[min(run.workers)]._settings.data.read = stop_at_once  # type: ignore[method-assign]
+    run.workers[min(run.workers)]._settings.problem.data.read = stop_at_once  # type: ignore[method-assign]
     assert list(run.rounds(3)) == []
     assert run.in_round
     return copy.deepcopy({"state": run.state_dict()})
@@ -151,7 +161,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "streaming": lambda: result(streaming(), 4),
     "padded: bf16, a step ahead": lambda: padded(),
     "padded: bf16, residuals in memory": lambda: padded(wire=Bf16(error_feedback=1.0, step_ahead=False)),
-    "padded: outer state in host memory": lambda: padded(outer_on_host=True),
+    "padded: outer state in host memory": lambda: padded(memory=OuterMemory(on_host=True)),
     "lossy: int2": lambda: result(language_model(wire=Int2(block=8)), 4),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adloco.distributed.comm import buckets as sums
-from adloco.distributed.comm.buckets import fill_weighted_sum, filled_pieces, parts
+from adloco.distributed.comm.buckets import bucket_views, fill_weighted_sum, filled_pieces
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.traffic import Traffic
 
@@ -37,7 +37,7 @@ def test_pieces_cover_every_element_once(seed: int, monkeypatch: pytest.MonkeyPa
     tensors = [torch.empty(rng.choice([0, 1, 5, 64, 300])) for _ in range(rng.randint(1, 12))]
     flat = torch.zeros(sum(tensor.numel() for tensor in tensors))
     sent = []
-    for piece in filled_pieces(flat, parts(flat, tensors, range(len(tensors))), lambda index, part: part.fill_(index + 1)):
+    for piece in filled_pieces(flat, bucket_views(flat, tensors, range(len(tensors))), lambda index, part: part.fill_(index + 1)):
         assert piece.numel() > 0
         assert bool((piece > 0).all())
         sent.append(piece.clone())

@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adloco.algorithms.outer import OuterStep
 from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK, WireFormat
 from adloco.distributed.comm import buckets as sums
 from adloco.distributed.comm import compressed as compression
-from adloco.distributed.comm.compressed import Contributions
-from adloco.distributed.comm.local import Comm, LocalComm
+from adloco.distributed.comm.comm import Comm, Contributions
+from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
+from tests.problems import outer_sync, sync_all
 
 FORMATS: dict[str, WireFormat] = {
     "bf16": Bf16(), "int8": Int8(), "int4": Int4(), "int4 feedback": Int4(error_feedback=1.0, step_ahead=False),
@@ -56,9 +56,8 @@ def by_hand(origin: list[Tensor], params: list[list[Tensor]], weights: list[floa
 
 
 def summed(comm: Comm, origin: list[Tensor], params: list[list[Tensor]], weights: list[float], wire: WireFormat, residuals: Any) -> Any:
-    total = comm.pseudo_gradient(Contributions(per_worker=params, weights=weights, origin=origin, wire=wire, residuals=residuals))
-    total.transfer()
-    return [tensor.clone() for tensor in total.result()], total.squares
+    work = comm.pseudo_gradient(Contributions(per_worker=params, weights=weights, origin=origin, codec=wire, residuals=residuals))
+    return [tensor.clone() for tensor in work.wait()], work.stats
 
 
 def zeros(workers: int) -> list[list[Tensor]]:
@@ -70,7 +69,7 @@ def test_equals_the_definition(wire: WireFormat) -> None:
     origin, params, weights = problem(3)
     mine, theirs = zeros(3) if wire.error_feedback else [], zeros(3)
     for _ in range(3):
-        total, squares = summed(LocalComm(3, Traffic()), origin, params, weights, wire, mine)
+        total, stats = summed(LocalComm(3, Traffic()), origin, params, weights, wire, mine)
         expected = by_hand(origin, params, weights, wire, theirs)
         for got, wanted in zip(total, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=0)
@@ -79,8 +78,8 @@ def test_equals_the_definition(wire: WireFormat) -> None:
                 torch.testing.assert_close(got, wanted, rtol=0, atol=0)
         if not wire.error_feedback:
             norms = [sum(float((a - b).double().square().sum()) for a, b in zip(origin, own, strict=True)) for own in params]
-            assert squares.wanted == pytest.approx([weight**2 * norm for weight, norm in zip(weights, norms, strict=True)], rel=1e-5)
-        assert all(0 < error < wanted for error, wanted in zip(squares.error, squares.wanted, strict=True))
+            assert stats.wanted_sq == pytest.approx([weight**2 * norm for weight, norm in zip(weights, norms, strict=True)], rel=1e-5)
+        assert all(0 < error < wanted for error, wanted in zip(stats.error_sq, stats.wanted_sq, strict=True))
 
 
 def test_error_feedback_loses_nothing() -> None:
@@ -139,7 +138,7 @@ def on_ranks(names: list[str], workers: int) -> dict[str, Any]:
         for _ in range(2):
             own = [params[worker] for worker in here]
             total, seen = summed(placement.comm(range(workers)), origin, own, [weights[worker] for worker in here], wire, residuals)
-            squares.append((seen.wanted, seen.sent, seen.error, seen.total))
+            squares.append((seen.wanted_sq, seen.sent_sq, seen.error_sq, seen.total_sq))
         handed = placement.bytes_handed() - before
         results[name] = {"sums": total, "squares": squares, "residuals": residuals, "bytes": (handed.between, handed.sent)}
     return results
@@ -181,9 +180,10 @@ def random_buckets(seeds: int) -> list[str]:
         cuts = sorted(rng.choices(range(len(shapes) + 1), k=rng.randint(0, 3)))
         fragments = [order[a:b] for a, b in itertools.pairwise([0, *cuts, len(shapes)])]
         for wire in (None, Int8(block=rng.choice([1, 3, 32])), Int2(block=rng.choice([4, 32])), TopK(chunk=rng.choice([2, 64]), density=0.5)):
-            outer = OuterStep(start, None, fragments=fragments, wire=wire)
+            outer = outer_sync(start, None, fragments, codec=wire)
             here = placement.local(range(workers))
-            outer.step([params[worker] for worker in here], weights[: len(here)], placement.comm(range(workers)))
+            own = [[tensor.clone() for tensor in params[worker]] for worker in here]
+            sync_all(outer, own, weights[: len(here)], placement.comm(range(workers)))
             for index, moved in enumerate(outer.global_params):
                 own = [[given[index].float()] for given in params]
                 rounded = by_hand([start[index].float()], own, weights, wire, [[torch.zeros(shapes[index])] for _ in own]) if wire else []

@@ -37,7 +37,7 @@ def one_step(shards: int, replicas: int) -> list[dict[str, float]]:
         before = [parameter.detach().clone() for parameter in BlockLM().parameters()]
         report = run.round()
         assert report is not None
-        after = run.placement.whole(list(run.workers[0].params))
+        after = run.placement.whole(list(run.workers[0].replica.params))
         moved = sum(float((new - old).detach().square().sum()) for new, old in zip(after, before, strict=True))
         estimate = run.trainers[0].controller.estimate
         assert estimate is not None
@@ -87,7 +87,7 @@ class Dealt:
 def ddp(shards: int, replicas: int) -> list[Tensor]:
     run = run_here(shards, replicas, inner=sgd(0.1), guards=BatchGuards(initial=12), sync_every=5)
     list(run.rounds(2))
-    return [parameter.detach().clone() for parameter in run.placement.whole(list(run.workers[0].params))]
+    return [parameter.detach().clone() for parameter in run.placement.whole(list(run.workers[0].replica.params))]
 
 
 @pytest.mark.parametrize(("shards", "replicas"), ISLANDS[1:], ids=["DDP", "FSDP2", "HSDP"])

@@ -69,7 +69,7 @@ def trained(kind: Callable[[], nn.Module], shards: int, replicas: int, workers: 
         shards, replicas, build_model=kind, workers_per_trainer=workers, inner=sgd(0.1), outer=outer_sgd(0.7, 0.9), guards=BatchGuards(initial=8)
     )
     list(run.rounds(2))
-    return [parameter.detach().clone() for parameter in run.placement.whole(next(iter(run.workers.values())).params)]
+    return [parameter.detach().clone() for parameter in run.placement.whole(next(iter(run.workers.values())).replica.params)]
 
 
 @pytest.mark.parametrize("kind", [Looped, Borrowed, Nested, Drawn])
@@ -154,7 +154,7 @@ def test_a_failure_on_an_island_with_two_workers_hangs_nobody(shards: int, repli
 def evaluated_after_loading(shards: int) -> tuple[float, float]:
     """A loss at the start, and the loss once the state of the start is loaded again, with an evaluation just before."""
     run = run_here(shards, 1, inner=sgd(0.5), guards=BatchGuards(initial=8))
-    ids = run.workers[0]._settings.data.read(0, 0, 64)
+    ids = run.workers[0]._settings.problem.data.read(0, 0, 64)
 
     def share(model: nn.Module, part: int, parts: int) -> tuple[float, float]:
         return float(next_token(model, ids)), 1.0

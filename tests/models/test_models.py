@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, InnerAdamW, place
+from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder, build_llama
 from adloco.models.model_sources import Head, LlamaShape, ModelOptions, NamedModel
@@ -73,13 +73,17 @@ def on_ranks(shards: int, replicas: int) -> list[Tensor]:
     """Parameters of both workers at the start, and of the first after a round; the model is built without memory and filled where it lives."""
     built = builder(TINY.config(16))
     run = AdLoCo(
-        build_model=built, fill=built.fill, loss_fn=next_token_loss, data=tokens(200, 2, vocabulary=16), inner=InnerAdamW(), outer=None,
-        sync_every=2, workers_per_trainer=2, guards=BatchGuards(initial=8), placement=place(2, torch.device("cpu"), 1, shards, replicas),
-    )  # fmt: skip
-    start = [parameter.detach().clone() for parameter in run.placement.whole(list(next(iter(run.workers.values())).params))]
+        Problem(build_model=built, fill=built.fill, loss_fn=next_token_loss, data=tokens(200, 2, vocabulary=16)),
+        Method(sync_every=2, workers_per_trainer=2),
+        inner=InnerAdamW(),
+        syncing=Syncing(outer=None),
+        batching=Batching(guards=BatchGuards(initial=8)),
+        placement=place(2, torch.device("cpu"), 1, shards, replicas),
+    )
+    start = [parameter.detach().clone() for parameter in run.placement.whole(list(next(iter(run.workers.values())).replica.params))]
     assert all(torch.isfinite(parameter).all() for parameter in start)
     run.round()
-    return [*start, *(parameter.detach().clone() for parameter in run.placement.whole(list(next(iter(run.workers.values())).params)))]
+    return [*start, *(parameter.detach().clone() for parameter in run.placement.whole(list(next(iter(run.workers.values())).replica.params)))]
 
 
 @pytest.mark.parametrize(("ranks", "shards", "replicas"), [(2, 1, 1), (2, 2, 1), (2, 1, 2), (4, 2, 2)])

@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from adloco import AdLoCo, BatchGuards, InnerAdamW, place
+from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder
@@ -264,13 +264,17 @@ def asked(folder: Path, shards: int, replicas: int) -> tuple[list[list[str]], li
     weights.safe_open = Recording
     try:
         run = AdLoCo(
-            build_model=built, fill=fill, loss_fn=next_token_loss, data=tokens(200, 1, vocabulary=16), inner=InnerAdamW(), outer=None,
-            sync_every=2, guards=BatchGuards(initial=8), placement=place(1, torch.device("cpu"), 1, shards, replicas),
-        )  # fmt: skip
+            Problem(build_model=built, fill=fill, loss_fn=next_token_loss, data=tokens(200, 1, vocabulary=16)),
+            Method(sync_every=2),
+            inner=InnerAdamW(),
+            syncing=Syncing(outer=None),
+            batching=Batching(guards=BatchGuards(initial=8)),
+            placement=place(1, torch.device("cpu"), 1, shards, replicas),
+        )
     finally:
         weights.safe_open = original
     assert sorted(key for part in reads for key in part) == sorted(key for _, key in places.values())
-    start = [parameter.detach().clone() for parameter in run.placement.whole(list(next(iter(run.workers.values())).params))]
+    start = [parameter.detach().clone() for parameter in run.placement.whole(list(next(iter(run.workers.values())).replica.params))]
     run.round()
     return reads, start, most
 

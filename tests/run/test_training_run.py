@@ -274,7 +274,7 @@ def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path)
 
     run = make_run("adloco", [*small, *MERGING, "--run.folder", str(tmp_path / "stopped")])
     reads = 0
-    read = run.algorithm.workers[0]._settings.data.read
+    read = run.algorithm.workers[0]._settings.problem.data.read
 
     def stop_in_the_third_round(stream: int, position: int, count: int) -> Any:
         nonlocal reads
@@ -283,7 +283,7 @@ def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path)
             run.stop()
         return read(stream, position, count)
 
-    run.algorithm.workers[0]._settings.data.read = stop_in_the_third_round  # type: ignore[method-assign]
+    run.algorithm.workers[0]._settings.problem.data.read = stop_in_the_third_round  # type: ignore[method-assign]
     assert len(list(run.rounds())) == 2
     assert run.algorithm.in_round
     resumed = TrainingRun.resume(tmp_path / "stopped")

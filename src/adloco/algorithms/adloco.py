@@ -1,154 +1,119 @@
-"""AdLoCo (arXiv 2508.18182, algorithm 1): rounds of local steps with adaptive batches, an outer step per trainer, and merges.
+"""AdLoCo (arXiv 2508.18182, algorithm 1): rounds of inner steps with adaptive batches, an outer step
+per trainer, and merges. `AdLoCo.round` is the algorithm.
 
-With one trainer and a constant batch this is DiLoCo; with a plain mean as the outer step, LocalSGD; with one worker, plain training.
+With one trainer and a constant batch this is DiLoCo; with a plain mean as the outer step, LocalSGD;
+with one worker, plain training.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event
 from typing import Any
 
-import torch
 from torch import nn
 
-from adloco.algorithms.crew import Crew
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.evaluation import Share, evaluate
-from adloco.algorithms.merging import MergeFates, apply_merge
-from adloco.algorithms.optimizers import InnerFactory, OuterFactory, check_shards
-from adloco.algorithms.outer import OuterStep, averaged_buffers
-from adloco.algorithms.planning import Planner, agreed_pass_limit, check_sizes
-from adloco.algorithms.reports import RoundReport, report_sync, report_trainer, report_workers, step_losses
+from adloco.algorithms.merging import Merging, apply_merge
+from adloco.algorithms.method import Batching, Execution, Method, Problem
+from adloco.algorithms.model_state import Replica
+from adloco.algorithms.optimizers import InnerFactory, check_shards
+from adloco.algorithms.outer_sync import OuterSync, Syncing
+from adloco.algorithms.planning import Planner, agreed_pass_limit
+from adloco.algorithms.reports import RoundReport, TrainerReport, WorkerRound, report_round, report_trainer
 from adloco.algorithms.trainer import Trainer
-from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
-from adloco.distributed.codecs.wire import WireFormat
+from adloco.algorithms.worker import InnerSettings, RoundTask, Worker
+from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.compressed import keeps_residuals
+from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import Fill, layers
+from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.one_process import OneProcess, Placement
 from adloco.distributed.traffic import Bytes, num_bytes
 from adloco.errors import require
-from adloco.rules.batch import BatchRule, ConstantBatch
-from adloco.rules.controller import BatchController, BatchGuards
+from adloco.rules.controller import BatchController
 from adloco.rules.learning_rate import LearningRate
-from adloco.rules.merge import MergePolicy, NoMerge
-from adloco.rules.shares import EqualShares, Shares
-from adloco.rules.switch import SwitchMode
-from adloco.rules.sync_schedule import Streaming
+from adloco.rules.merge import Merge
 
 Phase = Callable[[str], AbstractContextManager[object]]
+Tasks = Mapping[int, RoundTask]
+"""What each worker of the run does in a round."""
 
 
 class AdLoCo:
     """A run: trainers x workers, trained round by round with `rounds`.
 
-    build_model: makes the model; called once on each rank, every worker starts from a copy of the first rank's. loss_fn: (model, batch) -> mean loss
-    over the batch's samples; it may call `model`, which can be a wrapper of yours, and should read nothing else of it. fill: for a model without
-    memory (on the meta device), gives values to a part of it, so that no rank holds the whole of a sharded one; see `placement.blocks.Fill`.
-    data: a `Source` with at least one stream per worker. inner: model -> optimizers of a worker. outer: parameters -> outer optimizer, or None
-    to adopt the workers' mean. sync_every: H, inner optimizer steps per round. learning_rate: a schedule over the inner optimizers' own rates,
-    in tokens of which each sample has `tokens_per_sample`. shares: how a trainer's batch is split over its workers. test_groups: groups into which
-    a worker splits its batch when statistics are taken (a multiple, if it accumulates more). test_every: inner steps from one test to the next; 0: on
-    the first of each round. autocast: data type of mixed precision. seed: of dropout. wire: format in which pseudo-gradients cross between workers;
-    None: as they are. streaming: how a sync is spread over a round. outer_on_host: whether global parameters, outer optimizer state and what error
-    feedback keeps live in host memory. placement: where workers live; this process by default.
+    Args:
+        problem: Model, loss and data; at least one data stream for each worker.
+        method: Trainers, workers and rounds.
+        inner: Builds a worker's optimizers from its model.
+        syncing: The outer optimizer, and how pseudo-gradients cross.
+        batching: How batches are decided and carried out; a constant batch by default.
+        merging: Which trainers merge; none by default.
+        learning_rate: A schedule over the inner optimizers' own rates, in tokens.
+        execution: Mixed precision, compilation, the seed of dropout.
+        placement: Where workers live; this process by default.
+
+    Raises:
+        ValueError: For settings that cannot work together, in one sentence.
     """
 
     def __init__(
         self,
+        problem: Problem,
+        method: Method,
         *,
-        build_model: Callable[[], nn.Module],
-        fill: Fill | None = None,
-        loss_fn: LossFunction,
-        data: Source,
         inner: InnerFactory,
-        outer: OuterFactory | None,
-        sync_every: int,
-        num_trainers: int = 1,
-        workers_per_trainer: int = 1,
-        batch: BatchRule | None = None,
-        guards: BatchGuards | None = None,
-        shares: Shares | None = None,
-        switch: SwitchMode | None = None,
-        merge: MergePolicy | None = None,
-        fates: MergeFates | None = None,
+        syncing: Syncing,
+        batching: Batching | None = None,
+        merging: Merging | None = None,
         learning_rate: LearningRate | None = None,
-        tokens_per_sample: int = 1,
-        max_grad_norm: float | None = None,
-        test_groups: int = 4,
-        test_every: int = 0,
-        autocast: torch.dtype | None = None,
-        compile: bool = False,
-        seed: int = 0,
-        wire: WireFormat | None = None,
-        streaming: Streaming | None = None,
-        outer_on_host: bool = False,
+        execution: Execution | None = None,
         placement: Placement | None = None,
     ) -> None:
-        check_sizes(
-            sync_every=sync_every, num_trainers=num_trainers, workers_per_trainer=workers_per_trainer, test_groups=test_groups, test_every=test_every,
-            max_grad_norm=max_grad_norm, learning_rate=learning_rate,
-        )  # fmt: skip
-        self.num_workers = num_trainers * workers_per_trainer
-        require(data.num_streams >= self.num_workers, f"data has {data.num_streams} streams, but there are {self.num_workers} workers")
-        self.sync_every = sync_every
+        self.method = method
         self.placement = placement or OneProcess()
-        self._rule: BatchRule = batch or ConstantBatch()
-        whole = self.placement.shards == 1
-        require(whole or not self._rule.needs_inner_products, "inner-product tests need whole gradients; use the norm test, or one shard per worker")
-        self._guards = guards or BatchGuards()
-        self._shares: Shares = shares or EqualShares()
-        switch = switch or SwitchMode()
-        compares = not self._rule.needs_moments or switch.mode == "always" or switch.b_max >= 2
-        require(compares, "switch.max_micro_batch must be >= 2 for this batch rule, which compares samples, or switch.mode always; got 1")
-        self._merge: MergePolicy = merge or NoMerge()
-        self._fates = fates or MergeFates()
+        self._batching = batching or Batching()
+        self._merging = merging or Merging()
+        self._syncing = syncing
+        execution = execution or Execution()
+        self._check(problem, learning_rate)
         self._planner = Planner(
-            shares=self._shares, switch=switch, learning_rate=learning_rate, tokens_per_sample=tokens_per_sample,
+            batching=self._batching,
+            learning_rate=learning_rate,
+            tokens_per_sample=problem.tokens_per_sample,
             ranks=self.placement.ranks_per_worker,
-        )  # fmt: skip
-        self._outer = outer
-        self._wire, self._outer_on_host = wire, outer_on_host
-        self._streaming = streaming or Streaming()
-        settings = InnerSettings(
-            loss_fn=loss_fn, data=data, max_grad_norm=max_grad_norm, test_groups=test_groups, test_every=test_every,
-            takes_moments=self._rule.needs_moments, takes_inner_products=self._rule.needs_inner_products, autocast=autocast, seed=seed,
-            device=self.placement.device, error_feedback=keeps_residuals(wire), on_host=outer_on_host,
-        )  # fmt: skip
-        # Every trainer starts from the same parameters: averages of models from different starts mean nothing.
-        model = build_model()
-        if fill is None:
-            self.placement.start_alike(model)
-        require(not (compile and uses_dropout(model)), "a compiled model cannot draw dropout for each worker; set compile False or dropout 0")
-        self.num_parameters = sum(parameter.numel() for parameter in trainable(model))
-        self._model_bytes = num_bytes(trainable(model))
-        require(self.num_parameters > 0, "build_model returned a model without trainable parameters")
-        here = self.placement.local(range(self.num_workers))
-        copies = [model, *(copy.deepcopy(model) for _ in here[1:])]
-        workers = {
-            worker: Worker(worker, own, inner, settings, self.placement.engine(own, compile, fill)) for worker, own in zip(here, copies, strict=True)
-        }
-        worker = next(iter(workers.values()))
-        self._model, self._first_rate = worker.model, worker.base_rates[0][0]
-        self._fragments = self._streaming.cut(layers(self._model), sync_every)
-        each = workers_per_trainer
-        trainers = {trainer: self._new_trainer(trainer, range(trainer * each, (trainer + 1) * each)) for trainer in range(num_trainers)}
-        outers = [trainer.outer.optimizer for trainer in trainers.values() if trainer.outer.optimizer]
-        check_shards([*worker.optimizers, *outers], self.placement.shards)
-        self._crew = Crew(workers, trainers, self._streaming, self.placement)
+        )
+        workers = self._build_workers(problem, inner, execution)
+        first = next(iter(workers.values()))
+        self.num_parameters = sum(parameter.numel() for parameter in first.replica.params)
+        self._model, self._first_rate = first.model, first.base_rates[0][0]
+        self._model_bytes = num_bytes(first.replica.params)
+        self._fragments = syncing.streaming.cut(layers(first.model), method.sync_every)
+        self.workers = workers
+        """Those that live in this process, by id."""
+        each = method.workers_per_trainer
+        self.trainers = {trainer: self._new_trainer(trainer, range(trainer * each, (trainer + 1) * each)) for trainer in range(method.num_trainers)}
+        """The living ones, by id."""
+        outers = [trainer.outer.optimizer for trainer in self.trainers.values() if trainer.outer.optimizer]
+        check_shards([*first.optimizers, *outers], self.placement.shards)
         self.rounds_done = self.samples = self.inner_steps = self.syncs = 0
         self.speeds: dict[int, float] = {}
+        """Samples per second of each worker."""
         self.pass_limit = self._limit_before = 0
         self.round_steps = 0
-        """Inner steps of the round under way; 0 between rounds."""
+        """Inner steps of the round in progress; 0 between rounds."""
         self._events_done = 0
+        self._diverged = False
+        """Whether workers differ from their trainer's global parameters between rounds."""
+        self._last_samples: dict[int, float] = {}
+        """Samples of each worker of the run in the last round."""
+        self._training_seconds = 0.0
+        self._clock = execution.clock
+        self._meter = SyncMeter(self.placement.ranks_per_worker, execution.clock)
         self._bytes_before = self.placement.bytes_handed()
         self._halted = Event()
-
-    def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
-        outer = OuterStep(trainable(self._model), self._outer, fragments=self._fragments, wire=self._wire, on_host=self._outer_on_host)
-        return Trainer(trainer, outer, averaged_buffers(self._model), BatchController(self._rule, self._guards), worker_ids)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Run this many rounds, or fewer if `stop` is called."""
@@ -159,42 +124,43 @@ class AdLoCo:
             yield report
 
     def round(self, inner_steps: int | None = None, phase: Phase = nullcontext, *, last: bool = False) -> RoundReport | None:
-        """One round, or what is left of it: inner steps (`sync_every` unless told), syncs, batch decisions, merge. None if `stop` was called.
+        """One round of algorithm 1, or what is left of it: None if `stop` was called.
 
-        phase: entered for "inner_steps" and for "sync", to measure them. last: whether to settle at the end of the round.
+        Args:
+            inner_steps: H of this round; None: `method.sync_every`.
+            phase: Entered for "inner_steps" and for "sync", to measure them.
+            last: Average diverged replicas at the end.
         """
         if not self.in_round:
-            self.round_steps, self._events_done = inner_steps or self.sync_every, 0
-            self._limit_before = self.pass_limit
-            self._crew.begin_round()
-        tasks = self._planner.tasks(
-            self.trainers, self.speeds, samples=self.samples, steps_before=self.inner_steps, inner_steps=self.round_steps,
-            pass_limit=self.pass_limit,
-        )  # fmt: skip
-        for event in self._streaming.events(self.round_steps)[self._events_done :]:
+            self._begin_round(inner_steps or self.method.sync_every)
+        tasks = self._plan()
+        for event in self._syncing.streaming.events(self.round_steps)[self._events_done :]:
             with phase("inner_steps"):
-                # While a fragment travels nobody stops: a state to resume from has none under way.
-                self._crew.train(tasks, event.step, self._halted if event.kind == "send" else None)
-            with phase("sync"):
-                if event.kind == "send" and self._crew.agree(self._halted.is_set()):
-                    self._halted.clear()
-                    self.pass_limit = agreed_pass_limit(self.workers, self.pass_limit, self.placement)
+                # Nobody stops while a fragment is in flight: a state to resume from has none.
+                self._train(tasks, until=event.step, halted=None if event.kind == "receive" else self._halted)
+            with phase("sync"), self._meter.exposed():
+                if event.kind != "receive" and self._stopped():
                     return None
-                self._crew.sync(event, tasks)
+                for trainer, replicas, weights, comm in self._synced(self._batches(tasks)):
+                    trainer.outer.sync(event, replicas, weights, comm)
+            self._count_sync()
             self._events_done += 1
         with phase("sync"):
-            return self._finish(tasks, last)
+            done = self._end_round(tasks)
+            trainers = self._request_batches(tasks, done)
+            merge = self._merge_trainers(last)
+            return self._report(tasks, done, trainers, merge)
 
     def stop(self) -> None:
-        """End the round under way after the inner steps in progress; from any thread or signal handler. The state can be saved and resumed.
+        """End the round after the inner steps in progress; from any thread or signal handler.
 
-        A fragment that travels arrives first.
+        The state can then be saved and resumed. A fragment in flight arrives first.
         """
         self._halted.set()
 
     @property
     def in_round(self) -> bool:
-        """Whether a round has begun and not ended: workers stand apart from their trainers."""
+        """True if a round has begun and not ended."""
         return self.round_steps > 0
 
     @property
@@ -204,89 +170,46 @@ class AdLoCo:
 
     @property
     def samples_so_far(self) -> int:
-        """Samples trained on, those of the round under way included (of the workers in this process)."""
+        """Samples trained on, with those of the round in progress of the workers in this process."""
         return self.samples + (sum(worker.round_samples for worker in self.workers.values()) if self.in_round else 0)
 
-    @property
-    def trainers(self) -> dict[int, Trainer]:
-        """The living ones, by id."""
-        return self._crew.trainers
+    def average_replicas(self) -> None:
+        """Make the workers' mean each trainer's model, where syncs have left workers diverged.
 
-    @property
-    def workers(self) -> dict[int, Worker]:
-        """Those that live in this process, by id."""
-        return self._crew.workers
-
-    def settle(self) -> None:
-        """Bring each trainer's workers together at their mean, where syncs have left them apart. Called on all ranks, between rounds."""
-        require(not self.in_round, "a round is under way; settle between rounds")
-        self._crew.settle()
-
-    def _finish(self, tasks: Mapping[int, RoundTask], last: bool) -> RoundReport:
-        self.pass_limit = agreed_pass_limit(self.workers, self.pass_limit, self.placement)
-        done = self._crew.end_round(tasks)
-        self.rounds_done += 1
-        self.inner_steps += self.round_steps
-        self.syncs += any(len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
-        trainers = []
-        for trainer in self.trainers.values():
-            mine = [done[worker] for worker in trainer.worker_ids]
-            requested, served_by = trainer.requested_batch, list(trainer.worker_ids)
-            samples = sum(worker.samples for worker in mine)
-            trainer.update_batch([worker.moments for worker in mine], int(samples))
-            train_loss = sum(worker.loss_sum for worker in mine) / samples
-            trainers.append(report_trainer(trainer, requested, [tasks[worker] for worker in served_by], mine, train_loss, self._first_rate))
-        samples = sum(worker.samples for worker in done.values())
-        self.samples += int(samples)
-        self.speeds = self._shares.update(self.speeds, {worker: row.samples / row.turn_seconds for worker, row in done.items()})
-        self.round_steps = 0
-        merge = self._merge.decide(self.rounds_done, {trainer.id: trainer.requested_batch for trainer in self.trainers.values()})
-        if merge or last:
-            self._crew.settle()
-        if merge:
-            self._crew.trainers = apply_merge(merge, self.trainers, self.workers, self._fates, self.placement)
-        handed = self._bytes_handed()
-        return RoundReport(
-            round=self.rounds_done,
-            samples=self.samples,
-            inner_steps=self.inner_steps,
-            syncs=self.syncs,
-            pass_limit=self.pass_limit if self.pass_limit != self._limit_before else 0,
-            bytes_communicated=handed.between / self.num_workers,
-            bytes_sent=handed.sent / self.num_workers,
-            bytes_inside=handed.inside / self.placement.num_ranks,
-            bytes_ddp_equivalent=self._model_bytes * self.inner_steps,
-            train_loss=sum(worker.loss_sum for worker in done.values()) / samples,
-            sync=report_sync(done, trainers, self._model_bytes, self.placement.num_ranks // self.placement.ranks_per_worker),
-            trainers=tuple(trainers),
-            workers=report_workers(tasks, done),
-            merges=(merge,) if merge else (),
-            steps=step_losses(tasks, done),
-        )
-
-    def _bytes_handed(self) -> Bytes:
-        """Since the run began."""
-        return self.placement.bytes_handed() - self._bytes_before
+        Called on all ranks, between rounds. The mean is weighted by the last round's samples.
+        """
+        require(not self.in_round, "a round is in progress; average replicas between rounds")
+        if self._diverged:
+            for trainer, replicas, weights, comm in self._synced(self._last_samples):
+                trainer.outer.average_replicas(replicas, weights, comm)
+        self._diverged = False
 
     def model(self, trainer: int) -> nn.Module:
-        """A model at the trainer's global parameters, between rounds; training goes on from it, so copy before changing it."""
-        require(not self.in_round, "a round is under way: the workers stand apart; ask between rounds")
-        require(not self._crew.apart, "syncs have left the workers apart; call settle() first")
+        """A model with the trainer's global parameters, between rounds.
+
+        Training goes on from it: copy it before you change it.
+        """
+        require(not self.in_round, "a round is in progress, and workers differ; ask between rounds")
+        require(not self._diverged, "syncs have left the workers diverged; call average_replicas() first")
         require(trainer in self.trainers, f"there is no trainer {trainer}; living ones are {sorted(self.trainers)}")
         return self.workers[self.trainers[trainer].worker_ids[0]].model
 
     def evaluate(self, share: Share) -> dict[int, list[float]]:
-        """Means of quantities for each trainer's global parameters, its work shared among the trainer's workers."""
-        require(not self.in_round, "a round is under way: the workers stand apart; evaluate between rounds")
-        return evaluate(self.trainers, self.workers, self.placement, share, apart=self._crew.apart)
+        """Means of quantities for each trainer's global parameters, between rounds.
+
+        The work is shared among the trainer's workers.
+        """
+        require(not self.in_round, "a round is in progress, and workers differ; evaluate between rounds")
+        return evaluate(self.trainers, self.workers, self.placement, share, diverged=self._diverged)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a run needs to go on bit for bit, between rounds or, after `stop`, within one. Tensors are the live ones.
+        """Everything a run needs to go on bit for bit, between rounds or, after `stop`, within one.
 
-        Complete in the first process; called in all.
+        Called on all ranks; complete on rank 0. Tensors are the live ones.
         """
         kept = [trainer for trainer in self.trainers.values() if self.placement.local(trainer.worker_ids[:1])]
-        workers = [(str(worker.id), worker.state_dict(with_params=self.in_round or self._crew.apart)) for worker in self.workers.values()]
+        with_params = self.in_round or self._diverged
+        workers = [(str(worker.id), worker.state_dict(with_params=with_params)) for worker in self.workers.values()]
         return {
             "rounds_done": self.rounds_done,
             "samples": self.samples,
@@ -294,7 +217,7 @@ class AdLoCo:
             "syncs": self.syncs,
             "round_steps": self.round_steps,
             "events_done": self._events_done,
-            "apart": self._crew.apart,
+            "diverged": self._diverged,
             "pass_limit": self.pass_limit,
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "bytes": list(self._bytes_handed()),
@@ -303,6 +226,9 @@ class AdLoCo:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`. Called on all ranks."""
+        for trainer in self.trainers.values():
+            trainer.outer.discard_in_flight()
         self.rounds_done, self.samples = state["rounds_done"], state["samples"]
         self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
         self.round_steps, self._events_done = state["round_steps"], state["events_done"]
@@ -310,7 +236,190 @@ class AdLoCo:
         self.speeds = {int(worker): speed for worker, speed in state["speeds"].items()}
         self._bytes_before = self.placement.bytes_handed() - Bytes(*state["bytes"])
         self._halted.clear()
-        trainers = {int(saved["trainer"]): self._new_trainer(int(saved["trainer"]), range(0)) for saved in state["trainers"]}
-        for saved in state["trainers"]:
-            trainers[int(saved["trainer"])].load_state_dict(saved)
-        self._crew.restore(dict(sorted(trainers.items())), state["workers"], state["apart"])
+        self._diverged = state["diverged"]
+        workers = {int(worker): saved for worker, saved in state["workers"].items()}
+        self._last_samples = {worker: saved["round_samples"] for worker, saved in workers.items()}
+        saved_trainers = sorted(state["trainers"], key=lambda saved: int(saved["trainer"]))
+        self.trainers = {int(saved["trainer"]): self._new_trainer(int(saved["trainer"]), range(0)) for saved in saved_trainers}
+        for trainer, saved in zip(self.trainers.values(), saved_trainers, strict=True):
+            trainer.load_state_dict(saved)
+            trainer.outer.broadcast_all(self._replicas(trainer))
+        for worker in self.workers.values():
+            worker.load_state_dict(workers[worker.id])
+
+    # ---- The steps of a round -------------------------------------------------------------------
+
+    def _begin_round(self, inner_steps: int) -> None:
+        self.round_steps, self._events_done = inner_steps, 0
+        self._limit_before = self.pass_limit
+        self._training_seconds = 0.0
+        for worker in self.workers.values():
+            worker.begin_round()
+
+    def _plan(self) -> Tasks:
+        return self._planner.tasks(
+            self.trainers,
+            self.speeds,
+            samples=self.samples,
+            steps_before=self.inner_steps,
+            inner_steps=self.round_steps,
+            pass_limit=self.pass_limit,
+        )
+
+    def _train(self, tasks: Tasks, until: int, halted: Event | None) -> None:
+        """Inner steps of all local workers up to that one of the round, or until halted."""
+        stop = halted or Event()  # A failure of one worker halts the others.
+        began = self._clock()
+        try:
+            # All of them, also those that are there already: how many run at once must not change
+            # how they compute.
+            self.placement.map(lambda worker: worker.advance(tasks[worker.id], until, stop), list(self.workers.values()), on_failure=stop.set)
+        except BaseException:
+            stop.clear()
+            raise
+        self._training_seconds += self._clock() - began
+
+    def _stopped(self) -> bool:
+        """True if `stop` was called on any rank. Waits for all of them."""
+        stopped = self.placement.any(self._halted.is_set())
+        if stopped:
+            self._halted.clear()
+            self.pass_limit = agreed_pass_limit(self.workers, self.pass_limit, self.placement)
+        return stopped
+
+    def _count_sync(self) -> None:
+        for worker, stats in zip(self.workers.values(), self._meter.take(list(self.workers)), strict=True):
+            worker.count_sync(stats)
+
+    def _end_round(self, tasks: Tasks) -> dict[int, WorkerRound]:
+        """Average buffers, and learn what every worker of the run did."""
+        self.pass_limit = agreed_pass_limit(self.workers, self.pass_limit, self.placement)
+        for trainer, replicas, weights, comm in self._synced(self._batches(tasks)):
+            trainer.outer.average_buffers(replicas, weights, comm)
+        longest = max(worker.busy_seconds for worker in self.workers.values())
+        turns = max(1.0, self._training_seconds / max(longest, 1e-9))
+        rows = self.placement.gather({worker.id: WorkerRound.of(worker, turns).to_numbers() for worker in self.workers.values()})
+        done = {worker: WorkerRound.from_numbers(row) for worker, row in rows.items()}
+        self._last_samples = {worker: row.samples for worker, row in done.items()}
+        self.rounds_done += 1
+        self.inner_steps += self.round_steps
+        self.samples += int(sum(self._last_samples.values()))
+        sizes = [len(trainer.worker_ids) for trainer in self.trainers.values()]
+        self.syncs += any(size > 1 for size in sizes)
+        self._diverged = any(self._syncing.diverges(size) for size in sizes)
+        self.speeds = self._batching.shares.update(self.speeds, {worker: row.samples / row.turn_seconds for worker, row in done.items()})
+        self.round_steps = 0
+        return done
+
+    def _request_batches(self, tasks: Tasks, done: Mapping[int, WorkerRound]) -> list[TrainerReport]:
+        """Pool each trainer's gradient statistics and let the batch rule set its next request."""
+        reports = []
+        for trainer in self.trainers.values():
+            mine = [done[worker] for worker in trainer.worker_ids]
+            requested = trainer.requested_batch
+            trainer.update_batch([row.moments for row in mine], int(sum(row.samples for row in mine)))
+            reports.append(report_trainer(trainer, requested, [tasks[worker] for worker in trainer.worker_ids], mine, self._first_rate))
+        return reports
+
+    def _merge_trainers(self, last: bool) -> Merge | None:
+        merge = self._merging.policy.decide(self.rounds_done, {trainer.id: trainer.requested_batch for trainer in self.trainers.values()})
+        if merge or last:
+            self.average_replicas()
+        if merge:
+            self.trainers = apply_merge(merge, self.trainers, self.workers, self._merging.fates, self.placement)
+        return merge
+
+    def _report(self, tasks: Tasks, done: Mapping[int, WorkerRound], trainers: Sequence[TrainerReport], merge: Merge | None) -> RoundReport:
+        return report_round(
+            tasks,
+            done,
+            trainers,
+            merge,
+            round=self.rounds_done,
+            samples=self.samples,
+            inner_steps=self.inner_steps,
+            syncs=self.syncs,
+            pass_limit=self.pass_limit if self.pass_limit != self._limit_before else 0,
+            handed=self._bytes_handed(),
+            model_bytes=self._model_bytes,
+            placement=self.placement,
+        )
+
+    def _synced(self, samples: Mapping[int, float]) -> Iterator[tuple[Trainer, list[Replica], list[float], Comm]]:
+        """Each trainer with local workers: their replicas, their weights, and all its workers' comm.
+
+        samples: Of every worker of the run, as weights.
+        """
+        # On all ranks, and before any is used: process groups may be made.
+        comms = {trainer.id: self.placement.comm(trainer.worker_ids) for trainer in self.trainers.values()}
+        for trainer in self.trainers.values():
+            here = self.placement.local(trainer.worker_ids)
+            if here:
+                comm = self._meter.around(comms[trainer.id], here)
+                yield trainer, self._replicas(trainer), trainer.weights(samples, here), comm
+
+    def _replicas(self, trainer: Trainer) -> list[Replica]:
+        return [self.workers[worker].replica for worker in self.placement.local(trainer.worker_ids)]
+
+    def _batches(self, tasks: Tasks) -> dict[int, float]:
+        return {worker: task.plan.worker_batch for worker, task in tasks.items()}
+
+    def _bytes_handed(self) -> Bytes:
+        """Since the run began."""
+        return self.placement.bytes_handed() - self._bytes_before
+
+    # ---- Building a run -------------------------------------------------------------------------
+
+    def _check(self, problem: Problem, learning_rate: LearningRate | None) -> None:
+        rule, switch, workers = self._batching.rule, self._batching.switch, self.method.num_workers
+        require(
+            problem.data.num_streams >= workers,
+            f"data has {problem.data.num_streams} streams, but there are {workers} workers",
+        )
+        whole = self.placement.shards == 1
+        require(
+            whole or not rule.needs_inner_products,
+            "inner-product tests need whole gradients; use the norm test, or one shard per worker",
+        )
+        compares = not rule.needs_moments or switch.mode == "always" or switch.b_max >= 2
+        require(
+            compares,
+            "switch.max_micro_batch must be >= 2 for this batch rule, which compares samples, or switch.mode always; got 1",
+        )
+        scheduled = learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
+        require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
+
+    def _build_workers(self, problem: Problem, inner: InnerFactory, execution: Execution) -> dict[int, Worker]:
+        """The workers of this process, all with rank 0's parameters: averages of models from
+        different starts mean nothing.
+        """
+        model = problem.build_model()
+        if problem.fill is None:
+            self.placement.broadcast_model(model)
+        require(
+            not (execution.compile and uses_dropout(model)),
+            "a compiled model cannot draw dropout for each worker; set compile False or dropout 0",
+        )
+        require(bool(trainable(model)), "build_model returned a model without trainable parameters")
+        settings = InnerSettings(
+            problem=problem,
+            max_grad_norm=self.method.max_grad_norm,
+            rule=self._batching.rule,
+            test=self._batching.test,
+            execution=execution,
+            device=self.placement.device,
+            with_residuals=keeps_residuals(self._syncing.codec),
+            on_host=self._syncing.memory.on_host,
+        )
+        here = self.placement.local(range(self.method.num_workers))
+        copies = [model, *(copy.deepcopy(model) for _ in here[1:])]
+        return {
+            worker: Worker(worker, own, inner, settings, self.placement.engine(own, execution.compile, problem.fill))
+            for worker, own in zip(here, copies, strict=True)
+        }
+
+    def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
+        replica = Replica.of(self._model, with_residuals=False, on_host=False)
+        outer = OuterSync(replica, self._syncing, self._fragments)
+        controller = BatchController(self._batching.rule, self._batching.guards)
+        return Trainer(trainer, outer, controller, worker_ids)

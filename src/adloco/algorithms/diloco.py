@@ -1,33 +1,43 @@
-"""DiLoCo (arXiv 2311.08105) in a training loop of one's own: the outer step, called after each inner optimizer step."""
+"""DiLoCo (arXiv 2311.08105) in a training loop of one's own: the outer step, called after each inner
+optimizer step.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
+from adloco.algorithms.model_state import Replica, all_tensors, copy_all
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.algorithms.outer import OuterStep, averaged_buffers, copy_all, not_finite
-from adloco.algorithms.streaming import FragmentSyncs, Served
-from adloco.algorithms.worker import ADVICE, NonFiniteLossError
+from adloco.algorithms.outer_sync import OuterMemory, OuterSync, Syncing
 from adloco.distributed.codecs.wire import WireFormat
 from adloco.distributed.comm.compressed import keeps_residuals
-from adloco.distributed.dtensor import zeros_like
-from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.one_process import OneProcess, Placement
 from adloco.errors import require
-from adloco.rules.sync_schedule import Streaming, SyncEvent
+from adloco.rules.sync_schedule import Streaming
 
 
 class DiLoCo:
     """The outer step in a loop of your own: call `step()` after each inner optimizer step.
 
-    models: the replicas in this process, one per worker that lives here, with inner optimizers of yours. Their trainable parameters are set to those
-    of the first worker at the start and to the new global parameters at every sync. Floating-point buffers are averaged. wire: format in which
-    pseudo-gradients cross, None: as they are. streaming: how a sync is spread over the steps of a round; its layers are those of the first model.
-    With either, replicas may stand apart after a sync too: see `settle`. outer_on_host: whether global parameters and outer optimizer state live in
-    host memory. placement, num_workers: where all workers of the run live, from `place`; by default those in `models` are all there are.
+    All parameters and buffers of the replicas, frozen ones and counters too, are set to those of
+    worker 0 at the start. Trainable parameters are set to the new global parameters at every sync,
+    and floating-point buffers to their mean.
+
+    Args:
+        models: The replicas in this process, one per worker that lives here, with inner optimizers
+            of yours.
+        outer: Builds the outer optimizer; None: adopt the workers' mean.
+        sync_every: H, inner steps per round.
+        wire: Wire format of pseudo-gradients; None: they cross uncompressed.
+        streaming: The schedule of syncs within a round; its layers are those of the first model.
+            With it, or with a lossy wire format, replicas may differ after a sync too: see
+            `average_replicas`.
+        memory: Where and in which type global parameters and outer optimizer state are kept.
+        placement: Where all workers of the run live, from `place`; by default those in `models` are
+            all there are.
+        num_workers: Workers of the run, if there are others than those in `models`.
     """
 
     def __init__(
@@ -38,7 +48,7 @@ class DiLoCo:
         sync_every: int,
         wire: WireFormat | None = None,
         streaming: Streaming | None = None,
-        outer_on_host: bool = False,
+        memory: OuterMemory | None = None,
         placement: Placement | None = None,
         num_workers: int | None = None,
     ) -> None:
@@ -49,30 +59,26 @@ class DiLoCo:
         self.num_workers = num_workers or len(self.models)
         self._here = self.placement.local(range(self.num_workers))
         require(len(self.models) == len(self._here), f"models must be one for each of the {len(self._here)} workers here, got {len(self.models)}")
+        self._syncing = Syncing(outer=outer, codec=wire, streaming=streaming or Streaming(), memory=memory or OuterMemory())
+        fragments = self._syncing.streaming.cut(layers(self.models[0]), sync_every)
         self._comm = self.placement.comm(range(self.num_workers))
-        self._streaming = streaming or Streaming()
-        fragments, params = self._streaming.cut(layers(self.models[0]), sync_every), trainable(self.models[0])
-        self._outer = OuterStep(params, outer, fragments=fragments, wire=wire, on_host=outer_on_host)
-        kept = self.models if keeps_residuals(wire) else []
-        self._residuals = [[zeros_like(tensor, torch.float32, to_host=outer_on_host) for tensor in params] for _ in kept]
-        self._syncs = FragmentSyncs(self._streaming, self.placement)
-        first = self._comm.broadcast(self._outer.global_params, source=0, receivers=range(1, self.num_workers))
-        copy_all(first, self._outer.global_params)
-        self._samples = [[0.0] * len(self.models) for _ in [*self._outer.fragments, self.models]]
-        """Of each model since each fragment was sent, and last since buffers were averaged."""
+        start = self._comm.broadcast(all_tensors(self.models[0]), source=0, receivers=range(1, self.num_workers))
+        for model in self.models:
+            copy_all(start, all_tensors(model))
+        self._replicas = [Replica.of(model, with_residuals=keeps_residuals(wire), on_host=self._syncing.memory.on_host) for model in self.models]
+        self._outer = OuterSync(self._replicas[0], self._syncing, fragments)
+        self._samples = [[0.0] * len(self.models) for _ in [*fragments, "round"]]
+        """Of each model since each fragment was sent, and last since the round began."""
         self._counted = False
         self._inner_steps = 0
-        self._fragment = 0
-        """Sent last."""
-        self._sent_weights: list[float] = []
         self._round_weights: list[float] = []
-        for model in self.models:
-            copy_all(self._outer.global_params, trainable(model))
 
     def step(self, samples: Sequence[float] | None = None) -> bool:
-        """Count one inner step of every replica; return True at each `sync_every`-th, which ends a round with its sync (or its last one).
+        """Count one inner step of every replica; return True at each `sync_every`-th, which ends a
+        round with its sync (or its last one).
 
-        samples: what each replica here trained on in this step; they weight its pseudo-gradient. Equal by default; given on all ranks or on none.
+        samples: What each replica here trained on in this step; they weight its pseudo-gradient.
+            Equal by default; given on all ranks or on none.
         """
         counts = [1.0] * len(self.models) if samples is None else samples
         require(len(counts) == len(self.models), f"samples must have one number for each of {len(self.models)} models, got {len(counts)}")
@@ -80,55 +86,35 @@ class DiLoCo:
         self._counted = self._counted or samples is not None
         self._inner_steps += 1
         now = (self._inner_steps - 1) % self.sync_every + 1
-        for event in self._streaming.events(self.sync_every):
+        for event in self._syncing.streaming.events(self.sync_every):
             if event.step == now:
-                self._handle(event)
+                self._require_finite()
+                weights = [] if event.kind == "receive" else self._take_weights(event.fragment)
+                self._outer.sync(event, self._replicas, weights, self._comm)
         if now < self.sync_every:
             return False
         self._round_weights = self._take_weights(-1)
-        means = self._comm.mean([averaged_buffers(model) for model in self.models], self._round_weights)
-        for model in self.models:
-            copy_all(means, averaged_buffers(model))
+        self._outer.average_buffers(self._replicas, self._round_weights, self._comm)
         return True
 
-    def _handle(self, event: SyncEvent) -> None:
-        if event.kind == "send":
-            self._check_finite()
-            self._fragment, self._sent_weights = event.fragment, self._take_weights(event.fragment)
-        served = Served(
-            trainer=0,
-            outer=self._outer,
-            params=[trainable(model) for model in self.models],
-            residuals=self._residuals,
-            weights=self._sent_weights,
-            comm=self._comm,
-        )
-        self._syncs.handle(event, [served])
+    def average_replicas(self) -> None:
+        """Make the replicas' mean the model of all, where syncs leave them diverged at a round's end.
 
-    def settle(self) -> None:
-        """Bring all replicas to their mean, where streaming or a step ahead leaves them apart at a round's end. Called on all ranks, then.
-
-        Weights are the samples since the last round's end: what a replica without any has not sent is dropped.
+        Called on all ranks, after a step that returned True. Weights are the samples of the round:
+        what a replica without any has not sent is dropped.
         """
-        require(self._inner_steps % self.sync_every == 0, "a round is under way; settle after a step that returned True")
-        if (self._streaming.drifts or self._outer.steps_ahead) and self._inner_steps > 0:
-            params = [trainable(model) for model in self.models]
-            self._outer.average(params, self._round_weights, self._comm)
-            for own in params:
-                copy_all(self._outer.global_params, own)
-
-    def _check_finite(self) -> None:
-        for worker, model in zip(self._here, self.models, strict=True):
-            name = not_finite([name for name, parameter in model.named_parameters() if parameter.requires_grad], trainable(model))
-            if name:
-                raise NonFiniteLossError(f"parameter {name} is not finite in worker {worker}, inner step {self._inner_steps}; {ADVICE}")
+        require(self._inner_steps % self.sync_every == 0, "a round is in progress; average replicas after a step that returned True")
+        if self._syncing.diverges(self.num_workers) and self._inner_steps > 0:
+            self._outer.average_replicas(self._replicas, self._round_weights, self._comm)
 
     def state_dict(self) -> dict[str, Any]:
-        """The outer step's state; models and inner optimizers are yours to save. Called on all ranks after the same step."""
-        self._syncs.arrive(self._fragment)
+        """The outer step's state; models and inner optimizers are yours to save. Called on all ranks
+        after the same step.
+        """
+        self._outer.step()  # What is in flight arrives here, and at the workers when it would have.
         return {
             "outer": self._outer.state_dict(),
-            "residuals": self._residuals,
+            "residuals": [replica.residuals for replica in self._replicas],
             "samples": self._samples,
             "counted": self._counted,
             "round_weights": self._round_weights,
@@ -136,15 +122,20 @@ class DiLoCo:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._syncs.forget()
+        """Go on from a `state_dict`. Called on all ranks."""
+        self._outer.discard_in_flight()
         self._outer.load_state_dict(state["outer"])
-        for mine, saved in zip(self._residuals, state["residuals"], strict=True):
-            copy_all(saved, mine)
+        for replica, saved in zip(self._replicas, state["residuals"], strict=True):
+            copy_all(saved, replica.residuals)
         self._samples, self._counted, self._inner_steps = list(state["samples"]), state["counted"], state["inner_steps"]
         self._round_weights = list(state["round_weights"])
 
+    def _require_finite(self) -> None:
+        for worker, replica in zip(self._here, self._replicas, strict=True):
+            replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
+
     def _take_weights(self, which: int) -> list[float]:
-        """Shares of the samples counted there, which begins anew."""
+        """Shares of the samples counted there; the count begins anew."""
         counts, self._samples[which] = self._samples[which], [0.0] * len(self.models)
         if not self._counted:
             return [1 / self.num_workers] * len(self.models)

@@ -18,17 +18,23 @@ It must call the model as often for each part: a sharded one takes all ranks of 
 
 
 def evaluate(
-    trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement, share: Share, *, apart: bool
+    trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement, share: Share, *, diverged: bool
 ) -> dict[int, list[float]]:
-    """Means of the quantities for each trainer. workers: those that live here. apart: whether they stand anywhere else than at its parameters."""
+    """Means of the quantities for each trainer.
+
+    Args:
+        workers: Those that live here.
+        diverged: Whether their parameters differ from their trainer's global ones.
+    """
     places = {worker: (trainer, index) for trainer in trainers.values() for index, worker in enumerate(trainer.worker_ids)}
     ranks = placement.ranks_per_worker
 
     def run(worker: Worker) -> list[float]:
         trainer, index = places[worker.id]
-        there = worker.standing_at(trainer.outer.global_params, trainer.buffers) if apart else nullcontext()
+        outer = trainer.outer
+        swapped = worker.swapped_params(outer.global_params, outer.buffers) if diverged else nullcontext()
         worker.model.eval()
-        with there, torch.no_grad():
+        with swapped, torch.no_grad():
             part = share(worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks)
         worker.engine.after_evaluation()
         return worker.engine.sum(part)

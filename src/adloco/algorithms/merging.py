@@ -1,18 +1,18 @@
 """Carrying out a merge: the fate of parameters, outer momentum, inner optimizer state, streams and batch (AdLoCo section 3.2; DESIGN section 4)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
-from adloco.algorithms.outer import copy_all, optimizer_tensors
+from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.buckets import PerWorker
 from adloco.distributed.placement.one_process import Placement
 from adloco.errors import require
-from adloco.rules.merge import Merge, assign_workers
+from adloco.rules.merge import Merge, MergePolicy, NoMerge, assign_workers
 
 FATES = {
     "parameters": ("weighted", "uniform", "survivor"),
@@ -43,6 +43,14 @@ class MergeFates:
             require(getattr(self, name) in allowed, f"merge.{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {getattr(self, name)!r}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Merging:
+    """Which trainers merge, and what becomes of what they own."""
+
+    policy: MergePolicy = field(default_factory=NoMerge)
+    fates: MergeFates = field(default_factory=MergeFates)
+
+
 def apply_merge(
     merge: Merge, trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], fates: MergeFates, placement: Placement
 ) -> dict[int, Trainer]:
@@ -67,7 +75,7 @@ def _merge_parameters(merge: Merge, members: Sequence[Trainer], survivor: Traine
     if fates.parameters == "survivor":
         return
     weights = merge.weights if fates.parameters == "weighted" else dict.fromkeys(merge.weights, 1 / len(members))
-    entries = {member.id: member.parameters() for member in members}
+    entries = {member.id: member.outer.parameters() for member in members}
     _copy_if_taken_part(_mean_over_trainers(members, entries, weights, placement), entries[survivor.id])
 
 
@@ -87,7 +95,7 @@ def _share_momentum_shape(members: Sequence[Trainer], placement: Placement) -> N
     here = next((member for member in members if placement.local(member.worker_ids)), None)
     for member in members:
         if here is not None and not member.outer.momentum():
-            member.outer.load_optimizer(here.outer)
+            member.outer.copy_optimizer_state(here.outer)
 
 
 def _copy_if_taken_part(means: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
@@ -113,11 +121,11 @@ def _merge_inner_state(merge: Merge, members: Sequence[Trainer], workers: Mappin
         for worker in local:
             for optimizer in workers[worker].optimizers:
                 optimizer.state.clear()
-            for residual in workers[worker].residuals:
+            for residual in workers[worker].replica.residuals:
                 residual.zero_()
         return
-    # Workers a step ahead have settled before the merge: what they had not sent is in the parameters.
-    unsent = {worker: [] if member.outer.steps_ahead else workers[worker].residuals for worker, member in local.items()}
+    # Residuals in the parameters were averaged with them before the merge.
+    unsent = {worker: [] if member.outer.syncing.residual_in_params else workers[worker].replica.residuals for worker, member in local.items()}
     states = [[*(tensor for optimizer in workers[worker].optimizers for tensor in optimizer_tensors(optimizer)), *unsent[worker]] for worker in local]
     weights = [merge.weights[member.id] / len(member.worker_ids) for member in local.values()]
     means = placement.comm([worker for member in members for worker in member.worker_ids]).mean(states, weights)
@@ -154,13 +162,13 @@ def _reassign(
             _share_momentum_shape([*absorbed, trainer], placement)
         trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
         # All workers of merged trainers took part in the means, and hold these already.
-        lacking = _not_averaged(survivor, fates) if trainer is survivor else [*trainer.parameters(), *trainer.outer.momentum()]
+        lacking = _not_averaged(survivor, fates) if trainer is survivor else [*trainer.outer.parameters(), *trainer.outer.momentum()]
         copy_all(placement.comm(trainer.worker_ids).broadcast(lacking, source, newcomers), lacking)
-        trainer.broadcast([workers[worker] for worker in placement.local(trainer.worker_ids)])
+        trainer.outer.broadcast_all([workers[worker].replica for worker in placement.local(trainer.worker_ids)])
 
 
 def _not_averaged(survivor: Trainer, fates: MergeFates) -> list[torch.Tensor]:
-    parameters = survivor.parameters() if fates.parameters == "survivor" else []
+    parameters = survivor.outer.parameters() if fates.parameters == "survivor" else []
     return [*parameters, *(survivor.outer.momentum() if fates.outer_momentum == "survivor" else [])]
 
 

@@ -61,8 +61,22 @@ class OuterOptimizer:
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:
         kind = getattr(torch.optim, self.optimizer)
         options = dict(self.options)
-        if "fused" in inspect.signature(kind).parameters and not {"fused", "foreach"} & options.keys() and not any(map(is_sharded, parameters)):
-            # One pass over memory instead of one for each term: a sync is bound by memory where the link is fast.
+        chosen = {"fused", "foreach"} & options.keys()
+        if "fused" in inspect.signature(kind).parameters and not chosen and _fused_is_right(kind, parameters):
+            # One pass over memory instead of one for each term: a sync is bound by memory where the
+            # link is fast.
             options["fused"] = True
         optimizer: Optimizer = kind(parameters, lr=self.lr, **options)
         return optimizer
+
+
+def _fused_is_right(kind: type[Optimizer], parameters: Sequence[Tensor]) -> bool:
+    """True if torch's fused kernel of this optimizer computes the step of these parameters.
+
+    Fused kernels know no sharded tensors. On CPUs, torch 2.13's fused SGD leaves float16 and
+    bfloat16 tensors unmoved but for the tail after the last full SIMD block.
+    """
+    if any(map(is_sharded, parameters)):
+        return False
+    half_on_cpu = any(tensor.device.type == "cpu" and tensor.dtype in (torch.float16, torch.bfloat16) for tensor in parameters)
+    return not (kind is torch.optim.SGD and half_on_cpu)

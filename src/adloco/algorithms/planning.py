@@ -3,30 +3,29 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from adloco.algorithms.method import Batching
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
 from adloco.distributed.placement.one_process import Placement
-from adloco.errors import require
 from adloco.rules.learning_rate import LearningRate
-from adloco.rules.shares import Shares
-from adloco.rules.switch import BatchPlan, SwitchMode
+from adloco.rules.switch import BatchPlan
 
 Trainers = Mapping[int, Trainer]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """The rules that turn requests into tasks. ranks: how many serve a worker."""
+    """The rules that turn requests into tasks."""
 
-    shares: Shares
-    switch: SwitchMode
+    batching: Batching
     learning_rate: LearningRate | None
     tokens_per_sample: int
     ranks: int
+    """Ranks that serve a worker."""
 
     def plans(self, trainer: Trainer, speeds: Mapping[int, float]) -> dict[int, BatchPlan]:
         """Each worker's micro-batches for an inner step. speeds: samples per second by worker."""
-        return trainer.plans(self.shares, speeds, self.switch, self.ranks)
+        return trainer.plans(self.batching.shares, speeds, self.batching.switch, self.ranks)
 
     def samples_per_inner_step(self, trainers: Trainers, speeds: Mapping[int, float]) -> int:
         """Samples that one inner step takes over all trainers."""
@@ -49,21 +48,6 @@ class Planner:
     def _lr_factor(self, tokens_before: int, step_tokens: int, trainer_batch: int) -> Callable[[int], float] | None:
         schedule = self.learning_rate
         return None if schedule is None else lambda step: schedule.factor(tokens_before + (step + 1) * step_tokens, trainer_batch)
-
-
-def check_sizes(
-    *, sync_every: int, num_trainers: int, workers_per_trainer: int, test_groups: int, test_every: int, max_grad_norm: float | None,
-    learning_rate: LearningRate | None,
-) -> None:  # fmt: skip
-    """Refuse numbers with which no round can be planned."""
-    require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
-    require(num_trainers >= 1, f"num_trainers must be >= 1, got {num_trainers}")
-    require(workers_per_trainer >= 1, f"workers_per_trainer must be >= 1, got {workers_per_trainer}")
-    require(test_groups >= 2, f"test_groups must be >= 2, got {test_groups}")
-    require(test_every >= 0, f"test_every must be >= 0, got {test_every}")
-    require(max_grad_norm is None or max_grad_norm > 0, f"max_grad_norm must be > 0, got {max_grad_norm}")
-    scheduled = learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
-    require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
 
 
 def agreed_pass_limit(workers: Mapping[int, Worker], current: int, placement: Placement) -> int:

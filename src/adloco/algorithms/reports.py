@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from adloco.algorithms.streaming import SyncNumbers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
+from adloco.distributed.comm.metered import SyncStats
+from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.traffic import Bytes
 from adloco.rules.agreement import mean_cosine, relative_error
 from adloco.rules.merge import Merge
 from adloco.rules.moments import Moments
@@ -21,7 +23,7 @@ class WorkerRound:
     loss_sum: float
     """Over samples."""
     samples: float
-    sync: SyncNumbers
+    sync: SyncStats
     moments: Moments
     losses: tuple[float, ...]
     """Of its inner steps."""
@@ -49,13 +51,13 @@ class WorkerRound:
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> "WorkerRound":
         busy_seconds, turn_seconds, loss_sum, samples, *rest = numbers
-        sync, moments = len(fields(SyncNumbers)), len(fields(Moments))
+        sync, moments = len(fields(SyncStats)), len(fields(Moments))
         return WorkerRound(
             busy_seconds=busy_seconds,
             turn_seconds=turn_seconds,
             loss_sum=loss_sum,
             samples=samples,
-            sync=SyncNumbers.from_numbers(rest[:sync]),
+            sync=SyncStats.from_numbers(rest[:sync]),
             moments=Moments.from_numbers(rest[sync : sync + moments]),
             losses=tuple(rest[sync + moments :]),
         )
@@ -202,7 +204,7 @@ def report_workers(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRoun
 def report_sync(done: Mapping[int, WorkerRound], trainers: Sequence[TrainerReport], model_bytes: int, islands: int) -> SyncReport:
     """The syncs of a round. model_bytes: of all that is synced, in its own type; islands: over how many the workers are spread."""
     syncs = [row.sync for row in done.values()]
-    handed = sum(sync.sync_bytes for sync in syncs)
+    handed = sum(sync.num_bytes for sync in syncs)
     plain = model_bytes * sum(trainer.workers for trainer in trainers if trainer.workers > 1)
     return SyncReport(
         bytes=handed / len(done),
@@ -214,10 +216,63 @@ def report_sync(done: Mapping[int, WorkerRound], trainers: Sequence[TrainerRepor
     )
 
 
+def report_round(
+    tasks: Mapping[int, RoundTask],
+    done: Mapping[int, WorkerRound],
+    trainers: Sequence[TrainerReport],
+    merge: Merge | None,
+    *,
+    round: int,
+    samples: int,
+    inner_steps: int,
+    syncs: int,
+    pass_limit: int,
+    handed: Bytes,
+    model_bytes: int,
+    placement: Placement,
+) -> RoundReport:
+    """The report of a round.
+
+    Args:
+        tasks, done: Of every worker of the run.
+        handed: Bytes of all ranks since the run began.
+        model_bytes: Of what is synced, in the model's own data type.
+        (The other counters are as in `RoundReport`.)
+    """
+    islands = placement.num_ranks // placement.ranks_per_worker
+    return RoundReport(
+        round=round,
+        samples=samples,
+        inner_steps=inner_steps,
+        syncs=syncs,
+        pass_limit=pass_limit,
+        bytes_communicated=handed.between / len(done),
+        bytes_sent=handed.sent / len(done),
+        bytes_inside=handed.inside / placement.num_ranks,
+        bytes_ddp_equivalent=model_bytes * inner_steps,
+        train_loss=sum(row.loss_sum for row in done.values()) / sum(row.samples for row in done.values()),
+        sync=report_sync(done, trainers, model_bytes, islands),
+        trainers=tuple(trainers),
+        workers=report_workers(tasks, done),
+        merges=(merge,) if merge else (),
+        steps=step_losses(tasks, done),
+    )
+
+
 def report_trainer(
-    trainer: Trainer, requested_batch: int, tasks: Sequence[RoundTask], done: Sequence[WorkerRound], train_loss: float, base_rate: float
+    trainer: Trainer,
+    requested_batch: int,
+    tasks: Sequence[RoundTask],
+    done: Sequence[WorkerRound],
+    base_rate: float,
 ) -> TrainerReport:
-    """A trainer after its sync. tasks, done: of its workers, the largest share first; base_rate: their learning rate at a factor of 1."""
+    """A trainer after its sync.
+
+    Args:
+        requested_batch: As in force in this round.
+        tasks, done: Of its workers, the largest share first.
+        base_rate: Their learning rate at a factor of 1.
+    """
     first, seen = tasks[0], trainer.controller.estimate
     several = len(tasks) > 1
     return TrainerReport(
@@ -232,8 +287,8 @@ def report_trainer(
         grad_variance=seen.grad_variance if seen else None,
         grad_norm_sq=seen.grad_norm_sq if seen else None,
         noise_scale=seen.noise_scale if seen else None,
-        train_loss=train_loss,
+        train_loss=sum(row.loss_sum for row in done) / sum(row.samples for row in done),
         learning_rate=base_rate * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),
-        cosine_similarity=mean_cosine([row.sync.sent for row in done], sum(row.sync.total for row in done)) if several else None,
-        wire_error=relative_error([row.sync.error for row in done], [row.sync.wanted for row in done]) if several else None,
+        cosine_similarity=mean_cosine([row.sync.sent_sq for row in done], sum(row.sync.total_sq for row in done)) if several else None,
+        wire_error=relative_error([row.sync.error_sq for row in done], [row.sync.wanted_sq for row in done]) if several else None,
     )

@@ -6,12 +6,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from adloco.algorithms.outer import OuterStep, copy_all
-from adloco.algorithms.streaming import Served
-from adloco.algorithms.worker import Worker
-from adloco.distributed.comm.local import Comm
+from adloco.algorithms.outer_sync import OuterSync
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
 from adloco.rules.shares import Shares
@@ -21,10 +16,9 @@ from adloco.rules.switch import BatchPlan, SwitchMode
 class Trainer:
     """Global parameters, outer optimizer, batch controller, and the workers that serve them."""
 
-    def __init__(self, trainer: int, outer: OuterStep, buffers: Sequence[Tensor], controller: BatchController, worker_ids: Sequence[int]) -> None:
+    def __init__(self, trainer: int, outer: OuterSync, controller: BatchController, worker_ids: Sequence[int]) -> None:
         self.id = trainer
         self.outer = outer
-        self.buffers = [buffer.clone() for buffer in buffers]
         self.controller = controller
         self.worker_ids = list(worker_ids)
         self.samples = 0
@@ -42,38 +36,15 @@ class Trainer:
         shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest)
         return {worker: switch.plan(share, ranks) for worker, share in zip(self.worker_ids, shares, strict=True)}
 
-    def served(self, workers: Sequence[Worker], samples: Mapping[int, float], comm: Comm) -> Served:
-        """What is synced of this trainer here. workers: those that live here; samples: of each of all its workers, as weights."""
+    def weights(self, samples: Mapping[int, float], workers: Sequence[int]) -> list[float]:
+        """The share of these workers in the trainer's samples. samples: By worker of the run."""
         total = sum(samples[worker] for worker in self.worker_ids)
-        return Served(
-            trainer=self.id,
-            outer=self.outer,
-            params=[worker.params for worker in workers],
-            residuals=[worker.residuals for worker in workers if worker.residuals],
-            weights=[samples[worker.id] / total for worker in workers],
-            comm=comm,
-        )
-
-    def average_buffers(self, workers: Sequence[Worker], weights: Sequence[float], comm: Comm) -> None:
-        """Make the mean of all workers' buffers theirs, those here given."""
-        if self.buffers:
-            copy_all(comm.mean([worker.buffers for worker in workers], weights), self.buffers)
-        for worker in workers:
-            copy_all(self.buffers, worker.buffers)
-
-    def broadcast(self, workers: Sequence[Worker]) -> None:
-        """Set the workers to the global parameters."""
-        for worker in workers:
-            worker.load_params(self.outer.global_params, self.buffers)
+        return [samples[worker] / total for worker in workers]
 
     def update_batch(self, moments: Sequence[Moments], samples: int) -> None:
         """Pool the workers' moments and set the request for the next round. samples: trained on in this round by all workers."""
         self.samples += samples
         self.controller.update(pooled(moments), self.samples)
-
-    def parameters(self) -> list[Tensor]:
-        """Global parameters and averaged buffers."""
-        return [*self.outer.global_params, *self.buffers]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -81,7 +52,6 @@ class Trainer:
             "workers": self.worker_ids,
             "samples": self.samples,
             "controller": self.controller.state_dict(),
-            "buffers": self.buffers,
             "outer": self.outer.state_dict(),
         }
 
@@ -89,7 +59,6 @@ class Trainer:
         self.worker_ids = list(state["workers"])
         self.samples = state["samples"]
         self.controller.load_state_dict(state["controller"])
-        copy_all(state["buffers"], self.buffers)
         self.outer.load_state_dict(state["outer"])
 
 

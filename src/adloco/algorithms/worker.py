@@ -6,76 +6,46 @@ trainer stand at the same point.
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.dropout import own_dropout, uses_dropout
+from adloco.algorithms.method import Execution, GradientTest, Problem
+from adloco.algorithms.model_state import ADVICE, Replica, copy_all, counters, load_optimizer
 from adloco.algorithms.optimizers import InnerFactory
-from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_optimizer, not_finite
-from adloco.algorithms.streaming import SyncNumbers
+from adloco.distributed.comm.metered import SyncStats
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
-from adloco.distributed.dtensor import copied, zeros_like
-from adloco.distributed.parallel.gradient_norms import clip, trainable
+from adloco.distributed.dtensor import copied
+from adloco.distributed.parallel.gradient_norms import clip
 from adloco.distributed.parallel.island import Engine
+from adloco.errors import NonFiniteLossError, OutOfMemoryError
+from adloco.rules.batch import BatchRule
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
-
-ADVICE = "lower the learning rate or check the data"
-
-LossFunction = Callable[[Any, Any], Tensor]
-"""(model, batch) -> mean loss over the batch's samples."""
-
-
-class Source(Protocol):
-    """Data as numbered samples in numbered streams (DESIGN section 3, seam 2)."""
-
-    @property
-    def num_streams(self) -> int:
-        """How many disjoint streams there are."""
-        ...
-
-    def read(self, stream: int, position: int, count: int) -> Any:
-        """Samples position .. position + count - 1 of a stream, as a batch; depends on these numbers and a seed alone."""
-        ...
-
-
-class NonFiniteLossError(RuntimeError):
-    """A loss or a worker's parameters became nan or infinite; the trainers' global parameters are as they were at the last sync."""
-
-
-class OutOfMemoryError(RuntimeError):
-    """Memory ran out where the step could not be repeated with smaller micro-batches. pass_limit: the largest ones to try next; 0: none are left."""
-
-    def __init__(self, message: str, pass_limit: int = 0) -> None:
-        super().__init__(message)
-        self.pass_limit = pass_limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class InnerSettings:
     """What every worker of a run does alike."""
 
-    loss_fn: LossFunction
-    data: Source
-    max_grad_norm: float | None
-    test_groups: int
-    test_every: int
-    takes_moments: bool
-    takes_inner_products: bool
-    autocast: torch.dtype | None
-    seed: int
+    problem: Problem
+    max_grad_norm: float
+    """0: gradients are never scaled down."""
+    rule: BatchRule
+    """Says which statistics are taken."""
+    test: GradientTest
+    execution: Execution
     device: torch.device
-    error_feedback: bool
-    """Whether what a sync leaves unsent is kept for the next."""
+    with_residuals: bool
+    """Keep what a sync leaves unsent for the next."""
     on_host: bool
-    """Whether that, and where a worker stands while the global parameters are evaluated, is kept in host memory."""
+    """Keep residuals, and parameters that are swapped out for an evaluation, in host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +67,7 @@ class Worker:
     def __init__(self, worker: int, model: nn.Module, inner: InnerFactory, settings: InnerSettings, engine: Engine) -> None:
         self.id = worker
         self.model = model
-        self.params = trainable(model)
-        self.buffers = averaged_buffers(model)
+        self.replica = Replica.of(model, with_residuals=settings.with_residuals, on_host=settings.on_host)
         self.counters = counters(model)
         self.optimizers = list(inner(model))
         self.base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
@@ -109,14 +78,11 @@ class Worker:
         self.busy_seconds = 0.0
         self.losses: list[float] = []
         self.moments = Moments()
-        self.sync = SyncNumbers()
+        self.sync = SyncStats()
         """Of this round."""
         self.pass_limit = 0
         """Where memory ran out: the largest micro-batch until the plans know."""
-        self.residuals = [zeros_like(parameter, torch.float32, to_host=settings.on_host) for parameter in self.params if settings.error_feedback]
-        """With error feedback: what no sync has sent yet."""
         self._settings = settings
-        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._drops = uses_dropout(model)
         self.engine = engine
 
@@ -127,41 +93,41 @@ class Worker:
         self.busy_seconds = 0.0
         self.losses = []
         self.moments = Moments()
-        self.sync = SyncNumbers()
+        self.sync = SyncStats()
 
-    def count_sync(self, part: SyncNumbers) -> None:
-        """Add a sync, of which this is this rank's part, to those of the round."""
-        self.sync += SyncNumbers.from_numbers(self.engine.sum(part.to_numbers()))
+    def count_sync(self, part: SyncStats) -> None:
+        """Add a sync to those of the round. part: This rank's part of its statistics."""
+        self.sync += SyncStats.from_numbers(self.engine.sum(part.to_numbers()))
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
         """Inner steps of the round up to that one, or until halted between two of them (on all ranks of the island after the same one)."""
         if self.inner_step == until:
             return
-        began = time.monotonic()
+        began = self._settings.execution.clock()
         self.model.train()
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         while self.inner_step < until and not stopping:
             stopping = self._step(task, halted)
         if self.inner_step == until:
             # A gradient can overflow where the loss does not; it must not reach the others.
-            self._check_finite(task)
-        self.engine.average(self.buffers)
-        self.busy_seconds += time.monotonic() - began
+            self.replica.require_finite(self._place(task, self.inner_step), self.engine.sum)
+        self.engine.average(self.replica.buffers)
+        self.busy_seconds += self._settings.execution.clock() - began
 
     def _step(self, task: RoundTask, halted: Event) -> bool:
         """One inner step; returns whether any rank of the island was told to halt."""
         self._drop_gradients()  # Of a step that failed half-way.
         if task.lr_factor is not None:
             self._scale_rates(task.lr_factor(self.inner_step))
-        testing = self._settings.takes_moments and self._tests(task)
-        plan = task.plan.in_groups(self._settings.test_groups) if testing else task.plan
+        testing = self._settings.rule.needs_moments and self._tests(task)
+        plan = task.plan.in_groups(self._settings.test.groups) if testing else task.plan
         parts = self._backward(plan, testing)
-        norm_sq = self.engine.norm_sq_part() if self._settings.max_grad_norm is not None else 0.0
+        norm_sq = self.engine.norm_sq_part() if self._settings.max_grad_norm > 0 else 0.0
         loss, norm_sq, halting = self.engine.sum([float(parts.double().sum()), norm_sq, float(halted.is_set())])
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"loss is {loss} in {self._place(task, self.inner_step + 1)}; {ADVICE}")
-        if self._settings.max_grad_norm is not None:
-            clip(self.params, math.sqrt(norm_sq), self._settings.max_grad_norm)
+        if self._settings.max_grad_norm > 0:
+            clip(self.replica.params, math.sqrt(norm_sq), self._settings.max_grad_norm)
         for optimizer in self.optimizers:
             optimizer.step()
         self._drop_gradients()
@@ -173,7 +139,7 @@ class Worker:
 
     def _backward(self, plan: BatchPlan, testing: bool) -> Tensor:
         """Gradients of a step and its micro-batches' losses; the same samples in halved micro-batches wherever memory runs out."""
-        statistics = [buffer.clone() for buffer in (*self.buffers, *self.counters)]
+        statistics = [buffer.clone() for buffer in (*self.replica.buffers, *self.counters)]
         while True:
             plan = plan.at_most(self.pass_limit) if self.pass_limit else plan
             try:
@@ -189,17 +155,12 @@ class Worker:
                     raise OutOfMemoryError(f"memory ran out {where}; {advice}", self.pass_limit) from error
             # Here, where the error no longer holds what it was raised from.
             self._drop_gradients()
-            copy_all(statistics, [*self.buffers, *self.counters])
+            copy_all(statistics, [*self.replica.buffers, *self.counters])
             free_memory(self._settings.device)
-
-    def _check_finite(self, task: RoundTask) -> None:
-        name = not_finite(self._names, self.params, self.engine.sum)
-        if name:
-            raise NonFiniteLossError(f"parameter {name} is not finite in {self._place(task, self.inner_step)}; {ADVICE}")
 
     def _tests(self, task: RoundTask) -> bool:
         """Whether gradient statistics are taken on the coming inner step."""
-        every = self._settings.test_every
+        every = self._settings.test.every
         return self.inner_step == 0 if every == 0 else (task.first_step + self.inner_step) % every == 0
 
     def _place(self, task: RoundTask, inner_step: int) -> str:
@@ -209,17 +170,17 @@ class Worker:
         """Forward and backward of each micro-batch of this rank, weighted by its samples; yields its part of the mean loss."""
         own = plan.of_rank(self.engine.rank)
         for index, (offset, samples) in enumerate(own):
-            batch = to_device(self._settings.data.read(self.stream, self.position + offset, samples), self._settings.device)
+            batch = to_device(self._settings.problem.data.read(self.stream, self.position + offset, samples), self._settings.device)
             with self.engine.reducing(last=index == len(own) - 1):
-                with self._own_dropout(offset), autocast(self._settings.device, self._settings.autocast):
-                    loss = self._settings.loss_fn(self.engine.forward, batch) * (samples / plan.worker_batch)
+                with self._own_dropout(offset), autocast(self._settings.device, self._settings.execution.autocast):
+                    loss = self._settings.problem.loss_fn(self.engine.forward, batch) * (samples / plan.worker_batch)
                 loss.backward()  # type: ignore[no-untyped-call]
             yield loss.detach()
 
     def _own_dropout(self, offset: int) -> contextlib.AbstractContextManager[Any]:
         if not self._drops:
             return contextlib.nullcontext()
-        return own_dropout(self._settings.seed, self.stream, self.position + offset, self._settings.device)
+        return own_dropout(self._settings.execution.seed, self.stream, self.position + offset, self._settings.device)
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
         """The step's losses; sets the moments from |g_j|^2 of every micro-batch of every rank and |gbar|^2."""
@@ -230,7 +191,7 @@ class Worker:
             for group, loss in zip(own, self._micro_steps(plan), strict=True):
                 losses.append(loss)
                 norms_sq[group] = incoming.take() / fractions[group] ** 2
-        inner = self._inner_products(plan, own, fractions) if self._settings.takes_inner_products else []
+        inner = self._inner_products(plan, own, fractions) if self._settings.rule.needs_inner_products else []
         mean_norm_sq, *gathered = self.engine.sum([self.engine.norm_sq_part(), *norms_sq, *inner])
         norms_sq, inner = gathered[: len(fractions)], gathered[len(fractions) :]
         self.moments += group_moments(plan.micro_batches, norms_sq, mean_norm_sq, inner)
@@ -238,21 +199,21 @@ class Worker:
 
     def _inner_products(self, plan: BatchPlan, own: Sequence[int], fractions: Sequence[float]) -> list[float]:
         """<g_j, gbar> by a second pass over the same micro-batches: exact for any number of groups, with one extra gradient copy."""
-        means = [parameter.grad.clone() if parameter.grad is not None else None for parameter in self.params]
-        statistics = [buffer.clone() for buffer in (*self.buffers, *self.counters)]
+        means = [parameter.grad.clone() if parameter.grad is not None else None for parameter in self.replica.params]
+        statistics = [buffer.clone() for buffer in (*self.replica.buffers, *self.counters)]
         products = [0.0] * len(fractions)
         with self.engine.incoming(reference=means) as incoming:
             self._drop_gradients()
             for group, _ in zip(own, self._micro_steps(plan), strict=True):
                 products[group] = incoming.take() / fractions[group]
                 self._drop_gradients()
-        for parameter, mean in zip(self.params, means, strict=True):
+        for parameter, mean in zip(self.replica.params, means, strict=True):
             parameter.grad = mean
-        copy_all(statistics, [*self.buffers, *self.counters])  # Running statistics have seen these samples already.
+        copy_all(statistics, [*self.replica.buffers, *self.counters])  # Running statistics have seen these samples already.
         return products
 
     def _drop_gradients(self) -> None:
-        for parameter in self.params:
+        for parameter in self.replica.params:
             parameter.grad = None
 
     def _scale_rates(self, factor: float) -> None:
@@ -260,23 +221,19 @@ class Worker:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
 
-    def load_params(self, params: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        """Stand at these parameters."""
-        copy_all(params, self.params)
-        copy_all(buffers, self.buffers)
-
     @contextlib.contextmanager
-    def standing_at(self, params: Sequence[Tensor], buffers: Sequence[Tensor]) -> Iterator[None]:
-        """Stand at these parameters for as long as the context lasts."""
-        own = [[copied(tensor, to_host=self._settings.on_host) for tensor in tensors] for tensors in (self.params, self.buffers)]
-        self.load_params(params, buffers)
+    def swapped_params(self, params: Sequence[Tensor], buffers: Sequence[Tensor]) -> Iterator[None]:
+        """Have these parameters and buffers in the model for as long as the context lasts."""
+        live = [*self.replica.params, *self.replica.buffers]
+        own = [copied(tensor, to_host=self._settings.on_host) for tensor in live]
+        copy_all([*params, *buffers], live)
         try:
             yield
         finally:
-            self.load_params(*own)
+            copy_all(own, live)
 
     def state_dict(self, *, with_params: bool) -> dict[str, Any]:
-        """with_params: whether the worker stands anywhere else than at its trainer's global parameters."""
+        """with_params: Include parameters, which differ from the trainer's global ones."""
         return {
             "stream": self.stream,
             "position": self.position,
@@ -288,9 +245,9 @@ class Worker:
             "sync": self.sync.to_numbers(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "counters": list(self.counters),
-            "residuals": list(self.residuals),
-            "params": list(self.params) if with_params else [],
-            "buffers": list(self.buffers) if with_params else [],
+            "residuals": list(self.replica.residuals),
+            "params": list(self.replica.params) if with_params else [],
+            "buffers": list(self.replica.buffers) if with_params else [],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -299,10 +256,11 @@ class Worker:
         self.busy_seconds = state["busy_seconds"]
         self.losses = list(state["losses"])
         self.moments = Moments.from_numbers(state["moments"])
-        self.sync = SyncNumbers.from_numbers(state["sync"])
+        self.sync = SyncStats.from_numbers(state["sync"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, saved)
         copy_all(state["counters"], self.counters)
-        copy_all(state["residuals"], self.residuals)
+        copy_all(state["residuals"], self.replica.residuals)
         if state["params"]:
-            self.load_params(state["params"], state["buffers"])
+            copy_all(state["params"], self.replica.params)
+            copy_all(state["buffers"], self.replica.buffers)

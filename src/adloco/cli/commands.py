@@ -90,7 +90,7 @@ def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
     if count < 1:
         raise ValueError(f"--ranks must be >= 1, got {count}")
     method, shape = recipe.method, recipe.placement
-    island_shape(count, method.num_trainers * method.workers_per_trainer, shape.shard_size, shape.replica_size)
+    island_shape(count, method.num_workers, shape.shard_size, shape.replica_size)
     return start_ranks(count, words)
 
 

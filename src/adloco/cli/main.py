@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
+from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError
+
 COMMANDS = ("train", "prepare", "probe", "config", "evaluate", "generate", "export", "report")
 HELP = """\
 adloco COMMAND ...
@@ -55,14 +57,10 @@ def _is_for_users(error: Exception) -> bool:
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
-    # ValueError is what the package raises for bad input; the others exist only once torch is imported.
-    names = [
-        ("adloco.algorithms.worker", "NonFiniteLossError"),
-        ("adloco.algorithms.worker", "OutOfMemoryError"),
-        ("adloco.distributed.launch.failures", "OtherRankError"),
-        ("torch", "OutOfMemoryError"),
-    ]
-    return (ValueError, OSError, *(getattr(sys.modules[module], name) for module, name in names if module in sys.modules))
+    # torch's own is there only once torch is imported.
+    torch = sys.modules.get("torch")
+    ours = (ValueError, OSError, NonFiniteLossError, OutOfMemoryError, OtherRankError)
+    return (*ours, torch.OutOfMemoryError) if torch else ours
 
 
 def _dispatch(words: list[str]) -> int:

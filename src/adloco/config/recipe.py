@@ -98,7 +98,10 @@ def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
     try:
         return owner(**given)
     except ValueError as error:
-        raise ValueError(f"{error} (recipe section [{section}])") from error
+        # Rooms below know no sections: their messages begin with the bare name of the setting.
+        word = str(error).partition(" ")[0]
+        prefix = f"{section}." if word in hints else ""
+        raise ValueError(f"{prefix}{error} (recipe section [{section}])") from error
 
 
 def _convert(name: str, hint: Any, value: Any) -> Any:

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.muon import InnerMuon
 from adloco.algorithms.inner.sgd import InnerSGD
-from adloco.algorithms.merging import MergeFates
+from adloco.algorithms.merging import MergeFates, Merging
+from adloco.algorithms.method import Batching, GradientTest, Method
 from adloco.algorithms.optimizers import InnerFactory, OuterOptimizer
+from adloco.algorithms.outer_sync import OuterMemory, Syncing
 from adloco.config.settings import (
     MemorySettings,
-    MethodSettings,
     OuterMean,
-    OuterMemory,
     PlacementSettings,
     PlainWire,
     ProfileSettings,
     RunSettings,
-    TestSettings,
 )
 from adloco.data.data_settings import DataSettings
 from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK, WireFormat
@@ -94,7 +93,7 @@ SECTIONS: dict[str, Section] = {
         chosen="model",
     ),
     "data": Section(parts={"data": DataSettings}),
-    "method": Section(parts={"method": MethodSettings}),
+    "method": Section(parts={"method": Method}),
     "placement": Section(
         parts={"placement": PlacementSettings},
         choice=Choice(
@@ -144,7 +143,7 @@ SECTIONS: dict[str, Section] = {
         ),
         chosen="batch",
     ),
-    "test": Section(parts={"test": TestSettings}),
+    "test": Section(parts={"test": GradientTest}),
     "switch": Section(parts={"switch": SwitchMode}),
     "merge": Section(
         parts={"fates": MergeFates},
@@ -166,7 +165,7 @@ class Recipe:
     model: ModelSource
     model_options: ModelOptions
     data: DataSettings
-    method: MethodSettings
+    method: Method
     placement: PlacementSettings
     shares: Shares
     inner: InnerFactory
@@ -177,7 +176,7 @@ class Recipe:
     streaming: Streaming
     batch: BatchRule
     guards: BatchGuards
-    test: TestSettings
+    test: GradientTest
     switch: SwitchMode
     merge: MergePolicy
     fates: MergeFates
@@ -197,6 +196,26 @@ class Recipe:
     def syncs(self) -> bool:
         """Whether a trainer has several workers, at first or after a merge: otherwise nothing is sent in any format."""
         return self.method.workers_per_trainer > 1 or (self.method.num_trainers > 1 and not isinstance(self.merge, NoMerge))
+
+    @property
+    def batching(self) -> Batching:
+        """How batches are decided and carried out."""
+        return Batching(rule=self.batch, guards=self.guards, test=self.test, switch=self.switch, shares=self.shares)
+
+    @property
+    def merging(self) -> Merging:
+        """Which trainers merge, and what becomes of what they own."""
+        return Merging(policy=self.merge, fates=self.fates)
+
+    @property
+    def syncing(self) -> Syncing:
+        """How the workers of a trainer are brought together."""
+        return Syncing(
+            outer=None if isinstance(self.outer, OuterMean) else self.outer,
+            codec=self.wire_format,
+            streaming=self.streaming,
+            memory=self.outer_memory,
+        )
 
     @property
     def wire_format(self) -> WireFormat | None:

@@ -51,40 +51,6 @@ class RunSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodSettings:
-    """Trainers, workers and rounds."""
-
-    num_trainers: int = 1
-    """Independent trajectories at the start (k)."""
-    workers_per_trainer: int = 1
-    """Model copies that serve each of them (M)."""
-    sync_every: int = 20
-    """Inner optimizer steps per round (H)."""
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm at every inner step; 0: never."""
-
-    def __post_init__(self) -> None:
-        require(self.num_trainers >= 1, f"method.num_trainers must be >= 1, got {self.num_trainers}")
-        require(self.workers_per_trainer >= 1, f"method.workers_per_trainer must be >= 1, got {self.workers_per_trainer}")
-        require(self.sync_every >= 1, f"method.sync_every must be >= 1, got {self.sync_every}")
-        require(self.max_grad_norm >= 0, f"method.max_grad_norm must be >= 0, got {self.max_grad_norm}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TestSettings:
-    """How gradient statistics are taken, for batch rules that need them."""
-
-    groups: int = 4
-    """Groups into which a worker splits the batch of a test step, over all its ranks (a multiple, if it accumulates more)."""
-    every: int = 0
-    """Inner steps from one test to the next; 0: on the first of each round. The batch changes at the end of a round."""
-
-    def __post_init__(self) -> None:
-        require(self.groups >= 2, f"test.groups must be >= 2, got {self.groups}")
-        require(self.every >= 0, f"test.every must be >= 0, got {self.every}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlacementSettings:
     """How several ranks serve a worker. The ranks of an island are neighbours: shard_size x replica_size of them."""
 
@@ -124,15 +90,6 @@ class ProfileSettings:
 @dataclass(frozen=True, kw_only=True)
 class OuterMean:
     """The workers' mean becomes the global parameters."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OuterMemory:
-    """Where a trainer keeps what only syncs need."""
-
-    on_host: bool = False
-    """Whether global parameters, outer optimizer state and what error feedback keeps live in host memory. On the device is then a fragment at a
-    time, of each trainer if they travel."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adloco.algorithms.worker import Source
+from adloco.algorithms.method import Source
 from adloco.data.corpus import Corpus, load_corpus
 from adloco.data.data_settings import DataSettings
 from adloco.data.hub import local_fingerprint

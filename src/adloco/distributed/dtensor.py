@@ -46,10 +46,13 @@ def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool) -> Tensor:
 
 
 @torch.no_grad()
-def copied(tensor: Tensor, *, to_host: bool) -> Tensor:
-    """A copy of the tensor (of its shard), in host memory or where it is."""
+def copied(tensor: Tensor, *, to_host: bool, dtype: torch.dtype | None = None) -> Tensor:
+    """A copy of the tensor (of its shard), in host memory or where it is, in another data type if
+    one is given.
+    """
     shard = local(tensor).detach()
-    return _kept(shard.to("cpu", copy=True) if to_host else shard.clone(), tensor, to_host)
+    device = torch.device("cpu") if to_host else shard.device
+    return _kept(shard.to(device=device, dtype=dtype or shard.dtype, copy=True), tensor, to_host)
 
 
 def _kept(shard: Tensor, like: Tensor, to_host: bool) -> Tensor:

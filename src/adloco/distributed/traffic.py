@@ -34,10 +34,11 @@ class Traffic:
         self.sent = 0.0
         self.inside = 0
 
-    def add(self, handed: int, times: float) -> None:
-        """Bytes for other workers. times: how often each of them leaves the island."""
+    def add(self, handed: int, times: float) -> int:
+        """Count bytes for other workers, and return them. times: How often each leaves the island."""
         self.between += handed
         self.sent += handed * times
+        return handed
 
     def total(self) -> Bytes:
         """All so far."""

@@ -17,7 +17,8 @@ class SyncEvent:
 
     step: int
     """Inner steps of the round before it."""
-    kind: Literal["send", "receive"]
+    kind: Literal["sync", "send", "receive"]
+    """send: the fragment leaves; receive: it arrives; sync: both at once."""
     fragment: int
 
 
@@ -41,20 +42,25 @@ class Streaming:
         require(0 <= self.alpha < 1, f"streaming.alpha must be in [0, 1), got {self.alpha}")
 
     @property
-    def drifts(self) -> bool:
-        """Whether workers stand apart from the global parameters at the end of a round."""
+    def replicas_diverge(self) -> bool:
+        """True if workers differ from the global parameters at the end of a round."""
         return self.fragments > 1 or (self.tau > 0 and self.alpha > 0)
 
     def events(self, inner_steps: int) -> list[SyncEvent]:
-        """Of a round of that many inner steps, in order; never two fragments under way, also in a round cut short."""
+        """Events of a round of that many inner steps, in order; never two fragments in flight, also
+        in a round cut short.
+        """
         return list(self._events(inner_steps))
 
     def _events(self, inner_steps: int) -> Iterator[SyncEvent]:
         before = 0
         for fragment in range(self.fragments):
             arrival = (fragment + 1) * inner_steps // self.fragments
-            yield SyncEvent(step=max(arrival - self.tau, before), kind="send", fragment=fragment)
-            yield SyncEvent(step=arrival, kind="receive", fragment=fragment)
+            if self.tau == 0:
+                yield SyncEvent(step=arrival, kind="sync", fragment=fragment)
+            else:
+                yield SyncEvent(step=max(arrival - self.tau, before), kind="send", fragment=fragment)
+                yield SyncEvent(step=arrival, kind="receive", fragment=fragment)
             before = arrival
 
     def cut(self, layers: Sequence[Sequence[int]], sync_every: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adloco.errors import require
 
-FORMAT = "adloco checkpoint 1"
+FORMAT = "adloco checkpoint 2"
 TENSORS, STATE, CHECKSUMS = "tensors.safetensors", "state.json", "checksums.json"
 
 

@@ -7,19 +7,20 @@ is compared with what is free, less what the trainers' global parameters will ta
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from threading import Event
 
 import torch
 
-from adloco.algorithms.worker import InnerSettings, OutOfMemoryError, RoundTask, Worker
+from adloco.algorithms.method import Execution, Problem
+from adloco.algorithms.worker import InnerSettings, RoundTask, Worker
 from adloco.config.recipe_text import to_values
 from adloco.config.sections import Recipe
 from adloco.distributed.device_memory import free_memory
 from adloco.distributed.placement.one_process import Placement
-from adloco.errors import require
+from adloco.errors import OutOfMemoryError, require
 from adloco.models.build import ModelBuilder
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
 from adloco.rules.switch import BatchPlan
@@ -45,9 +46,10 @@ class Probe:
 
 
 def outer_copies(recipe: Recipe, device: torch.device) -> int:
-    """Models that the trainers' outer steps keep on the device."""
+    """What the trainers' outer steps keep on the device, in sizes of the model in its own type."""
     elsewhere = recipe.outer_memory.on_host and device.type != "cpu"
-    return 0 if elsewhere else OUTER_COPIES * recipe.method.num_trainers
+    size = 2 if recipe.model_options.dtype == "bf16" and recipe.outer_memory.dtype == "fp32" else 1
+    return 0 if elsewhere else OUTER_COPIES * size * recipe.method.num_trainers
 
 
 def probe(recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None, *, again: bool = False) -> Probe:
@@ -56,8 +58,7 @@ def probe(recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placemen
     known = placement.agree(json.loads(file.read_text()) if file.exists() and not again else None)
     if known:
         return Probe(**(known | {"measured": tuple(Measured(**row) for row in known["measured"]), "cached": True}))
-    num_workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
-    together = int(placement.largest(len(placement.local(range(num_workers)))))
+    together = int(placement.largest(len(placement.local(range(recipe.method.num_workers)))))
     # What decides whether a step is run must be the same on all ranks, or some would wait for the others.
     free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
     outer = outer_copies(recipe, placement.device) * builder.num_bytes() // placement.shards
@@ -105,10 +106,15 @@ class _Stepper:
         free_memory(self._device)
         self._before = _held(self._device)
         settings = InnerSettings(
-            loss_fn=task.loss, data=task.largest_source(), max_grad_norm=recipe.method.max_grad_norm or None, test_groups=recipe.test.groups,
-            test_every=0, takes_moments=recipe.batch.needs_moments, takes_inner_products=recipe.batch.needs_inner_products, autocast=precision,
-            seed=recipe.run.seed, device=self._device, error_feedback=recipe.feedback, on_host=recipe.outer_memory.on_host,
-        )  # fmt: skip
+            problem=Problem(build_model=builder, loss_fn=task.loss, data=task.largest_source()),
+            max_grad_norm=recipe.method.max_grad_norm,
+            rule=recipe.batch,
+            test=replace(recipe.test, every=0),
+            execution=Execution(autocast=precision, seed=recipe.run.seed),
+            device=self._device,
+            with_residuals=recipe.feedback,
+            on_host=recipe.outer_memory.on_host,
+        )
         model = builder()
         engine = placement.engine(model, recipe.run.compile, builder.filling)
         self._worker = Worker(0, model, recipe.inner, settings, engine)

@@ -30,7 +30,7 @@ def new_folder(recipe: Recipe) -> Path:
 
 def place_workers(recipe: Recipe) -> Placement:
     """Where the run's workers live, after a check that all processes mean the same run."""
-    workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
+    workers = recipe.method.num_workers
     shape = recipe.placement
     device = choose_device(recipe.run.device)
     shared = shared_settings(recipe) | {
@@ -94,7 +94,7 @@ def read_whole(builder: ModelBuilder, placement: Placement) -> str:
 def check_memory(recipe: Recipe, builder: ModelBuilder, placement: Placement) -> None:
     """Refuse more workers here than their parameters and optimizer states leave room for."""
     method, device = recipe.method, placement.device
-    workers = len(placement.local(range(method.num_trainers * method.workers_per_trainer)))
+    workers = len(placement.local(range(method.num_workers)))
     residuals = recipe.feedback and not (recipe.outer_memory.on_host and device.type != "cpu")
     copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
     needed = builder.num_bytes() * copies // placement.shards

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-from adloco.algorithms.outer import averaged_buffers, copy_all
+from adloco.algorithms.model_state import averaged_buffers, copy_all
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
 from adloco.models.build import ModelBuilder, load_config

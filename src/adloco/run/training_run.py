@@ -12,13 +12,12 @@ import torch
 from filelock import FileLock, Timeout
 
 from adloco.algorithms.adloco import AdLoCo
-from adloco.algorithms.optimizers import OuterOptimizer
+from adloco.algorithms.method import Execution, Problem
 from adloco.algorithms.reports import RoundReport
-from adloco.algorithms.worker import NonFiniteLossError, OutOfMemoryError
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
 from adloco.distributed.placement.one_process import Placement
-from adloco.errors import require
+from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.models.build import save_config
 from adloco.run import checkpoint
 from adloco.run.environment import choose_precision, describe_environment, rng_state, set_rng_state
@@ -68,9 +67,7 @@ class TrainingRun:
         self._precision = choose_precision(recipe.run.precision, self.device)
         self._builder = model_builder(recipe, self.task, stored, placement)
         method = recipe.method
-        self._source = self.task.train_source(
-            method.num_trainers * method.workers_per_trainer, recipe.run.seed, recipe.guards.initial * method.num_trainers
-        )
+        self._source = self.task.train_source(method.num_workers, recipe.run.seed, recipe.guards.initial * method.num_trainers)
         check_memory(recipe, self._builder, placement)
         if recipe.switch.max_micro_batch == "auto":
             # Found once: what is trained on follows from it, and a run that goes on keeps it.
@@ -178,7 +175,7 @@ class TrainingRun:
                 self._save()
                 return
             if self.finished:
-                self.algorithm.settle()  # Should the round have come out larger than foreseen.
+                self.algorithm.average_replicas()  # Should the round have come out larger than foreseen.
             report = replace(report, pass_limit=report.pass_limit or self._new_limit)
             self._new_limit = 0
             trained = (self.algorithm.samples - samples) * self.recipe.data.context_tokens
@@ -228,32 +225,20 @@ class TrainingRun:
         recipe = self.recipe
         torch.manual_seed(recipe.run.seed)  # For models that draw while they compute.
         return AdLoCo(
-            build_model=self._builder,
-            fill=self._builder.filling,
-            loss_fn=self.task.loss,
-            data=self._source,
+            Problem(
+                build_model=self._builder,
+                fill=self._builder.filling,
+                loss_fn=self.task.loss,
+                data=self._source,
+                tokens_per_sample=recipe.data.context_tokens,
+            ),
+            recipe.method,
             inner=recipe.inner,
-            outer=recipe.outer if isinstance(recipe.outer, OuterOptimizer) else None,
-            sync_every=recipe.method.sync_every,
-            num_trainers=recipe.method.num_trainers,
-            workers_per_trainer=recipe.method.workers_per_trainer,
-            batch=recipe.batch,
-            guards=recipe.guards,
-            shares=recipe.shares,
-            switch=recipe.switch,
-            merge=recipe.merge,
-            fates=recipe.fates,
+            syncing=recipe.syncing,
+            batching=recipe.batching,
+            merging=recipe.merging,
             learning_rate=recipe.learning_rate,
-            tokens_per_sample=recipe.data.context_tokens,
-            wire=recipe.wire_format,
-            streaming=recipe.streaming,
-            outer_on_host=recipe.outer_memory.on_host,
-            max_grad_norm=recipe.method.max_grad_norm or None,
-            test_groups=recipe.test.groups,
-            test_every=recipe.test.every,
-            autocast=self._precision,
-            compile=recipe.run.compile,
-            seed=recipe.run.seed,
+            execution=Execution(autocast=self._precision, compile=recipe.run.compile, seed=recipe.run.seed),
             placement=self.placement,
         )
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adloco.algorithms.worker import Source
+from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.order import StreamOrder
 from adloco.data.rows import left_out, read_rows

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adloco.algorithms.worker import Source
+from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.sources import TokenSource
 from adloco.data.token_cache import TokenCache, open_cache

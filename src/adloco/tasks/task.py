@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from adloco.algorithms.worker import Source
+from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.tokenizers import Tokenizer
 from adloco.models.model_sources import Head

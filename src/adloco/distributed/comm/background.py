@@ -1,25 +1,25 @@
-"""A transfer that goes on while training does: on a thread of its own, and on a GPU on a stream of its own."""
+"""Transfers that go on while training does, on a thread of their own and on a GPU on a stream of
+their own.
+"""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 
-def side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream for the transfers of a run, one after another; None where there are no streams."""
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+class Transfer:
+    """A function that runs behind the caller's back."""
 
-
-class Background:
-    """Runs a function behind the caller's back. What it raises is raised by `wait`."""
-
-    def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream | None) -> None:
+    def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream | None, after: "Transfer | None") -> None:
+        """after: A transfer that must end first."""
         self.seconds = 0.0
-        """That the function has taken, after `wait`."""
+        """Seconds that the function took, after `wait`."""
         self._function = function
         self._stream = stream
+        self._after = after
         if stream:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
         self._error: BaseException | None = None
@@ -28,25 +28,53 @@ class Background:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when the function has."""
+        """Return when the function has, and raise what it raised."""
         self._thread.join()
         if self._error is not None:
             raise self._error
 
     def _run(self) -> None:
-        began = time.monotonic()
-        # For this thread, as workers have the cores; put back because threads that begin later start with what was set last.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         try:
-            if self._stream:
-                with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
-                    self._function()
-                self._stream.synchronize()
-            else:
-                self._function()
+            if self._after:
+                self._after.wait()
+                self._after = None
+            began = time.monotonic()
+            with _one_thread():
+                self._call()
+            self.seconds = time.monotonic() - began
         except BaseException as error:
             self._error = error
-        finally:
-            torch.set_num_threads(threads)
-        self.seconds = time.monotonic() - began
+
+    def _call(self) -> None:
+        if self._stream is None:
+            self._function()
+            return
+        with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
+            self._function()
+        self._stream.synchronize()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Leave the cores to the workers. Put back at the end, because threads that begin later start
+    with what was set last.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Transfers:
+    """Runs transfers one after another, so that collectives meet in the same order on all ranks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._last: Transfer | None = None
+
+    def start(self, function: Callable[[], None]) -> Transfer:
+        """Run the function in the background once the transfers before it have ended."""
+        self._last = Transfer(function, self._stream, self._last)
+        return self._last

@@ -1,7 +1,10 @@
-"""The arithmetic of reductions: tensors side by side in a flat one, and weighted sums of them."""
+"""The arithmetic of reductions: tensors side by side in a flat bucket, and weighted sums of them.
+
+Half-precision tensors are added up in float32: a mean of small differences would round away
+in bf16.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,7 +13,7 @@ from adloco.distributed.dtensor import is_sharded, local
 from adloco.distributed.parallel.gradient_norms import squares
 
 BLOCK = 1 << 16
-"""Elements that are worked on at once, so that what one operation writes is still in the cache for the next."""
+"""Elements that are worked on at once, so that one operation finds in the cache what the last wrote."""
 
 PIECE = 1 << 20
 """Elements that are at least sent at once: fewer would cost more in calls than they save in waiting."""
@@ -19,90 +22,86 @@ PerWorker = Sequence[Sequence[Tensor]]
 """One sequence of tensors for each local worker, alike in shapes."""
 
 
-class Scratch:
-    """Memory for reductions, kept from one to the next: fresh memory of the size of a model costs more time than filling it."""
+class BufferPool:
+    """Memory for buckets, kept between reductions: fresh memory costs more time than filling it."""
 
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
 
-    def flat(self, tensors: Sequence[Tensor], indices: Sequence[int]) -> Tensor:
-        """A one-dimensional tensor as large as this rank's shards of these tensors together, which are of one kind; another for each kind."""
+    def bucket(self, tensors: Sequence[Tensor], indices: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A flat tensor with room for this rank's shards of these tensors, which are of one kind."""
         shards = [local(tensors[index]) for index in indices]
-        size, like = sum(shard.numel() for shard in shards), shards[0]
-        key = (is_sharded(tensors[indices[0]]), like.dtype, like.device)
+        size, device = sum(shard.numel() for shard in shards), shards[0].device
+        key = (is_sharded(tensors[indices[0]]), dtype, device)
         if key not in self._buffers or self._buffers[key].numel() < size:
-            self._buffers[key] = torch.empty(size, dtype=like.dtype, device=like.device)
+            self._buffers[key] = torch.empty(size, dtype=dtype, device=device)
         return self._buffers[key][:size]
 
 
-@dataclass
-class Squares:
-    """Squared norms of this rank's parts of what its workers send, each times its weight. Those of several sums add up."""
-
-    wanted: list[float]
-    """Of what each local worker would send without loss."""
-    sent: list[float]
-    """Of what it sent."""
-    error: list[float]
-    """Of the difference."""
-    total: float = 0.0
-    """Of the sum over all workers of what they sent: a part, which over the workers' ranks adds up to the whole."""
-
-    @staticmethod
-    def zero(workers: int) -> "Squares":
-        """Of nothing sent."""
-        return Squares([0.0] * workers, [0.0] * workers, [0.0] * workers)
-
-    @staticmethod
-    def exact(sent: Tensor) -> "Squares":
-        """Of workers that send without loss. sent: (workers,)."""
-        return Squares(sent.tolist(), sent.tolist(), [0.0] * len(sent))
-
-    def add(self, other: "Squares") -> None:
-        for mine, theirs in ((self.wanted, other.wanted), (self.sent, other.sent), (self.error, other.error)):
-            mine[:] = [a + b for a, b in zip(mine, theirs, strict=True)]
-        self.total += other.total
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The data type in which tensors of this one are added up: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
 
 
-def kinds(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
-    """(sharded, indices) of the tensors that may travel together: of one data type, on one device, and all sharded or none."""
+def bucket_indices(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
+    """(sharded, indices) of the tensors that share a bucket: of one data type, on one device, and
+    all sharded or none.
+    """
     found: dict[tuple[bool, str, str], list[int]] = {}
     for index, tensor in enumerate(tensors):
         found.setdefault((is_sharded(tensor), str(tensor.dtype), str(tensor.device)), []).append(index)
     return [(kind[0], found[kind]) for kind in sorted(found)]
 
 
-def parts(flat: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]) -> list[tuple[int, Tensor]]:
-    """(index, view) of each tensor's place in a flat one, in the shape of this rank's shard."""
+def bucket_views(bucket: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]) -> list[tuple[int, Tensor]]:
+    """(index, view) of each tensor's place in a bucket, in the shape of this rank's shard."""
     shards = [local(tensors[index]) for index in indices]
-    views = torch.split(flat, [shard.numel() for shard in shards])
+    views = torch.split(bucket, [shard.numel() for shard in shards])
     return [(index, view.view_as(shard)) for index, view, shard in zip(indices, views, shards, strict=True)]
 
 
-def filled_pieces(flat: Tensor, views: Sequence[tuple[int, Tensor]], fill: Callable[[int, Tensor], object]) -> Iterator[Tensor]:
-    """Fills the views of a flat tensor one after another; yields it in consecutive pieces of PIECE elements or more as soon as they are filled."""
+def filled_pieces(bucket: Tensor, views: Sequence[tuple[int, Tensor]], fill: Callable[[int, Tensor], object]) -> Iterator[Tensor]:
+    """Fill the views of a bucket one after another; yield it in consecutive pieces of at least
+    PIECE elements as soon as they are filled.
+    """
     begin = end = 0
     for index, view in views:
         fill(index, view)
         end += view.numel()
-        if end - begin >= PIECE or begin < end == flat.numel():
-            yield flat[begin:end]
+        if end - begin >= PIECE or begin < end == bucket.numel():
+            yield bucket[begin:end]
             begin = end
 
 
 @torch.no_grad()
 def fill_weighted_sum(
-    result: Tensor, entries: Sequence[Tensor], weights: Sequence[float], origin: Tensor | None, total: Tensor | None = None
+    result: Tensor,
+    entries: Sequence[Tensor],
+    weights: Sequence[float],
+    origin: Tensor | None,
+    norms_sq: Tensor | None = None,
 ) -> None:
-    """Sum of the entries, or of origin - entry, each times its weight. Differences come first: they are small, and sums of parameters round.
+    """Set the result to the sum of the entries, or of origin - entry, each times its weight.
 
-    total: takes up the squared norm of each term, in float64, shape (entries,).
+    Differences come before sums: they are small, and sums of parameters round. The origin is
+    rounded to the entries' data type first: workers start from the rounded values, so a worker
+    that has not moved contributes exactly zero.
+
+    Args:
+        result: In a type at least as precise as the entries'.
+        entries: One tensor of the result's shape for each worker.
+        weights: One number for each worker.
+        origin: A tensor of the result's shape, or None.
+        norms_sq: float64, shape (workers,); the squared norm of each worker's term is added to it.
     """
     columns = [torch.split(tensor.reshape(-1), BLOCK) for tensor in (result, *entries, *([] if origin is None else [origin]))]
     for block, *rest in zip(*columns, strict=True):
-        terms = rest if origin is None else [torch.sub(rest[-1], entry) for entry in rest[:-1]]
-        if total is not None:
-            total += torch.stack([squares(term) * weight**2 for term, weight in zip(terms, weights, strict=True)])
+        terms = [tensor.to(block.dtype) for tensor in rest[: len(entries)]]
+        if origin is not None:
+            start = rest[-1].to(rest[0].dtype).to(block.dtype)
+            terms = [torch.sub(start, term) for term in terms]
+        if norms_sq is not None:
+            norms_sq += torch.stack([squares(term) * weight**2 for term, weight in zip(terms, weights, strict=True)])
         torch.mul(terms[0], weights[0], out=block)
         for term, weight in zip(terms[1:], weights[1:], strict=True):
             block.add_(term, alpha=weight)

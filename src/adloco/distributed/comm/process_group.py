@@ -12,9 +12,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from adloco.distributed.codecs.wire import WireFormat
-from adloco.distributed.comm.buckets import PerWorker, Scratch, Squares, fill_weighted_sum, filled_pieces, kinds, parts
-from adloco.distributed.comm.compressed import CompressedSum, Contributions, Join, add_decoded
-from adloco.distributed.comm.local import Finished, Sum, crossings
+from adloco.distributed.comm.background import Transfers
+from adloco.distributed.comm.buckets import (
+    BufferPool,
+    PerWorker,
+    bucket_indices,
+    bucket_views,
+    fill_weighted_sum,
+    filled_pieces,
+    sum_dtype,
+)
+from adloco.distributed.comm.comm import CompletedWork, Contributions, Exchange, ExchangeWork, SumStats, Work
+from adloco.distributed.comm.compressed import CompressedSum, Join, add_decoded, crossings
 from adloco.distributed.dtensor import is_sharded, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.traffic import Traffic, num_bytes, ring
@@ -26,152 +35,172 @@ class GroupComm:
     def __init__(
         self,
         group: dist.ProcessGroup,
-        holders: Callable[[bool], dist.ProcessGroup | None],
+        replica_group: Callable[[bool], dist.ProcessGroup | None],
         workers: Sequence[int],
         member: bool,
         rank_of: Callable[[int], int],
         traffic: Traffic,
-        scratch: Scratch,
+        transfers: Transfers,
+        pool: BufferPool,
     ) -> None:
-        """group: the ranks at this place on each island. workers: how many each hosts. member: if this is one. holders, rank_of: see `Ranks`."""
+        """group: The ranks at this rank's place on each island. workers: How many workers each
+        island hosts. member: Whether this island hosts any. replica_group, rank_of: See `Ranks`.
+        """
         self.num_workers = sum(workers)
         self._group = group
-        self._holders = holders
+        self._replica_group = replica_group
         self._workers = workers
         self._member = member
         self._rank_of = rank_of
         self._traffic = traffic
-        self._scratch = scratch
+        self._transfers = transfers
+        self._pool = pool
 
     def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
         if not self._member or not per_worker[0]:
             return []
-        return self._sent(
+        exchange = self._started(
             per_worker[0],
-            lambda index, part: fill_weighted_sum(part, [local(entry[index]) for entry in per_worker], weights, None),
+            lambda index, view: fill_weighted_sum(view, [local(entry[index]) for entry in per_worker], weights, None),
             self._all_reduce,
-            self._scratch,
+            self._pool,
             counted=len(per_worker),
             times=ring(self.num_workers),
-        ).finished()
+        )
+        return ExchangeWork(exchange, None).wait()
 
-    def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Sum:
+    def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Work:
         if not self._member or not given.per_worker[0]:
-            return Finished([], Squares.zero(len(given.weights)))
-        if given.wire is None:
-            return self._differences(given, Scratch() if overlapped else self._scratch)
-        return CompressedSum(given, given.wire, self._counts, self._sum_of_blocks, self._joined)
+            return CompletedWork([], SumStats.zero(len(given.weights)))
+        exchange: Exchange
+        if given.codec is None:
+            exchange = self._differences(given, BufferPool() if overlapped else self._pool)
+        else:
+            exchange = CompressedSum(given, given.codec, self._counts, self._sum_of_blocks, self._joined)
+        return ExchangeWork(exchange, self._transfers if overlapped else None)
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
         if not self._member or not receivers or not tensors:
             return list(tensors)
         rank = self._rank_of(source)
-        return self._sent(
+        exchange = self._started(
             tensors,
-            lambda index, part: part.copy_(local(tensors[index])),
-            lambda flat: dist.broadcast(flat, rank, group=self._group, async_op=True),
-            self._scratch,
+            lambda index, view: view.copy_(local(tensors[index])),
+            lambda bucket: dist.broadcast(bucket, rank, group=self._group, async_op=True),
+            self._pool,
             counted=int(dist.get_rank() == rank),
             times=self.num_workers - 1,
-        ).finished()
+            summed=False,
+        )
+        return ExchangeWork(exchange, None).wait()
 
-    def _differences(self, given: Contributions, scratch: Scratch) -> "_FlatSum":
+    def _differences(self, given: Contributions, pool: BufferPool) -> "_BucketExchange":
         first = given.per_worker[0]
-        squares = torch.zeros(len(given.weights), dtype=torch.float64, device=local(first[0]).device)
+        norms_sq = torch.zeros(len(given.weights), dtype=torch.float64, device=local(first[0]).device)
 
-        def fill(index: int, part: Tensor) -> None:
+        def fill(index: int, view: Tensor) -> None:
             entries = [local(entry[index]) for entry in given.per_worker]
-            counted = squares if self._counts(is_sharded(first[index])) else None
-            fill_weighted_sum(part, entries, given.weights, local(given.origin[index]).to(part.device), counted)
+            counted = norms_sq if self._counts(is_sharded(first[index])) else None
+            fill_weighted_sum(view, entries, given.weights, local(given.origin[index]).to(view.device), counted)
 
-        total = self._sent(first, fill, self._all_reduce, scratch, counted=len(given.weights), times=ring(self.num_workers))
-        total.squares = Squares.exact(squares)
-        return total
+        exchange = self._started(first, fill, self._all_reduce, pool, counted=len(given.weights), times=ring(self.num_workers))
+        handed, exchange.stats = exchange.stats.num_bytes, SumStats.lossless(norms_sq)
+        exchange.stats.num_bytes = handed
+        return exchange
 
-    def _all_reduce(self, flat: Tensor) -> Any:
-        return dist.all_reduce(flat, group=self._group, async_op=True)
+    def _all_reduce(self, bucket: Tensor) -> Any:
+        return dist.all_reduce(bucket, group=self._group, async_op=True)
 
     @torch.no_grad()
-    def _sent(
+    def _started(
         self,
         like: Sequence[Tensor],
         fill: Callable[[int, Tensor], Any],
         collective: Callable[[Tensor], Any],
-        scratch: Scratch,
+        pool: BufferPool,
         *,
         counted: int,
         times: float,
-    ) -> "_FlatSum":
-        """Tensors like these, filled one by one and handed to the collective in large pieces, each kind of them apart.
+        summed: bool = True,
+    ) -> "_BucketExchange":
+        """Buckets of tensors like these, filled one by one and handed to the collective in large
+        pieces.
 
-        counted: workers here that hand them over, each counted as if it had an island of its own. times: see `Traffic.add`.
+        Args:
+            counted: Workers here that hand them over, each counted as if it had its own island.
+            times: See `Traffic.add`.
+            summed: Whether the collective adds up; half-precision buckets are then float32.
         """
-        total = _FlatSum(like, self._joined, len(self._workers))
-        for sharded, indices in kinds(like):
-            flat = scratch.flat(like, indices)
-            views, holders = parts(flat, like, indices), self._holders(sharded)
-            if holders is None:
+        exchange = _BucketExchange(like, self._joined, len(self._workers))
+        for sharded, indices in bucket_indices(like):
+            dtype = like[indices[0]].dtype
+            bucket = pool.bucket(like, indices, sum_dtype(dtype) if summed else dtype)
+            views, replica_group = bucket_views(bucket, like, indices), self._replica_group(sharded)
+            if replica_group is None:
                 # A piece travels while the next is filled.
-                total.works += [collective(piece) for piece in filled_pieces(flat, views, fill)]
-                mine = flat
+                exchange.works += [collective(piece) for piece in filled_pieces(bucket, views, fill)]
+                mine = bucket
             else:
-                for index, part in views:
-                    fill(index, part)
-                mine = _slice(flat, holders)
-                total.works.append(collective(mine))
-            self._traffic.add(counted * num_bytes([mine]), times)
-            total.flats.append((sharded, indices, flat.numel(), mine))
-        return total
+                for index, view in views:
+                    fill(index, view)
+                mine = _slice(bucket, replica_group)
+                exchange.works.append(collective(mine))
+            exchange.stats.num_bytes += self._traffic.add(counted * num_bytes([mine]), times)
+            exchange.buckets.append((sharded, indices, bucket.numel(), mine))
+        return exchange
 
-    def _sum_of_blocks(self, blocks: Tensor, wire: WireFormat, sharded: bool) -> tuple[Tensor, float]:
+    def _sum_of_blocks(self, blocks: Tensor, codec: WireFormat, sharded: bool, stats: SumStats) -> Tensor:
         """This rank's slice of the sum; see `BlockSum`."""
-        holders = self._holders(sharded)
-        mine = blocks if holders is None else torch.stack([_slice(one, holders) for one in blocks])
-        self._traffic.add(mine.numel(), crossings(wire, self.num_workers))
-        return self._from_owners(mine, wire) if wire.sums_in_blocks else self._from_everyone(mine, wire)
+        replica_group = self._replica_group(sharded)
+        mine = blocks if replica_group is None else torch.stack([_slice(one, replica_group) for one in blocks])
+        stats.num_bytes += self._traffic.add(mine.numel(), crossings(codec, self.num_workers))
+        values, total_sq = self._from_owners(mine, codec) if codec.sums_in_blocks else self._from_everyone(mine, codec)
+        stats.total_sq += total_sq
+        return values
 
-    def _from_owners(self, blocks: Tensor, wire: WireFormat) -> tuple[Tensor, float]:
+    def _from_owners(self, blocks: Tensor, codec: WireFormat) -> tuple[Tensor, float]:
         """Each island adds up its share of the rows and sends the sum to the others, in blocks again."""
         shares = [len(part) for part in torch.arange(blocks.shape[1]).tensor_split(len(self._workers))]
         me = dist.get_rank(self._group)
         for_others = [part.reshape(-1) for part in torch.split(blocks, shares, dim=1)]
         own, for_others[me] = for_others[me], blocks.new_empty(0)
-        sizes = [0 if island == me else workers * shares[me] * wire.block_bytes for island, workers in enumerate(self._workers)]
+        sizes = [0 if island == me else workers * shares[me] * codec.block_bytes for island, workers in enumerate(self._workers)]
         received = blocks.new_empty(sum(sizes))
         dist.all_to_all_single(received, torch.cat(for_others), sizes, [part.numel() for part in for_others], group=self._group)
         from_islands = list(torch.split(received, sizes))
         from_islands[me] = own
-        total = add_decoded(torch.cat(from_islands).view(self.num_workers, shares[me], wire.block_bytes), wire)
-        sums = gathered(wire.encode(total), max(shares), self._group)
-        return wire.decode(torch.cat([rows[:share] for rows, share in zip(sums, shares, strict=True)])), squared_norm([total])
+        total = add_decoded(torch.cat(from_islands).view(self.num_workers, shares[me], codec.block_bytes), codec)
+        sums = gathered(codec.encode(total), max(shares), self._group)
+        return codec.decode(torch.cat([rows[:share] for rows, share in zip(sums, shares, strict=True)])), squared_norm([total])
 
-    def _from_everyone(self, blocks: Tensor, wire: WireFormat) -> tuple[Tensor, float]:
+    def _from_everyone(self, blocks: Tensor, codec: WireFormat) -> tuple[Tensor, float]:
         """Every island gets all workers' blocks and adds them up itself."""
         workers = gathered(blocks, max(self._workers), self._group)
-        total = add_decoded(torch.cat([some[:count] for some, count in zip(workers, self._workers, strict=True)]), wire)
+        total = add_decoded(torch.cat([some[:count] for some, count in zip(workers, self._workers, strict=True)]), codec)
         return total, squared_norm([total]) / len(self._workers)
 
     def _counts(self, sharded: bool) -> bool:
-        holders = self._holders(sharded)
-        return holders is None or dist.get_rank(holders) == 0
+        replica_group = self._replica_group(sharded)
+        return replica_group is None or dist.get_rank(replica_group) == 0
 
     def _joined(self, mine: Tensor, rows: int, sharded: bool) -> Tensor:
         """The slices of all ranks of the island that hold the same, gathered inside it: (rows, ...)."""
-        holders = self._holders(sharded)
-        if holders is None:
+        replica_group = self._replica_group(sharded)
+        if replica_group is None:
             return mine
-        slices = gathered(mine, _slice_rows(rows, holders), holders)
+        slices = gathered(mine, _slice_rows(rows, replica_group), replica_group)
         self._traffic.inside += num_bytes([slices[0]])
         return slices.flatten(0, 1)[:rows]
 
 
-class _FlatSum:
-    """Collectives under way on flat tensors."""
+class _BucketExchange:
+    """Collectives in flight on buckets."""
 
     def __init__(self, like: Sequence[Tensor], join: Join, islands: int) -> None:
-        self.squares = Squares([], [], [])
+        self.stats = SumStats([], [], [])
         self.works: list[Any] = []
-        self.flats: list[tuple[bool, list[int], int, Tensor]] = []
+        self.buckets: list[tuple[bool, list[int], int, Tensor]] = []
+        """(sharded, indices, elements, this rank's slice) of each bucket."""
         self._like = like
         self._join = join
         self._islands = islands
@@ -179,20 +208,17 @@ class _FlatSum:
     def transfer(self) -> None:
         for work in self.works:
             work.wait()
-        if self.squares.sent:
-            # Each island has the whole sum, of which each rank of those that hold the same counts a slice.
-            self.squares.total = sum(squared_norm([mine]) for _, _, _, mine in self.flats) / self._islands
+        if self.stats.sent_sq:
+            # Each island has the whole sum; each rank that holds a replica of it counts a slice.
+            total_sq = sum(squared_norm([mine]) for _, _, _, mine in self.buckets)
+            self.stats.total_sq = total_sq / self._islands
 
     def result(self) -> list[Tensor]:
         results = list(self._like)
-        for sharded, indices, numel, mine in self.flats:
-            for index, part in parts(self._join(mine, numel, sharded), self._like, indices):
-                results[index] = with_local(part, like=self._like[index])
+        for sharded, indices, numel, mine in self.buckets:
+            for index, view in bucket_views(self._join(mine, numel, sharded), self._like, indices):
+                results[index] = with_local(view, like=self._like[index])
         return results
-
-    def finished(self) -> list[Tensor]:
-        self.transfer()
-        return self.result()
 
 
 def gathered(mine: Tensor, longest: int, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -203,11 +229,11 @@ def gathered(mine: Tensor, longest: int, group: dist.ProcessGroup | None = None)
     return everyone
 
 
-def _slice(rows: Tensor, holders: dist.ProcessGroup) -> Tensor:
-    size = _slice_rows(len(rows), holders)
-    start = size * dist.get_rank(holders)
+def _slice(rows: Tensor, replica_group: dist.ProcessGroup) -> Tensor:
+    size = _slice_rows(len(rows), replica_group)
+    start = size * dist.get_rank(replica_group)
     return rows[start : start + size].clone()
 
 
-def _slice_rows(rows: int, holders: dist.ProcessGroup) -> int:
-    return -(-rows // dist.get_world_size(holders))
+def _slice_rows(rows: int, replica_group: dist.ProcessGroup) -> int:
+    return -(-rows // dist.get_world_size(replica_group))

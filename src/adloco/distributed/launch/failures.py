@@ -14,13 +14,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from adloco.errors import OtherRankError
+
 KEY = "failure"
 POLL_SECONDS, GRACE_SECONDS = 0.5, 2.0
 LOST = re.compile(r"connection (closed|reset)|broken pipe|gloo|nccl|socket", re.IGNORECASE)
-
-
-class OtherRankError(RuntimeError):
-    """Another rank of the run failed; the message is its own."""
 
 
 @contextmanager

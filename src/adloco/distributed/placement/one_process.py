@@ -13,8 +13,10 @@ from typing import Protocol, TypeVar
 import torch
 from torch import nn
 
-from adloco.distributed.comm.buckets import Scratch
-from adloco.distributed.comm.local import Comm, LocalComm
+from adloco.distributed.comm.background import Transfers
+from adloco.distributed.comm.buckets import BufferPool
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.parallel.island import Engine, Whole
 from adloco.distributed.parallel.layers import Fill
 from adloco.distributed.traffic import Bytes, Traffic
@@ -52,7 +54,7 @@ class Placement(Protocol):
         """
         ...
 
-    def start_alike(self, model: nn.Module) -> None:
+    def broadcast_model(self, model: nn.Module) -> None:
         """Set the model's parameters and buffers to those of the first process. Before training starts, not counted as traffic."""
         ...
 
@@ -105,7 +107,8 @@ class OneProcess:
     def __init__(self, device: str | torch.device = "cpu", threads: int = 0) -> None:
         self.device = torch.device(device)
         self.traffic = Traffic()
-        self._scratch = Scratch()
+        self._pool = BufferPool()
+        self._transfers = Transfers(self.device)
         self.num_ranks = self.ranks_per_worker = self.shards = 1
         self.threads = threads or (num_cores() if self.device.type == "cpu" else 1)
         _set_up_matrix_products()
@@ -120,7 +123,7 @@ class OneProcess:
     def engine(self, model: nn.Module, compile: bool = False, fill: Fill | None = None) -> Engine:
         return Whole(model, self.device, compile, fill)
 
-    def start_alike(self, model: nn.Module) -> None:
+    def broadcast_model(self, model: nn.Module) -> None:
         return
 
     def whole(self, state: Item) -> Item:
@@ -136,7 +139,7 @@ class OneProcess:
         return list(worker_ids)
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:
-        return LocalComm(len(worker_ids), self.traffic, self._scratch)
+        return LocalComm(len(worker_ids), self.traffic, transfers=self._transfers, pool=self._pool)
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         if len(rows) > 1:

@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from adloco.distributed.comm.buckets import Scratch
-from adloco.distributed.comm.local import Comm, LocalComm
+from adloco.distributed.comm.background import Transfers
+from adloco.distributed.comm.buckets import BufferPool
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.comm.process_group import GroupComm, gathered
 from adloco.distributed.dtensor import whole
 from adloco.distributed.parallel.island import Engine, Replicated, Sharded
@@ -37,7 +39,8 @@ class Ranks:
         self.shards = shards
         self.ranks_per_worker = shards * replicas
         self.traffic = Traffic()
-        self._scratch = Scratch()
+        self._pool = BufferPool()
+        self._transfers = Transfers(device)
         self._num_islands = self.num_ranks // self.ranks_per_worker
         self._island, self._position = divmod(self.rank, self.ranks_per_worker)
         # Workers of one island would mix up their collectives if they ran at once.
@@ -68,7 +71,7 @@ class Ranks:
         return kind(model, self._mesh["replica", "shard"], self._inside, self.traffic, compile, fill)
 
     @torch.no_grad()
-    def start_alike(self, model: nn.Module) -> None:
+    def broadcast_model(self, model: nn.Module) -> None:
         tensors = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
         everyone: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(everyone, {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()})
@@ -86,7 +89,11 @@ class Ranks:
         islands = tuple(sorted({self.owner(worker) for worker in worker_ids}))
         if len(islands) == 1:
             return LocalComm(
-                len(self.local(worker_ids)), self.traffic, self._scratch, lambda sharded: self._position < (self.shards if sharded else 1)
+                len(self.local(worker_ids)),
+                self.traffic,
+                transfers=self._transfers,
+                pool=self._pool,
+                counts=lambda sharded: self._position < (self.shards if sharded else 1),
             )
         if islands not in self._groups:
             # For each place on an island, the ranks that stand there: they hold the same part of the model.
@@ -94,7 +101,16 @@ class Ranks:
             self._groups[islands] = self._new_group(places)
         workers = [sum(self.owner(worker) == island for worker in worker_ids) for island in islands]
         member = self._island in islands
-        return GroupComm(self._groups[islands], self._holders, workers, member, self._rank_of, self.traffic, self._scratch)
+        return GroupComm(
+            self._groups[islands],
+            self._replica_group,
+            workers,
+            member,
+            self._rank_of,
+            self.traffic,
+            self._transfers,
+            self._pool,
+        )
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         assert list(rows) == self.local(range(self.num_workers)), "a row for each worker here"
@@ -145,7 +161,7 @@ class Ranks:
             return [function(item) for item in items]
         return self._process.map(function, items, on_failure)
 
-    def _holders(self, sharded: bool) -> dist.ProcessGroup | None:
+    def _replica_group(self, sharded: bool) -> dist.ProcessGroup | None:
         """The ranks of this island that hold the same sharded (or other) tensors as this one; None if there are no others."""
         alone = self.ranks_per_worker == (self.shards if sharded else 1)
         return None if alone else self._replicas if sharded else self._inside

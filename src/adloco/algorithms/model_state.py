@@ -1,0 +1,110 @@
+"""The tensors of a model that a sync, a merge or a checkpoint works on."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adloco.distributed.dtensor import in_memory_of, scattered, zeros_like
+from adloco.distributed.parallel.gradient_norms import squared_norm, trainable
+from adloco.errors import NonFiniteLossError
+
+LARGEST = 1e37
+"""Norm from which on parameters count as infinite: differences and sums of such float32 numbers
+could be.
+"""
+ADVICE = "lower the learning rate or check the data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """The live tensors of one worker's model that syncs read and write."""
+
+    names: Sequence[str]
+    """Names of the parameters."""
+    params: Sequence[Tensor]
+    """The trainable parameters."""
+    buffers: Sequence[Tensor]
+    """The floating-point buffers of the model's state (running statistics), averaged at a sync."""
+    residuals: Sequence[Tensor]
+    """With error feedback, what no sync has sent yet, like the parameters in float32; else empty."""
+
+    @staticmethod
+    def of(model: nn.Module, *, with_residuals: bool, on_host: bool) -> "Replica":
+        """The replica of a model. on_host: Keep the residuals in host memory."""
+        params = trainable(model)
+        kept = params if with_residuals else []
+        return Replica(
+            names=[name for name, parameter in model.named_parameters() if parameter.requires_grad],
+            params=params,
+            buffers=averaged_buffers(model),
+            residuals=[zeros_like(parameter, torch.float32, to_host=on_host) for parameter in kept],
+        )
+
+    def require_finite(self, where: str, add_up: Callable[[Sequence[float]], list[float]] = list) -> None:
+        """Raise NonFiniteLossError, with the parameter's name, unless all parameters are finite.
+
+        Args:
+            where: Trainer, worker and inner step, for the message.
+            add_up: Sums numbers over the ranks that hold parts of the parameters.
+        """
+        if add_up([squared_norm(self.params)])[0] < LARGEST**2:
+            return
+        norms_sq = add_up([squared_norm([parameter]) for parameter in self.params])
+        limit = LARGEST**2 / len(norms_sq)
+        name = next(name for name, norm_sq in zip(self.names, norms_sq, strict=True) if not norm_sq < limit)
+        raise NonFiniteLossError(f"parameter {name} is not finite in {where}; {ADVICE}")
+
+
+def averaged_buffers(model: nn.Module) -> list[Tensor]:
+    """The floating-point buffers of the model's state (running statistics)."""
+    names = model.state_dict().keys()
+    return [buffer for name, buffer in model.named_buffers() if name in names and buffer.is_floating_point()]
+
+
+def counters(model: nn.Module) -> list[Tensor]:
+    """The other buffers of the model's state, such as a count of batches: each worker's own, saved
+    and not averaged.
+    """
+    names = model.state_dict().keys()
+    return [buffer for name, buffer in model.named_buffers() if name in names and not buffer.is_floating_point()]
+
+
+def all_tensors(model: nn.Module) -> list[Tensor]:
+    """Every parameter and every buffer of the model's state, frozen and integer ones included."""
+    return [*model.parameters(), *averaged_buffers(model), *counters(model)]
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """State tensors of an optimizer, in the order of its parameters and then of their names."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = [optimizer.state.get(parameter, {}) for parameter in parameters]
+    return [state[key] for state in states for key in sorted(state) if isinstance(state[key], Tensor)]
+
+
+@torch.no_grad()
+def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """Copy each source into its target, in place, rounded to the target's data type."""
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(in_memory_of(scattered(source, target), target))
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give an optimizer a copy of a saved state, whose whole tensors are sharded as their
+    parameters are.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def placed(value: Any, parameter: Tensor) -> Any:
+        return scattered(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value
+
+    states = {index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()} for index, entry in saved["state"].items()}
+    # How the step is computed belongs to the placement, not to the state: fused kernels know no
+    # sharded tensors.
+    own = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
+    groups = [{**group, **kept} for group, kept in zip(saved["param_groups"], own, strict=True)]
+    # A copy, because torch would keep the given tensors.
+    optimizer.load_state_dict(copy.deepcopy({**saved, "state": states, "param_groups": groups}))

@@ -1,0 +1,217 @@
+"""The outer step: the workers' parameters become one update of the global parameters.
+
+DiLoCo (arXiv 2311.08105, algorithm 1): pseudo_gradient = global - worker, so that descent on it
+moves towards the workers; averaged over workers with their samples as weights; then any torch
+optimizer; then the workers start from the new global parameters. The parameters may be cut into
+fragments that are synced one after another while training goes on (Streaming DiLoCo,
+arXiv 2501.18512).
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, optimizer_tensors
+from adloco.algorithms.optimizers import OuterFactory
+from adloco.distributed.codecs.wire import WireFormat
+from adloco.distributed.comm.buckets import sum_dtype
+from adloco.distributed.comm.comm import Comm, Contributions, Work
+from adloco.distributed.comm.compressed import feedback
+from adloco.distributed.dtensor import copied, in_memory_of, local
+from adloco.errors import require
+from adloco.rules.sync_schedule import Streaming, SyncEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterMemory:
+    """How a trainer keeps what only syncs need."""
+
+    on_host: bool = False
+    """Keep global parameters, outer optimizer state and residuals in host memory. The device then
+    holds one fragment at a time, or one for each trainer if fragments are in flight."""
+    dtype: Literal["fp32", "model"] = "fp32"
+    """Data type of global parameters and outer optimizer state. fp32: float32 at least, whatever
+    the model's type; model: the model's own, half as large for bf16, where small outer steps are
+    lost to rounding."""
+
+    def __post_init__(self) -> None:
+        require(self.dtype in ("fp32", "model"), f"dtype must be fp32 or model, got {self.dtype!r}")
+
+    def of(self, dtype: torch.dtype) -> torch.dtype:
+        """The data type in which global parameters of a model of this type are kept."""
+        return sum_dtype(dtype) if self.dtype == "fp32" else dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Syncing:
+    """How the workers of a trainer are brought together."""
+
+    outer: OuterFactory | None
+    """Builds the outer optimizer; None: adopt the workers' mean."""
+    codec: WireFormat | None = None
+    """Wire format of pseudo-gradients; None: they cross uncompressed."""
+    streaming: Streaming = field(default_factory=Streaming)
+    """The schedule of syncs within a round."""
+    memory: OuterMemory = field(default_factory=OuterMemory)
+    """Where and in which type global parameters are kept."""
+
+    @property
+    def residual_in_params(self) -> bool:
+        """True if workers keep in their parameters what a sync leaves unsent."""
+        return feedback(self.codec) == "ahead"
+
+    def diverges(self, num_workers: int) -> bool:
+        """True if that many workers of a trainer differ from one another between rounds."""
+        return self.streaming.replicas_diverge or (self.residual_in_params and num_workers > 1)
+
+
+class OuterSync:
+    """Global parameters as of the last sync, and the optimizer that moves them."""
+
+    def __init__(self, replica: Replica, syncing: Syncing, fragments: Sequence[Sequence[int]] | None = None) -> None:
+        """
+        Args:
+            replica: A worker at the starting point.
+            fragments: Indices of the parameters that are synced together; None: all at once.
+        """
+        memory = syncing.memory
+        self.global_params = [
+            nn.Parameter(copied(parameter, to_host=memory.on_host, dtype=memory.of(parameter.dtype))) for parameter in replica.params
+        ]
+        self.buffers = [buffer.clone() for buffer in replica.buffers]
+        self.optimizer = syncing.outer(self.global_params) if syncing.outer else None
+        self.fragments = fragments or [range(len(replica.params))]
+        self.syncing = syncing
+        self._in_flight: tuple[int, Work] | None = None
+
+    def sync(self, event: SyncEvent, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm) -> None:
+        """Do what the schedule has at this point: start a fragment's mean, finish it, or both.
+
+        Args:
+            replicas: The local workers of the trainer.
+            weights: Each one's share of the trainer's samples; over all ranks they add up to 1.
+            comm: Reductions among all workers of the trainer.
+        """
+        if event.kind in ("sync", "send"):
+            self.start(event.fragment, replicas, weights, comm, overlapped=event.kind == "send")
+        if event.kind in ("sync", "receive"):
+            self.step()
+            self.broadcast(event.fragment, replicas)
+
+    def start(self, fragment: int, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm, *, overlapped: bool = False) -> None:
+        """Start the mean of the workers' pseudo-gradients, global - worker, in the wire format.
+
+        overlapped: Let the exchange go on while training does.
+        """
+        per_worker = [self._pick(fragment, replica.params) for replica in replicas]
+        global_params = self._pick(fragment, self.global_params)
+        if self.optimizer is None and comm.num_workers == 1:
+            # To the last bit: global - (global - worker) would be rounded.
+            copy_all(per_worker[0], global_params)
+            return
+        residuals = [self._pick(fragment, replica.residuals) for replica in replicas if replica.residuals]
+        given = Contributions(
+            per_worker=per_worker,
+            weights=weights,
+            origin=global_params,
+            codec=self.syncing.codec,
+            residuals=residuals,
+        )
+        self._in_flight = fragment, comm.pseudo_gradient(given, overlapped=overlapped)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Wait for the mean in flight, if there is one, and take the outer step with it."""
+        if self._in_flight is None:
+            return
+        (fragment, work), self._in_flight = self._in_flight, None
+        for parameter, pseudo_gradient in zip(self._pick(fragment, self.global_params), work.wait(), strict=True):
+            parameter.grad = in_memory_of(pseudo_gradient, parameter).to(parameter.dtype)
+            if self.optimizer is None:
+                parameter.sub_(parameter.grad)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        for parameter in self.global_params:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def broadcast(self, fragment: int, replicas: Sequence[Replica]) -> None:
+        """Set the local workers to the new global parameters.
+
+        Of a fragment that was in flight, a worker keeps the part alpha of its own. With the
+        residual in the parameters, a worker starts at the global ones less its residual.
+        """
+        kept = self.syncing.streaming.alpha if self.syncing.streaming.tau > 0 else 0.0
+        for replica in replicas:
+            for index in self.fragments[fragment]:
+                worker = local(replica.params[index])
+                start = local(self.global_params[index]).to(worker.device)
+                if self.syncing.residual_in_params and replica.residuals:
+                    start = start - local(replica.residuals[index]).to(worker.device)
+                worker.copy_(torch.lerp(worker.to(start.dtype), start, 1 - kept) if kept else start)
+
+    def average_buffers(self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm) -> None:
+        """Set the local workers' buffers to the mean over all workers."""
+        if self.buffers:
+            copy_all(comm.mean([replica.buffers for replica in replicas], weights), self.buffers)
+        for replica in replicas:
+            copy_all(self.buffers, replica.buffers)
+
+    def average_replicas(self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm) -> None:
+        """Make the workers' mean the global parameters, and the workers' own, without an outer step.
+
+        Brings workers together that streaming or residuals in the parameters have left apart.
+        """
+        for fragment in range(len(self.fragments)):
+            means = comm.mean([self._pick(fragment, replica.params) for replica in replicas], weights)
+            copy_all(means, self._pick(fragment, self.global_params))
+        self.broadcast_all(replicas)
+
+    def broadcast_all(self, replicas: Sequence[Replica]) -> None:
+        """Set the local workers to the global parameters and the averaged buffers."""
+        for replica in replicas:
+            copy_all(self.parameters(), [*replica.params, *replica.buffers])
+
+    def discard_in_flight(self) -> None:
+        """Wait for a mean in flight, as the other ranks do, and drop it."""
+        if self._in_flight is not None:
+            self._in_flight[1].wait()
+        self._in_flight = None
+
+    def parameters(self) -> list[Tensor]:
+        """Global parameters and averaged buffers."""
+        return [*self.global_params, *self.buffers]
+
+    def momentum(self) -> list[Tensor]:
+        """The outer optimizer's state tensors, in the order of the parameters."""
+        return optimizer_tensors(self.optimizer) if self.optimizer else []
+
+    def copy_optimizer_state(self, other: "OuterSync") -> None:
+        """Take over a copy of another trainer's outer optimizer state."""
+        if self.optimizer and other.optimizer:
+            self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Live tensors; only complete while no mean is in flight."""
+        return {
+            "params": list(self.global_params),
+            "buffers": list(self.buffers),
+            "optimizer": self.optimizer.state_dict() if self.optimizer else {},
+            "feedback": feedback(self.syncing.codec),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        before, now = state["feedback"], feedback(self.syncing.codec)
+        advice = "give the same error_feedback and step_ahead"
+        require(before == now, f"error feedback was {before!r} when the state was saved and is {now!r} here; {advice}")
+        copy_all(state["params"], self.global_params)
+        copy_all(state["buffers"], self.buffers)
+        if self.optimizer:
+            load_optimizer(self.optimizer, state["optimizer"])
+
+    def _pick(self, fragment: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[index] for index in self.fragments[fragment]]

@@ -1,0 +1,150 @@
+"""Outer steps of models in bf16 and fp16: they move, and small steps are not lost to rounding."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adloco import DiLoCo, Int8, OuterMemory, OuterOptimizer, Streaming, place
+from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.testing import run_on_ranks
+from adloco.distributed.traffic import Traffic
+from tests.problems import make_run, outer_sync, regression, squared_error, sync_all
+
+HALF = [torch.bfloat16, torch.float16]
+NESTEROV = OuterOptimizer(lr=0.7, options={"momentum": 0.9, "nesterov": True})
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
+@pytest.mark.parametrize("memory", [OuterMemory(), OuterMemory(dtype="model")], ids=["fp32", "model"])
+def test_an_outer_step_moves_every_element_in_every_type(name: str, dtype: torch.dtype, memory: OuterMemory) -> None:
+    """Sizes around the blocks of vectorised kernels, against the same step in float64."""
+    # Large enough that eps of Adam does not round to zero in float16, and steps are not rounded away.
+    start = torch.linspace(1.0, 2.0, 67, dtype=torch.float64)
+    worker = start - 0.5
+    options = {"momentum": 0.9, "nesterov": True} if name == "SGD" else {"eps": 1e-4}
+    factory = OuterOptimizer(optimizer=name, lr=0.5, options=options)
+    exact = outer_sync([start], factory)
+    mine = outer_sync([start.to(dtype)], factory, memory=memory)
+    for outer, own in ((exact, worker), (mine, worker.to(dtype))):
+        sync_all(outer, [[own.clone()]], [1.0], LocalComm(1, Traffic()))
+    tolerance = 2e-2 if dtype in HALF else 1e-6
+    torch.testing.assert_close(mine.global_params[0].detach().double(), exact.global_params[0].detach(), rtol=tolerance, atol=tolerance)
+    kept = torch.promote_types(dtype, torch.float32) if memory.dtype == "fp32" else dtype
+    assert mine.global_params[0].dtype == kept
+
+
+def test_small_outer_steps_add_up_in_float32_and_round_away_in_the_models_type() -> None:
+    # 1 - 2^-8 and 1 are neighbours in bf16. Each worker moves by 2^-8, which an outer rate of 1/16
+    # makes 2^-12: 16 rounds make 2^-8. In bf16 each of them rounds back to 1.
+    ends = []
+    for memory in (OuterMemory(), OuterMemory(dtype="model")):
+        outer = outer_sync([torch.ones(40, dtype=torch.bfloat16)], OuterOptimizer(lr=1 / 16, options={}), memory=memory)
+        for _ in range(16):
+            start = outer.global_params[0].detach().bfloat16()
+            sync_all(outer, [[start - 2**-8]], [1.0], LocalComm(1, Traffic()))
+        ends.append(outer.global_params[0].detach())
+    assert bool((ends[0] < 1 - 0.9 * 2**-8).all())
+    assert bool((ends[1] == 1).all())
+
+
+@pytest.mark.parametrize("codec", [None, Int8()], ids=["plain", "int8"])
+def test_a_worker_that_has_not_moved_moves_nothing(codec: Any) -> None:
+    """The global parameters have digits that the worker cannot have; these are no pseudo-gradient."""
+    outer = outer_sync([torch.zeros(50, dtype=torch.bfloat16)], OuterOptimizer(lr=1.0, options={}), codec=codec)
+    with torch.no_grad():
+        outer.global_params[0].copy_(torch.linspace(1, 2, 50) + 1e-4)
+    before = outer.global_params[0].detach().clone()
+    workers = [[before.bfloat16()], [before.bfloat16()]]
+    sync_all(outer, workers, [0.5, 0.5], LocalComm(2, Traffic()))
+    assert outer.global_params[0].detach().equal(before)
+
+
+def test_the_mean_of_half_precision_tensors_is_taken_in_float32() -> None:
+    # In bf16, 1 + 2^-9 is 1, four times over.
+    entries = [[torch.tensor([1.0], dtype=torch.bfloat16)], *[[torch.tensor([2.0**-7], dtype=torch.bfloat16)]] * 4]
+    (mean,) = LocalComm(5, Traffic()).mean(entries, [1.0, 0.25, 0.25, 0.25, 0.25])
+    assert mean.dtype == torch.float32
+    assert mean.tolist() == [1 + 2**-7]
+
+
+def half_linear() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 24), nn.Tanh(), nn.Linear(24, 1)).bfloat16()
+
+
+def train_in_bf16(shards: int = 1, replicas: int = 1, workers: int = 2, streaming: bool = False) -> dict[str, Any]:
+    """Global parameters and the losses of ten rounds of a model in bf16."""
+    run = make_run(
+        build_model=half_linear,
+        loss_fn=lambda model, batch: squared_error(lambda x: model(x).float(), (batch[0].bfloat16(), batch[1])),
+        inner=lambda model: [torch.optim.SGD(model.parameters(), lr=0.05, fused=False, foreach=False)],
+        outer=NESTEROV,
+        data=regression(workers),
+        workers_per_trainer=workers,
+        sync_every=4,
+        streaming=Streaming(fragments=2, tau=1) if streaming else Streaming(),
+        placement=place(workers, "cpu", 1, shards, replicas),
+    )
+    losses = [report.train_loss for report in run.rounds(10)]
+    run.average_replicas()
+    whole = run.placement.whole(list(run.trainers[0].outer.global_params))
+    return {"losses": losses, "params": torch.cat([tensor.detach().flatten() for tensor in whole])}
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
+def test_a_bf16_model_learns(streaming: bool) -> None:
+    trained = train_in_bf16(streaming=streaming)
+    assert trained["params"].dtype == torch.float32
+    assert trained["losses"][-1] < 0.3 * trained["losses"][0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shards", "replicas"),
+    [(2, 1, 1), (2, 2, 1), (2, 1, 2), (4, 2, 1), (4, 1, 2), (4, 2, 2)],
+    ids=["two ranks", "shards", "replicas", "islands of shards", "islands of replicas", "HSDP"],
+)
+def test_a_bf16_model_learns_the_same_on_every_placement(ranks: int, shards: int, replicas: int) -> None:
+    expected = train_in_bf16()
+    for placed in run_on_ranks(train_in_bf16, ranks, shards, replicas):
+        # Gradients of bf16 models are added up in bf16, in an order that depends on the placement.
+        torch.testing.assert_close(placed["params"], expected["params"], rtol=0.05, atol=0.05)
+        assert placed["losses"] == pytest.approx(expected["losses"], rel=0.1)
+
+
+class Mixed(nn.Module):
+    """A frozen parameter, a running mean and a count, beside one that is trained."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.full((2,), value))
+        self.frozen = nn.Parameter(torch.full((3,), value), requires_grad=False)
+        self.register_buffer("mean", torch.full((2,), value))
+        self.register_buffer("count", torch.tensor(int(value)))
+
+
+def everything(model: nn.Module) -> list[Tensor]:
+    return [tensor.clone() for tensor in model.state_dict().values()]
+
+
+def test_replicas_of_a_loop_begin_alike_frozen_parameters_and_counts_too() -> None:
+    models = [Mixed(1.0), Mixed(2.0), Mixed(3.0)]
+    DiLoCo(models, outer=None, sync_every=1)
+    for model in models[1:]:
+        assert all(a.equal(b) for a, b in zip(everything(model), everything(models[0]), strict=True))
+
+
+def alike_on_ranks() -> list[Tensor]:
+    placement = place(3)
+    models = [Mixed(float(worker + 1)) for worker in placement.local(range(3))]
+    DiLoCo(models, outer=None, sync_every=1, placement=placement, num_workers=3)
+    return [tensor for model in models for tensor in everything(model)]
+
+
+def test_replicas_on_ranks_begin_alike() -> None:
+    start = everything(Mixed(1.0))
+    for held in run_on_ranks(alike_on_ranks, 2):
+        for index, tensor in enumerate(held):
+            assert tensor.equal(start[index % len(start)])
