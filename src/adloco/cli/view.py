@@ -84,12 +84,17 @@ class LiveView:
         else:
             parts += [self._trainers(self._record), self._traffic(self._record)]
         parts += [Text(text, style="magenta") for text in self._events[-EVENTS_SHOWN:]]
-        return Panel(Group(*parts), title=f"adloco: {recipe.run.name}", subtitle=str(self._run.folder), border_style="cyan")
+        title, folder = f"adloco: {recipe.run.name}", str(self._run.folder)
+        panel = Panel(Group(*parts), title=title, subtitle=folder, border_style="cyan")
+        # The terminal echoes Ctrl+C as ^C at the cursor. Behind the border, which is as wide as the
+        # terminal, it would wrap, and the next drawing would begin one line too low.
+        return Group(panel, Text())
 
     def _progress(self) -> RenderableType:
         now = self._run.progress()
         speed = (now.tokens - self._resumed_at.tokens) / max(1e-9, now.seconds - self._resumed_at.seconds)
-        left = (now.total_tokens - now.tokens) / speed if speed > 0 else None
+        # The last inner step may train on more than the budget.
+        left = max(0, now.total_tokens - now.tokens) / speed if speed > 0 else None
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)
@@ -116,10 +121,10 @@ class LiveView:
 
     def _traffic(self, record: Record) -> RenderableType:
         sent, ddp = record["bytes_communicated"], record["bytes_ddp_equivalent"]
-        less = f", {ddp / sent:,.0f}x less" if record["syncs"] else ""
+        times_less = f"{ddp / sent:,.0f}x less than the " if record["syncs"] else ""
         sync = record["sync"]
         text = f"round {record['round']}, {record['syncs']} syncs, {_sent(record)} sent per worker{_compressed(sync, self._wire, '', ', ')}; "
-        text += f"DDP would have sent {_megabytes(ddp)}{less}"
+        text += f"{times_less}{_megabytes(ddp)} that DDP would have sent"
         if sync["bytes"]:
             text += f"; this round's syncs: {sync['exposed_seconds']:.2f} s waited, {sync['hidden_seconds']:.2f} s hidden"
         return Text(text, style="dim")

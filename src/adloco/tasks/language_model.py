@@ -34,18 +34,14 @@ class LanguageModelSettings:
 
     def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
         cache = open_cache(data, tokenizer)
-        validation = (
-            TokenSource(cache.everything(), context_tokens=data.context_tokens)
-            if everything
-            else cache.validation_source(context_tokens=data.context_tokens)
-        )
-        held_out = "hold out more of it (data.validation_fraction, data.validation_samples) or lower data.context_tokens"
+        tokens = cache.everything() if everything else cache.validation
+        held_out = ", hold out more of it (data.validation_fraction, data.validation_samples) or lower data.context_tokens"
         require(
-            validation.num_windows > 0,
-            f"{data.source} has {len(validation.tokens)} tokens to evaluate on, fewer than one window of {data.context_tokens + 1}; "
-            + ("give more text" if everything else f"give more text, {held_out}"),
+            len(tokens) > data.context_tokens,  # A window predicts each of its tokens from those before it, so it takes one more.
+            f"{data.source} is too short for one window of {data.context_tokens} tokens: a window takes {data.context_tokens + 1}, "
+            f"and there are {len(tokens)} to evaluate on; give more text{'' if everything else held_out}",
         )
-        return LanguageModel(cache, data, validation, evaluation.windows)
+        return LanguageModel(cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows)
 
 
 class LanguageModel:
