@@ -90,7 +90,7 @@ def screen(written: str, width: int) -> list[str]:
 
 def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     console = Console(width=80, record=True)
-    view = PlainView(console, "fp32")
+    view = PlainView(console, "fp32", run.recipe.task.measures)
     for record in run.rounds():
         view.show(record)
     lines = console.export_text().splitlines()
@@ -107,7 +107,7 @@ def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
     settings, _ = take_settings([*small, "--wire.format", "int8", "--streaming.fragments", "2", "--streaming.tau", "1"])
     run = TrainingRun.create(build_recipe(override(read_values("diloco"), settings)))
     plain, live = Console(width=200, record=True), Console(width=200, record=True)
-    view, living = PlainView(plain, "int8"), LiveView(run)
+    view, living = PlainView(plain, "int8", run.recipe.task.measures), LiveView(run)
     for record in run.rounds():
         view.show(record)
         living.show(record)

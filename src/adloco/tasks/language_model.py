@@ -1,9 +1,9 @@
 """Causal language modelling: windows of packed tokens, the loss on next tokens, evaluation and generation. No padding anywhere."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,11 +15,14 @@ from adloco.data.sources import TokenSource
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.data.tokenizers import Tokenizer
 from adloco.errors import require
+from adloco.metrics import Metric, Unit
 from adloco.models.model_sources import Head
 from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.task import Task
 
 EVALUATION_WINDOWS_AT_ONCE = 32
+LARGEST_EXPONENT = 700.0
+"""The exponential of more is not a finite number."""
 CHECKED_TOKENS, LEAK = 16, 1e-6
 """Of a window, and the relative change of the logits before the last one that is more than rounding."""
 
@@ -28,9 +31,19 @@ CHECKED_TOKENS, LEAK = 16, 1e-6
 class LanguageModelSettings:
     """Predict each token of packed documents from those before it."""
 
-    @property
-    def head(self) -> Head:
-        return "AutoModelForCausalLM"
+    head: ClassVar[Head] = "AutoModelForCausalLM"
+    pipeline: ClassVar[str] = "text-generation"
+    packed: ClassVar[bool] = True
+    generates: ClassVar[bool] = True
+    counted: ClassVar[str] = "tokens"
+    measures: ClassVar[tuple[Metric, ...]] = (
+        Metric("loss", "loss", Unit("nats per token", ".4f"), panel="loss"),
+        Metric("perplexity", "perplexity", Unit("", ".3f")),
+    )
+
+    def measured(self, means: Sequence[float]) -> dict[str, float]:
+        (loss,) = means
+        return {"loss": loss, "perplexity": math.exp(min(loss, LARGEST_EXPONENT))}
 
     def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
         cache = open_cache(data, tokenizer)
@@ -46,8 +59,6 @@ class LanguageModelSettings:
 
 class LanguageModel:
     """Causal language modelling on windows of a token cache."""
-
-    measures: tuple[str, ...] = ("loss",)
 
     def __init__(self, cache: TokenCache, data: DataSettings, validation: TokenSource, windows: int) -> None:
         self.tokenizer = cache.tokenizer
