@@ -11,16 +11,17 @@ import adloco
 SOURCE = Path(adloco.__file__).parent
 ROOMS = {
     "errors": set(),
+    "metrics": set(),
     "rules": {"errors"},
     "distributed": {"errors"},
     "algorithms": {"errors", "rules", "distributed"},
     "models": {"errors", "rules", "distributed", "algorithms"},
     "data": {"errors", "rules", "distributed", "algorithms"},
-    "tasks": {"errors", "rules", "distributed", "algorithms", "models", "data"},
+    "tasks": {"errors", "metrics", "rules", "distributed", "algorithms", "models", "data"},
     "config": {"errors", "rules", "distributed", "algorithms", "models", "data", "tasks", "recipes"},
-    "run": {"errors", "rules", "distributed", "algorithms", "models", "data", "tasks", "config"},
-    "report": {"errors", "rules", "distributed", "algorithms", "models", "data", "tasks", "config", "run"},
-    "cli": {"errors", "rules", "distributed", "algorithms", "models", "data", "tasks", "config", "run", "report"},
+    "run": {"errors", "metrics", "rules", "distributed", "algorithms", "models", "data", "tasks", "config"},
+    "report": {"errors", "metrics", "rules", "distributed", "algorithms", "models", "data", "tasks", "config", "run"},
+    "cli": {"errors", "metrics", "rules", "distributed", "algorithms", "models", "data", "tasks", "config", "run", "report"},
 }
 """What each room may import besides itself: only rooms below it."""
 

@@ -55,6 +55,16 @@ def test_an_existing_run_folder(small: list[str], tmp_path: Path, capsys: pytest
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def test_a_text_shorter_than_a_window(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 100 bytes a twentieth is held out, 6 tokens with the end of the text; a window of 64 tokens takes 65."""
+    text = tmp_path / "tiny.txt"
+    text.write_text("x" * 100)
+    assert main(["train", "single", *small, "--data.tokenizer", "bytes", "--data.context_tokens", "64", "--data.path", str(text)]) == 2
+    message = capsys.readouterr().err
+    assert "is too short for one window of 64 tokens: a window takes 65, and there are 6 to evaluate on; give more text, hold out" in message
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("command", ["evaluate", "report", "generate", "train --resume"])
 def test_what_is_no_run_folder(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = ["--prompt", "x"] if command == "generate" else []

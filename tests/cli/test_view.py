@@ -1,15 +1,17 @@
 """The live view and the plain lines, drawn from a real run."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from adloco.cli.commands import take_settings
 from adloco.cli.view import LiveView, PlainView, open_view, summary_lines
 from adloco.config.recipe import build_recipe, override, read_values
-from adloco.run.training_run import TrainingRun
+from adloco.run.training_run import Progress, TrainingRun
 
 
 @pytest.fixture
@@ -41,9 +43,54 @@ def test_live_view_shows_what_happens(run: TrainingRun) -> None:
         assert part in text, part
 
 
+def test_what_the_live_view_compares_and_foresees(run: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP would have sent 8 MB, eight times the 1 MB that was sent; the last inner step has gone beyond the budget."""
+    record = next(run.rounds()) | {"syncs": 1, "bytes_communicated": 1e6, "bytes_ddp_equivalent": 8e6}
+    view, console = LiveView(run), Console(width=160, record=True)
+    view.show(record)
+    monkeypatch.setattr(run, "progress", lambda: Progress(tokens=16_400, total_tokens=16_000, seconds=100.0))
+    console.print(view.render())
+    text = console.export_text()
+    assert "1.0 MB sent per worker; 8x less than the 8.0 MB that DDP would have sent" in text
+    assert "16,400 / 16,000 tokens   1:40 gone, 0:00 left" in text
+
+
+def test_ctrl_c_leaves_one_border(run: TrainingRun) -> None:
+    """A terminal echoes ^C where its cursor stands; the next drawing takes the place of the one before."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=100, height=30)
+    with Live(LiveView(run).render(), console=console, auto_refresh=False) as live:
+        live.refresh()
+        out.write("^C")
+        live.refresh()
+    lines = screen(out.getvalue(), 100)
+    assert sum("╭" in line for line in lines) == sum("╰" in line for line in lines) == 1
+    assert "^C" not in "".join(lines)
+
+
+def screen(written: str, width: int) -> list[str]:
+    """What a terminal shows. It wraps a line before the character after the last column, not behind the last column."""
+    rows, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[\d?]*[A-Za-z]|[^\x1b]", written):
+        if part == "\x1b[2K":
+            rows[row] = ""
+        elif part.endswith("A") and part.startswith("\x1b"):
+            row -= int(part[2:-1])
+        elif part == "\r":
+            column = 0
+        elif not part.startswith("\x1b"):  # Others show and hide the cursor.
+            if part == "\n" or column == width:
+                row, column = row + 1, 0
+                rows += [""] * (row == len(rows))
+            if part != "\n":
+                rows[row] = rows[row][:column].ljust(column) + part + rows[row][column + 1 :]
+                column += 1
+    return rows
+
+
 def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     console = Console(width=80, record=True)
-    view = PlainView(console, "fp32")
+    view = PlainView(console, "fp32", run.recipe.task.measures)
     for record in run.rounds():
         view.show(record)
     lines = console.export_text().splitlines()
@@ -60,7 +107,7 @@ def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
     settings, _ = take_settings([*small, "--wire.format", "int8", "--streaming.fragments", "2", "--streaming.tau", "1"])
     run = TrainingRun.create(build_recipe(override(read_values("diloco"), settings)))
     plain, live = Console(width=200, record=True), Console(width=200, record=True)
-    view, living = PlainView(plain, "int8"), LiveView(run)
+    view, living = PlainView(plain, "int8", run.recipe.task.measures), LiveView(run)
     for record in run.rounds():
         view.show(record)
         living.show(record)
@@ -71,7 +118,7 @@ def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
     assert 3.5 < ratio < 1024 / 260
     assert all(f"(int8, {ratio:.1f}x; DDP " in line for line in lines)
     live.print(living.render())
-    assert f"sent per worker, int8, {ratio:.1f}x; DDP would have sent" in " ".join(live.export_text().split())
+    assert f"sent per worker, int8, {ratio:.1f}x; 12x less than the 6.3 MB that DDP would have sent" in " ".join(live.export_text().split())
     assert f"sent per worker, int8, {ratio:.1f}x, " in summary_lines(run, run.finish())[3]
 
 

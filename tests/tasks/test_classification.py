@@ -111,14 +111,19 @@ def test_a_run_from_rows_to_accuracy(recipe: str, reviews: Path, tmp_path: Path,
     assert records[-1]["val_loss"] < records[0]["val_loss"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["final_val_accuracy"] == records[-1]["val_accuracy"]
+    assert summary["best_val_accuracy"] == max(record["val_accuracy"] for record in records)
     capsys.readouterr()
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
-    assert f"accuracy {records[-1]['val_accuracy']:.4f}, over 30 texts" in said
+    assert f"accuracy {records[-1]['val_accuracy']:.2%}, over 30 texts" in said
     assert main(["evaluate", str(tmp_path / "run"), "--data.path", str(reviews)]) == 0
     assert "over 200 texts" in capsys.readouterr().out
     assert main(["generate", str(tmp_path / "run"), "--prompt", "x"]) == 2
     assert "adloco generate needs a language model" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path / "run"), "--windows", "3"]) == 2
+    assert "is evaluated on texts; leave it out" in capsys.readouterr().err
+    assert main(["prepare", *flags, "--data.path", str(reviews)]) == 2
+    assert "adloco prepare packs text into windows" in capsys.readouterr().err
 
 
 def test_rows_left_out_of_both_splits_are_counted(tmp_path: Path) -> None:

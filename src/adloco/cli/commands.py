@@ -29,7 +29,6 @@ from adloco.config.recipe_text import to_toml
 from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.launcher import INTERRUPTED, island_shape, num_ranks, process_group, start_ranks, this_rank
-from adloco.models.model_sources import is_causal
 from adloco.report.page import write_report
 from adloco.run.export import export as export_trained
 from adloco.run.records import Records
@@ -185,16 +184,16 @@ def evaluate(words: Sequence[str]) -> int:
     console = Console(highlight=False)
     with console.status("evaluating ..."):
         trained = load_trained(known.run, known.trainer)
-        if known.windows and not is_causal(trained.stored.recipe.task.head):
-            raise ValueError("--windows is for language models; a classifier is evaluated on task.evaluation_per_class texts")
-        windows = trained.stored.recipe.evaluation.windows if known.windows is None else known.windows
+        recipe = trained.stored.recipe
+        if known.windows and not recipe.task.packed:
+            raise ValueError(
+                f"--windows counts windows of packed text, but the run in {known.run} is evaluated on {recipe.task.counted}; leave it out"
+            )
+        windows = recipe.evaluation.windows if known.windows is None else known.windows
         measured, count = evaluate_trained(trained, known.path, windows)
     console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
-    loss = measured["loss"]
-    if "accuracy" in measured:
-        console.print(f"loss {loss:.4f} nats per text, accuracy {measured['accuracy']:.4f}, over {count:,} texts")
-    else:
-        console.print(f"loss {loss:.4f} nats per token, perplexity {math.exp(min(loss, 700.0)):.3f}, over {count:,} tokens")
+    numbers = [f"{measure.label} {measure.text(measured[measure.name])} {measure.unit.name}".rstrip() for measure in recipe.task.measures]
+    console.print(f"{', '.join(numbers)}, over {count:,} {recipe.task.counted}", soft_wrap=True)
     return 0
 
 
@@ -211,8 +210,8 @@ def generate(words: Sequence[str]) -> int:
     if known.tokens <= 0 or not 0 <= known.temperature < math.inf:
         raise ValueError(f"--tokens must be > 0 and --temperature >= 0 and finite, got {known.tokens} and {known.temperature}")
     trained = load_trained(known.run, known.trainer)
-    if not is_causal(trained.stored.recipe.task.head):
-        raise ValueError(f"adloco generate needs a language model, and the run in {known.run} trains a classifier; use adloco evaluate")
+    if not trained.stored.recipe.task.generates:
+        raise ValueError(f"adloco generate needs a language model, and the run in {known.run} trains another task; use adloco evaluate")
     tokenizer = trained.stored.tokenizer
     prompt = tokenizer.encode([known.prompt])[0] or [tokenizer.end_of_text]
     context = trained.stored.recipe.data.context_tokens

@@ -13,7 +13,6 @@ from adloco.data.preparation import prepare as prepare_cache
 from adloco.data.token_store import State
 from adloco.distributed.launch.launcher import INTERRUPTED
 from adloco.distributed.placement.one_process import num_cores
-from adloco.models.model_sources import is_causal
 
 SECONDS_PER_LINE = 10.0
 
@@ -27,8 +26,8 @@ def prepare(words: Sequence[str]) -> int:
     known = parser.parse_args(others)
     console = Console(highlight=False)
     recipe = build_recipe(override(read_values(known.recipe), settings))
-    if not is_causal(recipe.task.head):
-        raise ValueError("adloco prepare is for language models; a classification run tokenises its texts at the start")
+    if not recipe.task.packed:
+        raise ValueError("adloco prepare packs text into windows, as language models train on; a run of this task tokenises its texts at the start")
     data = recipe.data
     preparation = prepare_cache(data, known.processes)
     if preparation.notice:

@@ -1,6 +1,6 @@
 """What a person sees while a run trains: a live view on a terminal, one plain line per round elsewhere, five lines at the end."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adloco.config.recipe_text import named_settings
-from adloco.run.records import Record
+from adloco.metrics import ROUND, TRAINER, Metric, Record, validation, values
 from adloco.run.training_run import TrainingRun
 
 EVENTS_SHOWN = 4
@@ -28,7 +28,7 @@ class View(Protocol):
 def open_view(run: TrainingRun, console: Console) -> Iterator[View]:
     """A live view on a terminal, plain lines elsewhere."""
     if not console.is_terminal:
-        yield PlainView(console, wire_name(run))
+        yield PlainView(console, wire_name(run), run.recipe.task.measures)
         return
     view = LiveView(run)
     # The view is asked to draw itself again and again, so that progress moves inside a round too.
@@ -37,22 +37,27 @@ def open_view(run: TrainingRun, console: Console) -> Iterator[View]:
 
 
 class PlainView:
-    """One line per round. wire: the format in which pseudo-gradients cross, by its name in the recipe."""
+    """One line per round.
 
-    def __init__(self, console: Console, wire: str) -> None:
+    wire: the format in which pseudo-gradients cross, by its name in the recipe.
+    measures: what the task measures, the loss first.
+    """
+
+    def __init__(self, console: Console, wire: str, measures: Sequence[Metric]) -> None:
         self._console = console
         self._wire = wire
+        self._measures = measures
 
     def show(self, record: Record) -> None:
         trainers = " | ".join(
             f"t{row['trainer']} batch {row['requested_batch']} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
             for row in record["trainers"]
         )
-        loss = "" if record["val_loss"] is None else f" val {_measured(record)}"
+        loss = "" if record["val_loss"] is None else f" val {_measured(record, self._measures)}"
         self._console.print(
-            f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train {record['train_loss']:.4f}{loss}  {trainers}"
-            f"  sent {_sent(record)} ({_compressed(record['sync'], self._wire, '; ')}DDP {_megabytes(record['bytes_ddp_equivalent'])})"
-            f"  {record['tokens_per_second']:,.0f} tok/s",
+            f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train {_shown(record, 'train_loss')}{loss}  {trainers}"
+            f"  sent {_sent(record)} ({_compressed(record['sync'], self._wire, '; ')}DDP {_shown(record, 'bytes_ddp_equivalent')})"
+            f"  {_shown(record, 'tokens_per_second')} tok/s",
             soft_wrap=True,
         )
         for text in _event_texts(record):
@@ -68,12 +73,18 @@ class LiveView:
         self._resumed_at = run.progress()
         self._record: Record | None = run.history[-1] if run.history else None
         self._events = [text for record in run.history for text in _event_texts(record)]
-        self._measured = {row["trainer"]: _measured(row) for record in run.history for row in record["trainers"] if row["val_loss"] is not None}
+        self._measured: dict[int, str] = {}
+        for record in run.history:
+            self._take_measures(record)
 
     def show(self, record: Record) -> None:
         self._record = record
         self._events += _event_texts(record)
-        self._measured |= {row["trainer"]: _measured(row) for row in record["trainers"] if row["val_loss"] is not None}
+        self._take_measures(record)
+
+    def _take_measures(self, record: Record) -> None:
+        measures = self._run.recipe.task.measures
+        self._measured |= {row["trainer"]: _measured(row, measures) for row in record["trainers"] if row["val_loss"] is not None}
 
     def render(self) -> RenderableType:
         """The view as of now."""
@@ -84,12 +95,17 @@ class LiveView:
         else:
             parts += [self._trainers(self._record), self._traffic(self._record)]
         parts += [Text(text, style="magenta") for text in self._events[-EVENTS_SHOWN:]]
-        return Panel(Group(*parts), title=f"adloco: {recipe.run.name}", subtitle=str(self._run.folder), border_style="cyan")
+        title, folder = f"adloco: {recipe.run.name}", str(self._run.folder)
+        panel = Panel(Group(*parts), title=title, subtitle=folder, border_style="cyan")
+        # The terminal echoes Ctrl+C as ^C at the cursor. Behind the border, which is as wide as the
+        # terminal, it would wrap, and the next drawing would begin one line too low.
+        return Group(panel, Text())
 
     def _progress(self) -> RenderableType:
         now = self._run.progress()
         speed = (now.tokens - self._resumed_at.tokens) / max(1e-9, now.seconds - self._resumed_at.seconds)
-        left = (now.total_tokens - now.tokens) / speed if speed > 0 else None
+        # The last inner step may train on more than the budget.
+        left = max(0, now.total_tokens - now.tokens) / speed if speed > 0 else None
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)
@@ -106,20 +122,20 @@ class LiveView:
             table.add_row(
                 f"{row['trainer']}{' (merged)' if row['trainer'] in gone else ''}",
                 self._measured.get(row["trainer"], "-"),
-                _number(row["train_loss"], ".4f"),
+                TRAINER["train_loss"].text(row["train_loss"]),
                 str(row["requested_batch"]),
                 f"{row['micro_batch']} x {row['accumulation_steps']}{_rounded(row)}",
-                _number(row["noise_scale"], ".1f"),
+                TRAINER["noise_scale"].text(row["noise_scale"]),
                 str(row["workers"]),
             )
         return table
 
     def _traffic(self, record: Record) -> RenderableType:
         sent, ddp = record["bytes_communicated"], record["bytes_ddp_equivalent"]
-        less = f", {ddp / sent:,.0f}x less" if record["syncs"] else ""
+        times_less = f"{ddp / sent:,.0f}x less than the " if record["syncs"] else ""
         sync = record["sync"]
         text = f"round {record['round']}, {record['syncs']} syncs, {_sent(record)} sent per worker{_compressed(sync, self._wire, '', ', ')}; "
-        text += f"DDP would have sent {_megabytes(ddp)}{less}"
+        text += f"{times_less}{_shown(record, 'bytes_ddp_equivalent')} that DDP would have sent"
         if sync["bytes"]:
             text += f"; this round's syncs: {sync['exposed_seconds']:.2f} s waited, {sync['hidden_seconds']:.2f} s hidden"
         return Text(text, style="dim")
@@ -129,18 +145,16 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
     """Five lines about a finished run, and one that says where its files are."""
     last = run.history[-1]
     merges = sum(len(record["merges"]) for record in run.history)
-    first = next((record["val_loss"] for record in run.history if record["val_loss"] is not None), None)
     batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
     ratio = f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP" if summary["syncs"] else ""
     shrunk = _compressed(summary, wire_name(run), "", ", ")
     seconds = f"; in them {summary['exposed_seconds']:,.1f} s waited, {summary['hidden_seconds']:,.1f} s hidden" if summary["syncs"] else ""
-    final, best = _number(summary["final_val_loss"], ".4f"), _number(summary["best_val_loss"], ".4f")
     return [
-        f"validation loss {final} (best {best}, first {_number(first, '.4f')})" + _accuracy(summary["final_val_accuracy"]),
+        "; ".join(_first_to_last(validation(measure), run.history, summary) for measure in run.recipe.task.measures if measure.panel),
         f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, {_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
         f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, {len(last['trainers'])} trainers in the last round",
         f"{summary['syncs']} syncs, {_sent(last)} sent per worker{shrunk}{ratio}{seconds}",
-        f"{summary['tokens'] / summary['seconds']:,.0f} tokens/s with evaluation and checkpoints, {last['memory_bytes'] / 2**20:,.0f} MiB at most",
+        f"{summary['tokens'] / summary['seconds']:,.0f} tokens/s with evaluation and checkpoints, {_shown(last, 'memory_bytes')} at most",
         f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints {run.folder / 'checkpoints'}",
     ]
 
@@ -161,17 +175,21 @@ def _event_texts(record: Record) -> list[str]:
     ]
 
 
-def _measured(row: Record) -> str:
-    """Validation loss, with the accuracy where there is one."""
-    return f"{row['val_loss']:.4f}{_accuracy(row['val_accuracy'])}"
+def _measured(row: Record, measures: Sequence[Metric]) -> str:
+    """The validation loss, and the task's other measures that have a picture, with their names."""
+    texts = [f"{measure.label} {measure.text(row.get(validation(measure).name))}" for measure in measures if measure.panel]
+    return ", ".join(texts).removeprefix(f"{measures[0].label} ")
 
 
-def _accuracy(value: float | None) -> str:
-    return "" if value is None else f", accuracy {value:.1%}"
+def _shown(record: Record, name: str) -> str:
+    """A number of the round with its unit."""
+    return ROUND[name].text(record[name])
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _first_to_last(metric: Metric, records: Sequence[Record], summary: dict[str, Any]) -> str:
+    first = next((number for numbers in values(metric, records) for number in numbers), None)
+    final, best = summary[f"final_{metric.name}"], summary[f"best_{metric.name}"]
+    return f"{metric.label} {metric.text(final)} (best {metric.text(best)}, first {metric.text(first)})"
 
 
 def _rounded(row: Record) -> str:
@@ -179,18 +197,14 @@ def _rounded(row: Record) -> str:
 
 
 def _sent(record: Record) -> str:
-    inside = f" + {_megabytes(record['bytes_inside'])} inside" if record["bytes_inside"] else ""
-    return f"{_megabytes(record['bytes_communicated'])}{inside}"
+    inside = f" + {_shown(record, 'bytes_inside')} inside" if record["bytes_inside"] else ""
+    return f"{_shown(record, 'bytes_communicated')}{inside}"
 
 
 def _compressed(syncs: Record, wire: str, after: str, before: str = "") -> str:
     """What the wire format made of syncs, for instance `int4, 7.5x`, between these; nothing where it made nothing smaller."""
     ratio = syncs["compression_ratio"]
     return "" if ratio is None or round(ratio, 1) == 1 else f"{before}{wire}, {ratio:.1f}x{after}"
-
-
-def _megabytes(value: float) -> str:
-    return f"{value / 1e6:,.1f} MB"
 
 
 def _clock(seconds: float | None) -> str:

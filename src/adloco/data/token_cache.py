@@ -78,10 +78,6 @@ class TokenCache:
             return StreamSource(self.at_least, context_tokens=context_tokens, num_streams=num_streams)
         return TokenSource(self.train, context_tokens=context_tokens, num_streams=num_streams, seed=seed)
 
-    def validation_source(self, *, context_tokens: int) -> TokenSource:
-        """Windows to validate on."""
-        return TokenSource(self.validation, context_tokens=context_tokens)
-
     def at_least(self, tokens: int) -> NDArray[Any]:
         """The train tokens so far, after fetching so many; fewer only at the end of the source."""
         _exhaust(self.growth.grow(lambda state: state.train >= tokens))

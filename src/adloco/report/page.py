@@ -12,7 +12,8 @@ from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import settings
 from adloco.config.sections import Recipe
 from adloco.errors import require
-from adloco.run.records import Record, Records, sync_totals
+from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, rows, validation
+from adloco.run.records import Records
 
 ROWS = 60
 """Rounds shown in the table; of longer runs evenly spaced ones."""
@@ -24,8 +25,8 @@ def write_report(folder: Path) -> Path:
 
     records = Records(folder).read()
     require(bool(records), f"{folder} has no finished round to report; train it first")
-    images = draw_plots(records, folder / "plots")
     recipe = build_recipe(read_values(str(folder / "recipe.toml")))
+    images = draw_plots(records, folder / "plots", recipe.task.measures)
     described = folder / "environment.json"
     environment = json.loads(described.read_text()) if described.exists() else {}
     template = jinja2.Environment(loader=jinja2.PackageLoader("adloco.report"), autoescape=True, undefined=jinja2.StrictUndefined)
@@ -37,25 +38,23 @@ def write_report(folder: Path) -> Path:
 
 def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], environment: dict[str, Any]) -> dict[str, Any]:
     last = records[-1]
-    losses = [record["val_loss"] for record in records if record["val_loss"] is not None]
-    accuracies = [record["val_accuracy"] for record in records if record["val_accuracy"] is not None]
+    shown = [validation(measure) for measure in recipe.task.measures if measure.panel]
     ratio = last["bytes_ddp_equivalent"] / last["bytes_communicated"] if last["bytes_communicated"] else None
+    columns = [
+        ROUND["round"], ROUND["tokens"], ROUND["train_loss"], *shown, ROUND["learning_rate"], TRAINER["requested_batch"],
+        TRAINER["micro_batch"], TRAINER["accumulation_steps"], TRAINER["noise_scale"], ROUND["bytes_communicated"], ROUND["tokens_per_second"],
+    ]  # fmt: skip
     method = recipe.method
     return {
         "name": recipe.run.name,
         "subtitle": f"trainers: {method.num_trainers}, workers of each: {method.workers_per_trainer}, inner steps per round: {method.sync_every}",
         "cards": [
-            ("validation loss", f"{losses[-1]:.4f}" if losses else "-"),
-            *([("accuracy", f"{accuracies[-1]:.1%}")] if accuracies else []),
-            ("tokens", f"{last['tokens']:,}"),
-            ("rounds", f"{last['round']:,}"),
-            ("syncs", f"{last['syncs']:,}"),
-            ("sent per worker", f"{last['bytes_communicated'] / 1e6:,.1f} MB"),
-            *([("left each worker", f"{last['bytes_sent'] / 1e6:,.1f} MB")] if last["bytes_sent"] > 1.01 * last["bytes_communicated"] else []),
+            *_cards([*shown, *(ROUND[name] for name in ("tokens", "round", "syncs", "bytes_communicated"))], records),
+            *_cards([ROUND["bytes_sent"]] if last["bytes_sent"] > 1.01 * last["bytes_communicated"] else [], records),
             ("less than DDP by", f"{ratio:,.0f} x" if ratio else "-"),
-            *([("inside islands, per rank", f"{last['bytes_inside'] / 1e6:,.1f} MB")] if last["bytes_inside"] else []),
+            *_cards([ROUND["bytes_inside"]] if last["bytes_inside"] else [], records),
             ("merges", str(sum(len(record["merges"]) for record in records))),
-            ("seconds", f"{last['seconds']:,.0f}"),
+            *_cards([ROUND["seconds"]], records),
         ],
         "sync_cards": _sync_cards(records),
         "images": [{"name": image.stem, "data": base64.b64encode(image.read_bytes()).decode()} for image in images],
@@ -70,45 +69,26 @@ def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], 
             for record in records
             for merge in record["merges"]
         ],
-        "columns": ["round", "tokens", "train loss", "val loss", "learning rate", "batches", "micro x steps", "noise scale", "sent MB", "tokens/s"],
-        "rows": [_row(record) for record in _spaced(records)],
+        "columns": [metric.label for metric in columns],
+        "rows": [
+            [" / ".join(metric.text(row.get(metric.name)) for row in rows(record, metric.per)) for metric in columns] for record in _spaced(records)
+        ],
         "settings": list(settings(recipe)),
         "environment": list(environment.items()),
     }
 
 
+def _cards(metrics: Sequence[Metric], records: Sequence[Record]) -> list[tuple[str, str]]:
+    return [(metric.label, metric.text(aggregate(metric, records))) for metric in metrics]
+
+
 def _sync_cards(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """What the rounds' syncs took; nothing where workers exchanged nothing."""
-    totals = sync_totals(records)
-    if totals.bytes_per_round is None:
-        return []
-    seconds = totals.hidden_seconds + totals.exposed_seconds
-    peak = totals.peak_bytes_per_second
-    return [
-        ("per sync and worker", f"{totals.bytes_per_round / 1e6:,.2f} MB"),
-        ("compressed by", f"{totals.compression_ratio:,.1f} x"),
-        *([("lost on the wire, at the end", f"{totals.wire_error:.1%}")] if totals.wire_error else []),
-        *([("cosine of workers, at the end", f"{totals.cosine_similarity:.2f}")] if totals.cosine_similarity is not None else []),
-        ("seconds in syncs", f"{seconds:,.1f}"),
-        *([("of these hidden", f"{totals.hidden_seconds / seconds:.0%}")] if totals.hidden_seconds else []),
-        *([("rate of sending, peak", f"{peak / 1e6:,.1f} MB/s")] if peak is not None else []),
-    ]
-
-
-def _row(record: Record) -> list[str]:
-    trainers = record["trainers"]
-    return [
-        str(record["round"]),
-        f"{record['tokens']:,}",
-        f"{record['train_loss']:.4f}",
-        "-" if record["val_loss"] is None else f"{record['val_loss']:.4f}",
-        f"{record['learning_rate']:.2e}",
-        " / ".join(str(trainer["requested_batch"]) for trainer in trainers),
-        " / ".join(f"{trainer['micro_batch']} x {trainer['accumulation_steps']}" for trainer in trainers),
-        " / ".join("-" if trainer["noise_scale"] is None else f"{trainer['noise_scale']:.1f}" for trainer in trainers),
-        f"{record['bytes_communicated'] / 1e6:.1f}",
-        f"{record['tokens_per_second']:,.0f}",
-    ]
+    """What the rounds' syncs took, without numbers that are 0; none where workers exchanged nothing."""
+    metrics = [
+        SYNC["bytes"], SYNC["compression_ratio"], TRAINER["wire_error"], TRAINER["cosine_similarity"],
+        SYNC["exposed_seconds"], SYNC["hidden_seconds"], SYNC["peak_bytes_per_second"],
+    ]  # fmt: skip
+    return _cards([metric for metric in metrics if aggregate(metric, records)] if aggregate(SYNC["bytes"], records) else [], records)
 
 
 def _spaced(records: Sequence[Record]) -> list[Record]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from adloco.config.recipe_text import to_toml
 from adloco.errors import require
-from adloco.models.model_sources import is_causal
 from adloco.run.checkpoint import make_readable
 from adloco.run.records import Records, summarise
 from adloco.run.trained import Trained
@@ -21,7 +20,7 @@ def export(trained: Trained, folder: Path) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=".exporting-", dir=folder.parent))
     try:
         model: Any = trained.model
-        tokenizer = trained.stored.tokenizer.to_transformers(whole=not is_causal(trained.stored.recipe.task.head))
+        tokenizer = trained.stored.tokenizer.to_transformers(whole=not trained.stored.recipe.task.packed)
         end = trained.stored.tokenizer.end_of_text
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
@@ -42,22 +41,19 @@ def export(trained: Trained, folder: Path) -> None:
 def _card(trained: Trained) -> str:
     """The model card."""
     recipe, records = trained.stored.recipe, Records(trained.stored.folder).read()
-    summary = summarise(records, num_parameters=sum(parameter.numel() for parameter in trained.model.parameters()), recipe=recipe.run.name)
-    own = [row["val_loss"] for record in records for row in record["trainers"] if row["trainer"] == trained.trainer and row["val_loss"] is not None]
-    summary |= {"final_val_loss": own[-1], "best_val_loss": min(own)} if own else {}
+    parameters = sum(parameter.numel() for parameter in trained.model.parameters())
+    summary = summarise(records, recipe.task.measures, num_parameters=parameters, recipe=recipe.run.name, trainer=trained.trainer)
     results = "\n".join(f"| {name} | {value:,.4f} |" if isinstance(value, float) else f"| {name} | {value} |" for name, value in summary.items())
-    head = recipe.task.head
-    task = "text-generation" if is_causal(head) else "text-classification"
     return f"""---
 library_name: transformers
-pipeline_tag: {task}
+pipeline_tag: {recipe.task.pipeline}
 tags: [adloco]
 ---
 
 # {recipe.run.name}
 
 Trained with adloco {metadata.version("adloco")}: trainer {trained.trainer} at checkpoint `{trained.stored.checkpoint.name}` of a run of the recipe
-`{recipe.run.name}`. Load it with `{head}.from_pretrained(FOLDER)`.
+`{recipe.run.name}`. Load it with `{recipe.task.head}.from_pretrained(FOLDER)`.
 
 ## Results
 

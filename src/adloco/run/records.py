@@ -4,62 +4,68 @@ out_of_memory.jsonl (a line where memory ran out in a step that could not be rep
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from adloco.algorithms.reports import RoundReport
+from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, validation, values
 from adloco.run.memory_use import Usage
 
 METRICS, STEPS, OUT_OF_MEMORY = "metrics.jsonl", "steps.jsonl", "out_of_memory.jsonl"
-Record = dict[str, Any]
-"""One line of metrics.jsonl; docs/run-folder.md lists its fields."""
+
+
+SUMMARY = {
+    "tokens": ROUND["tokens"],
+    "syncs": ROUND["syncs"],
+    "bytes": ROUND["bytes_communicated"],
+    "bytes_sent": ROUND["bytes_sent"],
+    "bytes_inside": ROUND["bytes_inside"],
+    "compression_ratio": SYNC["compression_ratio"],
+    "cosine_similarity": TRAINER["cosine_similarity"],
+    "wire_error": TRAINER["wire_error"],
+    "exposed_seconds": SYNC["exposed_seconds"],
+    "hidden_seconds": SYNC["hidden_seconds"],
+    "peak_bytes_per_second": SYNC["peak_bytes_per_second"],
+    "seconds": ROUND["seconds"],
+    "rounds": ROUND["round"],
+}
+"""Keys of summary.json, and the metrics they sum up."""
 
 
 def round_record(
     report: RoundReport,
+    measures: Sequence[Metric],
     *,
     tokens_per_sample: int,
     seconds: float,
     tokens_per_second: float,
     memory_bytes: int,
     memory: Usage,
-    measured: dict[int, dict[str, float]],
+    measured: Mapping[int, Mapping[str, float]],
 ) -> Record:
-    """One line of metrics.jsonl. measured: what the evaluation measured, by trainer; empty where this round was not evaluated."""
-    tokens = report.samples * tokens_per_sample
-    best = min(measured.values(), key=lambda values: values["loss"], default={})
-    trainer_fields = [
-        "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "trainer_batch", "rounded_up",
-        "grad_variance", "grad_norm_sq", "noise_scale", "train_loss", "learning_rate", "cosine_similarity", "wire_error",
-    ]  # fmt: skip
-    return {
-        "round": report.round,
-        "tokens": tokens,
-        "samples": report.samples,
-        "inner_steps": report.inner_steps,
-        "syncs": report.syncs,
-        "bytes_communicated": report.bytes_communicated,
-        "bytes_sent": report.bytes_sent,
-        "bytes_inside": report.bytes_inside,
-        "bytes_ddp_equivalent": report.bytes_ddp_equivalent,
+    """One line of metrics.jsonl.
+
+    measured: the measures by trainer; empty where this round was not evaluated.
+    """
+    known = {
+        "tokens": report.samples * tokens_per_sample,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens_per_second, 1),
-        "train_loss": report.train_loss,
-        "pass_limit": report.pass_limit,
-        "val_loss": best.get("loss"),
-        "val_perplexity": math.exp(min(best["loss"], 700.0)) if best and "accuracy" not in best else None,
-        "val_accuracy": best.get("accuracy"),
         "learning_rate": report.trainers[0].learning_rate,
         "memory_bytes": memory_bytes,
+    }
+
+    def evaluated(found: Mapping[str, float]) -> dict[str, float | None]:
+        return {validation(measure).name: found.get(measure.name) for measure in measures}
+
+    return {
+        **{name: known[name] if name in known else getattr(report, name) for name in ROUND},
+        **evaluated(min(measured.values(), key=lambda found: found["loss"], default={})),
         "memory": memory,
         "sync": asdict(report.sync),
-        "trainers": [
-            {name: getattr(trainer, name) for name in trainer_fields}
-            | {f"val_{measure}": measured.get(trainer.trainer, {}).get(measure) for measure in ("loss", "accuracy")}
-            for trainer in report.trainers
-        ],
+        "trainers": [asdict(trainer) | evaluated(measured.get(trainer.trainer, {})) for trainer in report.trainers],
         "workers": [asdict(worker) for worker in report.workers],
         "merges": [
             {"survivor": merge.survivor, "absorbed": list(merge.absorbed), "weights": {str(key): weight for key, weight in merge.weights.items()}}
@@ -68,66 +74,21 @@ def round_record(
     }
 
 
-def summarise(records: Sequence[Record], *, num_parameters: int, recipe: str) -> dict[str, Any]:
-    """Contents of summary.json."""
-    last = records[-1]
-    losses = [record["val_loss"] for record in records if record["val_loss"] is not None]
-    accuracies = [record["val_accuracy"] for record in records if record["val_accuracy"] is not None]
-    syncs = sync_totals(records)
-    return {
-        "final_val_loss": losses[-1] if losses else None,
-        "best_val_loss": min(losses, default=None),
-        "final_val_accuracy": accuracies[-1] if accuracies else None,
-        "tokens": last["tokens"],
-        "syncs": last["syncs"],
-        "bytes": last["bytes_communicated"],
-        "bytes_sent": last["bytes_sent"],
-        "bytes_inside": last["bytes_inside"],
-        "compression_ratio": syncs.compression_ratio,
-        "cosine_similarity": syncs.cosine_similarity,
-        "wire_error": syncs.wire_error,
-        "exposed_seconds": syncs.exposed_seconds,
-        "hidden_seconds": syncs.hidden_seconds,
-        "peak_bytes_per_second": syncs.peak_bytes_per_second,
-        "seconds": last["seconds"],
-        "rounds": last["round"],
-        "num_parameters": num_parameters,
-        "recipe": recipe,
-    }
+def summarise(
+    records: Sequence[Record], measures: Sequence[Metric], *, num_parameters: int, recipe: str, trainer: int | None = None
+) -> dict[str, Any]:
+    """Contents of summary.json.
 
-
-@dataclass(frozen=True, kw_only=True)
-class SyncTotals:
-    """The syncs of a run: those of its rounds, not what brings workers together before a merge and at the end. None: there were none."""
-
-    bytes_per_round: float | None
-    """Handed over by a worker, mean over the rounds in which any was."""
-    compression_ratio: float | None
-    """Of all rounds together."""
-    exposed_seconds: float
-    hidden_seconds: float
-    peak_bytes_per_second: float | None
-    """Of the round with the most; None where workers share one island."""
-    cosine_similarity: float | None
-    """Of the last round that has one, mean over trainers."""
-    wire_error: float | None
-    """Likewise."""
-
-
-def sync_totals(records: Sequence[Record]) -> SyncTotals:
-    """What metrics.jsonl says about syncs, over all its rounds."""
-    syncs = [record["sync"] for record in records]
-    sizes = [(sync["bytes"], sync["compression_ratio"]) for sync in syncs if sync["bytes"]]
-    total = sum(size for size, _ in sizes)
-    return SyncTotals(
-        bytes_per_round=total / len(sizes) if sizes else None,
-        compression_ratio=sum(size * ratio for size, ratio in sizes) / total if sizes else None,
-        exposed_seconds=sum(sync["exposed_seconds"] for sync in syncs),
-        hidden_seconds=sum(sync["hidden_seconds"] for sync in syncs),
-        peak_bytes_per_second=max((sync["peak_bytes_per_second"] for sync in syncs if sync["peak_bytes_per_second"] is not None), default=None),
-        cosine_similarity=_last_mean(records, "cosine_similarity"),
-        wire_error=_last_mean(records, "wire_error"),
-    )
+    trainer: whose measures to take; None for those of the best trainer in each round.
+    """
+    summary: dict[str, Any] = {}
+    for measure in measures:
+        metric = validation(measure, "round" if trainer is None else "trainer")
+        every = [number for numbers in values(metric, records, trainer) for number in numbers]
+        summary[f"final_{metric.name}"] = every[-1] if every else None
+        summary[f"best_{metric.name}"] = (min if measure.better == "lower" else max)(every, default=None)
+    summary |= {key: aggregate(metric, records) for key, metric in SUMMARY.items()}
+    return summary | {"num_parameters": num_parameters, "recipe": recipe}
 
 
 class Records:
@@ -179,13 +140,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return value
-
-
-def _last_mean(records: Sequence[Record], key: str) -> float | None:
-    """Of the last round in which any trainer has a value, the mean over those that do."""
-    rounds: list[list[float]] = [[row[key] for row in record["trainers"] if row[key] is not None] for record in records]
-    found = next((values for values in reversed(rounds) if values), [])
-    return sum(found) / len(found) if found else None
 
 
 def _append(file: Path, lines: Sequence[Record]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from adloco.errors import require
-from adloco.run.records import Record
+from adloco.metrics import Record
 
 PROJECT = "adloco"
 TENSORBOARD = "tensorboard"

@@ -38,7 +38,7 @@ def load_trained(folder: Path, trainer: int | None = None) -> Trained:
 
 
 def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str, float], int]:
-    """(mean of each measure, number of tokens or texts) on the run's validation rows, or on all rows of another path.
+    """(each measure by name, number of tokens or texts) on the run's validation rows, or on all rows of another path.
 
     windows: of a language model, how many, evenly spaced; 0: all.
     """
@@ -49,7 +49,7 @@ def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str
     if path is None:
         check_corpus(stored, task)
     *sums, count = task.measure(trained.model, next(trained.model.parameters()).device, recipe.switch.b_max)
-    return dict(zip(task.measures, (total / count for total in sums), strict=True)), int(count)
+    return recipe.task.measured([total / count for total in sums]), int(count)
 
 
 def _best_trainer(folder: Path, living: list[int]) -> int:

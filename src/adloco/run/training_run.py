@@ -18,12 +18,13 @@ from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
 from adloco.distributed.placement.one_process import Placement
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
+from adloco.metrics import Record
 from adloco.models.build import save_config
 from adloco.run import checkpoint
 from adloco.run.environment import choose_precision, describe_environment, rng_state, set_rng_state
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.micro_batch_probe import probe
-from adloco.run.records import Record, Records, round_record, summarise, write_json
+from adloco.run.records import Records, round_record, summarise, write_json
 from adloco.run.start import check_memory, model_builder, new_folder, open_task, place_workers, read_whole, with_reachable_data
 from adloco.run.stored import (
     CHECKPOINTS,
@@ -217,7 +218,7 @@ class TrainingRun:
 
     def finish(self) -> dict[str, Any]:
         """Write summary.json and return what it says. Called in the first process alone."""
-        summary = summarise(self.history, num_parameters=self.algorithm.num_parameters, recipe=self.recipe.run.name)
+        summary = summarise(self.history, self.recipe.task.measures, num_parameters=self.algorithm.num_parameters, recipe=self.recipe.run.name)
         write_json(self.folder / "summary.json", summary)
         return summary
 
@@ -250,6 +251,7 @@ class TrainingRun:
     def _record(self, report: RoundReport, tokens_per_second: float) -> Record:
         return round_record(
             report,
+            self.recipe.task.measures,
             tokens_per_sample=self.recipe.data.context_tokens,
             measured=self._evaluate() if self.finished or report.round % self.recipe.evaluation.every == 0 else {},
             seconds=self._seconds(),
@@ -262,8 +264,8 @@ class TrainingRun:
         """The task's measures of each trainer."""
         at_once = self.algorithm.pass_limit or self.recipe.switch.b_max
         with self._memory.phase("evaluation"):
-            measured = self.algorithm.evaluate(lambda model, part, parts: self.task.measure(model, self.device, at_once, part, parts))
-        return {trainer: dict(zip(self.task.measures, values, strict=True)) for trainer, values in measured.items()}
+            means = self.algorithm.evaluate(lambda model, part, parts: self.task.measure(model, self.device, at_once, part, parts))
+        return {trainer: self.recipe.task.measured(of_trainer) for trainer, of_trainer in means.items()}
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started

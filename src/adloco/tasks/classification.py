@@ -6,10 +6,10 @@ Texts of a batch are padded to its longest one; the attention mask hides the pad
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from adloco.data.rows import left_out, read_rows
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 from adloco.distributed.device import to_device
 from adloco.errors import require
+from adloco.metrics import Metric, Unit
 from adloco.models.model_sources import Head
 from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.task import Task
@@ -34,6 +35,16 @@ EXAMPLES_AT_ONCE = 64
 class ClassificationSettings:
     """Predict the label of a text."""
 
+    head: ClassVar[Head] = "AutoModelForSequenceClassification"
+    pipeline: ClassVar[str] = "text-classification"
+    packed: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
+    counted: ClassVar[str] = "texts"
+    measures: ClassVar[tuple[Metric, ...]] = (
+        Metric("loss", "loss", Unit("nats per text", ".4f"), panel="loss"),
+        Metric("accuracy", "accuracy", Unit("", ".2%"), better="higher", panel="accuracy"),
+    )
+
     label_column: str = "label"
     """Column that holds the label, a whole number from 0."""
     evaluation_per_class: int = 500
@@ -42,9 +53,8 @@ class ClassificationSettings:
     def __post_init__(self) -> None:
         require(self.evaluation_per_class >= 0, f"task.evaluation_per_class must be >= 0, got {self.evaluation_per_class}")
 
-    @property
-    def head(self) -> Head:
-        return "AutoModelForSequenceClassification"
+    def measured(self, means: Sequence[float]) -> dict[str, float]:
+        return dict(zip(("loss", "accuracy"), means, strict=True))
 
     def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
         require(not data.streaming, "data.streaming is for language models: a classification run reads its texts at the start; set it to false")
@@ -64,8 +74,6 @@ class ClassificationSettings:
 
 class Classification:
     """Sequence classification of labelled texts."""
-
-    measures: tuple[str, ...] = ("loss", "accuracy")
 
     def __init__(self, train: "Examples", validation: "Examples", evaluated: NDArray[np.int64], tokenizer: Tokenizer, skipped: Counter[str]) -> None:
         self.tokenizer = tokenizer

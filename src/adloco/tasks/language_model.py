@@ -1,9 +1,9 @@
 """Causal language modelling: windows of packed tokens, the loss on next tokens, evaluation and generation. No padding anywhere."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,11 +15,14 @@ from adloco.data.sources import TokenSource
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.data.tokenizers import Tokenizer
 from adloco.errors import require
+from adloco.metrics import Metric, Unit
 from adloco.models.model_sources import Head
 from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.task import Task
 
 EVALUATION_WINDOWS_AT_ONCE = 32
+LARGEST_EXPONENT = 700.0
+"""The exponential of more is not a finite number."""
 CHECKED_TOKENS, LEAK = 16, 1e-6
 """Of a window, and the relative change of the logits before the last one that is more than rounding."""
 
@@ -28,30 +31,34 @@ CHECKED_TOKENS, LEAK = 16, 1e-6
 class LanguageModelSettings:
     """Predict each token of packed documents from those before it."""
 
-    @property
-    def head(self) -> Head:
-        return "AutoModelForCausalLM"
+    head: ClassVar[Head] = "AutoModelForCausalLM"
+    pipeline: ClassVar[str] = "text-generation"
+    packed: ClassVar[bool] = True
+    generates: ClassVar[bool] = True
+    counted: ClassVar[str] = "tokens"
+    measures: ClassVar[tuple[Metric, ...]] = (
+        Metric("loss", "loss", Unit("nats per token", ".4f"), panel="loss"),
+        Metric("perplexity", "perplexity", Unit("", ".3f")),
+    )
+
+    def measured(self, means: Sequence[float]) -> dict[str, float]:
+        (loss,) = means
+        return {"loss": loss, "perplexity": math.exp(min(loss, LARGEST_EXPONENT))}
 
     def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
         cache = open_cache(data, tokenizer)
-        validation = (
-            TokenSource(cache.everything(), context_tokens=data.context_tokens)
-            if everything
-            else cache.validation_source(context_tokens=data.context_tokens)
-        )
-        held_out = "hold out more of it (data.validation_fraction, data.validation_samples) or lower data.context_tokens"
+        tokens = cache.everything() if everything else cache.validation
+        held_out = ", hold out more of it (data.validation_fraction, data.validation_samples) or lower data.context_tokens"
         require(
-            validation.num_windows > 0,
-            f"{data.source} has {len(validation.tokens)} tokens to evaluate on, fewer than one window of {data.context_tokens + 1}; "
-            + ("give more text" if everything else f"give more text, {held_out}"),
+            len(tokens) > data.context_tokens,  # A window predicts each of its tokens from those before it, so it takes one more.
+            f"{data.source} is too short for one window of {data.context_tokens} tokens: a window takes {data.context_tokens + 1}, "
+            f"and there are {len(tokens)} to evaluate on; give more text{'' if everything else held_out}",
         )
-        return LanguageModel(cache, data, validation, evaluation.windows)
+        return LanguageModel(cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows)
 
 
 class LanguageModel:
     """Causal language modelling on windows of a token cache."""
-
-    measures: tuple[str, ...] = ("loss",)
 
     def __init__(self, cache: TokenCache, data: DataSettings, validation: TokenSource, windows: int) -> None:
         self.tokenizer = cache.tokenizer

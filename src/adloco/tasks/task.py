@@ -1,5 +1,6 @@
 """What a model is trained for. A task is one file: its settings, batches from rows, the loss and the evaluation."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.tokenizers import Tokenizer
+from adloco.metrics import Metric
 from adloco.models.model_sources import Head
 from adloco.tasks.evaluation_settings import EvaluationSettings
 
@@ -16,8 +18,6 @@ class Task(Protocol):
     """A task with its data opened."""
 
     tokenizer: Tokenizer
-    measures: tuple[str, ...]
-    """What an evaluation measures, the loss first."""
 
     @property
     def corpus(self) -> str:
@@ -53,7 +53,9 @@ class Task(Protocol):
         ...
 
     def measure(self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1) -> list[float]:
-        """The sum of each measure over the part-th of `parts` shares of the evaluation set, `at_once` samples in a pass, and the count.
+        """Sums over the part-th of `parts` shares of the evaluation set, and last the count.
+
+        at_once: samples in a pass.
 
         Every part calls the model equally often, as the ranks that share a sharded model must.
         """
@@ -61,11 +63,43 @@ class Task(Protocol):
 
 
 class TaskSettings(Protocol):
-    """A task's settings."""
+    """A task's settings, what it measures and what it can do."""
 
     @property
     def head(self) -> Head:
         """Class in transformers that puts the task's head on a model."""
+        ...
+
+    @property
+    def pipeline(self) -> str:
+        """Name of the task at Hugging Face, for the card of an exported model."""
+        ...
+
+    @property
+    def packed(self) -> bool:
+        """True if samples are windows of packed text; False if they are texts.
+
+        `adloco prepare` packs text, and evaluation.windows counts windows.
+        """
+        ...
+
+    @property
+    def generates(self) -> bool:
+        """True if a trained model continues a prompt."""
+        ...
+
+    @property
+    def counted(self) -> str:
+        """What an evaluation averages over, in the plural."""
+        ...
+
+    @property
+    def measures(self) -> tuple[Metric, ...]:
+        """What an evaluation measures: first the loss, whose name is `loss`; lower is better."""
+        ...
+
+    def measured(self, means: Sequence[float]) -> dict[str, float]:
+        """Each measure by name, from the means of what `Task.measure` adds up."""
         ...
 
     def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:

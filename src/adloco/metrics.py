@@ -1,0 +1,199 @@
+"""The numbers of metrics.jsonl: each is described once, in the tables below or by its task.
+
+Records, summary, pictures, report, view and trackers go by these tables, and docs/run-folder.md is
+checked against them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Literal
+
+Record = dict[str, Any]
+"""One line of metrics.jsonl; docs/run-folder.md lists its fields."""
+Per = Literal["round", "sync", "trainer", "worker", "phase"]
+"""What a line holds a number of: the round, its syncs, each trainer, worker or phase."""
+Aggregation = Literal["last", "mean", "mean by bytes", "sum", "max"]
+"""How the numbers of all rounds become one for the run.
+
+last: the last round that has a number (mean over trainers).
+mean: the mean of the rounds where it is not 0.
+mean by bytes: the mean weighted by the bytes of each round's syncs.
+"""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit, and how numbers in it are shown."""
+
+    name: str
+    """The unit in metrics.jsonl."""
+    form: str = ","
+    """Format specification of a shown number."""
+    _: KW_ONLY
+    shown: str = ""
+    """The unit behind a shown number."""
+    scale: float = 1
+    """How many of the unit make one of what is shown: 1e6 for bytes shown as MB."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a run: its name in metrics.jsonl, what people call it, and its unit."""
+
+    name: str
+    label: str
+    unit: Unit
+    _: KW_ONLY
+    per: Per = "round"
+    aggregation: Aggregation = "last"
+    better: Literal["lower", "higher"] = "lower"
+    """Which value of a measure is the best."""
+    panel: str = ""
+    """The picture that shows it; empty for none."""
+
+    def text(self, value: float | None) -> str:
+        """The value with its unit, `-` for None."""
+        if value is None:
+            return "-"
+        number = format(value / self.unit.scale if self.unit.scale != 1 else value, self.unit.form)
+        return f"{number} {self.unit.shown}".rstrip()
+
+    @property
+    def axis(self) -> str:
+        """Label of an axis."""
+        unit = self.unit.shown or self.unit.name
+        return f"{self.label} ({unit})" if unit not in ("", self.label) else self.label
+
+    @property
+    def whole(self) -> bool:
+        """True if the number is a count."""
+        return self.unit.form == ","
+
+
+COUNT, RATIO = Unit(""), Unit("", ",.1f", shown="x")
+TOKENS, SAMPLES, NATS = Unit("tokens"), Unit("samples"), Unit("nats", ".4f")
+SECONDS, MEMORY = Unit("seconds", ",.1f", shown="s"), Unit("bytes", ",.0f", shown="MiB", scale=2**20)
+TRAFFIC = Unit("bytes", ",.1f", shown="MB", scale=1e6)
+
+
+def _table(per: Per, *metrics: Metric) -> dict[str, Metric]:
+    return {metric.name: replace(metric, per=per) for metric in metrics}
+
+
+ROUND = _table(
+    "round",
+    Metric("round", "round", COUNT),
+    Metric("tokens", "tokens", TOKENS),
+    Metric("samples", "samples", SAMPLES),
+    Metric("inner_steps", "inner steps", COUNT),
+    Metric("syncs", "syncs", COUNT),
+    Metric("bytes_communicated", "sent per worker", TRAFFIC, panel="communication"),
+    Metric("bytes_sent", "left each worker", TRAFFIC),
+    Metric("bytes_inside", "sent inside islands, per rank", TRAFFIC, panel="communication"),
+    Metric("bytes_ddp_equivalent", "sent by DDP in as many steps", TRAFFIC, panel="communication"),
+    Metric("seconds", "time", SECONDS),
+    Metric("tokens_per_second", "tokens/s", Unit("tokens/s", ",.0f")),
+    Metric("train_loss", "train loss", NATS, panel="loss"),
+    Metric("pass_limit", "limit on micro-batches", SAMPLES),
+    Metric("learning_rate", "learning rate", Unit("", ".2e")),
+    Metric("memory_bytes", "whole run so far", MEMORY, panel="memory"),
+)
+SYNC = _table(
+    "sync",
+    Metric("bytes", "per sync and worker", replace(TRAFFIC, form=",.2f"), aggregation="mean"),
+    Metric("compression_ratio", "compressed by", RATIO, aggregation="mean by bytes"),
+    Metric("exposed_seconds", "exposed: training waits", SECONDS, aggregation="sum", panel="wire"),
+    Metric("hidden_seconds", "hidden: training goes on", SECONDS, aggregation="sum", panel="wire"),
+    Metric("transfer_seconds", "transfers", SECONDS, aggregation="sum"),
+    Metric("peak_bytes_per_second", "rate of sending, peak", Unit("bytes/s", ",.1f", shown="MB/s", scale=1e6), aggregation="max"),
+)
+TRAINER = _table(
+    "trainer",
+    Metric("trainer", "trainer", COUNT),
+    Metric("workers", "workers", COUNT, panel="trainers"),
+    Metric("requested_batch", "requested batch", SAMPLES, panel="batch"),
+    Metric("worker_batch", "batch of its first worker", SAMPLES),
+    Metric("micro_batch", "micro-batch", SAMPLES),
+    Metric("accumulation_steps", "accumulation steps", COUNT, panel="batch"),
+    Metric("trainer_batch", "batch as trained", SAMPLES),
+    Metric("rounded_up", "added", SAMPLES),
+    Metric("grad_variance", "S", Unit("", ".3g"), panel="noise_scale"),
+    Metric("grad_norm_sq", "|G|²", Unit("", ".3g"), panel="noise_scale"),
+    Metric("noise_scale", "noise scale", Unit("samples", ",.1f"), panel="noise_scale"),
+    Metric("train_loss", "train loss", NATS),
+    Metric("learning_rate", "learning rate", Unit("", ".2e")),
+    Metric("cosine_similarity", "cosine of workers' pseudo-gradients", Unit("", ".2f"), panel="wire"),
+    Metric("wire_error", "lost by the wire format", Unit("relative norm", ".1%"), panel="wire"),
+)
+WORKER = _table(
+    "worker",
+    Metric("worker", "worker", COUNT),
+    Metric("trainer", "trainer", COUNT),
+    Metric("worker_batch", "batch of a worker", SAMPLES, panel="workers"),
+    Metric("busy_seconds", "inner steps", SECONDS),
+    Metric("wait_seconds", "waiting per round", SECONDS, panel="workers"),
+)
+PHASE = _table(
+    "phase",
+    Metric("peak_bytes", "peak memory", MEMORY, panel="memory"),
+    Metric("current_bytes", "held at the end of the phase", MEMORY, panel="memory"),
+)
+METRICS = tuple(metric for table in (ROUND, SYNC, TRAINER, WORKER, PHASE) for metric in table.values())
+
+
+def validation(measure: Metric, per: Per = "round", *, panel: str | None = None) -> Metric:
+    """What an evaluation records of a task's measure: per round, of the best trainer, or per trainer.
+
+    panel: a picture instead of the measure's.
+    """
+    panel = measure.panel if panel is None else panel
+    return replace(measure, name=f"val_{measure.name}", label=f"validation {measure.label}", per=per, panel=panel)
+
+
+def rows(record: Record, per: Per) -> list[Mapping[str, Any]]:
+    """The parts of a line with the numbers of the round, its syncs, or each trainer, worker or phase."""
+    match per:
+        case "round":
+            return [record]
+        case "sync":
+            return [record["sync"]]
+        case "phase":
+            return list(record["memory"].values())
+        case _:
+            return list(record[f"{per}s"])
+
+
+def values(metric: Metric, records: Sequence[Record], number: int | None = None) -> list[list[Any]]:
+    """The metric's numbers in each round, without null.
+
+    number: a trainer or worker whose numbers to take; None for all.
+    """
+
+    def has(row: Mapping[str, Any]) -> bool:
+        return row.get(metric.name) is not None and (number is None or row[metric.per] == number)
+
+    return [[row[metric.name] for row in rows(record, metric.per) if has(row)] for record in records]
+
+
+def aggregate(metric: Metric, records: Sequence[Record]) -> Any:
+    """One number for the run, see `Aggregation`; None if no round has any."""
+    found = [numbers for numbers in values(metric, records) if numbers]
+    every = [number for numbers in found for number in numbers]
+    match metric.aggregation:
+        case "last":
+            return _mean(found[-1]) if found else None
+        case "mean":
+            return _mean([number for number in every if number])
+        case "mean by bytes":
+            sizes = [(record["sync"]["bytes"], record["sync"][metric.name]) for record in records if record["sync"]["bytes"]]
+            return sum(size * number for size, number in sizes) / sum(size for size, _ in sizes) if sizes else None
+        case "sum":
+            return sum(every)
+        case "max":
+            return max(every, default=None)
+
+
+def _mean(numbers: Sequence[Any]) -> Any:
+    if len(numbers) < 2:
+        return numbers[0] if numbers else None  # A count stays a whole number.
+    return sum(numbers) / len(numbers)

@@ -1,0 +1,106 @@
+"""The tables of metrics name what a run reports, and docs/run-folder.md names the same."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adloco
+from adloco.algorithms.reports import RoundReport, SyncReport, TrainerReport, WorkerReport
+from adloco.config.sections import TASKS
+from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric, Unit, aggregate, validation
+from adloco.run.records import summarise
+
+PAGE = Path(__file__).parents[1] / "docs" / "run-folder.md"
+
+
+def names(report: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(report)]
+
+
+def test_the_tables_name_what_is_reported() -> None:
+    assert (list(SYNC), list(TRAINER), list(WORKER)) == (names(SyncReport), names(TrainerReport), names(WorkerReport))
+    made_by_the_run = {"tokens", "seconds", "tokens_per_second", "learning_rate", "memory_bytes"}
+    of_their_own = {"sync", "trainers", "workers", "merges", "steps"}
+    assert set(ROUND) - made_by_the_run == set(names(RoundReport)) - of_their_own
+    assert all(metric.per == per for per, table in (("round", ROUND), ("phase", PHASE)) for metric in table.values())
+
+
+def test_the_page_names_the_same_fields_and_units() -> None:
+    page = PAGE.read_text()
+    tables = re.findall(r"\| field \| unit \| meaning \|\n\|[-|]+\n((?:\|.*\n)+)", page)
+    written = [[tuple(cell.strip() for cell in line.split("|")[1:3]) for line in table.splitlines()] for table in tables]
+    expected = [[(metric.name, metric.unit.name) for metric in table.values()] for table in (ROUND, TRAINER, WORKER, SYNC, PHASE)]
+    assert written == expected
+    (measures,) = re.findall(r"\| field \| unit \| task \| meaning \|\n\|[-|]+\n((?:\|.*\n)+)", page)
+    of_tasks = [tuple(cell.strip() for cell in line.split("|")[1:4]) for line in measures.splitlines()]
+    assert of_tasks == [(validation(measure).name, measure.unit.name, kind) for kind, task in TASKS.items() for measure in task().measures]
+
+
+def test_only_a_task_knows_its_measures() -> None:
+    source = Path(adloco.__file__).parent
+    others = [path for path in source.rglob("*.py") if "tasks" not in path.parts]
+    assert [path.name for path in others if re.search("accuracy|perplexity", path.read_text())] == []
+    assert [path.name for path in (source / "cli").rglob("*.py") if "is_causal" in path.read_text()] == []
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_task_measures_what_it_declares(kind: str) -> None:
+    task = TASKS[kind]()
+    means = [0.25] if kind == "language-model" else [0.25, 0.75]
+    measured = task.measured(means)
+    assert list(measured) == [measure.name for measure in task.measures]
+    assert (task.measures[0].name, measured["loss"]) == ("loss", 0.25)
+    if kind == "language-model":
+        assert measured["perplexity"] == math.exp(0.25)
+        assert math.isfinite(task.measured([1e9])["perplexity"])
+
+
+def test_numbers_are_shown_with_their_unit() -> None:
+    assert ROUND["tokens"].text(12_345) == "12,345"
+    assert ROUND["bytes_sent"].text(2_500_000) == "2.5 MB"
+    assert ROUND["memory_bytes"].text(3 * 2**20) == "3 MiB"
+    assert ROUND["train_loss"].text(1.23456) == "1.2346"
+    assert SYNC["compression_ratio"].text(3.94) == "3.9 x"
+    assert TRAINER["noise_scale"].text(None) == "-"
+    assert [metric.axis for metric in (ROUND["tokens"], ROUND["seconds"], TRAINER["requested_batch"])] == [
+        "tokens", "time (s)", "requested batch (samples)",
+    ]  # fmt: skip
+
+
+def line(size: float, ratio: float | None, rate: float | None, cosines: list[float | None]) -> dict[str, Any]:
+    sync = {"bytes": size, "compression_ratio": ratio, "exposed_seconds": 1.0, "hidden_seconds": 0.5, "peak_bytes_per_second": rate}
+    return {"sync": sync, "trainers": [{"cosine_similarity": cosine, "wire_error": None} for cosine in cosines]}
+
+
+def test_totals_of_syncs_by_hand() -> None:
+    """Rounds of 8 and 2 bytes that were 16 and 8: 10 bytes for 24.
+
+    A round in which every worker was alone counts for neither.
+    """
+    records = [line(8, 2.0, 7.0, [0.1]), line(2, 4.0, 3.0, [0.25, 0.75, None]), line(0, None, None, [None])]
+    expected = {"bytes": 5, "compression_ratio": 2.4, "exposed_seconds": 3.0, "hidden_seconds": 1.5, "peak_bytes_per_second": 7.0}
+    assert {name: aggregate(SYNC[name], records) for name in expected} == pytest.approx(expected)
+    assert (aggregate(TRAINER["cosine_similarity"], records), aggregate(TRAINER["wire_error"], records)) == (0.5, None)
+    alone = [line(0, None, None, [None])]
+    metrics = (SYNC["bytes"], SYNC["compression_ratio"], SYNC["peak_bytes_per_second"], TRAINER["cosine_similarity"])
+    assert [aggregate(metric, alone) for metric in metrics] == [None] * 4
+
+
+def test_the_best_of_a_measure_is_the_lowest_or_the_highest() -> None:
+    """Once per round, once of trainer 1, whose loss is larger by 20 and whose score is unknown."""
+    measures = [Metric("loss", "loss", Unit("nats")), Metric("score", "score", Unit(""), better="higher")]
+    rounds = [(3.0, 0.1), (1.0, 0.4), (None, None), (2.0, 0.3)]
+    records = []
+    for loss, score in rounds:
+        record = dict.fromkeys(ROUND, 1) | line(0, None, None, [None, None]) | {"val_loss": loss, "val_score": score}
+        record["trainers"][0] |= {"trainer": 0, "val_loss": loss, "val_score": score}
+        record["trainers"][1] |= {"trainer": 1, "val_loss": None if loss is None else loss + 20}
+        records.append(record)
+    keys = ("final_val_loss", "best_val_loss", "final_val_score", "best_val_score")
+    for trainer, expected in ((None, [2.0, 1.0, 0.3, 0.4]), (1, [22.0, 21.0, None, None])):
+        summary = summarise(records, measures, num_parameters=5, recipe="x", trainer=trainer)
+        assert [summary[key] for key in keys] == expected
