@@ -4,6 +4,7 @@ With one trainer and a constant batch this is DiLoCo; with a plain mean as the o
 """
 
 import copy
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event
@@ -53,6 +54,7 @@ class AdLoCo:
     the first of each round. autocast: data type of mixed precision. seed: of dropout. wire: format in which pseudo-gradients cross between workers;
     None: as they are. streaming: how a sync is spread over a round. outer_on_host: whether global parameters, outer optimizer state and what error
     feedback keeps live in host memory. placement: where workers live; this process by default.
+    clock: seconds from some fixed point, to time inner steps; called in the workers' threads.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class AdLoCo:
         streaming: Streaming | None = None,
         outer_on_host: bool = False,
         placement: Placement | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_sizes(
             sync_every=sync_every, num_trainers=num_trainers, workers_per_trainer=workers_per_trainer, test_groups=test_groups, test_every=test_every,
@@ -115,6 +118,7 @@ class AdLoCo:
             loss_fn=loss_fn, data=data, max_grad_norm=max_grad_norm, test_groups=test_groups, test_every=test_every,
             takes_moments=self._rule.needs_moments, takes_inner_products=self._rule.needs_inner_products, autocast=autocast, seed=seed,
             device=self.placement.device, error_feedback=keeps_residuals(wire), on_host=outer_on_host,
+            clock=clock,
         )  # fmt: skip
         # Every trainer starts from the same parameters: averages of models from different starts mean nothing.
         model = build_model()
@@ -136,7 +140,7 @@ class AdLoCo:
         trainers = {trainer: self._new_trainer(trainer, range(trainer * each, (trainer + 1) * each)) for trainer in range(num_trainers)}
         outers = [trainer.outer.optimizer for trainer in trainers.values() if trainer.outer.optimizer]
         check_shards([*worker.optimizers, *outers], self.placement.shards)
-        self._crew = Crew(workers, trainers, self._streaming, self.placement)
+        self._crew = Crew(workers, trainers, self._streaming, self.placement, clock)
         self.rounds_done = self.samples = self.inner_steps = self.syncs = 0
         self.speeds: dict[int, float] = {}
         self.pass_limit = self._limit_before = 0

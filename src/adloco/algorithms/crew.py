@@ -1,7 +1,6 @@
 """The trainers of a run, and those of their workers that live in this process: how they train, sync and settle together."""
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from threading import Event
 from typing import Any
 
@@ -16,8 +15,15 @@ from adloco.rules.sync_schedule import Streaming, SyncEvent
 class Crew:
     """Trainers and workers between the decisions of a round. All methods are called on all ranks, in the same order."""
 
-    def __init__(self, workers: Mapping[int, Worker], trainers: Mapping[int, Trainer], streaming: Streaming, placement: Placement) -> None:
-        """workers: those of this process."""
+    def __init__(
+        self,
+        workers: Mapping[int, Worker],
+        trainers: Mapping[int, Trainer],
+        streaming: Streaming,
+        placement: Placement,
+        clock: Callable[[], float],
+    ) -> None:
+        """workers: those of this process. clock: seconds from some fixed point."""
         self.workers = dict(workers)
         self.trainers = dict(trainers)
         self._syncs = FragmentSyncs(streaming, placement)
@@ -27,6 +33,7 @@ class Crew:
         self._samples: dict[int, float] = {}
         """Of every worker of the run, in the round that ended last."""
         self._placement = placement
+        self._clock = clock
         self._failed = Event()
         self._seconds = 0.0
 
@@ -45,20 +52,20 @@ class Crew:
         def fail() -> None:
             (halted or self._failed).set()
 
-        began = time.monotonic()
+        began = self._clock()
         try:
             # All of them, also those that are there already: how many run at once must not change how they compute.
             self._placement.map(run, list(self.workers.values()), on_failure=fail)
         except BaseException:
             (halted or self._failed).clear()
             raise
-        self._seconds += time.monotonic() - began
+        self._seconds += self._clock() - began
 
     def agree(self, halted: bool) -> bool:
         """Whether any rank is halted. Waits for all of them."""
-        began = time.monotonic()
+        began = self._clock()
         answer = self._placement.any(halted)
-        self._syncs.stand_still(time.monotonic() - began)
+        self._syncs.stand_still(self._clock() - began)
         return answer
 
     def sync(self, event: SyncEvent, tasks: Mapping[int, RoundTask]) -> None:

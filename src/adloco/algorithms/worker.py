@@ -6,7 +6,6 @@ trainer stand at the same point.
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -77,6 +76,8 @@ class InnerSettings:
     """Whether what a sync leaves unsent is kept for the next."""
     on_host: bool
     """Whether that, and where a worker stands while the global parameters are evaluated, is kept in host memory."""
+    clock: Callable[[], float]
+    """Seconds from some fixed point, to time the inner steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,7 @@ class Worker:
         """Inner steps of the round up to that one, or until halted between two of them (on all ranks of the island after the same one)."""
         if self.inner_step == until:
             return
-        began = time.monotonic()
+        began = self._settings.clock()
         self.model.train()
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         while self.inner_step < until and not stopping:
@@ -147,7 +148,7 @@ class Worker:
             # A gradient can overflow where the loss does not; it must not reach the others.
             self._check_finite(task)
         self.engine.average(self.buffers)
-        self.busy_seconds += time.monotonic() - began
+        self.busy_seconds += self._settings.clock() - began
 
     def _step(self, task: RoundTask, halted: Event) -> bool:
         """One inner step; returns whether any rank of the island was told to halt."""

@@ -7,6 +7,7 @@ is compared with what is free, less what the trainers' global parameters will ta
 import hashlib
 import json
 import math
+import time
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -108,6 +109,7 @@ class _Stepper:
             loss_fn=task.loss, data=task.largest_source(), max_grad_norm=recipe.method.max_grad_norm or None, test_groups=recipe.test.groups,
             test_every=0, takes_moments=recipe.batch.needs_moments, takes_inner_products=recipe.batch.needs_inner_products, autocast=precision,
             seed=recipe.run.seed, device=self._device, error_feedback=recipe.feedback, on_host=recipe.outer_memory.on_host,
+            clock=time.monotonic,
         )  # fmt: skip
         model = builder()
         engine = placement.engine(model, recipe.run.compile, builder.filling)
