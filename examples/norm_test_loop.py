@@ -57,10 +57,13 @@ def main() -> None:
             for index, (offset, samples) in enumerate(own):
                 part = samples / plan.worker_batch
                 with engine.reducing(last=index == len(own) - 1):
-                    weighted = mean_loss(engine.forward, data.read(0, position + offset, samples)) * part
+                    # A rank that has no samples in the last pass reads one that weighs 0.
+                    batch = data.read(0, position + offset, max(samples, 1))
+                    weighted = mean_loss(engine.forward, batch) * part
                     weighted.backward()
                 loss += weighted.item()
-                norms_sq[engine.rank + index * ranks] = incoming.take() / part**2
+                if samples:
+                    norms_sq[engine.rank + index * ranks] = incoming.take() / part**2
         loss, mean_norm_sq, *norms_sq = engine.sum([loss, engine.norm_sq_part(), *norms_sq])
         optimizer.step()
         optimizer.zero_grad()

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,51 @@ def train(capfd: pytest.CaptureFixture[str]) -> Train:
         return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return run
+
+
+MARK_STEPS = """
+import itertools
+import os
+from pathlib import Path
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+steps = itertools.count(1)
+
+
+def mark(optimizer, args, kwargs):
+    if next(steps) == 20:  # Not the first: the settings of an outer optimizer are tried out.
+        Path(__file__).with_name("stepped-" + os.environ.get("RANK", "0")).touch()
+
+
+register_optimizer_step_post_hook(mark)
+"""
+
+WaitForSteps = Callable[[int], None]
+
+
+@pytest.fixture
+def wait_for_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WaitForSteps:
+    """Waits until each of so many ranks, in new processes, has trained for some steps."""
+    folder = tmp_path / "hook"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(MARK_STEPS)  # Python imports it in every new process.
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+    def wait(num_ranks: int) -> None:
+        for rank in range(num_ranks):
+            wait_for(folder / f"stepped-{rank}")
+
+    return wait
+
+
+def wait_for(file: Path) -> None:
+    """Wait until another process has made the file."""
+    deadline = time.monotonic() + 120  # Against a test that hangs.
+    while not file.exists():
+        assert time.monotonic() < deadline, f"nobody made {file}"
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")

@@ -97,14 +97,22 @@ def language_model(**changes: Any) -> AdLoCo:
     return run_here(**settings, data=tokens(4000, workers))
 
 
-def one_island(shards: int, replicas: int) -> dict[str, Any]:
+def one_island(shards: int, replicas: int) -> dict[str, dict[str, Any]]:
     ISLAND[:] = shards, replicas
     return one_worker()
 
 
-def one_worker() -> dict[str, Any]:
+def one_worker() -> dict[str, dict[str, Any]]:
     """DDP-Norm and FSDP-Norm, where all ranks are one island."""
-    return result(language_model(num_trainers=1, workers_per_trainer=1, outer=None, inner=adamw(0.003)), 4)
+    alone = {"num_trainers": 1, "workers_per_trainer": 1, "outer": None, "inner": adamw(0.003)}
+    # Five groups of one sample: with 2 or 4 ranks, some have no group in the last pass.
+    guards = BatchGuards(initial=5, minimum=5, maximum=11)
+    few = alone | {"guards": guards, "test_groups": 12, "batch": NormTest(eta=0.2)}
+    runs = {"many samples": language_model(**alone), "few samples": language_model(**few)}
+    if ISLAND[0] == 1:
+        inner_products = few | {"batch": AugmentedInnerProductTest(nu=0.2)}
+        runs["few samples, inner products"] = language_model(**inner_products)
+    return {name: result(run, 4) for name, run in runs.items()}
 
 
 def streaming(**changes: Any) -> AdLoCo:

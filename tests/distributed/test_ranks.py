@@ -80,7 +80,7 @@ def assert_same_bits(results: list[dict[str, Any]], shards: int) -> None:
 @pytest.fixture(scope="module")
 def one_process() -> dict[str, dict[str, Any]]:
     scenarios.ISLAND[:] = 1, 1
-    return scenarios.all_scenarios(list(scenarios.SCENARIOS)) | {"one worker": scenarios.one_worker()}
+    return scenarios.all_scenarios(list(scenarios.SCENARIOS)) | scenarios.one_worker()
 
 
 @pytest.mark.parametrize(("num_ranks", "shards", "replicas"), PLACEMENTS.values(), ids=PLACEMENTS.keys())
@@ -103,10 +103,11 @@ def test_every_scenario_on_every_placement(num_ranks: int, shards: int, replicas
 @pytest.mark.parametrize(("num_ranks", "shards", "replicas"), ONE_ISLAND.values(), ids=ONE_ISLAND.keys())
 def test_fsdp_norm_is_ddp_norm_is_accumulation(num_ranks: int, shards: int, replicas: int, one_process: dict[str, dict[str, Any]]) -> None:
     """Step by step: losses, statistics, requested batches, parameters."""
-    result = run_on_ranks(scenarios.one_island, num_ranks, shards, replicas)[0]
-    assert_same(same_anywhere(result), same_anywhere(one_process["one worker"]))
-    requests = [report["trainers"][0]["requested_batch"] for report in result["reports"]]
-    assert len(set(requests)) > 1, "a batch that never changes would show nothing"
+    results = run_on_ranks(scenarios.one_island, num_ranks, shards, replicas)[0]
+    for name, result in results.items():
+        assert_same(same_anywhere(result), same_anywhere(one_process[name]), name)
+        requests = [report["trainers"][0]["requested_batch"] for report in result["reports"]]
+        assert len(set(requests)) > 1, "a batch that never changes would show nothing"
 
 
 @pytest.mark.parametrize("kind", ["plain", "streaming"])

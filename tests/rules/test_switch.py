@@ -1,5 +1,8 @@
 """Switch mode and balanced plans, by hand."""
 
+import itertools
+import math
+
 import pytest
 
 from adloco.rules.switch import BatchPlan, SwitchMode, balanced
@@ -43,7 +46,7 @@ def test_plan_in_numbers() -> None:
 
 def test_groups_for_statistics_keep_the_samples() -> None:
     assert BatchPlan(micro_batches=(8,)).in_groups(4).micro_batches == (2, 2, 2, 2)
-    assert BatchPlan(micro_batches=(3,)).in_groups(4).micro_batches == (2, 1)
+    assert BatchPlan(micro_batches=(3,)).in_groups(4).micro_batches == (1, 1, 1)
     assert BatchPlan(micro_batches=(6, 6, 5)).in_groups(2).micro_batches == (5, 4, 4, 4)
     assert BatchPlan(micro_batches=(6, 5)).in_groups(4).micro_batches == (3, 3, 3, 2)
     assert BatchPlan(micro_batches=(1, 1, 1, 1, 1)).in_groups(4).micro_batches == (1, 1, 1, 1, 1)
@@ -64,22 +67,43 @@ def test_plans_for_several_ranks() -> None:
     assert [SwitchMode(max_micro_batch=4).clipped(share, workers=2) for share in (8, 9, 16, 17)] == [8, 8, 8, 17]
 
 
-@pytest.mark.parametrize("max_micro_batch", [2, 3, 8])
-@pytest.mark.parametrize("share", [2, 3, 4, 7, 8, 17, 29, 64, 100])
-def test_groups_do_not_depend_on_the_ranks(share: int, max_micro_batch: int) -> None:
-    """Where the ranks divide the number of groups, and have not raised the batch."""
-    switch = SwitchMode(max_micro_batch=max_micro_batch, mode="always")
-    one = switch.plan(share).in_groups(4)
-    assert sum(one.micro_batches) == share
-    for ranks in (2, 4):
-        plan = switch.plan(share, ranks)
-        if plan.rounded_up == 0:
-            groups = plan.in_groups(4)
-            assert groups.micro_batches == one.micro_batches
-            assert groups.micro_batch <= max(max_micro_batch, plan.micro_batch)
-            parts = sorted(part for rank in range(ranks) for part in groups.of_rank(rank))
-            assert [samples for _, samples in parts] == list(one.micro_batches)
-            assert [offset for offset, _ in parts] == [sum(one.micro_batches[:index]) for index in range(len(parts))]
+@pytest.mark.parametrize("count", [2, 3, 4, 6, 12])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6])
+def test_groups_do_not_depend_on_the_ranks(count: int, ranks: int) -> None:
+    """For all small batches; ranks that do not divide `count` raise it to their common multiple."""
+    unit = math.lcm(count, ranks)
+    small = itertools.product(range(1, 9), range(3), range(1, 41))
+    for max_micro_batch, pass_limit, samples in small:
+        switch = SwitchMode(max_micro_batch=max_micro_batch, pass_limit=pass_limit, mode="always")
+        plan = switch.plan(samples, ranks)
+        groups = plan.in_groups(count)
+        assert groups.micro_batches == switch.plan(plan.worker_batch).in_groups(unit).micro_batches
+        assert groups.micro_batches == balanced(plan.worker_batch, len(groups.micro_batches))
+        assert groups.micro_batch <= min(max_micro_batch, pass_limit or max_micro_batch)
+        assert len(groups.micro_batches) % unit == 0 or groups.micro_batch == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6])
+def test_the_ranks_share_the_groups(ranks: int) -> None:
+    for count, samples in itertools.product(range(2, 9), range(1, 31)):
+        groups = SwitchMode(max_micro_batch=3, mode="always").plan(samples, ranks).in_groups(count)
+        parts = [groups.of_rank(rank) for rank in range(ranks)]
+        assert {len(own) for own in parts} == {groups.accumulation_steps}, "all take part in all"
+        assert all(own[0][1] > 0 for own in parts), "every rank has a group"
+        before_last = [size for own in parts for _, size in own[:-1]]
+        assert 0 not in before_last, "a rank is without a group in the last pass alone"
+        taken = sorted(part for own in parts for part in own if part[1] > 0)
+        ends = [0, *itertools.accumulate(groups.micro_batches)]
+        assert taken == list(zip(ends[:-1], groups.micro_batches, strict=True))
+
+
+def test_a_rank_without_a_group_takes_part_with_weight_0() -> None:
+    # Three samples make three groups for one rank as for two; the second has none in pass two.
+    switch = SwitchMode(max_micro_batch=8)
+    assert switch.plan(3).in_groups(6).micro_batches == (1, 1, 1)
+    groups = switch.plan(3, ranks=2).in_groups(6)
+    assert (groups.micro_batches, groups.accumulation_steps) == ((1, 1, 1), 2)
+    assert (groups.of_rank(0), groups.of_rank(1)) == ([(0, 1), (2, 1)], [(1, 1), (0, 0)])
 
 
 @pytest.mark.parametrize("total", range(1, 60))

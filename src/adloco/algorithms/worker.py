@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from threading import Event
 from typing import Any
 
@@ -170,7 +171,9 @@ class Worker:
         """Forward and backward of each micro-batch of this rank, weighted by its samples; yields its part of the mean loss."""
         own = plan.of_rank(self.engine.rank)
         for index, (offset, samples) in enumerate(own):
-            batch = to_device(self._settings.problem.data.read(self.stream, self.position + offset, samples), self._settings.device)
+            # Where this rank has no samples it takes part in the reductions with one that weighs 0.
+            batch = self._settings.problem.data.read(self.stream, self.position + offset, max(samples, 1))
+            batch = to_device(batch, self._settings.device)
             with self.engine.reducing(last=index == len(own) - 1):
                 with self._own_dropout(offset), autocast(self._settings.device, self._settings.execution.autocast):
                     loss = self._settings.problem.loss_fn(self.engine.forward, batch) * (samples / plan.worker_batch)
@@ -188,9 +191,10 @@ class Worker:
         fractions = [samples / plan.worker_batch for samples in plan.micro_batches]
         losses, norms_sq = [], [0.0] * len(fractions)
         with self.engine.incoming() as incoming:
-            for group, loss in zip(own, self._micro_steps(plan), strict=True):
+            for group, loss in zip_longest(own, self._micro_steps(plan)):
                 losses.append(loss)
-                norms_sq[group] = incoming.take() / fractions[group] ** 2
+                if group is not None:
+                    norms_sq[group] = incoming.take() / fractions[group] ** 2
         inner = self._inner_products(plan, own, fractions) if self._settings.rule.needs_inner_products else []
         mean_norm_sq, *gathered = self.engine.sum([self.engine.norm_sq_part(), *norms_sq, *inner])
         norms_sq, inner = gathered[: len(fractions)], gathered[len(fractions) :]
@@ -204,8 +208,9 @@ class Worker:
         products = [0.0] * len(fractions)
         with self.engine.incoming(reference=means) as incoming:
             self._drop_gradients()
-            for group, _ in zip(own, self._micro_steps(plan), strict=True):
-                products[group] = incoming.take() / fractions[group]
+            for group, _ in zip_longest(own, self._micro_steps(plan)):
+                if group is not None:
+                    products[group] = incoming.take() / fractions[group]
                 self._drop_gradients()
         for parameter, mean in zip(self.replica.params, means, strict=True):
             parameter.grad = mean

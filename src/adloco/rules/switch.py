@@ -29,7 +29,7 @@ class BatchPlan:
     @property
     def accumulation_steps(self) -> int:
         """Passes of each rank: worker_batch is about ranks x accumulation_steps x micro_batch."""
-        return len(self.micro_batches) // self.ranks
+        return math.ceil(len(self.micro_batches) / self.ranks)
 
     @property
     def micro_batch(self) -> int:
@@ -37,16 +37,21 @@ class BatchPlan:
         return max(self.micro_batches)
 
     def in_groups(self, count: int) -> "BatchPlan":
-        """The same samples in groups for a step on which statistics are taken: a multiple of `count`, not fewer than micro-batches.
+        """The same samples in groups for a step on which gradient statistics are taken.
 
-        Where there are too few samples for that, a divisor of `count`, or one sample in each group. So a plan for 1, 2 or 4 ranks has the same groups
-        if these numbers divide `count`; where the ranks do not, count is made a multiple of them.
+        There are as many groups as the smallest multiple of `count` that is not below the number
+        of micro-batches, or one for each sample if there are fewer samples than that. So the
+        groups of a plan of `SwitchMode` depend on worker_batch, on what fits in one pass and on
+        `count`, but not on the ranks, for all numbers of ranks that divide `count`. Where the
+        ranks do not divide it, their least common multiple takes the place of `count`: the groups
+        are those of one rank that is asked for so many. worker_batch itself can depend on the
+        ranks: a plan adds samples so that every rank has work in every pass (rounded_up).
+
+        Where each group is one sample, a rank may be without one in the last pass (see `of_rank`).
         """
         unit = math.lcm(count, self.ranks)
-        passes = len(self.micro_batches)
-        divisors = [parts for parts in range(unit, 1, -1) if unit % parts == 0 and parts % self.ranks == 0]
-        wanted = [unit * math.ceil(passes / unit), *divisors, *([self.worker_batch] if self.ranks == 1 else [])]
-        groups = next((parts for parts in wanted if passes <= parts <= self.worker_batch), passes)
+        multiple = unit * math.ceil(len(self.micro_batches) / unit)
+        groups = min(multiple, self.worker_batch)
         return replace(self, micro_batches=balanced(self.worker_batch, groups))
 
     def at_most(self, size: int) -> "BatchPlan":
@@ -58,9 +63,14 @@ class BatchPlan:
         return replace(self, micro_batches=balanced(samples, parts), rounded_up=self.rounded_up + samples - self.worker_batch)
 
     def of_rank(self, rank: int) -> list[tuple[int, int]]:
-        """(offset, samples) of the micro-batches that this rank takes, one in each pass."""
+        """(offset, samples) of the micro-batches that this rank takes, one in each pass.
+
+        (0, 0) is a pass in which there is no group for this rank. It must take part all the same,
+        as the ranks reduce gradients together: with the first sample of the step, weighted by 0.
+        """
         offsets = [0, *accumulate(self.micro_batches)]
-        return list(zip(offsets, self.micro_batches, strict=False))[rank :: self.ranks]
+        own = list(zip(offsets, self.micro_batches, strict=False))[rank :: self.ranks]
+        return own + [(0, 0)] * (self.accumulation_steps - len(own))
 
 
 @dataclass(frozen=True, kw_only=True)
