@@ -1,4 +1,4 @@
-"""What a release is made of agrees: its version, its dependencies' bounds, and what others are told to run."""
+"""The parts of a release agree: versions, dependencies, and the make targets that CI names."""
 
 import re
 import tomllib
@@ -25,36 +25,38 @@ def test_type_checkers_see_the_package() -> None:
     assert resources.files("adloco").joinpath("py.typed").is_file()
 
 
-def requirements() -> set[str]:
-    """Every requirement of the package and its extras but itself, as it is written."""
+def requirements() -> dict[str, list[int]]:
+    """The lowest version that is allowed of each dependency, those of all extras among them."""
     extras = PROJECT["optional-dependencies"].values()
     every = {*PROJECT["dependencies"], *(name for extra in extras for name in extra)}
-    return {name for name in every if not name.startswith("adloco[")}
+    return versions([name for name in every if not name.startswith("adloco[")], ">=")
+
+
+def constraints(name: str) -> dict[str, list[int]]:
+    """The version that a constraints file names of each package."""
+    lines = (ROOT / name).read_text().splitlines()
+    return versions([line for line in lines if not line.startswith("#")], "==")
+
+
+def versions(lines: list[str], relation: str) -> dict[str, list[int]]:
+    """Package and version of lines such as tomli_w==1.2.0, as tomli-w and [1, 2]."""
+    found = {}
+    for line in lines:
+        name, version = line.lower().replace("_", "-").split(relation)
+        found[name] = [int(part) for part in re.sub(r"(\.0)+$", "", version).split(".")]
+    return found
 
 
 def test_lowest_versions_are_those_that_are_allowed() -> None:
-    """`make lowest` tests the bounds themselves: 2.13 and 2.13.0 are one version."""
-    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
-    lowest = {line.replace("==", ">=") for line in lines if not line.startswith("#")}
-
-    def same(names: set[str]) -> set[str]:
-        return {re.sub(r"(\.0)+$", "", name) for name in names}
-
-    assert same(lowest) == same(requirements())
+    assert constraints("constraints-lowest.txt") == requirements()
 
 
 def test_exact_versions_are_allowed_ones() -> None:
-    """constraints-cpu.txt names every package of `make install`, none below its bound."""
-    pinned = dict(
-        line.lower().replace("_", "-").split("==") for line in (ROOT / "constraints-cpu.txt").read_text().splitlines() if not line.startswith("#")
-    )
-    bounds = dict(name.split(">=") for name in requirements())
-    for name in bounds.keys() - {"wandb", "clearml", "mlflow", "trackio"}:
-        assert numbers(pinned[name]) >= numbers(bounds[name]), name
-
-
-def numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
+    """`make install` leaves no package of its own to chance, and takes none below its bound."""
+    exact = constraints("constraints-cpu.txt")
+    not_installed = {"wandb", "clearml", "mlflow", "trackio"}
+    for name, lowest in requirements().items():
+        assert name in not_installed or exact[name] >= lowest, name
 
 
 @pytest.mark.parametrize("page", [*WORKFLOWS, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
