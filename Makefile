@@ -1,19 +1,23 @@
 # Everything a fresh machine needs, and nothing more: Python 3.11, pip and make.
 PYTHON ?= python3
 VENV := .venv
+# Versions to install; empty: the newest of everything. CI also installs constraints-lowest.txt.
+CONSTRAINTS := constraints-cpu.txt
 # Recipe or flags for `make train`, for instance ARGS="diloco --run.seed 1".
 ARGS ?=
 
-.PHONY: install train test check format clean
+.PHONY: install train test check format dist lowest newest clean
 
 install: $(VENV)/.installed
 
-# Exact versions; pip takes torch's CPU build wherever it sees one (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL). For CUDA use plain `pip install -e .`.
-$(VENV)/.installed: pyproject.toml constraints-cpu.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "adloco needs Python 3.11 or later: make PYTHON=/path/to/python3.11")'
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[dev]'
-	touch $@
+# pip takes torch's CPU build wherever it sees one (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL).
+# For CUDA use plain `pip install -e .`.
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "adloco needs Python 3.11 or later: make PYTHON=/path/to/python3.11")'
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing adloco and its tools into $(VENV): about 1.5 GB, a minute or more"
+	@.ci/pip-install $(VENV)/bin/python $(CONSTRAINTS:%=-c %) -e '.[dev]'
+	@touch $@
 
 train: install
 	$(VENV)/bin/adloco train $(ARGS)
@@ -30,5 +34,20 @@ format: install
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+# Wheel and sdist, each installed in a clean environment and used from an empty folder.
+dist: install
+	.ci/dist $(VENV)/bin/python $(CONSTRAINTS)
+
+# The tests with the oldest releases that pyproject.toml allows. Deprecation warnings are no errors
+# there: an old release uses what newer releases of its own dependencies deprecate.
+lowest: export PYTEST_ADDOPTS = -W default::DeprecationWarning
+lowest:
+	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
+
+# The tests with the newest releases of today: several GB where pip sees no CPU build of torch.
+newest:
+	rm -rf .venv-newest
+	$(MAKE) test VENV=.venv-newest CONSTRAINTS=
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-lowest .venv-newest dist .mypy_cache .ruff_cache .pytest_cache

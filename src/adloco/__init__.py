@@ -4,6 +4,8 @@ These are the public names; everything else may change. `AdLoCo` is the run, `Di
 what they are made with.
 """
 
+import importlib.metadata
+
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.diloco import DiLoCo
 from adloco.algorithms.inner.adamw import InnerAdamW
@@ -27,6 +29,8 @@ from adloco.rules.moments import estimate, group_moments
 from adloco.rules.shares import SpeedShares
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
+
+__version__ = importlib.metadata.version("adloco")
 
 __all__ = [
     "AdLoCo",
