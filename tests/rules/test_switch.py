@@ -2,7 +2,7 @@
 
 import pytest
 
-from adloco.rules.switch import BatchPlan, SwitchMode, balanced
+from adloco.rules.switch import BatchPlan, SwitchMode, balanced, smallest_share
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,22 @@ def test_groups_do_not_depend_on_the_ranks(share: int, max_micro_batch: int) -> 
             parts = sorted(part for rank in range(ranks) for part in groups.of_rank(rank))
             assert [samples for _, samples in parts] == list(one.micro_batches)
             assert [offset for offset, _ in parts] == [sum(one.micro_batches[:index]) for index in range(len(parts))]
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_the_smallest_share_has_its_groups_on_any_ranks(groups: int, ranks: int) -> None:
+    """So have all larger shares, where four groups are asked for in a test of 4, 8 or 12."""
+    for share in range(smallest_share(groups, ranks), 40):
+        for max_micro_batch in (1, 3, 8):
+            plan = SwitchMode(max_micro_batch=max_micro_batch, mode="always").plan(share, ranks)
+            for count in (4, 8, 12):
+                assert len(plan.in_groups(count).micro_batches) >= groups
+
+
+def test_smallest_shares_by_hand() -> None:
+    assert [smallest_share(4, ranks) for ranks in (1, 2, 3, 4, 5)] == [4, 4, 6, 4, 4]
+    assert [smallest_share(2, ranks) for ranks in (1, 2, 3)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("total", range(1, 60))

@@ -18,7 +18,7 @@ from adloco.algorithms.evaluation import Share, evaluate
 from adloco.algorithms.merging import MergeFates, apply_merge
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, check_shards
 from adloco.algorithms.outer import OuterStep, averaged_buffers
-from adloco.algorithms.planning import Planner, agreed_pass_limit, check_sizes
+from adloco.algorithms.planning import Planner, agreed_pass_limit, check_groups, check_sizes
 from adloco.algorithms.reports import RoundReport, report_sync, report_trainer, report_workers, step_losses
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import InnerSettings, LossFunction, RoundTask, Source, Worker
@@ -96,12 +96,11 @@ class AdLoCo:
         self.placement = placement or OneProcess()
         self._rule: BatchRule = batch or ConstantBatch()
         whole = self.placement.shards == 1
-        require(whole or not self._rule.needs_inner_products, "inner-product tests need whole gradients; use the norm test, or one shard per worker")
+        require(whole or self._rule.inner_products is None, "inner-product tests need whole gradients; use the norm test, or one shard per worker")
         self._guards = guards or BatchGuards()
         self._shares: Shares = shares or EqualShares()
         switch = switch or SwitchMode()
-        compares = not self._rule.needs_moments or switch.mode == "always" or switch.b_max >= 2
-        require(compares, "switch.max_micro_batch must be >= 2 for this batch rule, which compares samples, or switch.mode always; got 1")
+        check_groups(self._rule, switch, test_groups, self.placement.ranks_per_worker)
         self._merge: MergePolicy = merge or NoMerge()
         self._fates = fates or MergeFates()
         self._planner = Planner(
@@ -113,7 +112,7 @@ class AdLoCo:
         self._streaming = streaming or Streaming()
         settings = InnerSettings(
             loss_fn=loss_fn, data=data, max_grad_norm=max_grad_norm, test_groups=test_groups, test_every=test_every,
-            takes_moments=self._rule.needs_moments, takes_inner_products=self._rule.needs_inner_products, autocast=autocast, seed=seed,
+            takes_moments=self._rule.needs_moments, inner_products=self._rule.inner_products, autocast=autocast, seed=seed,
             device=self.placement.device, error_feedback=keeps_residuals(wire), on_host=outer_on_host,
         )  # fmt: skip
         # Every trainer starts from the same parameters: averages of models from different starts mean nothing.

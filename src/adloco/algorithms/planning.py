@@ -1,5 +1,6 @@
 """What each worker does in the coming round: micro-batches from its trainer's request, and learning rates from the schedule."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -7,9 +8,10 @@ from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
 from adloco.distributed.placement.one_process import Placement
 from adloco.errors import require
+from adloco.rules.batch import BatchRule, groups_to_compare
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.shares import Shares
-from adloco.rules.switch import BatchPlan, SwitchMode
+from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
 
 Trainers = Mapping[int, Trainer]
 
@@ -64,6 +66,23 @@ def check_sizes(
     require(max_grad_norm is None or max_grad_norm > 0, f"max_grad_norm must be > 0, got {max_grad_norm}")
     scheduled = learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
     require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
+
+
+def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: int) -> None:
+    """Refuse settings with which a worker on so many ranks could not compare enough groups."""
+    groups = groups_to_compare(rule)
+    # The groups of a test step are a multiple or a divisor of test_groups.
+    require(
+        groups < 4 or test_groups % 4 == 0,
+        f"test_groups must be a multiple of 4 for inner-product tests, or their estimator must be plug-in; got {test_groups}",
+    )
+    smallest = smallest_share(groups, ranks)
+    needed = math.ceil(smallest / ranks)
+    require(
+        switch.mode == "always" or switch.b_max >= needed,
+        f"switch.max_micro_batch must be >= {needed} for this batch rule, which compares "
+        f"{smallest} samples of each worker, or switch.mode always; got {switch.max_micro_batch}",
+    )
 
 
 def agreed_pass_limit(workers: Mapping[int, Worker], current: int, placement: Placement) -> int:

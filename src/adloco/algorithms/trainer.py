@@ -12,10 +12,11 @@ from adloco.algorithms.outer import OuterStep, copy_all
 from adloco.algorithms.streaming import Served
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.local import Comm
+from adloco.rules.batch import groups_to_compare
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
 from adloco.rules.shares import Shares
-from adloco.rules.switch import BatchPlan, SwitchMode
+from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
 
 
 class Trainer:
@@ -36,8 +37,7 @@ class Trainer:
 
     def plans(self, shares_rule: Shares, speeds: Mapping[int, float], switch: SwitchMode, ranks: int) -> dict[int, BatchPlan]:
         """Each worker's micro-batches for an inner step. speeds: samples per second by worker; ranks: how many serve a worker."""
-        # A worker with one sample has one group, hence no statistics.
-        smallest = 2 if self.controller.rule.needs_moments else 1
+        smallest = smallest_share(groups_to_compare(self.controller.rule), ranks)
         wanted = switch.clipped(self.requested_batch, len(self.worker_ids), ranks)
         shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest)
         return {worker: switch.plan(share, ranks) for worker, share in zip(self.worker_ids, shares, strict=True)}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.dropout import own_dropout, uses_dropout
+from adloco.algorithms.gradient_stats import MeasuredStep
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.outer import averaged_buffers, copy_all, counters, load_optimizer, not_finite
 from adloco.algorithms.streaming import SyncNumbers
@@ -24,7 +25,8 @@ from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.dtensor import copied, zeros_like
 from adloco.distributed.parallel.gradient_norms import clip, trainable
 from adloco.distributed.parallel.island import Engine
-from adloco.rules.moments import Moments, group_moments
+from adloco.rules.batch import Estimator
+from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
 
 ADVICE = "lower the learning rate or check the data"
@@ -68,7 +70,8 @@ class InnerSettings:
     test_groups: int
     test_every: int
     takes_moments: bool
-    takes_inner_products: bool
+    inner_products: Estimator | None
+    """How Var<g_i, G> is estimated at tests, if it is."""
     autocast: torch.dtype | None
     seed: int
     device: torch.device
@@ -222,34 +225,18 @@ class Worker:
         return own_dropout(self._settings.seed, self.stream, self.position + offset, self._settings.device)
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
-        """The step's losses; sets the moments from |g_j|^2 of every micro-batch of every rank and |gbar|^2."""
-        own = range(self.engine.rank, len(plan.micro_batches), plan.ranks)
-        fractions = [samples / plan.worker_batch for samples in plan.micro_batches]
-        losses, norms_sq = [], [0.0] * len(fractions)
-        with self.engine.incoming() as incoming:
-            for group, loss in zip(own, self._micro_steps(plan), strict=True):
-                losses.append(loss)
-                norms_sq[group] = incoming.take() / fractions[group] ** 2
-        inner = self._inner_products(plan, own, fractions) if self._settings.takes_inner_products else []
-        mean_norm_sq, *gathered = self.engine.sum([self.engine.norm_sq_part(), *norms_sq, *inner])
-        norms_sq, inner = gathered[: len(fractions)], gathered[len(fractions) :]
-        self.moments += group_moments(plan.micro_batches, norms_sq, mean_norm_sq, inner)
-        return torch.stack(losses)
-
-    def _inner_products(self, plan: BatchPlan, own: Sequence[int], fractions: Sequence[float]) -> list[float]:
-        """<g_j, gbar> by a second pass over the same micro-batches: exact for any number of groups, with one extra gradient copy."""
-        means = [parameter.grad.clone() if parameter.grad is not None else None for parameter in self.params]
-        statistics = [buffer.clone() for buffer in (*self.buffers, *self.counters)]
-        products = [0.0] * len(fractions)
-        with self.engine.incoming(reference=means) as incoming:
-            self._drop_gradients()
-            for group, _ in zip(own, self._micro_steps(plan), strict=True):
-                products[group] = incoming.take() / fractions[group]
-                self._drop_gradients()
-        for parameter, mean in zip(self.params, means, strict=True):
-            parameter.grad = mean
-        copy_all(statistics, [*self.buffers, *self.counters])  # Running statistics have seen these samples already.
-        return products
+        """The step's losses; adds its moments to those of the round."""
+        step = MeasuredStep(
+            plan=plan,
+            passes=self._micro_steps,
+            engine=self.engine,
+            params=self.params,
+            statistics=[*self.buffers, *self.counters],
+            inner_products=self._settings.inner_products,
+        )
+        losses, moments = step.backward()
+        self.moments += moments
+        return losses
 
     def _drop_gradients(self) -> None:
         for parameter in self.params:

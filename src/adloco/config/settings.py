@@ -75,7 +75,10 @@ class TestSettings:
     """How gradient statistics are taken, for batch rules that need them."""
 
     groups: int = 4
-    """Groups into which a worker splits the batch of a test step, over all its ranks (a multiple, if it accumulates more)."""
+    """Groups into which a worker splits the batch of a test step, over all its ranks (a multiple, if it accumulates more).
+
+    Unbiased inner-product tests take a multiple of 4.
+    """
     every: int = 0
     """Inner steps from one test to the next; 0: on the first of each round. The batch changes at the end of a round."""
 

@@ -105,6 +105,15 @@ class SwitchMode:
         return plan.at_most(self.pass_limit) if self.pass_limit else plan
 
 
+def smallest_share(groups: int, ranks: int) -> int:
+    """The fewest samples of a worker that `BatchPlan.in_groups` splits into so many groups.
+
+    Every rank has as many groups: with 3 ranks, 4 groups take 6 samples. With more ranks than
+    groups, `SwitchMode.plan` adds what is missing for a sample on every rank.
+    """
+    return math.ceil(groups / ranks) * ranks if ranks < groups else groups
+
+
 def balanced(total: int, parts: int) -> tuple[int, ...]:
     """`total` in `parts` whole numbers that differ by at most one, the larger first: 17 in 3 is (6, 6, 5)."""
     small, larger = divmod(total, parts)

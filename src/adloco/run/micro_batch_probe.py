@@ -89,7 +89,7 @@ def _key(recipe: Recipe, builder: ModelBuilder, placement: Placement, precision:
     about = [
         builder.config.to_dict(), asdict(builder.options), values["task"], recipe.data.tokenizer, recipe.data.context_tokens,
         values["inner"], asdict(recipe.method), asdict(recipe.memory), asdict(recipe.outer_memory), recipe.feedback,
-        recipe.batch.needs_moments, recipe.batch.needs_inner_products,
+        recipe.batch.needs_moments, recipe.batch.inner_products,
         recipe.guards.maximum, recipe.run.compile, str(precision), placement.num_ranks, placement.ranks_per_worker, placement.shards,
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type, metadata.version("torch"),
     ]  # fmt: skip
@@ -106,7 +106,7 @@ class _Stepper:
         self._before = _held(self._device)
         settings = InnerSettings(
             loss_fn=task.loss, data=task.largest_source(), max_grad_norm=recipe.method.max_grad_norm or None, test_groups=recipe.test.groups,
-            test_every=0, takes_moments=recipe.batch.needs_moments, takes_inner_products=recipe.batch.needs_inner_products, autocast=precision,
+            test_every=0, takes_moments=recipe.batch.needs_moments, inner_products=recipe.batch.inner_products, autocast=precision,
             seed=recipe.run.seed, device=self._device, error_feedback=recipe.feedback, on_host=recipe.outer_memory.on_host,
         )  # fmt: skip
         model = builder()
