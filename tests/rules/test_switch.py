@@ -22,9 +22,18 @@ def test_plans(share: int, switch: tuple[int, ...], always: tuple[int, ...], nev
         assert rule.plan(rule.clipped(share)).micro_batches == expected
 
 
-def test_a_fast_worker_with_more_than_fits_does_not_accumulate_in_mode_never() -> None:
+def test_a_plan_in_mode_never_does_not_accumulate() -> None:
     assert SwitchMode(max_micro_batch=8, mode="never").plan(12).micro_batches == (8,)
     assert SwitchMode(max_micro_batch=8, mode="never").plan(17, ranks=2).micro_batches == (8, 8)
+
+
+def test_most_samples_of_a_worker() -> None:
+    """Two workers on two ranks that fit 4 each: 16 in one pass, and accumulation from 33 on."""
+    for mode, below, above in (("switch", 8, None), ("never", 8, 8), ("always", None, None)):
+        switch = SwitchMode(max_micro_batch=4, multiplier=2, mode=mode)  # type: ignore[arg-type]
+        assert switch.most_per_worker(10, workers=2, ranks=2) == below
+        assert switch.most_per_worker(32, workers=2, ranks=2) == below
+        assert switch.most_per_worker(33, workers=2, ranks=2) == above
 
 
 def test_smaller_passes_of_the_same_samples() -> None:

@@ -38,8 +38,10 @@ class Trainer:
     def plans(self, shares_rule: Shares, speeds: Mapping[int, float], switch: SwitchMode, ranks: int) -> dict[int, BatchPlan]:
         """Each worker's micro-batches for an inner step. speeds: samples per second by worker; ranks: how many serve a worker."""
         smallest = smallest_share(groups_to_compare(self.controller.rule), ranks)
-        wanted = switch.clipped(self.requested_batch, len(self.worker_ids), ranks)
-        shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest)
+        workers = len(self.worker_ids)
+        wanted = switch.clipped(self.requested_batch, workers, ranks)
+        most = switch.most_per_worker(self.requested_batch, workers, ranks)
+        shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest, maximum=most)
         return {worker: switch.plan(share, ranks) for worker, share in zip(self.worker_ids, shares, strict=True)}
 
     def served(self, workers: Sequence[Worker], samples: Mapping[int, float], comm: Comm) -> Served:

@@ -45,7 +45,7 @@ class PlainView:
 
     def show(self, record: Record) -> None:
         trainers = " | ".join(
-            f"t{row['trainer']} batch {row['requested_batch']} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
+            f"t{row['trainer']} batch {_batch(row)} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
             for row in record["trainers"]
         )
         loss = "" if record["val_loss"] is None else f" val {_measured(record)}"
@@ -107,7 +107,7 @@ class LiveView:
                 f"{row['trainer']}{' (merged)' if row['trainer'] in gone else ''}",
                 self._measured.get(row["trainer"], "-"),
                 _number(row["train_loss"], ".4f"),
-                str(row["requested_batch"]),
+                _batch(row),
                 f"{row['micro_batch']} x {row['accumulation_steps']}{_rounded(row)}",
                 _number(row["noise_scale"], ".1f"),
                 str(row["workers"]),
@@ -172,6 +172,12 @@ def _accuracy(value: float | None) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def _batch(row: Record) -> str:
+    """The requested batch, and what was trained if that was cut to what fits, or topped up."""
+    requested, trained = row["requested_batch"], row["trainer_batch"]
+    return str(requested) if trained == requested else f"{requested} ({trained} trained)"
 
 
 def _rounded(row: Record) -> str:

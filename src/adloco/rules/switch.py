@@ -92,8 +92,21 @@ class SwitchMode:
     def clipped(self, requested: int, workers: int = 1, ranks: int = 1) -> int:
         """What a trainer with these workers, each served by that many ranks, takes of its request: all of it, or what fits in one pass."""
         fits = workers * ranks * self.b_max
-        threshold = {"switch": self.multiplier * fits, "always": fits, "never": math.inf}[self.mode]
-        return min(requested, fits) if requested <= threshold else requested
+        return min(requested, fits) if requested <= self._threshold(workers, ranks) else requested
+
+    def most_per_worker(self, requested: int, workers: int, ranks: int) -> int | None:
+        """Most samples that one worker may take of a trainer's request: what fits in one pass.
+
+        None where the trainer accumulates, so that nothing has to fit in one pass. The arguments
+        are those of `clipped`, whose result fits in the passes of all workers together.
+        """
+        clips = self.mode != "always" and requested <= self._threshold(workers, ranks)
+        return ranks * self.b_max if clips else None
+
+    def _threshold(self, workers: int, ranks: int) -> float:
+        """The largest request that is clipped at what fits."""
+        fits = workers * ranks * self.b_max
+        return {"switch": self.multiplier * fits, "always": fits, "never": math.inf}[self.mode]
 
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:
         """Micro-batches for a worker that takes `share` samples (in mode never, as many as fit), served by that many ranks."""
