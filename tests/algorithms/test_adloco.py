@@ -320,6 +320,14 @@ def test_reports_are_plain_values() -> None:
         ({"test_groups": 1}, "groups must be >= 2"),
         ({"learning_rate": LearningRate()}, "learning_rate.total_tokens must be > 0 for this shape"),
         ({"batch": NormTest(), "switch": SwitchMode(max_micro_batch=1)}, "switch.max_micro_batch must be >= 2 for this batch rule"),
+        (
+            {"batch": InnerProductTest(), "switch": SwitchMode(max_micro_batch=3)},
+            "switch.max_micro_batch must be >= 4 for this batch rule, which compares 4 samples",
+        ),
+        (
+            {"batch": InnerProductTest(), "test_groups": 6},
+            "test_groups must be a multiple of 4 for inner-product tests, .*; got 6",
+        ),
         ({"build_model": nn.Identity}, "without trainable parameters"),
     ],
 )

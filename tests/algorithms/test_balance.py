@@ -106,6 +106,26 @@ def test_pseudo_gradients_are_averaged_by_samples() -> None:
     torch.testing.assert_close(params_of(run), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("requested", "batches"),
+    [
+        (12, [8, 4]),  # In 3 : 1 it would be 9 and 3, of which 8 fit.
+        (16, [8, 8]),
+        (32, [8, 8]),  # Clipped at what fits.
+        (36, [27, 9]),  # More than twice what fits: accumulated, and any share will do.
+    ],
+)
+def test_a_fast_worker_takes_no_more_than_fits_where_the_switch_clips(requested: int, batches: list[int]) -> None:
+    guards = BatchGuards(initial=requested)
+    run = make_run(shares=SpeedShares(), guards=guards, switch=SwitchMode(max_micro_batch=8))
+    run.speeds = {0: 30.0, 1: 10.0}
+    report = run.round()
+    assert report is not None
+    (row,) = report.trainers
+    assert [worker.worker_batch for worker in report.workers] == batches
+    assert (row.trainer_batch, row.accumulation_steps) == (sum(batches), 4 if requested > 32 else 1)
+
+
 def test_speeds_are_part_of_the_state() -> None:
     run = make_run(shares=SpeedShares())
     run.round()

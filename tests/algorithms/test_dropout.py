@@ -11,6 +11,7 @@ from adloco import AdLoCo, BatchGuards, InnerProductTest, NormTest, OneProcess, 
 from adloco.algorithms.dropout import mixed_seed, own_dropout, recomputed_alike, uses_dropout
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
+from adloco.rules.moments import Moments, group_moments
 from tests.problems import adamw, make_run, params_of, sgd, tokens
 
 CPU = torch.device("cpu")
@@ -141,24 +142,24 @@ def test_ranks_draw_alike(ranks: int, shards: int, replicas: int) -> None:
     torch.testing.assert_close(run_on_ranks(on_ranks, ranks, shards, replicas)[-1], on_ranks(1, 1), rtol=1e-6, atol=1e-9)
 
 
-def test_the_second_pass_of_the_inner_product_test_sees_the_same_masks() -> None:
+def test_the_second_pass_of_the_inner_product_test_sees_the_same_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else the mean of <g_j, gbar> would not be |gbar|^2."""
     run = make_run(
         build_model=Dropping, loss_fn=loss, data=tokens(500, 2), inner=sgd(0.1), batch=InnerProductTest(),
         guards=BatchGuards(initial=16, minimum=16, maximum=16), switch=SwitchMode(max_micro_batch=16),
     )  # fmt: skip
     seen: list[float] = []
-    worker = run.workers[0]
-    products = worker._inner_products
 
-    def recording(plan: Any, own: Any, fractions: Any) -> list[float]:
-        result = products(plan, own, fractions)
-        seen.append(sum(product * fraction for product, fraction in zip(result, fractions, strict=True)) / worker.engine.norm_sq_part())
-        return result
+    def recording(samples: Any, norms_sq: Any, mean_norm_sq: float, inner: Any, even: Any) -> Moments:
+        mean = sum(m * product for m, product in zip(samples, inner, strict=True)) / sum(samples)
+        seen.append(mean / mean_norm_sq)
+        return group_moments(samples, norms_sq, mean_norm_sq, inner, even)
 
-    worker._inner_products = recording  # type: ignore[method-assign]
+    monkeypatch.setattr("adloco.algorithms.gradient_stats.group_moments", recording)
     run.round()
-    assert seen == [pytest.approx(1.0, rel=1e-9)]
+    assert seen == [pytest.approx(1.0, rel=1e-9)] * 2
 
 
 def test_a_compiled_model_that_drops_is_refused() -> None:

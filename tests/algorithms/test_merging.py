@@ -49,6 +49,25 @@ def test_the_policy_drives_the_run() -> None:
     assert [(trainer.trainer, trainer.workers, trainer.trainer_batch) for trainer in after.trainers] == [(1, 4, 30)]
 
 
+def test_many_workers_after_a_merge_train_on_more_than_the_maximum_and_report_it() -> None:
+    """Two trainers of three workers, at most six samples each. The merged one has six workers, who
+    take two samples each: 12 an inner step, three steps a round."""
+    guards = BatchGuards(initial=6, minimum=6, maximum=6)
+    run = make_run(
+        num_trainers=2, workers_per_trainer=3, batch=NormTest(), guards=guards,
+        merge=MergeSmallest(every=1, first_round=1),
+    )  # fmt: skip
+    first, second = run.rounds(2)
+    rows = [(row.requested_batch, row.trainer_batch, row.workers) for row in first.trainers]
+    assert rows == [(6, 6, 3), (6, 6, 3)]
+    (row,) = second.trainers
+    assert (row.requested_batch, row.trainer_batch, row.workers) == (6, 12, 6)
+    assert (row.worker_batch, row.micro_batch, row.rounded_up) == (2, 2, 0)
+    assert [worker.worker_batch for worker in second.workers] == [2] * 6
+    assert second.samples - first.samples == 12 * 3
+    assert sum(step.samples for step in second.steps) == 12 * 3
+
+
 @pytest.mark.parametrize(("fate", "weights"), [("weighted", (0.25, 0.75)), ("uniform", (0.5, 0.5)), ("survivor", (0.0, 1.0))])
 def test_parameters(fate: Any, weights: tuple[float, float]) -> None:
     run = two_trainers()

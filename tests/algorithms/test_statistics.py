@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from adloco import AugmentedInnerProductTest, BatchGuards, NormTest, SwitchMode, TensorSource
+from adloco import AugmentedInnerProductTest, BatchGuards, InnerProductTest, NormTest, SwitchMode, TensorSource
+from adloco.rules.batch import Estimator
 from tests.problems import make_run, sgd
 
 VOCABULARY, CONTEXT = 7, 6
@@ -50,12 +51,16 @@ def corpus(samples: int) -> Tensor:
     return torch.randint(0, VOCABULARY, (samples, CONTEXT + 1), generator=torch.Generator().manual_seed(0)) // 2
 
 
-@pytest.mark.parametrize(("batch", "groups"), [(16, 4), (13, 5)])
-def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups: int) -> None:
+@pytest.mark.parametrize(
+    ("batch", "groups", "estimator"),
+    [(16, 4, "plug-in"), (13, 5, "plug-in"), (16, 4, "unbiased"), (19, 8, "unbiased")],
+)
+def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups: int, estimator: Estimator) -> None:
     ids = corpus(64)
     source = TensorSource(ids, num_streams=2)
     run = make_run(
-        build_model=TinyLM, loss_fn=lm_loss, data=source, inner=sgd(0.01), batch=AugmentedInnerProductTest(), sync_every=1, test_groups=groups,
+        build_model=TinyLM, loss_fn=lm_loss, data=source, inner=sgd(0.01), sync_every=1,
+        batch=AugmentedInnerProductTest(estimator=estimator), test_groups=groups,
         guards=BatchGuards(initial=batch, maximum=1000), switch=SwitchMode(max_micro_batch=batch),
     )  # fmt: skip
     shares = (batch - batch // 2, batch // 2)
@@ -67,7 +72,10 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups
         means = [gradients[a:b].mean(0) for a, b in itertools.pairwise(edges)]
         mean = gradients.mean(0)
         scatter += sum(m * float(g @ g) for m, g in zip(sizes, means, strict=True)) - share * float(mean @ mean)
-        inner += sum(m * (float(g @ mean) - float(mean @ mean)) ** 2 for m, g in zip(sizes, means, strict=True))
+        if estimator == "plug-in":
+            inner += sum(m * (float(g @ mean) - float(mean @ mean)) ** 2 for m, g in zip(sizes, means, strict=True))
+        else:
+            inner += (groups - 1) * unbiased_inner_variance(sizes, np.array(means))
         dof += groups - 1
         norms.append(float(mean @ mean))
         corrections.append(1 / share)
@@ -78,6 +86,23 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups
     assert seen.plugin_norm_sq == pytest.approx(np.mean(norms), rel=1e-4)
     assert seen.grad_norm_sq == pytest.approx(np.mean([n - scatter / dof * c for n, c in zip(norms, corrections, strict=True)]), rel=1e-3)
     assert seen.inner_variance == pytest.approx(inner / dof, rel=1e-3)
+
+
+def unbiased_inner_variance(sizes: list[int], means: np.ndarray) -> float:
+    """The formula of docs/method.md, with loops over all pairs of groups in the Gram matrix."""
+    gram, halves = means @ means.T, [range(0, len(sizes), 2), range(1, len(sizes), 2)]
+    within, shared, crossed, inverse, samples = [], [], [], [], []
+    for half, other in (halves, halves[::-1]):
+        products = {j: np.average(gram[j, other], weights=[sizes[k] for k in other]) for j in half}
+        pairs = list(itertools.permutations(half, 2))
+        weights = [sizes[j] * sizes[k] for j, k in pairs]
+        within.append(np.average([gram[pair] for pair in pairs], weights=weights))
+        shared.append(np.average([gram[j, k] * products[j] for j, k in pairs], weights=weights))
+        crossed.append(np.average([products[j] * products[k] for j, k in pairs], weights=weights))
+        inverse.append(np.average([1 / sizes[j] for j, _ in pairs], weights=weights))
+        samples.append(sum(sizes[j] for j in half))
+    numerator = np.mean(shared) - np.mean(crossed) / 2 - np.prod(within) / 2
+    return float(numerator / (np.mean(inverse) - np.mean([1 / size for size in samples]) / 2))
 
 
 def test_statistics_do_not_change_the_training() -> None:
@@ -136,6 +161,26 @@ def test_expectation_on_a_quadratic_with_unequal_workers() -> None:
     seen = [run.trainers[0].controller.estimate for _ in run.rounds(500)]
     for values, truth in (([s.grad_variance for s in seen if s], 5.25), ([s.grad_norm_sq for s in seen if s], 0.25 + 1 + 4)):
         assert np.mean(values) == pytest.approx(truth, abs=4 * np.std(values) / np.sqrt(500))
+
+
+@pytest.mark.parametrize("estimator", ["unbiased", "plug-in"])
+def test_expectation_of_the_inner_variance_on_a_quadratic(estimator: Estimator) -> None:
+    """600 rounds of two workers with 5 + 4 samples in four groups each, on the problem above.
+
+    Sigma is diag(1, 4, 0.25) and G = (0.5, -1, 2): Var<g_i, G> = 0.25 + 4 + 1 = 5.25, and
+    tr(Sigma^2) = 17.0625. The plug-in form is too large by that, times the mean of 1/5 and 1/4.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600 * 9 * 2, 3, generator=generator) * torch.tensor([1.0, 2.0, 0.5])
+    run = make_run(
+        build_model=Bowl, loss_fn=lambda model, x: ((model.w - x) ** 2).sum(1).mean() / 2,
+        data=TensorSource(x, num_streams=2), inner=sgd(1e-30), sync_every=1,
+        batch=InnerProductTest(estimator=estimator), guards=BatchGuards(initial=9, minimum=9, maximum=9),
+    )  # fmt: skip
+    seen = [run.trainers[0].controller.estimate for _ in run.rounds(600)]
+    values = [estimate.inner_variance for estimate in seen if estimate]
+    truth = 5.25 + (17.0625 * (1 / 5 + 1 / 4) / 2 if estimator == "plug-in" else 0.0)
+    assert np.mean(values) == pytest.approx(truth, abs=4 * np.std(values) / np.sqrt(600))
 
 
 class Draws:

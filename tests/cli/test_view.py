@@ -1,6 +1,7 @@
 """The live view and the plain lines, drawn from a real run."""
 
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich.live import Live
 from adloco.cli.commands import take_settings
 from adloco.cli.view import LiveView, PlainView, open_view, summary_lines
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.report.page import write_report
 from adloco.run.training_run import Progress, TrainingRun
 
 
@@ -101,6 +103,28 @@ def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     assert len(summary) == 6
     assert f"{merges} merges" in summary[2]
     assert str(tmp_path / "run" / "report.html") in summary[5]
+
+
+def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: list[str]) -> None:
+    """Four trainers of one worker that ask for at most four samples merge: 4 workers take two each."""
+    batch = ["--batch.initial", "4", "--batch.minimum", "4", "--batch.maximum", "4"]
+    merge = ["--merge.count", "4", "--merge.first_round", "1"]
+    settings, _ = take_settings([*small, "--method.num_trainers", "4", *merge, *batch])
+    run = TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
+    live, plain = LiveView(run), Console(width=140, record=True)
+    for record in itertools.islice(run.rounds(), 2):
+        PlainView(plain, "int4").show(record)
+        live.show(record)
+    before, *_, after = plain.export_text().splitlines()
+    assert "t3 batch 4 = 1w x 4x1" in before
+    assert "batch 4 (8 trained) = 4w x 2x1" in after
+    drawn = Console(width=140, record=True)
+    drawn.print(live.render())
+    assert "4 (8 trained)" in drawn.export_text()
+    page = write_report(run.folder).read_text()
+    assert "trained batch" in page
+    assert '<td class="number">4 / 4 / 4 / 4</td><td class="number">4 / 4 / 4 / 4</td>' in page
+    assert '<td class="number">4</td><td class="number">8</td>' in page
 
 
 def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:

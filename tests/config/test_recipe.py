@@ -97,7 +97,7 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
         ({"inner": {"momentum": 0.5}}, "inner.momentum is not a setting of .* optimizer = 'adamw'"),
         ({"inner": {"optimizer": "adamw", "exclude": ["embed"]}}, "inner.exclude is not a setting"),
         ({"method": {"workers_per_trainer": 9}}, "batch.initial must be >= 9, so that each of 9 workers has a sample, got 8"),
-        ({"method": {"workers_per_trainer": 5}, "batch": {"rule": "norm-test"}}, "batch.initial must be >= 10, .* two samples to compare, got 8"),
+        ({"method": {"workers_per_trainer": 5}, "batch": {"rule": "norm-test"}}, "batch.initial must be >= 10, .* 2 samples to compare, got 8"),
     ],
 )
 def test_refusals(values: dict[str, dict[str, object]], message: str) -> None:

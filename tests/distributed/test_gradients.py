@@ -1,9 +1,11 @@
 """Statistics of incoming gradients against gradients computed by other means."""
 
+import contextlib
+
 import torch
 from torch import nn
 
-from adloco.distributed.parallel.gradient_norms import clip, incoming_gradients, squared_norm
+from adloco.distributed.parallel.gradient_norms import added_gradients, clip, incoming_gradients, squared_norm
 
 
 class Tied(nn.Module):
@@ -48,6 +50,18 @@ def test_inner_products_with_a_reference() -> None:
     with incoming_gradients(list(model.parameters()), reference=reference) as incoming:
         loss_of(model, ids).backward()
         assert abs(incoming.take() / float(flat_gradient(model, ids) @ flat) - 1) < 1e-6
+
+
+def test_gradients_are_added_up_apart_from_the_accumulated_ones() -> None:
+    torch.manual_seed(0)
+    model, ids = Tied(), torch.randint(0, 11, (6, 5))
+    parameters = list(model.parameters())
+    totals = [torch.zeros_like(parameter) for parameter in parameters]
+    for index, part in enumerate(ids.split(2)):
+        with added_gradients(parameters, totals) if index != 1 else contextlib.nullcontext():
+            loss_of(model, part).backward()
+    flat = torch.cat([total.flatten() for total in totals]).double()
+    torch.testing.assert_close(flat, flat_gradient(model, ids[:2]) + flat_gradient(model, ids[4:]))
 
 
 def test_hooks_are_gone_afterwards() -> None:

@@ -210,6 +210,18 @@ class Own(torch.optim.AdamW):
     """An optimizer that nobody knows."""
 
 
+def rounded(shards: int, replicas: int) -> list[tuple[int, int, int, int]]:
+    """Requested, trained and added samples of each inner step, and the samples of a round of two."""
+    run = run_here(shards, replicas, batch=None, sync_every=2, guards=BatchGuards(initial=1, maximum=1))
+    (report,) = run.rounds(1)
+    (row,) = report.trainers
+    return [(row.requested_batch, row.trainer_batch, row.rounded_up, report.samples)]
+
+
+def test_a_sample_on_every_rank_is_reported_also_above_the_maximum() -> None:
+    assert run_on_ranks(rounded, 2, 1, 2)[0] == [(1, 2, 1, 4)]
+
+
 def refused(shards: int, replicas: int) -> list[str]:
     """What is said of things that need whole gradients or matrices."""
     said = []

@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from adloco.rules.batch import UNBOUNDED, AugmentedInnerProductTest, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
+from adloco.rules.batch import (
+    UNBOUNDED,
+    AugmentedInnerProductTest,
+    BatchWarmup,
+    ConstantBatch,
+    InnerProductTest,
+    NormTest,
+    groups_to_compare,
+)
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.moments import GradientEstimate
 
@@ -81,6 +89,14 @@ def test_inner_product_and_augmented_by_hand() -> None:
     assert AugmentedInnerProductTest(theta=0.5, nu=0.5).requested(seen, 0, 1) == 150
     assert AugmentedInnerProductTest(theta=0.5, nu=5.0).requested(seen, 0, 1) == 50
     assert AugmentedInnerProductTest().requested(estimate_of(100, -1, inner=50), 0, 1) == UNBOUNDED
+
+
+def test_what_is_compared() -> None:
+    assert groups_to_compare(ConstantBatch()) == 1
+    assert groups_to_compare(NormTest()) == 2
+    assert groups_to_compare(InnerProductTest(estimator="plug-in")) == 2
+    assert groups_to_compare(InnerProductTest()) == 4
+    assert groups_to_compare(AugmentedInnerProductTest()) == 4
 
 
 def test_constant_and_warmup() -> None:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from adloco.rules.switch import BatchPlan, SwitchMode, balanced
+from adloco.rules.switch import BatchPlan, SwitchMode, balanced, smallest_share
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,18 @@ def test_plans(share: int, switch: tuple[int, ...], always: tuple[int, ...], nev
         assert rule.plan(rule.clipped(share)).micro_batches == expected
 
 
-def test_a_fast_worker_with_more_than_fits_does_not_accumulate_in_mode_never() -> None:
+def test_a_plan_in_mode_never_does_not_accumulate() -> None:
     assert SwitchMode(max_micro_batch=8, mode="never").plan(12).micro_batches == (8,)
     assert SwitchMode(max_micro_batch=8, mode="never").plan(17, ranks=2).micro_batches == (8, 8)
+
+
+def test_most_samples_of_a_worker() -> None:
+    """Two workers on two ranks that fit 4 each: 16 in one pass, and accumulation from 33 on."""
+    for mode, below, above in (("switch", 8, None), ("never", 8, 8), ("always", None, None)):
+        switch = SwitchMode(max_micro_batch=4, multiplier=2, mode=mode)  # type: ignore[arg-type]
+        assert switch.most_per_worker(10, workers=2, ranks=2) == below
+        assert switch.most_per_worker(32, workers=2, ranks=2) == below
+        assert switch.most_per_worker(33, workers=2, ranks=2) == above
 
 
 def test_smaller_passes_of_the_same_samples() -> None:
@@ -104,6 +113,22 @@ def test_a_rank_without_a_group_takes_part_with_weight_0() -> None:
     groups = switch.plan(3, ranks=2).in_groups(6)
     assert (groups.micro_batches, groups.accumulation_steps) == ((1, 1, 1), 2)
     assert (groups.of_rank(0), groups.of_rank(1)) == ([(0, 1), (2, 1)], [(1, 1), (0, 0)])
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_the_smallest_share_has_its_groups_on_any_ranks(groups: int, ranks: int) -> None:
+    """So have all larger shares, where four groups are asked for in a test of 4, 8 or 12."""
+    for share in range(smallest_share(groups, ranks), 40):
+        for max_micro_batch in (1, 3, 8):
+            plan = SwitchMode(max_micro_batch=max_micro_batch, mode="always").plan(share, ranks)
+            for count in (4, 8, 12):
+                assert len(plan.in_groups(count).micro_batches) >= groups
+
+
+def test_smallest_shares_by_hand() -> None:
+    assert [smallest_share(4, ranks) for ranks in (1, 2, 3, 4, 5)] == [4, 4, 6, 4, 4]
+    assert [smallest_share(2, ranks) for ranks in (1, 2, 3)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("total", range(1, 60))

@@ -20,7 +20,7 @@ from adloco.algorithms.method import Batching, Execution, Method, Problem
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizers import InnerFactory, check_shards
 from adloco.algorithms.outer_sync import OuterSync, Syncing
-from adloco.algorithms.planning import Planner, agreed_pass_limit
+from adloco.algorithms.planning import Planner, agreed_pass_limit, check_groups
 from adloco.algorithms.reports import RoundReport, TrainerReport, WorkerRound, report_round, report_trainer
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import InnerSettings, RoundTask, Worker
@@ -378,14 +378,10 @@ class AdLoCo:
         )
         whole = self.placement.shards == 1
         require(
-            whole or not rule.needs_inner_products,
+            whole or rule.inner_products is None,
             "inner-product tests need whole gradients; use the norm test, or one shard per worker",
         )
-        compares = not rule.needs_moments or switch.mode == "always" or switch.b_max >= 2
-        require(
-            compares,
-            "switch.max_micro_batch must be >= 2 for this batch rule, which compares samples, or switch.mode always; got 1",
-        )
+        check_groups(rule, switch, self._batching.test.groups, self.placement.ranks_per_worker)
         scheduled = learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
         require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
 

@@ -87,7 +87,7 @@ class GradientTest:
 
     groups: int = 4
     """Groups into which a worker splits the batch of a test step, over all its ranks (a multiple,
-    if it accumulates more)."""
+    if it accumulates more). Unbiased inner-product tests take a multiple of 4."""
     every: int = 0
     """Inner steps from one test to the next; 0: on the first of each round. The batch changes at
     the end of a round."""

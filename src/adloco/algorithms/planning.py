@@ -1,5 +1,6 @@
 """What each worker does in the coming round: micro-batches from its trainer's request, and learning rates from the schedule."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -7,8 +8,10 @@ from adloco.algorithms.method import Batching
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
 from adloco.distributed.placement.one_process import Placement
+from adloco.errors import require
+from adloco.rules.batch import BatchRule, groups_to_compare
 from adloco.rules.learning_rate import LearningRate
-from adloco.rules.switch import BatchPlan
+from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
 
 Trainers = Mapping[int, Trainer]
 
@@ -48,6 +51,23 @@ class Planner:
     def _lr_factor(self, tokens_before: int, step_tokens: int, trainer_batch: int) -> Callable[[int], float] | None:
         schedule = self.learning_rate
         return None if schedule is None else lambda step: schedule.factor(tokens_before + (step + 1) * step_tokens, trainer_batch)
+
+
+def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: int) -> None:
+    """Refuse settings with which a worker on so many ranks could not compare enough groups."""
+    groups = groups_to_compare(rule)
+    # The groups of a test step are a multiple or a divisor of test_groups.
+    require(
+        groups < 4 or test_groups % 4 == 0,
+        f"test_groups must be a multiple of 4 for inner-product tests, or their estimator must be plug-in; got {test_groups}",
+    )
+    smallest = smallest_share(groups, ranks)
+    needed = math.ceil(smallest / ranks)
+    require(
+        switch.mode == "always" or switch.b_max >= needed,
+        f"switch.max_micro_batch must be >= {needed} for this batch rule, which compares "
+        f"{smallest} samples of each worker, or switch.mode always; got {switch.max_micro_batch}",
+    )
 
 
 def agreed_pass_limit(workers: Mapping[int, Worker], current: int, placement: Placement) -> int:

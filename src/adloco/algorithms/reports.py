@@ -78,7 +78,11 @@ class TrainerReport:
     accumulation_steps: int
     """Passes of each rank per inner step."""
     trainer_batch: int
-    """Samples per inner step over all its workers, as trained."""
+    """Samples per inner step over all its workers, as trained.
+
+    Less than requested where that is clipped at what fits. More where workers or ranks would have
+    too few samples, which can be more than `batch.maximum`.
+    """
     rounded_up: int
     """Samples of these that were added so that every rank has work."""
     grad_variance: float | None

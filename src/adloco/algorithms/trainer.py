@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adloco.algorithms.outer_sync import OuterSync
+from adloco.rules.batch import groups_to_compare
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
 from adloco.rules.shares import Shares
-from adloco.rules.switch import BatchPlan, SwitchMode
+from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
 
 
 class Trainer:
@@ -30,10 +31,11 @@ class Trainer:
 
     def plans(self, shares_rule: Shares, speeds: Mapping[int, float], switch: SwitchMode, ranks: int) -> dict[int, BatchPlan]:
         """Each worker's micro-batches for an inner step. speeds: samples per second by worker; ranks: how many serve a worker."""
-        # A worker with one sample has one group, hence no statistics.
-        smallest = 2 if self.controller.rule.needs_moments else 1
-        wanted = switch.clipped(self.requested_batch, len(self.worker_ids), ranks)
-        shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest)
+        smallest = smallest_share(groups_to_compare(self.controller.rule), ranks)
+        workers = len(self.worker_ids)
+        wanted = switch.clipped(self.requested_batch, workers, ranks)
+        most = switch.most_per_worker(self.requested_batch, workers, ranks)
+        shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest, maximum=most)
         return {worker: switch.plan(share, ranks) for worker, share in zip(self.worker_ids, shares, strict=True)}
 
     def weights(self, samples: Mapping[int, float], workers: Sequence[int]) -> list[float]:

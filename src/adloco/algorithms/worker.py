@@ -8,7 +8,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from threading import Event
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.dropout import own_dropout, uses_dropout
+from adloco.algorithms.gradient_stats import MeasuredStep
 from adloco.algorithms.method import Execution, GradientTest, Problem
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, counters, load_optimizer
 from adloco.algorithms.optimizers import InnerFactory
@@ -27,7 +27,7 @@ from adloco.distributed.parallel.gradient_norms import clip
 from adloco.distributed.parallel.island import Engine
 from adloco.errors import NonFiniteLossError, OutOfMemoryError
 from adloco.rules.batch import BatchRule
-from adloco.rules.moments import Moments, group_moments
+from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
 
 
@@ -186,36 +186,18 @@ class Worker:
         return own_dropout(self._settings.execution.seed, self.stream, self.position + offset, self._settings.device)
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
-        """The step's losses; sets the moments from |g_j|^2 of every micro-batch of every rank and |gbar|^2."""
-        own = range(self.engine.rank, len(plan.micro_batches), plan.ranks)
-        fractions = [samples / plan.worker_batch for samples in plan.micro_batches]
-        losses, norms_sq = [], [0.0] * len(fractions)
-        with self.engine.incoming() as incoming:
-            for group, loss in zip_longest(own, self._micro_steps(plan)):
-                losses.append(loss)
-                if group is not None:
-                    norms_sq[group] = incoming.take() / fractions[group] ** 2
-        inner = self._inner_products(plan, own, fractions) if self._settings.rule.needs_inner_products else []
-        mean_norm_sq, *gathered = self.engine.sum([self.engine.norm_sq_part(), *norms_sq, *inner])
-        norms_sq, inner = gathered[: len(fractions)], gathered[len(fractions) :]
-        self.moments += group_moments(plan.micro_batches, norms_sq, mean_norm_sq, inner)
-        return torch.stack(losses)
-
-    def _inner_products(self, plan: BatchPlan, own: Sequence[int], fractions: Sequence[float]) -> list[float]:
-        """<g_j, gbar> by a second pass over the same micro-batches: exact for any number of groups, with one extra gradient copy."""
-        means = [parameter.grad.clone() if parameter.grad is not None else None for parameter in self.replica.params]
-        statistics = [buffer.clone() for buffer in (*self.replica.buffers, *self.counters)]
-        products = [0.0] * len(fractions)
-        with self.engine.incoming(reference=means) as incoming:
-            self._drop_gradients()
-            for group, _ in zip_longest(own, self._micro_steps(plan)):
-                if group is not None:
-                    products[group] = incoming.take() / fractions[group]
-                self._drop_gradients()
-        for parameter, mean in zip(self.replica.params, means, strict=True):
-            parameter.grad = mean
-        copy_all(statistics, [*self.replica.buffers, *self.counters])  # Running statistics have seen these samples already.
-        return products
+        """The step's losses; adds its moments to those of the round."""
+        step = MeasuredStep(
+            plan=plan,
+            passes=self._micro_steps,
+            engine=self.engine,
+            params=self.replica.params,
+            statistics=[*self.replica.buffers, *self.counters],
+            inner_products=self._settings.rule.inner_products,
+        )
+        losses, moments = step.backward()
+        self.moments += moments
+        return losses
 
     def _drop_gradients(self) -> None:
         for parameter in self.replica.params:

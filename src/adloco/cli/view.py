@@ -50,7 +50,7 @@ class PlainView:
 
     def show(self, record: Record) -> None:
         trainers = " | ".join(
-            f"t{row['trainer']} batch {row['requested_batch']} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
+            f"t{row['trainer']} batch {_batch(row)} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
             for row in record["trainers"]
         )
         loss = "" if record["val_loss"] is None else f" val {_measured(record, self._measures)}"
@@ -123,7 +123,7 @@ class LiveView:
                 f"{row['trainer']}{' (merged)' if row['trainer'] in gone else ''}",
                 self._measured.get(row["trainer"], "-"),
                 TRAINER["train_loss"].text(row["train_loss"]),
-                str(row["requested_batch"]),
+                _batch(row),
                 f"{row['micro_batch']} x {row['accumulation_steps']}{_rounded(row)}",
                 TRAINER["noise_scale"].text(row["noise_scale"]),
                 str(row["workers"]),
@@ -190,6 +190,12 @@ def _first_to_last(metric: Metric, records: Sequence[Record], summary: dict[str,
     first = next((number for numbers in values(metric, records) for number in numbers), None)
     final, best = summary[f"final_{metric.name}"], summary[f"best_{metric.name}"]
     return f"{metric.label} {metric.text(final)} (best {metric.text(best)}, first {metric.text(first)})"
+
+
+def _batch(row: Record) -> str:
+    """The requested batch, and what was trained if that was cut to what fits, or topped up."""
+    requested, trained = row["requested_batch"], row["trainer_batch"]
+    return str(requested) if trained == requested else f"{requested} ({trained} trained)"
 
 
 def _rounded(row: Record) -> str:

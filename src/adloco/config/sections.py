@@ -27,7 +27,7 @@ from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK, WireFor
 from adloco.distributed.comm.compressed import keeps_residuals
 from adloco.errors import require
 from adloco.models.model_sources import LlamaShape, ModelOptions, ModelSource, NamedModel
-from adloco.rules.batch import AugmentedInnerProductTest, BatchRule, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
+from adloco.rules.batch import AugmentedInnerProductTest, BatchRule, BatchWarmup, ConstantBatch, InnerProductTest, NormTest, groups_to_compare
 from adloco.rules.controller import BatchGuards
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmallest, NoMerge
@@ -185,11 +185,12 @@ class Recipe:
     profile: ProfileSettings
 
     def __post_init__(self) -> None:
-        smallest = self.method.workers_per_trainer * (2 if self.batch.needs_moments else 1)
+        each = groups_to_compare(self.batch)
+        smallest = self.method.workers_per_trainer * each
         require(
             self.guards.initial >= smallest,
             f"batch.initial must be >= {smallest}, so that each of {self.method.workers_per_trainer} workers has "
-            f"{'two samples to compare' if self.batch.needs_moments else 'a sample'}, got {self.guards.initial}",
+            f"{'a sample' if each == 1 else f'{each} samples to compare'}, got {self.guards.initial}",
         )
 
     @property

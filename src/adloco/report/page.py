@@ -40,10 +40,14 @@ def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], 
     last = records[-1]
     shown = [validation(measure) for measure in recipe.task.measures if measure.panel]
     ratio = last["bytes_ddp_equivalent"] / last["bytes_communicated"] if last["bytes_communicated"] else None
+    of_trainers = ("requested_batch", "trainer_batch", "micro_batch", "accumulation_steps", "noise_scale")
     columns = [
-        ROUND["round"], ROUND["tokens"], ROUND["train_loss"], *shown, ROUND["learning_rate"], TRAINER["requested_batch"],
-        TRAINER["micro_batch"], TRAINER["accumulation_steps"], TRAINER["noise_scale"], ROUND["bytes_communicated"], ROUND["tokens_per_second"],
-    ]  # fmt: skip
+        *(ROUND[name] for name in ("round", "tokens", "train_loss")),
+        *shown,
+        ROUND["learning_rate"],
+        *(TRAINER[name] for name in of_trainers),
+        *(ROUND[name] for name in ("bytes_communicated", "tokens_per_second")),
+    ]
     method = recipe.method
     return {
         "name": recipe.run.name,

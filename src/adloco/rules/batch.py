@@ -27,8 +27,12 @@ class BatchRule(Protocol):
         ...
 
     @property
-    def needs_inner_products(self) -> bool:
-        """Whether those statistics include <g_j, gbar>, which costs one gradient copy and a second pass."""
+    def inner_products(self) -> Estimator | None:
+        """How those statistics estimate Var<g_i, G>; None if this rule does not need it.
+
+        Costs a second pass over the test step's samples, and copies of the gradient: one for the
+        plug-in form, two for the unbiased one, which takes at least four groups.
+        """
         ...
 
     def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
@@ -37,6 +41,13 @@ class BatchRule(Protocol):
         estimate: smoothed statistics, None if none were taken. trainer_samples: what the trainer has seen so far. current: what it asks for now.
         """
         ...
+
+
+def groups_to_compare(rule: BatchRule) -> int:
+    """The fewest groups of samples from which a worker's statistics say what the rule needs."""
+    if rule.inner_products == "unbiased":
+        return 4
+    return 2 if rule.needs_moments else 1
 
 
 def _samples(variance: float, tolerance: float, norm: float) -> int:
@@ -60,7 +71,7 @@ class ConstantBatch:
     """Keep the batch at what it is."""
 
     needs_moments = False
-    needs_inner_products = False
+    inner_products = None
 
     def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
         return current
@@ -76,7 +87,7 @@ class BatchWarmup:
     """When each of those stages begins, in samples seen by the trainer; increasing."""
 
     needs_moments = False
-    needs_inner_products = False
+    inner_products = None
 
     def __post_init__(self) -> None:
         require(
@@ -105,7 +116,7 @@ class NormTest:
     """How |G|^2 is estimated: unbiased, or plug-in (as published, without the correction for the batch's own noise)."""
 
     needs_moments = True
-    needs_inner_products = False
+    inner_products = None
 
     def __post_init__(self) -> None:
         require(self.eta > 0, f"batch.eta must be > 0, got {self.eta}")
@@ -122,14 +133,19 @@ class InnerProductTest:
     theta: float = 0.9
     """Tolerated relative error of the gradient's length along the true one."""
     estimator: Estimator = "unbiased"
-    """How |G|^2 is estimated: unbiased or plug-in."""
+    """How |G|^2 and Var<g_i, G> are estimated: unbiased, or plug-in (from the mean gradient, whose
+    own noise adds S/b to the one and about tr(Sigma^2)/b to the other). Unbiased takes at least
+    four samples a worker."""
 
     needs_moments = True
-    needs_inner_products = True
 
     def __post_init__(self) -> None:
         require(self.theta > 0, f"batch.theta must be > 0, got {self.theta}")
         _check_estimator(self.estimator)
+
+    @property
+    def inner_products(self) -> Estimator:
+        return self.estimator
 
     def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
         if estimate is None:
@@ -151,15 +167,20 @@ class AugmentedInnerProductTest:
     nu: float = 5.84
     """Tolerated relative error across the true gradient."""
     estimator: Estimator = "unbiased"
-    """How |G|^2 is estimated: unbiased or plug-in."""
+    """How |G|^2 and Var<g_i, G> are estimated: unbiased, or plug-in (from the mean gradient, whose
+    own noise adds S/b to the one and about tr(Sigma^2)/b to the other). Unbiased takes at least
+    four samples a worker."""
 
     needs_moments = True
-    needs_inner_products = True
 
     def __post_init__(self) -> None:
         require(self.theta > 0, f"batch.theta must be > 0, got {self.theta}")
         require(self.nu > 0, f"batch.nu must be > 0, got {self.nu}")
         _check_estimator(self.estimator)
+
+    @property
+    def inner_products(self) -> Estimator:
+        return self.estimator
 
     def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
         if estimate is None:

@@ -18,7 +18,9 @@ class BatchGuards:
     minimum: int = 1
     """Smallest requested batch, in samples."""
     maximum: int = 512
-    """Largest requested batch, in samples."""
+    """Largest requested batch, in samples. What is trained can be more: each worker takes at least
+    one sample (two for the norm test, four for unbiased inner-product tests), also after a merge
+    has given a trainer many workers, and so does each of its ranks."""
     max_growth: float = math.inf
     """Largest factor by which one test may raise the request."""
     hysteresis: float = 0.0

@@ -15,10 +15,22 @@ from adloco.rules.switch import balanced
 class Shares(Protocol):
     """Splits a trainer's request. Pure: the same numbers give the same shares on every rank."""
 
-    def split(self, requested: int, workers: Sequence[int], speeds: Mapping[int, float], minimum: int) -> list[int]:
-        """Samples of each worker, in their order, each at least `minimum`, together the request unless that is too small.
+    def split(
+        self,
+        requested: int,
+        workers: Sequence[int],
+        speeds: Mapping[int, float],
+        minimum: int,
+        maximum: int | None,
+    ) -> list[int]:
+        """Samples of each worker, in their order; together the request, or all minimums if more.
 
-        speeds: samples per second by worker, of those measured so far.
+        Args:
+            requested: samples to split; at most `maximum` for each worker.
+            workers: who shares them.
+            speeds: samples per second by worker, of those measured so far.
+            minimum: fewest samples of a worker.
+            maximum: most samples of a worker, at least the minimum; None: no limit.
         """
         ...
 
@@ -31,7 +43,15 @@ class Shares(Protocol):
 class EqualShares:
     """As even as whole numbers allow."""
 
-    def split(self, requested: int, workers: Sequence[int], speeds: Mapping[int, float], minimum: int) -> list[int]:
+    def split(
+        self,
+        requested: int,
+        workers: Sequence[int],
+        speeds: Mapping[int, float],
+        minimum: int,
+        maximum: int | None,
+    ) -> list[int]:
+        # Even shares of a request that fits are within the maximum.
         return list(balanced(max(requested, len(workers) * minimum), len(workers)))
 
     def update(self, speeds: Mapping[int, float], measured: Mapping[int, float]) -> dict[int, float]:
@@ -51,18 +71,44 @@ class SpeedShares:
         require(0 <= self.smoothing < 1, f"placement.smoothing must be in [0, 1), got {self.smoothing}")
         require(self.limit >= 1, f"placement.limit must be >= 1, got {self.limit}")
 
-    def split(self, requested: int, workers: Sequence[int], speeds: Mapping[int, float], minimum: int) -> list[int]:
+    def split(
+        self,
+        requested: int,
+        workers: Sequence[int],
+        speeds: Mapping[int, float],
+        minimum: int,
+        maximum: int | None,
+    ) -> list[int]:
         known = sorted(speeds[worker] for worker in workers if worker in speeds)
         median = known[len(known) // 2] if known else 1.0
         bounded = [min(max(speeds.get(worker, median), median / self.limit), median * self.limit) for worker in workers]
-        return proportional(max(requested, len(workers) * minimum), bounded, minimum)
+        total = max(requested, len(workers) * minimum)
+        return proportional(total, bounded, minimum=minimum, maximum=maximum)
 
     def update(self, speeds: Mapping[int, float], measured: Mapping[int, float]) -> dict[int, float]:
         return {worker: self.smoothing * speeds.get(worker, speed) + (1 - self.smoothing) * speed for worker, speed in measured.items()}
 
 
-def proportional(total: int, weights: Sequence[float], minimum: int) -> list[int]:
-    """`total` in whole numbers in proportion to the weights, by largest remainders; ties go to the first. Each is at least `minimum`."""
+def proportional(total: int, weights: Sequence[float], *, minimum: int, maximum: int | None) -> list[int]:
+    """`total` in whole numbers in proportion to the weights, each within minimum and maximum.
+
+    By largest remainders; ties go to the first. Those that would get more than the maximum get the
+    maximum, and the others share the rest in proportion. maximum None: no limit.
+    """
+    shares = _proportional(total, weights, minimum)
+    if maximum is None or max(shares) <= maximum:
+        return shares
+    assert total <= maximum * len(weights), "the total must allow the maximum for each"
+    below = [index for index, share in enumerate(shares) if share <= maximum]
+    rest = total - maximum * (len(shares) - len(below))
+    others = proportional(rest, [weights[index] for index in below], minimum=minimum, maximum=maximum)
+    shares = [maximum] * len(shares)
+    for index, share in zip(below, others, strict=True):
+        shares[index] = share
+    return shares
+
+
+def _proportional(total: int, weights: Sequence[float], minimum: int) -> list[int]:
     free = total - minimum * len(weights)
     assert free >= 0, "the total must allow the minimum for each"
     # What each would get without the minimum, less the minimum: a small share must not be topped up twice.

@@ -102,8 +102,21 @@ class SwitchMode:
     def clipped(self, requested: int, workers: int = 1, ranks: int = 1) -> int:
         """What a trainer with these workers, each served by that many ranks, takes of its request: all of it, or what fits in one pass."""
         fits = workers * ranks * self.b_max
-        threshold = {"switch": self.multiplier * fits, "always": fits, "never": math.inf}[self.mode]
-        return min(requested, fits) if requested <= threshold else requested
+        return min(requested, fits) if requested <= self._threshold(workers, ranks) else requested
+
+    def most_per_worker(self, requested: int, workers: int, ranks: int) -> int | None:
+        """Most samples that one worker may take of a trainer's request: what fits in one pass.
+
+        None where the trainer accumulates, so that nothing has to fit in one pass. The arguments
+        are those of `clipped`, whose result fits in the passes of all workers together.
+        """
+        clips = self.mode != "always" and requested <= self._threshold(workers, ranks)
+        return ranks * self.b_max if clips else None
+
+    def _threshold(self, workers: int, ranks: int) -> float:
+        """The largest request that is clipped at what fits."""
+        fits = workers * ranks * self.b_max
+        return {"switch": self.multiplier * fits, "always": fits, "never": math.inf}[self.mode]
 
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:
         """Micro-batches for a worker that takes `share` samples (in mode never, as many as fit), served by that many ranks."""
@@ -113,6 +126,15 @@ class SwitchMode:
         samples = max(share, parts)
         plan = BatchPlan(micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - share)
         return plan.at_most(self.pass_limit) if self.pass_limit else plan
+
+
+def smallest_share(groups: int, ranks: int) -> int:
+    """The fewest samples of a worker that `BatchPlan.in_groups` splits into so many groups.
+
+    Every rank has as many groups: with 3 ranks, 4 groups take 6 samples. With more ranks than
+    groups, `SwitchMode.plan` adds what is missing for a sample on every rank.
+    """
+    return math.ceil(groups / ranks) * ranks if ranks < groups else groups
 
 
 def balanced(total: int, parts: int) -> tuple[int, ...]:

@@ -90,7 +90,7 @@ def _key(recipe: Recipe, builder: ModelBuilder, placement: Placement, precision:
     about = [
         builder.config.to_dict(), asdict(builder.options), values["task"], recipe.data.tokenizer, recipe.data.context_tokens,
         values["inner"], asdict(recipe.method), asdict(recipe.memory), asdict(recipe.outer_memory), recipe.feedback,
-        recipe.batch.needs_moments, recipe.batch.needs_inner_products,
+        recipe.batch.needs_moments, recipe.batch.inner_products,
         recipe.guards.maximum, recipe.run.compile, str(precision), placement.num_ranks, placement.ranks_per_worker, placement.shards,
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type, metadata.version("torch"),
     ]  # fmt: skip

@@ -69,6 +69,27 @@ def incoming_gradients(parameters: Sequence[Tensor], reference: Sequence[Tensor 
             handle.remove()
 
 
+@contextmanager
+def added_gradients(parameters: Sequence[Tensor], totals: Sequence[Tensor]) -> Iterator[None]:
+    """While open, adds every incoming gradient to the total of its parameter too."""
+    handles = [
+        parameter.register_hook(_adder(total))  # type: ignore[no-untyped-call]
+        for parameter, total in zip(parameters, totals, strict=True)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _adder(total: Tensor) -> Callable[[Tensor], None]:
+    def add(gradient: Tensor) -> None:
+        total.add_(gradient.detach())
+
+    return add
+
+
 def _hook(sums: GradientSums, reference: Tensor | None) -> Callable[[Tensor], None]:
     return lambda gradient: sums.add(squares(gradient) if reference is None else _inner(gradient, reference))
 
