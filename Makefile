@@ -6,7 +6,7 @@ CONSTRAINTS := constraints-cpu.txt
 # Recipe or flags for `make train`, for instance ARGS="diloco --run.seed 1".
 ARGS ?=
 
-.PHONY: install train test check format dist lowest newest clean
+.PHONY: install train test test-all check format dist lowest newest clean
 
 install: $(VENV)/.installed
 
@@ -24,6 +24,10 @@ train: install
 
 test: install
 	$(VENV)/bin/python -m pytest
+
+# Every placement and every combination, as the nightly job runs them.
+test-all: install
+	$(VENV)/bin/python -m pytest --all
 
 check: install
 	$(VENV)/bin/ruff format --check .

@@ -1,7 +1,9 @@
-"""How many bytes a method needs until the loss that data-parallel training ends with, at the same tokens.
+"""How many bytes a method needs until the loss that data-parallel training ends with, at the same
+tokens.
 
-    .venv/bin/python benchmarks/bytes_to_loss.py --stage tune           # then --stage final, or both at once: --stage all (the default)
-    .venv/bin/python benchmarks/bytes_to_loss.py --stage table          # nothing is trained: table and plot from what is there
+.venv/bin/python benchmarks/bytes_to_loss.py --stage tune           # then --stage final, or both at
+once: --stage all (the default) .venv/bin/python benchmarks/bytes_to_loss.py --stage table
+# nothing is trained: table and plot from what is there
 
 **The problem** is the same for all: a Llama of 133,440 parameters, bytes of the default corpus, windows of 64, 16 samples per inner step over four
 workers, cosine learning rate, 3M tokens (`--tokens`), 256 validation windows. `--section.key VALUE` changes it, for every arm. adloco begins with two
@@ -24,8 +26,9 @@ loss of ddp. It is reached at the first such point whose loss is <= the target; 
 inner steps or so, so a target may have been met up to one such interval earlier. The first table holds all arms against ddp with AdamW; a further one
 each other inner optimizer against its own ddp. adloco's loss is that of its best trainer; after its merge in round 3 it has one.
 
-Every run is kept in the JSON, under a key of its settings, with its whole curve: what is there is not repeated, so the program can be stopped at any
-time. The same command may be started twice on one machine (with `--threads 1`): each run is done by one of the two.
+Every run is kept in the JSON, under a key of its settings, with its whole curve: what is there is
+not repeated, so the program can be stopped at any time. The same command may be started twice on
+one machine (with `--threads 1`): each run is done by one of the two.
 """
 
 import argparse
@@ -54,12 +57,24 @@ from adloco.run.training_run import TrainingRun
 
 WORKERS, BATCH, EVALUATION_STEPS = 4, 16, 40
 PROBLEM = {
-    "model.hidden_size": "64", "model.num_layers": "2", "model.num_heads": "4", "model.intermediate_size": "176",
-    "data.tokenizer": "bytes", "data.context_tokens": "64", "evaluation.windows": "256",
-    "switch.mode": "always", "switch.max_micro_batch": str(BATCH),  # All of a worker's samples in one pass: there is memory.
-    "learning_rate.shape": "cosine", "run.precision": "fp32", "run.trackers": "none", "run.checkpoint_every": "1000000",
-}  # fmt: skip
-"""Flags of every arm. Where the folder is and how many threads there are does not matter to the numbers, and is not here."""
+    "model.hidden_size": "64",
+    "model.num_layers": "2",
+    "model.num_heads": "4",
+    "model.intermediate_size": "176",
+    "data.tokenizer": "bytes",
+    "data.context_tokens": "64",
+    "evaluation.windows": "256",
+    # All of a worker's samples in one pass: there is memory.
+    "switch.mode": "always",
+    "switch.max_micro_batch": str(BATCH),
+    "learning_rate.shape": "cosine",
+    "run.precision": "fp32",
+    "run.trackers": "none",
+    "run.checkpoint_every": "1000000",
+}
+"""Flags of every arm. Where the folder is and how many threads there are does not matter to the
+numbers, and is not here.
+"""
 TUNING_SEED = 1000
 FACTORS = (1.0, 1.02, 1.05)
 
@@ -74,17 +89,31 @@ class Arm:
     """Whether the shared outer learning rate and momentum are for it."""
 
 
-SPREAD = {"method.num_trainers": "1", "method.workers_per_trainer": str(WORKERS), "batch.initial": str(BATCH)}
-# The shipped recipe's two trainers, with two workers each; its norm test (eta = 1.5, up to 64 samples a trainer) and its merge in round 3 as they
-# are, but for the batch, which the merged trainer takes over from both and which only grows: all arms begin with the same, and none goes below it.
+SPREAD = {
+    "method.num_trainers": "1",
+    "method.workers_per_trainer": str(WORKERS),
+    "batch.initial": str(BATCH),
+}
+# The shipped recipe's two trainers, with two workers each; its norm test (eta = 1.5, up to 64
+# samples a trainer) and its merge in round 3 as they are, but for the batch, which the merged
+# trainer takes over from both and which only grows: all arms begin with the same, and none goes
+# below it.
 TRAINERS = {
-    "method.num_trainers": "2", "method.workers_per_trainer": "2", "batch.initial": str(BATCH // 2), "batch.grow_only": "true",
-    "merge.requested_batch": "sum", "wire.format": "fp32",
-}  # fmt: skip
+    "method.num_trainers": "2",
+    "method.workers_per_trainer": "2",
+    "batch.initial": str(BATCH // 2),
+    "batch.grow_only": "true",
+    "merge.requested_batch": "sum",
+    "wire.format": "fp32",
+}
 
 
 def topk(density: float, error_feedback: str = "0.9") -> dict[str, str]:
-    return {"wire.format": "topk", "wire.density": str(density), "wire.error_feedback": error_feedback}
+    return {
+        "wire.format": "topk",
+        "wire.density": str(density),
+        "wire.error_feedback": error_feedback,
+    }
 
 
 STREAMING = {"streaming.fragments": "2", "streaming.tau": "5", "streaming.alpha": "0.5"}
@@ -93,11 +122,16 @@ ARMS = {
     "local-sgd": Arm(recipe="local-sgd", flags=SPREAD, has_outer=False),
     "diloco": Arm(recipe="diloco", flags=SPREAD),
     "adloco": Arm(recipe="adloco", flags=TRAINERS),
-    **{f"diloco-{name}": Arm(recipe="diloco", flags=SPREAD | {"wire.format": name}) for name in ("bf16", "int8", "int4", "int2")},
+    **{
+        f"diloco-{name}": Arm(recipe="diloco", flags=SPREAD | {"wire.format": name})
+        for name in ("bf16", "int8", "int4", "int2")
+    },
     "diloco-topk": Arm(recipe="diloco", flags=SPREAD | topk(1 / 16)),
     "diloco-topk-64": Arm(recipe="diloco", flags=SPREAD | topk(1 / 64)),
     # Residuals wait in memory, as is usual: what a step ahead is compared with.
-    "diloco-topk-64-behind": Arm(recipe="diloco", flags=SPREAD | topk(1 / 64, "0.95") | {"wire.step_ahead": "false"}),
+    "diloco-topk-64-behind": Arm(
+        recipe="diloco", flags=SPREAD | topk(1 / 64, "0.95") | {"wire.step_ahead": "false"}
+    ),
     # One trainer from the start: the norm test alone.
     "norm-test": Arm(
         recipe="adloco", flags=SPREAD | {"batch.minimum": str(BATCH), "merge.policy": "none"}
@@ -105,8 +139,18 @@ ARMS = {
     "adloco-int4": Arm(recipe="adloco", flags=TRAINERS | {"wire.format": "int4"}),
     "streaming": Arm(recipe="diloco", flags=SPREAD | STREAMING),
     "streaming-int4": Arm(recipe="diloco", flags=SPREAD | STREAMING | {"wire.format": "int4"}),
-}  # fmt: skip
-DEFAULT_ARMS = ("ddp", "local-sgd", "diloco", "adloco", "diloco-bf16", "diloco-int8", "diloco-int4", "diloco-int2", "diloco-topk")
+}
+DEFAULT_ARMS = (
+    "ddp",
+    "local-sgd",
+    "diloco",
+    "adloco",
+    "diloco-bf16",
+    "diloco-int8",
+    "diloco-int4",
+    "diloco-int2",
+    "diloco-topk",
+)
 
 Point = dict[str, float]
 """tokens, bytes, sent (where known), syncs, seconds and loss, at an evaluation."""
@@ -136,18 +180,31 @@ class Spec:
     def flags(self) -> dict[str, str]:
         arm = ARMS[self.arm]
         options = f"{{ momentum = {self.momentum}, nesterov = true }}" if self.momentum else "{}"
-        outer = {"outer.update": "optimizer", "outer.optimizer": "SGD", "outer.lr": str(self.outer_lr), "outer.options": options}
+        outer = {
+            "outer.update": "optimizer",
+            "outer.optimizer": "SGD",
+            "outer.lr": str(self.outer_lr),
+            "outer.options": options,
+        }
         own = {
-            "run.tokens": str(self.tokens), "run.seed": str(self.seed), "inner.optimizer": self.inner, "inner.lr": str(self.inner_lr),
-            "method.sync_every": str(self.sync_every), "evaluation.every": str(max(1, round(EVALUATION_STEPS / self.sync_every))),
-        }  # fmt: skip
-        return PROBLEM | own | (outer if arm.has_outer else {}) | dict(arm.flags) | dict(self.problem)
+            "run.tokens": str(self.tokens),
+            "run.seed": str(self.seed),
+            "inner.optimizer": self.inner,
+            "inner.lr": str(self.inner_lr),
+            "method.sync_every": str(self.sync_every),
+            "evaluation.every": str(max(1, round(EVALUATION_STEPS / self.sync_every))),
+        }
+        return (
+            PROBLEM | own | (outer if arm.has_outer else {}) | dict(arm.flags) | dict(self.problem)
+        )
 
     @property
     def key(self) -> str:
         """Equal for equal settings, those of the recipe's file included."""
         values = override(read_values(ARMS[self.arm].recipe), list(self.flags.items()))
-        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[
+            :16
+        ]
 
     def recipe(self, **more: str) -> Recipe:
         """A ValueError where this version does not know a flag of the arm."""
@@ -164,10 +221,15 @@ class Spec:
 
 
 def train(spec: Spec, threads: int) -> Result:
-    """Run it in this process; its folder is removed. Divergence is a result, every other failure an error."""
+    """Run it in this process; its folder is removed. Divergence is a result, every other failure an
+    error.
+    """
     points: list[Point] = []
     seconds, tokens, diverged = 0.0, 0, ""
-    with tempfile.TemporaryDirectory(prefix="adloco-bytes-to-loss-") as folder, torch_threads(threads):
+    with (
+        tempfile.TemporaryDirectory(prefix="adloco-bytes-to-loss-") as folder,
+        torch_threads(threads),
+    ):
         run = TrainingRun.create(spec.recipe(run_folder=f"{folder}/run", run_threads=str(threads)))
         try:
             for record in run.rounds():
@@ -178,10 +240,29 @@ def train(spec: Spec, threads: int) -> Result:
         except NonFiniteLossError as error:
             diverged = str(error)
         environment = json.loads(Path(folder, "run", "environment.json").read_text())
-    about = {"arm": spec.arm, "inner": spec.inner, "sync_every": spec.sync_every, "seed": spec.seed, "flags": spec.flags}
-    where = {"git": environment["git"], "torch": environment["versions"]["torch"], "threads": threads, "parameters": run.algorithm.num_parameters}
+    about = {
+        "arm": spec.arm,
+        "inner": spec.inner,
+        "sync_every": spec.sync_every,
+        "seed": spec.seed,
+        "flags": spec.flags,
+    }
+    where = {
+        "git": environment["git"],
+        "torch": environment["versions"]["torch"],
+        "threads": threads,
+        "parameters": run.algorithm.num_parameters,
+    }
     curve = {name: [each[name] for each in points] for name in (points[0] if points else {})}
-    return about | where | {"diverged": diverged, "final_loss": None if diverged else points[-1]["loss"], "curve": curve}
+    return (
+        about
+        | where
+        | {
+            "diverged": diverged,
+            "final_loss": None if diverged else points[-1]["loss"],
+            "curve": curve,
+        }
+    )
 
 
 @contextmanager
@@ -196,11 +277,21 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def point(record: Mapping[str, Any], seconds: float, *, data_parallel: bool) -> Point:
-    """What a record says, in whole bytes. data_parallel: of what four workers would hand over at every inner step."""
+    """What a record says, in whole bytes. data_parallel: of what four workers would hand over at
+    every inner step.
+    """
     handed = record["bytes_ddp_equivalent" if data_parallel else "bytes_communicated"]
     sent = 2 * (WORKERS - 1) / WORKERS * handed if data_parallel else record.get("bytes_sent")
-    counted = {"tokens": record["tokens"], "bytes": round(handed), "syncs": record["inner_steps" if data_parallel else "syncs"]}
-    return counted | ({} if sent is None else {"sent": round(sent)}) | {"seconds": round(seconds, 2), "loss": round(record["val_loss"], 5)}
+    counted = {
+        "tokens": record["tokens"],
+        "bytes": round(handed),
+        "syncs": record["inner_steps" if data_parallel else "syncs"],
+    }
+    return (
+        counted
+        | ({} if sent is None else {"sent": round(sent)})
+        | {"seconds": round(seconds, 2), "loss": round(record["val_loss"], 5)}
+    )
 
 
 class Store:
@@ -216,14 +307,19 @@ class Store:
     def add(self, key: str, result: Result) -> None:
         with self._lock("file"):
             runs = self.read() | {key: result}
-            lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(run, allow_nan=False)}" for name, run in runs.items())
+            lines = ",\n".join(
+                f"{json.dumps(name)}: {json.dumps(run, allow_nan=False)}"
+                for name, run in runs.items()
+            )
             temporary = self.file.with_name(f".{self.file.name}")
             temporary.write_text(f"{{\n{lines}\n}}\n")
             temporary.replace(self.file)
 
     @contextmanager
     def claim(self, key: str, *, wait: bool) -> Iterator[bool]:
-        """Whether the run is this process's to do for as long as the context lasts; wait: until nobody else does it."""
+        """Whether the run is this process's to do for as long as the context lasts; wait: until
+        nobody else does it.
+        """
         lock = self._lock(key)
         try:
             lock.acquire(blocking=wait)
@@ -238,13 +334,18 @@ class Store:
     def _lock(self, name: str) -> FileLock:
         folder = Path(tempfile.gettempdir(), f"adloco-locks-{os.getuid()}")
         folder.mkdir(exist_ok=True)
-        return FileLock(folder / hashlib.sha256(f"{self.file.resolve()} {name}".encode()).hexdigest())
+        return FileLock(
+            folder / hashlib.sha256(f"{self.file.resolve()} {name}".encode()).hexdigest()
+        )
 
     def stored(self, specs: Sequence[Spec]) -> list[Result]:
         """The results of runs that are there."""
         runs = self.read()
         missing = [spec for spec in specs if spec.key not in runs]
-        require(not missing, f"{len(missing)} tuning runs are not in {self.file}, for one: {missing[0] if missing else ''}; run --stage tune first")
+        require(
+            not missing,
+            f"{len(missing)} tuning runs are not in {self.file}, for one: {missing[0] if missing else ''}; run --stage tune first",
+        )
         return [runs[spec.key] for spec in specs]
 
 
@@ -253,7 +354,9 @@ class OutOfTimeError(Exception):
 
 
 def finish(specs: Sequence[Spec], store: Store, threads: int, deadline: float) -> list[Result]:
-    """The results of these runs, after those that are missing; what another process is at is left to it."""
+    """The results of these runs, after those that are missing; what another process is at is left
+    to it.
+    """
     for wait in (False, True):
         for index, spec in enumerate(specs):
             if spec.key in store.read():
@@ -265,8 +368,15 @@ def finish(specs: Sequence[Spec], store: Store, threads: int, deadline: float) -
                     began = time.monotonic()
                     result = train(spec, threads)
                     store.add(spec.key, result)
-                    told = f"loss {result['final_loss']:.4f}" if result["final_loss"] is not None else result["diverged"]
-                    print(f"[{index + 1}/{len(specs)}] {spec}: {told} ({time.monotonic() - began:.0f} s)", flush=True)
+                    told = (
+                        f"loss {result['final_loss']:.4f}"
+                        if result["final_loss"] is not None
+                        else result["diverged"]
+                    )
+                    print(
+                        f"[{index + 1}/{len(specs)}] {spec}: {told} ({time.monotonic() - began:.0f} s)",
+                        flush=True,
+                    )
     return store.stored(specs)
 
 
@@ -286,18 +396,39 @@ def tune(options: argparse.Namespace, inner: str, finish: Finish) -> Tuned:
     losses: list[tuple[str, float]] = []
 
     def best(specs: Sequence[Spec]) -> Spec:
-        found = [math.inf if result["final_loss"] is None else result["final_loss"] for result in finish(specs)]
+        found = [
+            math.inf if result["final_loss"] is None else result["final_loss"]
+            for result in finish(specs)
+        ]
         losses.extend(zip(map(str, specs), found, strict=True))
-        require(min(found) < math.inf, f"all of the tuning runs diverged, for one {specs[0]}; lower --inner-lr")
+        require(
+            min(found) < math.inf,
+            f"all of the tuning runs diverged, for one {specs[0]}; lower --inner-lr",
+        )
         return specs[found.index(min(found))]
 
-    common = {"inner": inner, "seed": TUNING_SEED, "tokens": options.tune_tokens or options.tokens, "problem": options.problem}
+    common = {
+        "inner": inner,
+        "seed": TUNING_SEED,
+        "tokens": options.tune_tokens or options.tokens,
+        "problem": options.problem,
+    }
     ddp = best([Spec(arm="ddp", inner_lr=rate, **common) for rate in options.inner_lr])
     start = replace(ddp, arm="diloco", sync_every=options.tune_sync_every)
-    outer = best([replace(start, outer_lr=rate, momentum=momentum) for rate in options.outer_lr for momentum in options.outer_momentum])
+    outer = best(
+        [
+            replace(start, outer_lr=rate, momentum=momentum)
+            for rate in options.outer_lr
+            for momentum in options.outer_momentum
+        ]
+    )
     chosen = best([replace(outer, inner_lr=rate) for rate in options.inner_lr])
     return Tuned(
-        ddp_lr=ddp.inner_lr, inner_lr=chosen.inner_lr, outer_lr=chosen.outer_lr, momentum=chosen.momentum, losses=tuple(dict(losses).items())
+        ddp_lr=ddp.inner_lr,
+        inner_lr=chosen.inner_lr,
+        outer_lr=chosen.outer_lr,
+        momentum=chosen.momentum,
+        losses=tuple(dict(losses).items()),
     )
 
 
@@ -306,13 +437,25 @@ def final_specs(options: argparse.Namespace, tuned: Mapping[str, Tuned]) -> list
     specs = []
     for seed in options.seeds:
         for inner, choice in tuned.items():
-            common = {"inner": inner, "seed": seed, "tokens": options.tokens, "problem": options.problem}
+            common = {
+                "inner": inner,
+                "seed": seed,
+                "tokens": options.tokens,
+                "problem": options.problem,
+            }
             for arm in options.arms:
                 if arm == "ddp":
                     specs.append(Spec(arm=arm, inner_lr=choice.ddp_lr, **common))
                     continue
-                shared = {"inner_lr": choice.inner_lr, "outer_lr": choice.outer_lr, "momentum": choice.momentum} | common
-                specs += [Spec(arm=arm, sync_every=sync_every, **shared) for sync_every in options.sync_every]
+                shared = {
+                    "inner_lr": choice.inner_lr,
+                    "outer_lr": choice.outer_lr,
+                    "momentum": choice.momentum,
+                } | common
+                specs += [
+                    Spec(arm=arm, sync_every=sync_every, **shared)
+                    for sync_every in options.sync_every
+                ]
     return specs
 
 
@@ -342,14 +485,19 @@ def rows_of(specs: Sequence[Spec], runs: Mapping[str, Result]) -> list[Row]:
     groups: dict[tuple[str, str, int], list[Result]] = {}
     for spec in specs:
         if spec.key in runs:
-            groups.setdefault((spec.arm, spec.inner, 1 if spec.arm == "ddp" else spec.sync_every), []).append(runs[spec.key])
+            groups.setdefault(
+                (spec.arm, spec.inner, 1 if spec.arm == "ddp" else spec.sync_every), []
+            ).append(runs[spec.key])
     return [
         Row(
-            arm=arm, inner=inner, sync_every=sync_every, curves=[points_of(run["curve"]) for run in results if not run["diverged"]],
+            arm=arm,
+            inner=inner,
+            sync_every=sync_every,
+            curves=[points_of(run["curve"]) for run in results if not run["diverged"]],
             diverged=sum(bool(run["diverged"]) for run in results),
         )
         for (arm, inner, sync_every), results in groups.items()
-    ]  # fmt: skip
+    ]
 
 
 def points_of(curve: Mapping[str, Sequence[float]]) -> list[Point]:
@@ -358,16 +506,28 @@ def points_of(curve: Mapping[str, Sequence[float]]) -> list[Point]:
 
 
 def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
-    """The mean of the curves as last evaluated, at every token count of one of them from where all have begun."""
+    """The mean of the curves as last evaluated, at every token count of one of them from where all
+    have begun.
+    """
     if not curves:
         return []
     result = []
     for tokens in sorted({each["tokens"] for curve in curves for each in curve}):
-        last = [max((each for each in curve if each["tokens"] <= tokens), key=lambda each: each["tokens"], default=None) for curve in curves]
+        last = [
+            max(
+                (each for each in curve if each["tokens"] <= tokens),
+                key=lambda each: each["tokens"],
+                default=None,
+            )
+            for curve in curves
+        ]
         known = [each for each in last if each is not None]
         if len(known) == len(curves):
             names = [name for name in known[0] if all(name in each for each in known)]
-            result.append({name: statistics.fmean(each[name] for each in known) for name in names} | {"tokens": tokens})
+            result.append(
+                {name: statistics.fmean(each[name] for each in known) for name in names}
+                | {"tokens": tokens}
+            )
     return result
 
 
@@ -377,14 +537,24 @@ def crossing(curve: Sequence[Point], target: float) -> Point | None:
 
 
 def tables(rows: Sequence[Row], tuned: Mapping[str, Tuned], options: argparse.Namespace) -> str:
-    """The table against ddp with AdamW, then each other inner optimizer's against its own ddp, and what tuning saw; as Markdown."""
-    text = [f"# Bytes until data-parallel training's loss, {options.tokens / 1e6:g}M tokens", "\n\n".join(__doc__.split("\n\n")[2:-1])]
+    """The table against ddp with AdamW, then each other inner optimizer's against its own ddp, and
+    what tuning saw; as Markdown.
+    """
+    text = [
+        f"# Bytes until data-parallel training's loss, {options.tokens / 1e6:g}M tokens",
+        "\n\n".join(__doc__.split("\n\n")[2:-1]),
+    ]
     if options.problem:
-        text.append(f"The problem was changed by {', '.join(f'`--{name} {value}`' for name, value in options.problem)}.")
+        text.append(
+            f"The problem was changed by {', '.join(f'`--{name} {value}`' for name, value in options.problem)}."
+        )
     baselines = {row.inner: row for row in rows if row.arm == "ddp" and row.curves}
     for inner, ddp in sorted(baselines.items(), key=lambda item: item[0] != "adamw"):
         shown = [row for row in rows if inner == "adamw" or row.inner == inner]
-        text += [f"## Against ddp with {inner}, which ends at {statistics.fmean(ddp.finals):.4f}", table(shown, ddp)]
+        text += [
+            f"## Against ddp with {inner}, which ends at {statistics.fmean(ddp.finals):.4f}",
+            table(shown, ddp),
+        ]
     return "\n\n".join([*text, "## Tuning", *tuning_text(tuned, options)]) + "\n"
 
 
@@ -395,24 +565,48 @@ def tuning_text(tuned: Mapping[str, Tuned], options: argparse.Namespace) -> list
         tokens = f"{(options.tune_tokens or options.tokens) / 1e6:g}M tokens"
         outer = f"outer learning rate {choice.outer_lr:g}, momentum {choice.momentum:g}"
         at_edge = {choice.ddp_lr, choice.inner_lr} & {min(options.inner_lr), max(options.inner_lr)}
-        warning = f" {max(at_edge):g} is at the edge of the grid: a wider one may have better rates." if at_edge else ""
-        text.append(f"{inner}, on {tokens}: ddp with {choice.ddp_lr:g}; all others with {choice.inner_lr:g}, {outer}.{warning}")
-        text.append("| run | final loss |\n|---|---|\n" + "\n".join(f"| {name} | {loss:.4f} |" for name, loss in choice.losses))
+        warning = (
+            f" {max(at_edge):g} is at the edge of the grid: a wider one may have better rates."
+            if at_edge
+            else ""
+        )
+        text.append(
+            f"{inner}, on {tokens}: ddp with {choice.ddp_lr:g}; all others with {choice.inner_lr:g}, {outer}.{warning}"
+        )
+        text.append(
+            "| run | final loss |\n|---|---|\n"
+            + "\n".join(f"| {name} | {loss:.4f} |" for name, loss in choice.losses)
+        )
     return text
 
 
 def provenance(results: Sequence[Result]) -> str:
     """By what the runs were made."""
-    code = {f"{git['commit'][:7]}{' (changed)' if git['dirty'] else ''}" if (git := result["git"]) else "unknown" for result in results}
-    versions, threads = {result["torch"] for result in results}, {str(result["threads"]) for result in results}
+    code = {
+        f"{git['commit'][:7]}{' (changed)' if git['dirty'] else ''}"
+        if (git := result["git"])
+        else "unknown"
+        for result in results
+    }
+    versions, threads = (
+        {result["torch"] for result in results},
+        {str(result["threads"]) for result in results},
+    )
     return f"\n{len(results)} runs of commit {', '.join(sorted(code))}; torch {', '.join(sorted(versions))}; threads: {', '.join(sorted(threads))}.\n"
 
 
 def table(rows: Sequence[Row], ddp: Row) -> str:
     targets = [factor * statistics.fmean(ddp.finals) for factor in FACTORS]
     heads = ["arm", "inner", "H", "seeds", "final loss (lowest to highest)", "MB in all", "MB sent"]
-    heads += [f"tokens / MB / syncs / s until {target:.4f} ({factor:.2f}x)" for factor, target in zip(FACTORS, targets, strict=True)]
-    heads += ["ddp's MB over the arm's, in all", *(f"both until {factor:.2f}x" for factor in FACTORS), "MB sent, both until 1.00x"]
+    heads += [
+        f"tokens / MB / syncs / s until {target:.4f} ({factor:.2f}x)"
+        for factor, target in zip(FACTORS, targets, strict=True)
+    ]
+    heads += [
+        "ddp's MB over the arm's, in all",
+        *(f"both until {factor:.2f}x" for factor in FACTORS),
+        "MB sent, both until 1.00x",
+    ]
     lines = [heads, ["---"] * len(heads)]
     for row in rows:
         seeds = f"{len(row.curves)}" + (f" ({row.diverged} diverged)" if row.diverged else "")
@@ -421,14 +615,29 @@ def table(rows: Sequence[Row], ddp: Row) -> str:
             lines.append([*about, "diverged", *["-"] * (len(heads) - 5)])
             continue
         mean, ends = row.mean, ddp.mean
-        final = f"{statistics.fmean(row.finals):.4f} ({min(row.finals):.4f} to {max(row.finals):.4f})"
-        about += [final, megabytes(mean[-1]["bytes"]), megabytes(mean[-1]["sent"]) if "sent" in mean[-1] else "-"]
+        final = (
+            f"{statistics.fmean(row.finals):.4f} ({min(row.finals):.4f} to {max(row.finals):.4f})"
+        )
+        about += [
+            final,
+            megabytes(mean[-1]["bytes"]),
+            megabytes(mean[-1]["sent"]) if "sent" in mean[-1] else "-",
+        ]
         reached = [crossing(mean, target) for target in targets]
         lowest = f"not reached (best {min(each['loss'] for each in mean):.4f})"
         cells = [
-            f"{at['tokens'] / 1e6:.2f}M / {megabytes(at['bytes'])} / {at['syncs']:,.0f} / {at['seconds']:.0f}" if at else lowest for at in reached
+            f"{at['tokens'] / 1e6:.2f}M / {megabytes(at['bytes'])} / {at['syncs']:,.0f} / {at['seconds']:.0f}"
+            if at
+            else lowest
+            for at in reached
         ]
-        ratios = [fewer(ends[-1], mean[-1]), *(fewer(crossing(ends, target), at) for target, at in zip(targets, reached, strict=True))]
+        ratios = [
+            fewer(ends[-1], mean[-1]),
+            *(
+                fewer(crossing(ends, target), at)
+                for target, at in zip(targets, reached, strict=True)
+            ),
+        ]
         ratios.append(fewer(crossing(ends, targets[0]), reached[0], "sent"))
         lines.append([*about, *cells, *ratios])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -444,30 +653,51 @@ def fewer(ddp: Point | None, arm: Point | None, counted: str = "bytes") -> str:
 
 
 COLOURS = (
-    "#111111", "#2e8b57", "#0b6e99", "#d9730d", "#7b4fb5", "#c2255c", "#b8860b", "#17a2a2", "#8c564b", "#6b7280", "#4c6ef5", "#e377c2",
-    "#0a4d2e", "#a05195", "#ff6f00",
-)  # fmt: skip
+    "#111111",
+    "#2e8b57",
+    "#0b6e99",
+    "#d9730d",
+    "#7b4fb5",
+    "#c2255c",
+    "#b8860b",
+    "#17a2a2",
+    "#8c564b",
+    "#6b7280",
+    "#4c6ef5",
+    "#e377c2",
+    "#0a4d2e",
+    "#a05195",
+    "#ff6f00",
+)
 STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ((0, (6, 2, 1, 2, 1, 2)), "v"))
 
 
 def draw(rows: Sequence[Row], file: Path) -> None:
-    """Loss against bytes, and below it the final loss against all bytes; a column for each inner optimizer, a colour for each arm."""
+    """Loss against bytes, and below it the final loss against all bytes; a column for each inner
+    optimizer, a colour for each arm.
+    """
     rows = [row for row in rows if row.curves]
     inners = list(dict.fromkeys(row.inner for row in rows)) or ["adamw"]
     figure = Figure(figsize=(7.5 * len(inners), 11), layout="constrained")
     axes = figure.subplots(2, len(inners), squeeze=False)
     colours = dict(zip(ARMS, COLOURS, strict=True))
     intervals = sorted({row.sync_every for row in rows if row.arm != "ddp"})
-    styles = {1: STYLES[0]} | {interval: STYLES[index % len(STYLES)] for index, interval in enumerate(intervals)}
+    styles = {1: STYLES[0]} | {
+        interval: STYLES[index % len(STYLES)] for index, interval in enumerate(intervals)
+    }
     for column, inner in enumerate(inners):
         for row in [row for row in rows if row.inner == inner]:
-            draw_row(row, axes[0, column], axes[1, column], colours[row.arm], *styles[row.sync_every])
+            draw_row(
+                row, axes[0, column], axes[1, column], colours[row.arm], *styles[row.sync_every]
+            )
         label_axes(axes[0, column], axes[1, column], rows, inner)
     for arm in dict.fromkeys(row.arm for row in rows):
         figure.axes[0].plot([], [], color=colours[arm], linewidth=3, label=arm)
     for interval in intervals:
         line, marker = styles[interval]
-        figure.axes[0].plot([], [], color="#444444", linestyle=line, marker=marker, label=f"H = {interval}")
+        figure.axes[0].plot(
+            [], [], color="#444444", linestyle=line, marker=marker, label=f"H = {interval}"
+        )
     figure.legend(loc="outside lower center", ncols=8, frameon=False)
     figure.savefig(file, dpi=110)
 
@@ -475,11 +705,33 @@ def draw(rows: Sequence[Row], file: Path) -> None:
 def draw_row(row: Row, curves: Any, frontier: Any, colour: str, line: str, marker: str) -> None:
     mean = row.mean
     for curve in row.curves:
-        curves.plot([each["bytes"] / 1e6 for each in curve], [each["loss"] for each in curve], color=colour, linewidth=0.5, alpha=0.25)
-    curves.plot([each["bytes"] / 1e6 for each in mean], [each["loss"] for each in mean], color=colour, linestyle=line, linewidth=1.4)
+        curves.plot(
+            [each["bytes"] / 1e6 for each in curve],
+            [each["loss"] for each in curve],
+            color=colour,
+            linewidth=0.5,
+            alpha=0.25,
+        )
+    curves.plot(
+        [each["bytes"] / 1e6 for each in mean],
+        [each["loss"] for each in mean],
+        color=colour,
+        linestyle=line,
+        linewidth=1.4,
+    )
     end = mean[-1]
     spread = [[end["loss"] - min(row.finals)], [max(row.finals) - end["loss"]]]
-    frontier.errorbar(end["bytes"] / 1e6, end["loss"], yerr=spread, fmt=marker, color=colour, markersize=6, capsize=2, linewidth=0.8, alpha=0.85)
+    frontier.errorbar(
+        end["bytes"] / 1e6,
+        end["loss"],
+        yerr=spread,
+        fmt=marker,
+        color=colour,
+        markersize=6,
+        capsize=2,
+        linewidth=0.8,
+        alpha=0.85,
+    )
 
 
 def label_axes(curves: Any, frontier: Any, rows: Sequence[Row], inner: str) -> None:
@@ -490,11 +742,29 @@ def label_axes(curves: Any, frontier: Any, rows: Sequence[Row], inner: str) -> N
     if inner != "adamw" and "adamw" in targets:
         lines["ddp adamw"] = targets["adamw"]
     low, high = min([*finals, *lines.values()]), max([*finals, *lines.values()])
-    curves.set_ylim(low - 0.1 * (high - low), low + 3 * (high - low))  # Not the first steps, where all fall from the same height.
-    for axis, about in ((curves, "has handed over so far"), (frontier, "hands over in the whole run")):
+    curves.set_ylim(
+        low - 0.1 * (high - low), low + 3 * (high - low)
+    )  # Not the first steps, where all fall from the same height.
+    for axis, about in (
+        (curves, "has handed over so far"),
+        (frontier, "hands over in the whole run"),
+    ):
         for name, loss in lines.items():
-            axis.axhline(loss, color="#444444", linewidth=0.7, linestyle="-" if name.endswith("1.00") else (0, (4, 4)))
-            axis.annotate(name, (1.01, loss), xycoords=("axes fraction", "data"), va="center", fontsize=8, color="#444444", annotation_clip=False)
+            axis.axhline(
+                loss,
+                color="#444444",
+                linewidth=0.7,
+                linestyle="-" if name.endswith("1.00") else (0, (4, 4)),
+            )
+            axis.annotate(
+                name,
+                (1.01, loss),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                fontsize=8,
+                color="#444444",
+                annotation_clip=False,
+            )
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set_xlabel(f"MB that a worker {about}")
@@ -506,11 +776,26 @@ def label_axes(curves: Any, frontier: Any, rows: Sequence[Row], inner: str) -> N
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--stage", choices=("tune", "final", "all", "table"), default="all")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS, metavar="ARM", help=f"of {', '.join(ARMS)}")
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        choices=ARMS,
+        default=DEFAULT_ARMS,
+        metavar="ARM",
+        help=f"of {', '.join(ARMS)}",
+    )
     parser.add_argument("--inner", nargs="+", choices=("adamw", "muon"), default=("adamw", "muon"))
-    parser.add_argument("--sync-every", nargs="+", type=int, default=(20, 50, 100), help="H of the arms that have one")
+    parser.add_argument(
+        "--sync-every",
+        nargs="+",
+        type=int,
+        default=(20, 50, 100),
+        help="H of the arms that have one",
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
     parser.add_argument("--tokens", type=int, default=3_000_000)
     parser.add_argument("--inner-lr", nargs="+", type=float, default=(2e-3, 4e-3, 8e-3, 1.6e-2))
@@ -519,12 +804,21 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tune-sync-every", type=int, default=50)
     parser.add_argument("--tune-tokens", type=int, default=0, help="0: as many as --tokens")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--limit-minutes", type=float, default=math.inf, help="no run is started after so many")
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/bytes_to_loss.json"), help="the table (.md) and the plot (.png) go beside it")
+    parser.add_argument(
+        "--limit-minutes", type=float, default=math.inf, help="no run is started after so many"
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path("benchmarks/bytes_to_loss.json"),
+        help="the table (.md) and the plot (.png) go beside it",
+    )
     options, rest = parser.parse_known_args(words)
     if len(rest) % 2 or not all(name.startswith("--") and "." in name for name in rest[::2]):
         parser.error(f"expected --section.key VALUE, got {' '.join(rest)}")
-    options.problem = tuple((name.removeprefix("--"), value) for name, value in zip(rest[::2], rest[1::2], strict=True))
+    options.problem = tuple(
+        (name.removeprefix("--"), value) for name, value in zip(rest[::2], rest[1::2], strict=True)
+    )
     return options
 
 
@@ -536,11 +830,23 @@ def main(words: Sequence[str] | None = None) -> None:
         return finish(specs, store, options.threads, deadline)
 
     if options.stage != "table":
-        for arm in options.arms:  # What this version refuses is to be known before hours of the others.
-            Spec(arm=arm, inner=options.inner[0], inner_lr=1e-3, seed=0, tokens=options.tokens, problem=options.problem).recipe()
+        for (
+            arm
+        ) in options.arms:  # What this version refuses is to be known before hours of the others.
+            Spec(
+                arm=arm,
+                inner=options.inner[0],
+                inner_lr=1e-3,
+                seed=0,
+                tokens=options.tokens,
+                problem=options.problem,
+            ).recipe()
     tuned: dict[str, Tuned] = {}
     try:
-        tuned = {inner: tune(options, inner, run if options.stage in ("tune", "all") else store.stored) for inner in options.inner}
+        tuned = {
+            inner: tune(options, inner, run if options.stage in ("tune", "all") else store.stored)
+            for inner in options.inner
+        }
         if options.stage in ("final", "all"):
             run(final_specs(options, tuned))
     except OutOfTimeError:
@@ -550,7 +856,9 @@ def main(words: Sequence[str] | None = None) -> None:
     elif tuned:
         specs, runs = final_specs(options, tuned), store.read()
         rows = rows_of(specs, runs)
-        text = tables(rows, tuned, options) + provenance([runs[spec.key] for spec in specs if spec.key in runs])
+        text = tables(rows, tuned, options) + provenance(
+            [runs[spec.key] for spec in specs if spec.key in runs]
+        )
         options.json.with_suffix(".md").write_text(text)
         draw(rows, options.json.with_suffix(".png"))
         print(text)

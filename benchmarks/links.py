@@ -1,18 +1,25 @@
-"""Training over slow links: ddp, diloco and adloco with each wire format, loss against real seconds and against the bytes that the kernel counts.
+"""Training over slow links: ddp, diloco and adloco with each wire format, loss against real seconds
+and against the bytes that the kernel counts.
 
-    .venv/bin/python benchmarks/links.py [--bandwidth 10mbit] [--latency-ms 20] [--loss 0.1] [--islands 2] [--tokens 200000] [--arms ddp,diloco-fp32]
+.venv/bin/python benchmarks/links.py [--bandwidth 10mbit] [--latency-ms 20] [--loss 0.1] [--islands
+2] [--tokens 200000] [--arms ddp,diloco-fp32]
 
-Each island is a network namespace of this machine with one rank in it and a shaped virtual link to the others (`links_network.py`): bandwidth of
-what leaves an island, and latency and loss of every packet, by tc; where the kernel refuses, by a process of our own that carries the packets. The
-report says which. Needs no root where user namespaces are allowed; where none are, one sentence and exit code 2. Nothing is left behind.
+Each island is a network namespace of this machine with one rank in it and a shaped virtual link to
+the others (`links_network.py`): bandwidth of what leaves an island, and latency and loss of every
+packet, by tc; where the kernel refuses, by a process of our own that carries the packets. The
+report says which. Needs no root where user namespaces are allowed; where none are, one sentence and
+exit code 2. Nothing is left behind.
 
-What is compared: the bytes that the run counts as sent (payload, mean over ranks) with the *payload* on each island's interface: its bytes less one
-header for each packet, which is exact whether packets carry data or only an acknowledgement. The table shows all bytes too. The kernel's number
-includes what the run does not count (agreements, the collectives' own padding and framing, packets sent again), so it is a little larger: the table
-has the difference per round. Start-up and checkpoints are in neither (`links_worker.py`).
+What is compared: the bytes that the run counts as sent (payload, mean over ranks) with the
+*payload* on each island's interface: its bytes less one header for each packet, which is exact
+whether packets carry data or only an acknowledgement. The table shows all bytes too. The kernel's
+number includes what the run does not count (agreements, the collectives' own padding and framing,
+packets sent again), so it is a little larger: the table has the difference per round. Start-up and
+checkpoints are in neither (`links_worker.py`).
 
-Seconds are those since the first round began, evaluations included. Arms that are in the JSON already, from the same link and settings, stay there.
-Every flag of the form --section.key VALUE is a setting of adloco for all arms, for instance --model.hidden_size 64.
+Seconds are those since the first round began, evaluations included. Arms that are in the JSON
+already, from the same link and settings, stay there. Every flag of the form --section.key VALUE is
+a setting of adloco for all arms, for instance --model.hidden_size 64.
 """
 
 import argparse
@@ -31,7 +38,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from links_network import DEVICE, PRIVATE_FOLDER, LinkShape, LinksRefusedError, Network, address, enter_private_namespaces, parse_bandwidth, stop
+from links_network import (
+    DEVICE,
+    PRIVATE_FOLDER,
+    LinkShape,
+    LinksRefusedError,
+    Network,
+    address,
+    enter_private_namespaces,
+    parse_bandwidth,
+    stop,
+)
 
 WORKER = Path(__file__).with_name("links_worker.py")
 PORT, FAILING_SECONDS, TOLERANCE = 29500, 5.0, 0.05
@@ -57,7 +74,10 @@ class Arm:
         """With those that put one worker (of ddp: one replica) on each island."""
         spread = {
             "ddp": [("batch.initial", str(BATCH_PER_ISLAND * islands))],
-            "diloco": [("method.workers_per_trainer", str(islands)), ("batch.initial", str(BATCH_PER_ISLAND * islands))],
+            "diloco": [
+                ("method.workers_per_trainer", str(islands)),
+                ("batch.initial", str(BATCH_PER_ISLAND * islands)),
+            ],
             "adloco": [("method.num_trainers", str(islands))],
         }
         return [*spread[self.recipe], *self.flags]
@@ -71,20 +91,32 @@ OVERLAP = (("streaming.fragments", "4"), ("streaming.tau", "4"))
 FORMATS = ("fp32", "bf16", "int8", "int4", "int2", "topk")
 ARMS = {
     "ddp": Arm(recipe="ddp"),
-    **{f"{recipe}-{name}": Arm(recipe=recipe, flags=wire(name)) for recipe in ("diloco", "adloco") for name in FORMATS},
+    **{
+        f"{recipe}-{name}": Arm(recipe=recipe, flags=wire(name))
+        for recipe in ("diloco", "adloco")
+        for name in FORMATS
+    },
     "diloco-int4-overlap": Arm(recipe="diloco", flags=wire("int4") + OVERLAP),
 }
 
 
 def main() -> None:
     known, settings = parse()
-    shape = LinkShape(bits_per_second=known.bandwidth, latency_seconds=known.latency_ms / 1000, loss=known.loss / 100, mtu=known.mtu)
+    shape = LinkShape(
+        bits_per_second=known.bandwidth,
+        latency_seconds=known.latency_ms / 1000,
+        loss=known.loss / 100,
+        mtu=known.mtu,
+    )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         enter_private_namespaces()
         check_arms(known.arms, known.islands, settings)
-        with Network(known.islands, shape, use_tc=not known.without_tc) as network, tempfile.TemporaryDirectory(dir=PRIVATE_FOLDER) as folder:
+        with (
+            Network(known.islands, shape, use_tc=not known.without_tc) as network,
+            tempfile.TemporaryDirectory(dir=PRIVATE_FOLDER) as folder,
+        ):
             run_arms(known, settings, network, Path(folder))
     except (LinksRefusedError, ArmRefusedError) as error:
         print(f"links: {error}", file=sys.stderr)
@@ -98,52 +130,120 @@ def main() -> None:
 
 def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     """The options of this program, and the settings of adloco among its flags."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--bandwidth", default="10mbit", help="of what leaves each island, as tc spells it; 0bit: unlimited (10mbit)")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="one way, in milliseconds (0)")
-    parser.add_argument("--loss", type=float, default=0.0, help="percent of packets that are lost (0)")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--bandwidth",
+        default="10mbit",
+        help="of what leaves each island, as tc spells it; 0bit: unlimited (10mbit)",
+    )
+    parser.add_argument(
+        "--latency-ms", type=float, default=0.0, help="one way, in milliseconds (0)"
+    )
+    parser.add_argument(
+        "--loss", type=float, default=0.0, help="percent of packets that are lost (0)"
+    )
     parser.add_argument("--mtu", type=int, default=1500, help="bytes of the longest packet (1500)")
-    parser.add_argument("--without-tc", action="store_true", help="carry packets by our own process even where the kernel could shape the links")
+    parser.add_argument(
+        "--without-tc",
+        action="store_true",
+        help="carry packets by our own process even where the kernel could shape the links",
+    )
     parser.add_argument("--islands", type=int, default=2, help="with one rank each (2)")
-    parser.add_argument("--tokens", type=int, default=200_000, help="of each arm, which ends with the round that reaches them (200000)")
-    parser.add_argument("--max-seconds", type=float, default=0.0, help="of each arm, which ends with the round that passes them; 0: no such limit")
-    parser.add_argument("--arms", type=lambda text: text.split(","), default=list(ARMS), help=f"separated by commas; all of {', '.join(ARMS)}")
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/links.json"), help="file of the results (benchmarks/links.json)")
-    parser.add_argument("--png", type=Path, default=Path("benchmarks/links.png"), help="file of the picture (benchmarks/links.png)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=200_000,
+        help="of each arm, which ends with the round that reaches them (200000)",
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        default=0.0,
+        help="of each arm, which ends with the round that passes them; 0: no such limit",
+    )
+    parser.add_argument(
+        "--arms",
+        type=lambda text: text.split(","),
+        default=list(ARMS),
+        help=f"separated by commas; all of {', '.join(ARMS)}",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path("benchmarks/links.json"),
+        help="file of the results (benchmarks/links.json)",
+    )
+    parser.add_argument(
+        "--png",
+        type=Path,
+        default=Path("benchmarks/links.png"),
+        help="file of the picture (benchmarks/links.png)",
+    )
     known, rest = parser.parse_known_args()
     names, values = rest[::2], rest[1::2]
-    if len(names) != len(values) or not all(name.startswith("--") and "." in name for name in names):
-        parser.error(f"unknown arguments {' '.join(rest)}; settings of adloco are given as --section.key VALUE")
+    if len(names) != len(values) or not all(
+        name.startswith("--") and "." in name for name in names
+    ):
+        parser.error(
+            f"unknown arguments {' '.join(rest)}; settings of adloco are given as --section.key VALUE"
+        )
     if unknown := [arm for arm in known.arms if arm not in ARMS]:
         parser.error(f"there is no arm {unknown[0]!r}; arms are {', '.join(ARMS)}")
-    if not (2 <= known.islands <= 200 and known.tokens > 0 and known.latency_ms >= 0 and 0 <= known.loss < 100 and known.mtu >= 576):
-        parser.error("--islands must be in 2 to 200, --tokens > 0, --latency-ms >= 0, --loss in [0, 100), --mtu >= 576")
+    if not (
+        2 <= known.islands <= 200
+        and known.tokens > 0
+        and known.latency_ms >= 0
+        and 0 <= known.loss < 100
+        and known.mtu >= 576
+    ):
+        parser.error(
+            "--islands must be in 2 to 200, --tokens > 0, --latency-ms >= 0, --loss in [0, 100), --mtu >= 576"
+        )
     try:
         known.bandwidth = parse_bandwidth(known.bandwidth)
     except ValueError as error:
         parser.error(str(error))
-    return known, [(name.removeprefix("--"), value) for name, value in zip(names, values, strict=True)]
+    return known, [
+        (name.removeprefix("--"), value) for name, value in zip(names, values, strict=True)
+    ]
 
 
 def check_arms(arms: Sequence[str], islands: int, settings: Sequence[tuple[str, str]]) -> None:
-    """ArmRefusedError for the first arm with a setting that this version of adloco does not have, before any time is spent."""
+    """ArmRefusedError for the first arm with a setting that this version of adloco does not have,
+    before any time is spent.
+    """
     from adloco.config.recipe import build_recipe, override, read_values
 
     for arm in arms:
         try:
-            build_recipe(override(read_values(ARMS[arm].recipe), [*ARMS[arm].all_flags(islands), *settings]))
+            build_recipe(
+                override(read_values(ARMS[arm].recipe), [*ARMS[arm].all_flags(islands), *settings])
+            )
         except ValueError as error:
-            raise ArmRefusedError(f"arm {arm} cannot run with this version of adloco: {error}") from error
+            raise ArmRefusedError(
+                f"arm {arm} cannot run with this version of adloco: {error}"
+            ) from error
 
 
-def run_arms(known: argparse.Namespace, settings: list[tuple[str, str]], network: Network, folder: Path) -> None:
+def run_arms(
+    known: argparse.Namespace, settings: list[tuple[str, str]], network: Network, folder: Path
+) -> None:
     results = begin(known, settings, network)
     about = results["link"]
-    print(f"{known.islands} islands; bandwidth {about['bits_per_second'] / 1e6:g} Mbit/s: {about['bandwidth_by']}; latency {known.latency_ms:g} ms: "
-          f"{about['latency_by']}; loss {known.loss:g}%: {about['loss_by']}; TCP {about['congestion_control']}", flush=True)  # fmt: skip
+    print(
+        f"{known.islands} islands; bandwidth {about['bits_per_second'] / 1e6:g} Mbit/s: {about['bandwidth_by']}; latency {known.latency_ms:g} ms: "
+        f"{about['latency_by']}; loss {known.loss:g}%: {about['loss_by']}; TCP {about['congestion_control']}",
+        flush=True,
+    )
     for arm in known.arms:
         lines = run_arm(arm, known, settings, network, folder / arm)
-        results["arms"][arm] = {"flags": ARMS[arm].all_flags(known.islands)} | summarise(lines, network.header_bytes)
+        results["arms"][arm] = {"flags": ARMS[arm].all_flags(known.islands)} | summarise(
+            lines, network.header_bytes
+        )
         # After each: what has been measured stays if the next one fails.
         known.json.write_text(json.dumps(results, indent=2) + "\n")
         draw(results, known.png)
@@ -151,33 +251,66 @@ def run_arms(known: argparse.Namespace, settings: list[tuple[str, str]], network
     print(f"\nwritten to {known.json} and {known.png}")
 
 
-def begin(known: argparse.Namespace, settings: list[tuple[str, str]], network: Network) -> dict[str, Any]:
+def begin(
+    known: argparse.Namespace, settings: list[tuple[str, str]], network: Network
+) -> dict[str, Any]:
     """What the results begin with: those in the file, if they are of the same link and settings."""
     by = {f"{name}_by": mechanism for name, mechanism in asdict(network.mechanisms).items()}
-    link = asdict(network.shape) | by | {"congestion_control": network.congestion_control, "header_bytes": network.header_bytes}
+    link = (
+        asdict(network.shape)
+        | by
+        | {"congestion_control": network.congestion_control, "header_bytes": network.header_bytes}
+    )
     same = {
-        "torch": metadata.version("torch"), "islands": known.islands, "link": link, "settings": dict(settings),
-        "tokens": known.tokens, "max_seconds": known.max_seconds,
-    }  # fmt: skip
+        "torch": metadata.version("torch"),
+        "islands": known.islands,
+        "link": link,
+        "settings": dict(settings),
+        "tokens": known.tokens,
+        "max_seconds": known.max_seconds,
+    }
     stored = json.loads(known.json.read_text()) if known.json.exists() else {}
     kept = stored.get("arms", {}) if {name: stored.get(name) for name in same} == same else {}
     return same | {"arms": kept}
 
 
-def run_arm(arm: str, known: argparse.Namespace, settings: list[tuple[str, str]], network: Network, folder: Path) -> list[list[dict[str, Any]]]:
+def run_arm(
+    arm: str,
+    known: argparse.Namespace,
+    settings: list[tuple[str, str]],
+    network: Network,
+    folder: Path,
+) -> list[list[dict[str, Any]]]:
     """The lines of each island; an ArmFailedError with the words of the first rank that fails."""
     folder.mkdir()
-    quiet = {"run.folder": str(folder / "run"), "run.checkpoint_every": "1000000000", "run.trackers": "none", "run.threads": "1"}
+    quiet = {
+        "run.folder": str(folder / "run"),
+        "run.checkpoint_every": "1000000000",
+        "run.trackers": "none",
+        "run.threads": "1",
+    }
     order = {
-        "arm": arm, "recipe": ARMS[arm].recipe, "flags": [*quiet.items(), *ARMS[arm].all_flags(known.islands), *settings],
-        "tokens": known.tokens, "max_seconds": known.max_seconds,
-    }  # fmt: skip
-    meeting = {"MASTER_ADDR": address(0), "MASTER_PORT": str(PORT), "WORLD_SIZE": str(known.islands), "GLOO_SOCKET_IFNAME": DEVICE}
+        "arm": arm,
+        "recipe": ARMS[arm].recipe,
+        "flags": [*quiet.items(), *ARMS[arm].all_flags(known.islands), *settings],
+        "tokens": known.tokens,
+        "max_seconds": known.max_seconds,
+    }
+    meeting = {
+        "MASTER_ADDR": address(0),
+        "MASTER_PORT": str(PORT),
+        "WORLD_SIZE": str(known.islands),
+        "GLOO_SOCKET_IFNAME": DEVICE,
+    }
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for island in range(known.islands):
             mine = order | {"lines": str(folder / f"{island}.jsonl")}
-            environment = os.environ | meeting | {"RANK": str(island), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
+            environment = (
+                os.environ
+                | meeting
+                | {"RANK": str(island), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
+            )
             with (folder / f"{island}.stderr").open("wb") as errors:
                 command = [sys.executable, str(WORKER), json.dumps(mine), str(os.getpid())]
                 ranks.append(network.start(island, command, environment, errors))
@@ -187,9 +320,14 @@ def run_arm(arm: str, known: argparse.Namespace, settings: list[tuple[str, str]]
             stop(rank)
     if failed is not None:
         text = (folder / f"{failed}.stderr").read_text().strip()
-        raise ArmFailedError(f"arm {arm}: the rank of island {failed} ended with exit code {ranks[failed].returncode}:\n{text}")
+        raise ArmFailedError(
+            f"arm {arm}: the rank of island {failed} ended with exit code {ranks[failed].returncode}:\n{text}"
+        )
     shutil.rmtree(folder / "run")
-    return [[json.loads(line) for line in (folder / f"{island}.jsonl").read_text().splitlines()] for island in range(known.islands)]
+    return [
+        [json.loads(line) for line in (folder / f"{island}.jsonl").read_text().splitlines()]
+        for island in range(known.islands)
+    ]
 
 
 def wait(ranks: Sequence["subprocess.Popen[bytes]"], network: Network) -> int | None:
@@ -202,18 +340,29 @@ def wait(ranks: Sequence["subprocess.Popen[bytes]"], network: Network) -> int | 
         bad = [number for number, rank in enumerate(ranks) if rank.poll()]
         if bad and first is None:
             first, deadline = bad[0], time.monotonic() + FAILING_SECONDS
-    return first if first is not None else next((number for number, rank in enumerate(ranks) if rank.poll()), None)
+    return (
+        first
+        if first is not None
+        else next((number for number, rank in enumerate(ranks) if rank.poll()), None)
+    )
 
 
 def summarise(lines: list[list[dict[str, Any]]], header_bytes: int) -> dict[str, Any]:
-    """Totals of an arm and of each link, and the rounds as the first island saw them with the kernel's numbers of all."""
+    """Totals of an arm and of each link, and the rounds as the first island saw them with the
+    kernel's numbers of all.
+    """
     last = lines[0][-1]
     links = [link_totals(island[-1], header_bytes) for island in lines]
-    # What is counted is a mean over ranks, which may differ: trainers that merge send more than others.
+    # What is counted is a mean over ranks, which may differ: trainers that merge send more than
+    # others.
     ratio = last["counted_bytes"] / statistics.mean(link["payload_bytes"] for link in links)
     losses = [line["val_loss"] for line in lines[0] if line["val_loss"] is not None]
     rounds = [
-        {**here, "kernel": [line["kernel"] for line in row], "payload_bytes": sum(payload(line["kernel"], header_bytes) for line in row) / len(row)}
+        {
+            **here,
+            "kernel": [line["kernel"] for line in row],
+            "payload_bytes": sum(payload(line["kernel"], header_bytes) for line in row) / len(row),
+        }
         for here, row in zip(lines[0], zip(*lines, strict=True), strict=True)
     ]
     return {
@@ -249,24 +398,50 @@ def payload(kernel: dict[str, int], header_bytes: int) -> int:
 def table(results: dict[str, Any]) -> str:
     """A Markdown table with a row for each arm and link."""
     titles = [
-        "arm", "island", "val loss", "seconds", "outside of steps", "syncs", "counted MB", "payload by the kernel MB", "counted / payload",
-        "mean within 5%",        "all bytes by the kernel MB", "counted / all", "uncounted bytes per round", "sent again",
-    ]  # fmt: skip
+        "arm",
+        "island",
+        "val loss",
+        "seconds",
+        "outside of steps",
+        "syncs",
+        "counted MB",
+        "payload by the kernel MB",
+        "counted / payload",
+        "mean within 5%",
+        "all bytes by the kernel MB",
+        "counted / all",
+        "uncounted bytes per round",
+        "sent again",
+    ]
     rows = [titles, ["---"] * len(titles)]
     for arm, result in results["arms"].items():
         loss = "-" if result["val_loss"] is None else f"{result['val_loss']:.4f}"
         for island, link in enumerate(result["links"]):
-            rows.append([
-                arm, str(island), loss, f"{result['seconds']:.1f}", f"{result['outside_inner_steps']:.0%}", str(result["syncs"]),
-                f"{result['counted_bytes'] / 1e6:.3f}", f"{link['payload_bytes'] / 1e6:.3f}", f"{link['counted_per_payload']:.3f}",
-                "yes" if result["within_5_percent"] else "NO", f"{link['tx_bytes'] / 1e6:.3f}",
-                f"{link['counted_per_tx_bytes']:.3f}", f"{link['uncounted_bytes_per_round']:,.0f}", f"{link['retransmitted']:,}",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    arm,
+                    str(island),
+                    loss,
+                    f"{result['seconds']:.1f}",
+                    f"{result['outside_inner_steps']:.0%}",
+                    str(result["syncs"]),
+                    f"{result['counted_bytes'] / 1e6:.3f}",
+                    f"{link['payload_bytes'] / 1e6:.3f}",
+                    f"{link['counted_per_payload']:.3f}",
+                    "yes" if result["within_5_percent"] else "NO",
+                    f"{link['tx_bytes'] / 1e6:.3f}",
+                    f"{link['counted_per_tx_bytes']:.3f}",
+                    f"{link['uncounted_bytes_per_round']:,.0f}",
+                    f"{link['retransmitted']:,}",
+                ]
+            )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
-    """Validation loss against seconds, and against the bytes that an island has sent by the kernel's count (mean over islands)."""
+    """Validation loss against seconds, and against the bytes that an island has sent by the
+    kernel's count (mean over islands).
+    """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -276,13 +451,24 @@ def draw(results: dict[str, Any], file: Path) -> None:
     for arm, result in results["arms"].items():
         rounds = [line for line in result["rounds"] if line["val_loss"] is not None]
         losses = [line["val_loss"] for line in rounds]
-        style = {"color": colormaps["tab20"](list(ARMS).index(arm)), "linestyle": dashes[ARMS[arm].recipe]}
+        style = {
+            "color": colormaps["tab20"](list(ARMS).index(arm)),
+            "linestyle": dashes[ARMS[arm].recipe],
+        }
         by_time.plot([line["seconds"] for line in rounds], losses, label=arm, marker=".", **style)
-        sent = [sum(kernel["tx_bytes"] for kernel in line["kernel"]) / len(line["kernel"]) / 1e6 for line in rounds]
+        sent = [
+            sum(kernel["tx_bytes"] for kernel in line["kernel"]) / len(line["kernel"]) / 1e6
+            for line in rounds
+        ]
         by_bytes.plot(sent, losses, label=arm, marker=".", **style)
     by_time.set(xlabel="seconds", ylabel="validation loss")
     by_bytes.set(xlabel="MB sent per island, by the kernel, headers included", xscale="log")
-    figure.legend(*by_time.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize="small")
+    figure.legend(
+        *by_time.get_legend_handles_labels(),
+        loc="outside right upper",
+        frameon=False,
+        fontsize="small",
+    )
     link = results["link"]
     figure.suptitle(
         f"{results['islands']} islands, {link['bits_per_second'] / 1e6:g} Mbit/s, {1000 * link['latency_seconds']:g} ms, {100 * link['loss']:g}% loss"

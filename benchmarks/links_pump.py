@@ -1,8 +1,9 @@
-"""Carries IP packets between the TUN devices of several islands: latency, loss and, where the kernel has no tbf, a token bucket.
+"""Carries IP packets between the TUN devices of several islands: latency, loss and, where the
+kernel has no tbf, a token bucket.
 
-A packet that an island sends waits its turn at the bucket (and is dropped if that takes longer than the queue allows), then for the latency, and
-is written to the device whose address it bears. Devices without offloads hand over packets as they would go over a cable. `links_network`
-starts it.
+A packet that an island sends waits its turn at the bucket (and is dropped if that takes longer than
+the queue allows), then for the latency, and is written to the device whose address it bears.
+Devices without offloads hand over packets as they would go over a cable. `links_network` starts it.
 """
 
 import argparse
@@ -34,13 +35,24 @@ class Lane:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--link", action="append", required=True, help="NAMESPACE=ADDRESS of an island with a TUN device")
-    parser.add_argument("--parent", type=int, required=True, help="process id; the pump ends with it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--link",
+        action="append",
+        required=True,
+        help="NAMESPACE=ADDRESS of an island with a TUN device",
+    )
+    parser.add_argument(
+        "--parent", type=int, required=True, help="process id; the pump ends with it"
+    )
     parser.add_argument("--rate", type=int, default=0, help="bits per second; 0: no bucket")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds")
     parser.add_argument("--loss", type=float, default=0.0, help="probability")
-    parser.add_argument("--queue", type=float, default=0.1, help="seconds that a packet may wait at the bucket")
+    parser.add_argument(
+        "--queue", type=float, default=0.1, help="seconds that a packet may wait at the bucket"
+    )
     known = parser.parse_args()
     die_with_parent(known.parent)
     lanes: dict[bytes, Lane] = {}
@@ -94,7 +106,9 @@ def read_packets(device: int) -> list[bytes]:
 
 
 def deliver(lanes: dict[bytes, Lane]) -> None:
-    """Write every packet whose time has come to its destination; those for nobody (multicast, other versions of IP) are dropped."""
+    """Write every packet whose time has come to its destination; those for nobody (multicast, other
+    versions of IP) are dropped.
+    """
     now = time.monotonic()
     for lane in lanes.values():
         while lane.waiting and lane.waiting[0][0] <= now:

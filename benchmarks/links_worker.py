@@ -1,9 +1,12 @@
-"""One rank of a training run on its island: writes after each round what the run counted and what the kernel counted. Started by `links.py`.
+"""One rank of a training run on its island: writes after each round what the run counted and what
+the kernel counted. Started by `links.py`.
 
-The kernel's counters begin when the run has been prepared: start-up, with the checkpoint that every run begins with, is not in them. Nor are later
-checkpoints: rounds are taken from a run with a much larger budget of tokens, so that its last round, which always writes one, is never reached; the
-learning rate follows the budget asked for. After the last round taken, the counters are read once all has left the sockets' buffers; after
-the others, what still waits there is missing until the next one.
+The kernel's counters begin when the run has been prepared: start-up, with the checkpoint that every
+run begins with, is not in them. Nor are later checkpoints: rounds are taken from a run with a much
+larger budget of tokens, so that its last round, which always writes one, is never reached; the
+learning rate follows the budget asked for. After the last round taken, the counters are read once
+all has left the sockets' buffers; after the others, what still waits there is missing until the
+next one.
 """
 
 import json
@@ -28,8 +31,13 @@ ENOUGH = 1_000
 def main() -> None:
     die_with_parent(int(sys.argv[2]))
     order: dict[str, Any] = json.loads(sys.argv[1])
-    budget = [("run.tokens", str(ENOUGH * order["tokens"])), ("learning_rate.total_tokens", str(order["tokens"]))]
-    recipe = build_recipe(override(read_values(order["recipe"]), [*map(tuple, order["flags"]), *budget]))
+    budget = [
+        ("run.tokens", str(ENOUGH * order["tokens"])),
+        ("learning_rate.total_tokens", str(order["tokens"])),
+    ]
+    recipe = build_recipe(
+        override(read_values(order["recipe"]), [*map(tuple, order["flags"]), *budget])
+    )
     with process_group():
         run = TrainingRun.create(recipe)
         with Path(order["lines"]).open("w") as lines:
@@ -71,7 +79,8 @@ def measure(record: Record, kernel: Counters, seconds: float) -> dict[str, Any]:
         "train_loss": record["train_loss"],
         "val_loss": record["val_loss"],
         "seconds": seconds,
-        "busy_seconds": sum(worker["busy_seconds"] for worker in record["workers"]) / len(record["workers"]),
+        "busy_seconds": sum(worker["busy_seconds"] for worker in record["workers"])
+        / len(record["workers"]),
         "bytes_communicated": record["bytes_communicated"],
         "bytes_inside": record["bytes_inside"],
         "counted_bytes": counted(record),
@@ -82,11 +91,14 @@ def measure(record: Record, kernel: Counters, seconds: float) -> dict[str, Any]:
 def counted(record: Record) -> float:
     """What the run says that a rank has sent: mean over ranks, payload.
 
-    `bytes_sent` is that, between workers. Without it, what was handed to reductions is taken times 2 (N - 1) / N, a ring's share (1 for two ranks),
-    which is exact while all ranks reduce together. What `ddp` counts as inside its one island goes round in a ring too.
+    `bytes_sent` is that, between workers. Without it, what was handed to reductions is taken times
+    2 (N - 1) / N, a ring's share (1 for two ranks), which is exact while all ranks reduce together.
+    What `ddp` counts as inside its one island goes round in a ring too.
     """
     ring = 2 * (num_ranks() - 1) / num_ranks()
-    between = record["bytes_sent"] if "bytes_sent" in record else ring * record["bytes_communicated"]
+    between = (
+        record["bytes_sent"] if "bytes_sent" in record else ring * record["bytes_communicated"]
+    )
     return float(between + ring * record["bytes_inside"])
 
 

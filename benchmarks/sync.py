@@ -1,13 +1,16 @@
-"""What an outer sync and a data-parallel step cost, against the bare torch calls on the same ranks in the same run.
+"""What an outer sync and a data-parallel step cost, against the bare torch calls on the same ranks
+in the same run.
 
-    .venv/bin/python benchmarks/sync.py [--part outer_sync | ddp_steps] [--quick] [--json benchmarks/sync.json]
+.venv/bin/python benchmarks/sync.py [--part outer_sync | ddp_steps] [--quick] [--json
+benchmarks/sync.json]
 
 1. An outer sync (pseudo-gradient, mean over workers, Nesterov step, parameters back to the worker) against `all_reduce` of as many bytes on the same
    group; goal: at most 1.15 times as long. Shown too: the plain mean, without an outer optimizer.
 2. Inner steps of `ddp` against a plain loop around torch's DistributedDataParallel, with the same model, batch, optimizer and clipping; goal: at
    least 0.97 of its steps per second.
 
-The sides of each comparison take turns within one start of the ranks; medians of their ratio, because machines are noisy.
+The sides of each comparison take turns within one start of the ranks; medians of their ratio,
+because machines are noisy.
 """
 
 import argparse
@@ -22,7 +25,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, OuterOptimizer, Problem, SwitchMode, TensorSource, place
+from adloco import (
+    AdLoCo,
+    BatchGuards,
+    Batching,
+    InnerAdamW,
+    Method,
+    OuterOptimizer,
+    Problem,
+    SwitchMode,
+    TensorSource,
+    place,
+)
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync, Syncing
 from adloco.distributed.comm.process_group import GroupComm
@@ -37,8 +51,14 @@ CONTEXT, BATCH = 128, 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("outer_sync", "ddp_steps"), help="one of the two only; the other's rows stay in the JSON")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--part",
+        choices=("outer_sync", "ddp_steps"),
+        help="one of the two only; the other's rows stay in the JSON",
+    )
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/sync.json"))
     known = parser.parse_args()
@@ -48,14 +68,20 @@ def main() -> None:
     if known.part != "ddp_steps":
         rows["outer_sync"] = [sync_row(millions, count) for millions in sizes for count in ranks]
     if known.part != "outer_sync":
-        rows["ddp_steps"] = [step_row(width, count) for width in ([128] if known.quick else [128, 512]) for count in ranks[:1] + ranks[2:]]
+        rows["ddp_steps"] = [
+            step_row(width, count)
+            for width in ([128] if known.quick else [128, 512])
+            for count in ranks[:1] + ranks[2:]
+        ]
     known.json.write_text(json.dumps(rows, indent=2) + "\n")
     print(f"written to {known.json}")
 
 
 def sync_row(millions: int, ranks: int) -> dict[str, Any]:
     rounds = {1: 40, 10: 15, 100: 5}[millions]
-    row = {"parameters": millions * 1_000_000, "ranks": ranks} | run_on_ranks(sync_times, ranks, millions * 1_000_000, rounds, timeout_seconds=600)[0]
+    row = {"parameters": millions * 1_000_000, "ranks": ranks} | run_on_ranks(
+        sync_times, ranks, millions * 1_000_000, rounds, timeout_seconds=600
+    )[0]
     print(
         f"outer sync  {millions:>4}M parameters  {ranks} ranks  all_reduce {1e3 * row['all_reduce_seconds']:8.1f} ms"
         f"  sync {1e3 * row['sync_seconds']:8.1f} ms  ratio {row['sync_ratio']:.2f}  plain mean {row['mean_ratio']:.2f}",
@@ -72,7 +98,10 @@ def sync_times(parameters: int, rounds: int) -> dict[str, float]:
     sizes = [size for _ in range(10) for size in (parameters // 10 - 1000, 1000)]
     model = nn.ParameterList(torch.randn(size) for size in sizes)
     replica = Replica.of(model, with_residuals=False, on_host=False)
-    outer, plain = OuterSync(replica, Syncing(outer=NESTEROV)), OuterSync(replica, Syncing(outer=None))
+    outer, plain = (
+        OuterSync(replica, Syncing(outer=NESTEROV)),
+        OuterSync(replica, Syncing(outer=None)),
+    )
     event = SyncEvent(step=0, kind="sync", fragment=0)
     weights = [1 / dist.get_world_size()]
     flat = torch.randn(parameters)
@@ -80,11 +109,20 @@ def sync_times(parameters: int, rounds: int) -> dict[str, float]:
     def sync(step: OuterSync) -> None:
         step.sync(event, [replica], weights, comm)
 
-    return paired({"all_reduce": lambda: dist.all_reduce(flat, group=comm._group), "sync": lambda: sync(outer), "mean": lambda: sync(plain)}, rounds)
+    return paired(
+        {
+            "all_reduce": lambda: dist.all_reduce(flat, group=comm._group),
+            "sync": lambda: sync(outer),
+            "mean": lambda: sync(plain),
+        },
+        rounds,
+    )
 
 
 def step_row(width: int, ranks: int) -> dict[str, Any]:
-    row = {"width": width, "ranks": ranks} | run_on_ranks(step_times, ranks, width, 12 if width == 128 else 5, timeout_seconds=600)[0]
+    row = {"width": width, "ranks": ranks} | run_on_ranks(
+        step_times, ranks, width, 12 if width == 128 else 5, timeout_seconds=600
+    )[0]
     print(
         f"ddp step    {row['parameters'] / 1e6:>4.1f}M parameters  {ranks} ranks  torch DDP {1e3 * row['torch_seconds']:8.1f} ms"
         f"  ours {1e3 * row['ours_seconds']:8.1f} ms  steps/s {1 / row['ours_ratio']:.3f} of torch's",
@@ -97,14 +135,22 @@ def step_times(width: int, rounds: int) -> dict[str, float]:
     """Seconds of an inner step, and parameters of the model."""
     steps, ranks = 20, dist.get_world_size()
     shape = LlamaShape(hidden_size=width, intermediate_size=width * 11 // 4)
-    data = TensorSource(torch.randint(0, 257, (4000, CONTEXT + 1), generator=torch.Generator().manual_seed(0)), num_streams=1)
+    data = TensorSource(
+        torch.randint(0, 257, (4000, CONTEXT + 1), generator=torch.Generator().manual_seed(0)),
+        num_streams=1,
+    )
     batch = BATCH * ranks // 2
     run = AdLoCo(
-        Problem(build_model=lambda: build_llama(shape, 257, seed=0), loss_fn=next_token_loss, data=data),
+        Problem(
+            build_model=lambda: build_llama(shape, 257, seed=0), loss_fn=next_token_loss, data=data
+        ),
         Method(sync_every=steps),
         inner=InnerAdamW(),
         syncing=Syncing(outer=None),
-        batching=Batching(guards=BatchGuards(initial=batch), switch=SwitchMode(max_micro_batch=batch, mode="always")),
+        batching=Batching(
+            guards=BatchGuards(initial=batch),
+            switch=SwitchMode(max_micro_batch=batch, mode="always"),
+        ),
         placement=place(1, replica_size=0),
     )
     model = build_llama(shape, 257, seed=0)
@@ -125,11 +171,15 @@ def step_times(width: int, rounds: int) -> dict[str, float]:
             float(loss.detach())
 
     times = paired({"torch": plain, "ours": lambda: list(run.rounds(1))}, rounds)
-    return {key: value / steps if key.endswith("seconds") else value for key, value in times.items()} | {"parameters": run.num_parameters}
+    return {
+        key: value / steps if key.endswith("seconds") else value for key, value in times.items()
+    } | {"parameters": run.num_parameters}
 
 
 def paired(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each side, and the median ratio of each to the first, taken in turns after two rounds to warm up."""
+    """Median seconds of each side, and the median ratio of each to the first, taken in turns after
+    two rounds to warm up.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for index in range(rounds + 2):
         for name, function in sides.items():
@@ -140,7 +190,12 @@ def paired(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
             if index >= 2:
                 seconds[name].append(time.perf_counter() - began)
     first, *others = sides
-    ratios = {f"{name}_ratio": statistics.median(mine / base for mine, base in zip(seconds[name], seconds[first], strict=True)) for name in others}
+    ratios = {
+        f"{name}_ratio": statistics.median(
+            mine / base for mine, base in zip(seconds[name], seconds[first], strict=True)
+        )
+        for name in others
+    }
     return {f"{name}_seconds": statistics.median(times) for name, times in seconds.items()} | ratios
 
 

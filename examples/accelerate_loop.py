@@ -1,11 +1,14 @@
-"""DiLoCo's outer step in a loop written with accelerate: every process is a worker, and between syncs nothing is exchanged.
+"""DiLoCo's outer step in a loop written with accelerate: every process is a worker, and between
+syncs nothing is exchanged.
 
-python examples/accelerate_loop.py                                  # one worker: the outer step acts on its own steps
-torchrun --nproc-per-node 2 examples/accelerate_loop.py             # two workers; `accelerate launch` sets the same variables
+python examples/accelerate_loop.py                                  # one worker: the outer step
+acts on its own steps torchrun --nproc-per-node 2 examples/accelerate_loop.py             # two
+workers; `accelerate launch` sets the same variables
 
-Two lines differ from a data-parallel script. `Accelerator.prepare` would wrap the model in DDP, which averages gradients over all processes at every
-step; `prepare_model(..., evaluation_mode=True)` leaves that out and keeps the rest (device, mixed precision, compilation; the model trains as ever).
-And `diloco.step()` follows each optimizer step.
+Two lines differ from a data-parallel script. `Accelerator.prepare` would wrap the model in DDP,
+which averages gradients over all processes at every step; `prepare_model(...,
+evaluation_mode=True)` leaves that out and keeps the rest (device, mixed precision, compilation; the
+model trains as ever). And `diloco.step()` follows each optimizer step.
 """
 
 import torch
@@ -48,7 +51,13 @@ def main() -> None:
     optimizer, loader = accelerator.prepare(optimizer, make_loader())
     num_workers = accelerator.num_processes
     placement = adloco.place(num_workers, accelerator.device.type)
-    diloco = adloco.DiLoCo(model, outer=make_outer(), sync_every=SYNC_EVERY, placement=placement, num_workers=num_workers)
+    diloco = adloco.DiLoCo(
+        model,
+        outer=make_outer(),
+        sync_every=SYNC_EVERY,
+        placement=placement,
+        num_workers=num_workers,
+    )
 
     step = 0
     while step < STEPS:
@@ -60,11 +69,15 @@ def main() -> None:
             diloco.step()
             step += 1
             if step % 100 in (90, 0):
-                accelerator.print(f"step {step}: loss {loss.item():.2f}, workers {apart(accelerator, model):.1e} apart")
+                accelerator.print(
+                    f"step {step}: loss {loss.item():.2f}, workers {apart(accelerator, model):.1e} apart"
+                )
             if step == STEPS:
                 break
     total = sum(parameter.detach().double().sum().item() for parameter in model.parameters())
-    accelerator.print(f"{num_workers} workers, {STEPS // SYNC_EVERY} syncs: sum of all parameters {total:.5f}")
+    accelerator.print(
+        f"{num_workers} workers, {STEPS // SYNC_EVERY} syncs: sum of all parameters {total:.5f}"
+    )
 
 
 if __name__ == "__main__":

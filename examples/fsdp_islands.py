@@ -1,7 +1,9 @@
-"""AdLoCo over islands of two ranks, each of which shards its workers' models (FSDP2): your model, your loss, your data.
+"""AdLoCo over islands of two ranks, each of which shards its workers' models (FSDP2): your model,
+your loss, your data.
 
-torchrun --nproc-per-node 4 examples/fsdp_islands.py        # two islands of two shards, two workers each
-torchrun --nproc-per-node 2 examples/fsdp_islands.py        # one island with all four workers: the same numbers
+torchrun --nproc-per-node 4 examples/fsdp_islands.py        # two islands of two shards, two workers
+each torchrun --nproc-per-node 2 examples/fsdp_islands.py        # one island with all four workers:
+the same numbers
 """
 
 import torch
@@ -40,9 +42,13 @@ def main() -> None:
             loss_fn=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
             data=adloco.TensorSource(inputs, targets, num_streams=num_workers),
         ),
-        adloco.Method(num_trainers=NUM_TRAINERS, workers_per_trainer=WORKERS_PER_TRAINER, sync_every=20),
+        adloco.Method(
+            num_trainers=NUM_TRAINERS, workers_per_trainer=WORKERS_PER_TRAINER, sync_every=20
+        ),
         inner=adloco.InnerAdamW(lr=3e-3),
-        syncing=adloco.Syncing(outer=adloco.OuterOptimizer(lr=0.7, options={"momentum": 0.6, "nesterov": True})),
+        syncing=adloco.Syncing(
+            outer=adloco.OuterOptimizer(lr=0.7, options={"momentum": 0.6, "nesterov": True})
+        ),
         batching=adloco.Batching(
             rule=adloco.NormTest(eta=0.8),
             guards=adloco.BatchGuards(initial=32, minimum=16, maximum=256, smoothing=0.5),
@@ -52,10 +58,12 @@ def main() -> None:
         placement=adloco.place(num_workers, shard_size=2),
     )
     for report in run.rounds(5):
-        if run.placement.first:
+        if run.placement.is_rank_zero:
             requests = [trainer.requested_batch for trainer in report.trainers]
             sent = f"{report.bytes_communicated / 1e3:.0f} kB between islands, {report.bytes_inside / 1e6:.1f} MB inside"
-            print(f"round {report.round}: loss {report.train_loss:.3f}, batches {requests}, {sent}, merges {len(report.merges)}")
+            print(
+                f"round {report.round}: loss {report.train_loss:.3f}, batches {requests}, {sent}, merges {len(report.merges)}"
+            )
 
 
 if __name__ == "__main__":

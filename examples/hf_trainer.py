@@ -1,10 +1,13 @@
-"""A Hugging Face Trainer whose processes are DiLoCo workers: the outer step is a callback, and the Trainer is neither forked nor subclassed.
+"""A Hugging Face Trainer whose processes are DiLoCo workers: the outer step is a callback, and the
+Trainer is neither forked nor subclassed.
 
-python examples/hf_trainer.py                                  # one worker: the outer step acts on its own steps
-torchrun --nproc-per-node 2 examples/hf_trainer.py             # two workers that meet every SYNC_EVERY optimizer steps
+python examples/hf_trainer.py                                  # one worker: the outer step acts on
+its own steps torchrun --nproc-per-node 2 examples/hf_trainer.py             # two workers that meet
+every SYNC_EVERY optimizer steps
 
-The Trainer deals batches out to the processes, as it does for DDP, but must not wrap the model in DDP, which averages gradients at every step. Its
-accelerator leaves a model alone that was prepared before, so `prepare_model(..., evaluation_mode=True)` ahead of `train()` is all it takes.
+The Trainer deals batches out to the processes, as it does for DDP, but must not wrap the model in
+DDP, which averages gradients at every step. Its accelerator leaves a model alone that was prepared
+before, so `prepare_model(..., evaluation_mode=True)` ahead of `train()` is all it takes.
 """
 
 import inspect
@@ -13,7 +16,15 @@ import textwrap
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 import adloco
 
@@ -21,17 +32,38 @@ STEPS, SYNC_EVERY, BATCH, CONTEXT, LEARNING_RATE = 60, 10, 8, 64, 3e-3
 
 
 class OuterSync(TrainerCallback):
-    """Counts the Trainer's optimizer steps (not its micro-batches) and syncs at every `sync_every`-th."""
+    """Counts the Trainer's optimizer steps (not its micro-batches) and syncs at every
+    `sync_every`-th.
+    """
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: object) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        **kwargs: object,
+    ) -> None:
         # Here and not earlier: a model that goes on from a checkpoint has been loaded by now.
         placement = adloco.place(self.num_workers, args.device.type)
-        self.diloco = adloco.DiLoCo(model, outer=make_outer(), sync_every=SYNC_EVERY, placement=placement, num_workers=self.num_workers)
+        self.diloco = adloco.DiLoCo(
+            model,
+            outer=make_outer(),
+            sync_every=SYNC_EVERY,
+            placement=placement,
+            num_workers=self.num_workers,
+        )
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
         self.diloco.step()
 
 
@@ -41,25 +73,44 @@ class ShowSpread(TrainerCallback):
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: object) -> None:
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        **kwargs: object,
+    ) -> None:
         if state.global_step % 20 in (15, 0):
             flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
             everyone: Tensor = self.trainer.accelerator.gather(flat[None])
-            self.trainer.accelerator.print(f"step {state.global_step}: workers {(everyone - everyone[0]).abs().max().item():.1e} apart")
+            self.trainer.accelerator.print(
+                f"step {state.global_step}: workers {(everyone - everyone[0]).abs().max().item():.1e} apart"
+            )
 
 
 def make_model() -> nn.Module:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     return LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=CONTEXT, **sizes))
 
 
 def make_data() -> list[dict[str, Tensor]]:
     """Windows of Python source as bytes, in a random order; spaces are read, but not learned."""
-    text = torch.tensor(list(inspect.getsource(textwrap).encode() + inspect.getsource(inspect).encode()))
+    text = torch.tensor(
+        list(inspect.getsource(textwrap).encode() + inspect.getsource(inspect).encode())
+    )
     windows = text[: len(text) // CONTEXT * CONTEXT].view(-1, CONTEXT)
     order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
-    return [{"input_ids": window, "labels": window.masked_fill(window == ord(" "), -100)} for window in windows[order]]
+    return [
+        {"input_ids": window, "labels": window.masked_fill(window == ord(" "), -100)}
+        for window in windows[order]
+    ]
 
 
 def make_outer() -> adloco.OuterOptimizer:
@@ -74,7 +125,8 @@ def main(folder: str) -> None:
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
         train_sampling_strategy="sequential",
-        average_tokens_across_devices=False,  # Else losses are scaled for DDP, by the tokens of all processes, counted at every step.
+        # Else losses are scaled for DDP, by the tokens of all processes, counted at every step.
+        average_tokens_across_devices=False,
         use_cpu=not torch.cuda.is_available(),
         save_strategy="no",
         logging_steps=20,
@@ -87,8 +139,12 @@ def main(folder: str) -> None:
     trainer.add_callback(ShowSpread(trainer))
     trainer.train()
     assert trainer.model_wrapped is trainer.model, "the Trainer wrapped the model after all"
-    total = sum(parameter.detach().double().sum().item() for parameter in trainer.model.parameters())
-    trainer.accelerator.print(f"{arguments.world_size} workers, {STEPS // SYNC_EVERY} syncs: sum of all parameters {total:.5f}")
+    total = sum(
+        parameter.detach().double().sum().item() for parameter in trainer.model.parameters()
+    )
+    trainer.accelerator.print(
+        f"{arguments.world_size} workers, {STEPS // SYNC_EVERY} syncs: sum of all parameters {total:.5f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""A batch that grows as the gradient's noise asks for it (norm test), in a training loop of your own. The same numbers however it is started.
+"""A batch that grows as the gradient's noise asks for it (norm test), in a training loop of your
+own. The same numbers however it is started.
 
-python examples/norm_test_loop.py
-torchrun --nproc-per-node 2 examples/norm_test_loop.py         # data-parallel (DDP); with shard_size=0 instead of replica_size=0, FSDP2
+python examples/norm_test_loop.py torchrun --nproc-per-node 2 examples/norm_test_loop.py         #
+data-parallel (DDP); with shard_size=0 instead of replica_size=0, FSDP2
 
-Four pieces: `SwitchMode` turns the requested batch into micro-batches, the engine of a placement takes |g|^2 of each as its gradient comes in,
-`group_moments` and `estimate` make S (the gradient's variance) and |G|^2 of them, and `BatchController` asks the norm test for the next batch.
+Four pieces: `SwitchMode` turns the requested batch into micro-batches, the engine of a placement
+takes |g|^2 of each as its gradient comes in, `group_moments` and `estimate` make S (the gradient's
+variance) and |G|^2 of them, and `BatchController` asks the norm test for the next batch.
 """
 
 import inspect
@@ -21,7 +23,13 @@ STEPS, TEST_EVERY, GROUPS, CONTEXT = 400, 5, 8, 16
 def make_model() -> nn.Module:
     """Predicts a byte of Python source from the CONTEXT bytes before it."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(128, 16), nn.Flatten(), nn.Linear(16 * CONTEXT, 128), nn.GELU(), nn.Linear(128, 128))
+    return nn.Sequential(
+        nn.Embedding(128, 16),
+        nn.Flatten(),
+        nn.Linear(16 * CONTEXT, 128),
+        nn.GELU(),
+        nn.Linear(128, 128),
+    )
 
 
 def make_data() -> adloco.TensorSource:
@@ -34,7 +42,9 @@ def mean_loss(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 def main() -> None:
-    placement = adloco.place(1, replica_size=0)  # One worker on all ranks there are; in one process, the model as it is.
+    placement = adloco.place(
+        1, replica_size=0
+    )  # One worker on all ranks there are; in one process, the model as it is.
     ranks = placement.ranks_per_worker
     model, data = make_model(), make_data()
     engine = placement.engine(model, compile=False)
@@ -49,7 +59,9 @@ def main() -> None:
         testing = step % TEST_EVERY == 0
         plan = switch.plan(switch.clipped(controller.requested_batch, ranks=ranks), ranks)
         if testing:
-            plan = plan.in_groups(GROUPS)  # The same samples in at least GROUPS micro-batches: what is compared are their gradients.
+            plan = plan.in_groups(
+                GROUPS
+            )  # The same samples in at least GROUPS micro-batches: what is compared are their gradients.
 
         own = plan.of_rank(engine.rank)
         loss, norms_sq = 0.0, [0.0] * len(plan.micro_batches)
@@ -70,12 +82,22 @@ def main() -> None:
         position += plan.worker_batch
 
         if testing:
-            controller.update(adloco.estimate(adloco.group_moments(plan.micro_batches, norms_sq, mean_norm_sq)), position)
-            if step % 50 == 0 and placement.first:
-                taken, asked = f"{plan.worker_batch} in {len(plan.micro_batches)} micro-batches", controller.requested_batch
-                print(f"step {step}: loss {loss:.3f}, batch {taken}, noise scale {controller.estimate.noise_scale:.1f}, next {asked}")
-    if placement.first:
-        print(f"{position} samples in {STEPS} steps, last batch {plan.worker_batch}, loss {loss:.4f}")
+            controller.update(
+                adloco.estimate(adloco.group_moments(plan.micro_batches, norms_sq, mean_norm_sq)),
+                position,
+            )
+            if step % 50 == 0 and placement.is_rank_zero:
+                taken, asked = (
+                    f"{plan.worker_batch} in {len(plan.micro_batches)} micro-batches",
+                    controller.requested_batch,
+                )
+                print(
+                    f"step {step}: loss {loss:.3f}, batch {taken}, noise scale {controller.estimate.noise_scale:.1f}, next {asked}"
+                )
+    if placement.is_rank_zero:
+        print(
+            f"{position} samples in {STEPS} steps, last batch {plan.worker_batch}, loss {loss:.4f}"
+        )
 
 
 if __name__ == "__main__":

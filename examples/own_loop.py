@@ -1,8 +1,8 @@
-"""DiLoCo's outer step in a training loop of your own: four workers, `diloco.step()` after each inner step. The same numbers however it is started.
+"""DiLoCo's outer step in a training loop of your own: four workers, `diloco.step()` after each
+inner step. The same numbers however it is started.
 
-python examples/own_loop.py
-torchrun --nproc-per-node 2 examples/own_loop.py
-torchrun --nproc-per-node 4 examples/own_loop.py
+python examples/own_loop.py torchrun --nproc-per-node 2 examples/own_loop.py torchrun
+--nproc-per-node 4 examples/own_loop.py
 """
 
 import torch
@@ -15,7 +15,9 @@ NUM_WORKERS = 4
 
 def main() -> None:
     placement = adloco.place(NUM_WORKERS)
-    here = placement.local(range(NUM_WORKERS))  # All four in one process, two on each of two ranks, or one on each of four.
+    here = placement.local(
+        range(NUM_WORKERS)
+    )  # All four in one process, two on each of two ranks, or one on each of four.
 
     torch.manual_seed(0)
     inputs = torch.randn(4096, 8)
@@ -25,7 +27,9 @@ def main() -> None:
     replicas = [nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)) for _ in here]
     optimizers = [torch.optim.AdamW(replica.parameters(), lr=3e-3) for replica in replicas]
     outer = adloco.OuterOptimizer(lr=0.7, options={"momentum": 0.6, "nesterov": True})
-    diloco = adloco.DiLoCo(replicas, outer=outer, sync_every=20, placement=placement, num_workers=NUM_WORKERS)
+    diloco = adloco.DiLoCo(
+        replicas, outer=outer, sync_every=20, placement=placement, num_workers=NUM_WORKERS
+    )
 
     for step in range(400):
         for worker, replica, optimizer in zip(here, replicas, optimizers, strict=True):
@@ -38,8 +42,10 @@ def main() -> None:
             with torch.no_grad():
                 loss = nn.functional.mse_loss(replicas[0](inputs), targets)
             between = placement.bytes_handed().between
-            if placement.first:
-                print(f"step {step + 1}: loss {loss.item():.3f}, {between / NUM_WORKERS / 1e3:.0f} kB sent per worker")
+            if placement.is_rank_zero:
+                print(
+                    f"step {step + 1}: loss {loss.item():.3f}, {between / NUM_WORKERS / 1e3:.0f} kB sent per worker"
+                )
 
 
 if __name__ == "__main__":

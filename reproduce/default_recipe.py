@@ -1,8 +1,11 @@
-"""The default recipe, and at equal tokens (1.2M) with AdamW and fp32 in all: AdLoCo, `single`, `diloco` and `local-sgd`; three seeds.
+"""The default recipe, and at equal tokens (1.2M) with AdamW and fp32 in all: AdLoCo, `single`,
+`diloco` and `local-sgd`; three seeds.
 
-    .venv/bin/python reproduce/default_recipe.py runs/reproduce/default     # 15 runs of two to three minutes on two cores
+.venv/bin/python reproduce/default_recipe.py runs/reproduce/default     # 15 runs of two to three
+minutes on two cores
 
-Runs that are there already are not repeated. Prints a table (mean and range over seeds) and writes table.json and curves.png into the folder.
+Runs that are there already are not repeated. Prints a table (mean and range over seeds) and writes
+table.json and curves.png into the folder.
 """
 
 import json
@@ -14,8 +17,20 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 SEEDS = (0, 1, 2)
-# `diloco` is shipped with the published outer momentum of 0.9; runs as short as these prefer 0.6, so DiLoCo is shown with both.
-ADAMW = ["--inner.optimizer", "adamw", "--inner.lr", "2e-3", "--outer.lr", "0.7", "--wire.format", "fp32", "--run.tokens", "1200000"]
+# `diloco` is shipped with the published outer momentum of 0.9; runs as short as these prefer 0.6,
+# so DiLoCo is shown with both.
+ADAMW = [
+    "--inner.optimizer",
+    "adamw",
+    "--inner.lr",
+    "2e-3",
+    "--outer.lr",
+    "0.7",
+    "--wire.format",
+    "fp32",
+    "--run.tokens",
+    "1200000",
+]
 ARMS = {
     "adloco": ["adloco"],
     "adloco (AdamW, fp32)": ["adloco", *ADAMW],
@@ -33,12 +48,26 @@ def main(root: Path) -> None:
             folder = root / f"{arm.translate(str.maketrans(' ', '-', '(),'))}-{seed}"
             if not (folder / "summary.json").exists():
                 print(f"{arm}, seed {seed} ...", flush=True)
-                command = [sys.executable, "-m", "adloco", "train", *words, "--run.seed", str(seed), "--run.folder", str(folder)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "adloco",
+                    "train",
+                    *words,
+                    "--run.seed",
+                    str(seed),
+                    "--run.folder",
+                    str(folder),
+                ]
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            rows.setdefault(arm, []).append((json.loads((folder / "summary.json").read_text()), read(folder)))
+            rows.setdefault(arm, []).append(
+                (json.loads((folder / "summary.json").read_text()), read(folder))
+            )
     table = {arm: summarise(runs) for arm, runs in rows.items()}
     (root / "table.json").write_text(json.dumps(table, indent=2) + "\n")
-    print("| recipe | final validation loss | tokens | inner steps | rounds | syncs | MB per worker | seconds |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| recipe | final validation loss | tokens | inner steps | rounds | syncs | MB per worker | seconds |\n|---|---|---|---|---|---|---|---|"
+    )
     for arm, values in table.items():
         print(f"| {arm} | " + " | ".join(values.values()) + " |")
     draw({arm: [metrics for _, metrics in runs] for arm, runs in rows.items()}, root / "curves.png")
@@ -64,12 +93,26 @@ def summarise(runs: list[tuple[dict, list[dict]]]) -> dict[str, str]:
 def draw(curves: dict[str, list[list[dict]]], path: Path) -> None:
     figure = Figure(figsize=(12, 4), layout="constrained")
     for axis, (key, label, unit) in zip(
-        figure.subplots(1, 3, sharey=True), (("tokens", "tokens", 1), ("inner_steps", "inner steps", 1), ("syncs", "syncs", 1)), strict=True
+        figure.subplots(1, 3, sharey=True),
+        (("tokens", "tokens", 1), ("inner_steps", "inner steps", 1), ("syncs", "syncs", 1)),
+        strict=True,
     ):
-        for colour, (arm, seeds) in zip(("#0b6e99", "#6b7280", "#d9730d", "#b8860b", "#2e8b57"), curves.items(), strict=True):
+        for colour, (arm, seeds) in zip(
+            ("#0b6e99", "#6b7280", "#d9730d", "#b8860b", "#2e8b57"), curves.items(), strict=True
+        ):
             for index, metrics in enumerate(seeds):
-                shown = [(line[key] / unit, line["val_loss"]) for line in metrics if line["val_loss"] is not None]
-                axis.plot(*zip(*shown, strict=True), color=colour, linewidth=1.4, alpha=0.8, label=arm if index == 0 else None)
+                shown = [
+                    (line[key] / unit, line["val_loss"])
+                    for line in metrics
+                    if line["val_loss"] is not None
+                ]
+                axis.plot(
+                    *zip(*shown, strict=True),
+                    color=colour,
+                    linewidth=1.4,
+                    alpha=0.8,
+                    label=arm if index == 0 else None,
+                )
         axis.set_xlabel(label)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

@@ -1,6 +1,7 @@
 """How often two threads that make a process's first matrix products at once get other rounding.
 
-.venv/bin/python reproduce/first_products.py cold 40      # seconds; `warm` makes three products before the threads start
+.venv/bin/python reproduce/first_products.py cold 40      # seconds; `warm` makes three products
+before the threads start
 """
 
 import copy

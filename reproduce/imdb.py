@@ -1,9 +1,12 @@
-"""A small BERT from scratch on 2,000 IMDB reviews with AdLoCo over two trainers: accuracy on 1,000 test reviews, against a bag of words.
+"""A small BERT from scratch on 2,000 IMDB reviews with AdLoCo over two trainers: accuracy on 1,000
+test reviews, against a bag of words.
 
-    .venv/bin/python reproduce/imdb.py [--data ../shared/data] [--to runs/reproduce/imdb]     # three runs of about a minute on two cores
+.venv/bin/python reproduce/imdb.py [--data ../shared/data] [--to runs/reproduce/imdb]     # three
+runs of about a minute on two cores
 
-DATA holds hub_like/stanfordnlp/imdb and tokenizers/bert-base-uncased. The bag of words is naive Bayes on counts of the same tokens, over the same 128
-tokens of each review, and over all of them. Runs that are there already are not repeated.
+DATA holds hub_like/stanfordnlp/imdb and tokenizers/bert-base-uncased. The bag of words is naive
+Bayes on counts of the same tokens, over the same 128 tokens of each review, and over all of them.
+Runs that are there already are not repeated.
 """
 
 import argparse
@@ -19,33 +22,75 @@ from adloco.data.rows import read_rows
 from adloco.data.tokenizers import make_tokenizer
 
 SEEDS = (0, 1, 2)
-BERT = "{ hidden_size = 128, num_hidden_layers = 2, num_attention_heads = 2, intermediate_size = 256 }"
+BERT = (
+    "{ hidden_size = 128, num_hidden_layers = 2, num_attention_heads = 2, intermediate_size = 256 }"
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--to", type=Path, default=Path("runs/reproduce/imdb"))
     known = parser.parse_args()
-    imdb, tokenizer = str(known.data / "hub_like/stanfordnlp/imdb"), str(known.data / "tokenizers/bert-base-uncased")
+    imdb, tokenizer = (
+        str(known.data / "hub_like/stanfordnlp/imdb"),
+        str(known.data / "tokenizers/bert-base-uncased"),
+    )
     accuracies = []
     for seed in SEEDS:
         folder = known.to / f"seed-{seed}"
         if not (folder / "summary.json").exists():
             command = [
-                sys.executable, "-m", "adloco", "train", "adloco", "--task.kind", "classification", "--model.source", "transformers",
-                "--model.name", "bert", "--model.pretrained", "false", "--model.overrides", BERT, "--data.dataset", imdb,
-                "--data.validation_split", "test", "--data.tokenizer", tokenizer, "--batch.initial", "16", "--batch.minimum", "16",
-                "--switch.max_micro_batch", "16", "--inner.lr", "5e-4", "--run.tokens", "1000000", "--run.seed", str(seed),
-                "--run.folder", str(folder),
-            ]  # fmt: skip
+                sys.executable,
+                "-m",
+                "adloco",
+                "train",
+                "adloco",
+                "--task.kind",
+                "classification",
+                "--model.source",
+                "transformers",
+                "--model.name",
+                "bert",
+                "--model.pretrained",
+                "false",
+                "--model.overrides",
+                BERT,
+                "--data.dataset",
+                imdb,
+                "--data.validation_split",
+                "test",
+                "--data.tokenizer",
+                tokenizer,
+                "--batch.initial",
+                "16",
+                "--batch.minimum",
+                "16",
+                "--switch.max_micro_batch",
+                "16",
+                "--inner.lr",
+                "5e-4",
+                "--run.tokens",
+                "1000000",
+                "--run.seed",
+                str(seed),
+                "--run.folder",
+                str(folder),
+            ]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         summary = json.loads((folder / "summary.json").read_text())
         accuracies.append(summary["final_val_accuracy"])
-        print(f"AdLoCo, seed {seed}: accuracy {summary['final_val_accuracy']:.1%}, {summary['syncs']} syncs, {summary['seconds']:.0f} s", flush=True)
+        print(
+            f"AdLoCo, seed {seed}: accuracy {summary['final_val_accuracy']:.1%}, {summary['syncs']} syncs, {summary['seconds']:.0f} s",
+            flush=True,
+        )
     print(f"AdLoCo: {np.mean(accuracies):.1%} ({min(accuracies):.1%} to {max(accuracies):.1%})")
     for longest in (128, 10**6):
-        print(f"naive Bayes on {'all' if longest > 128 else longest} tokens: {naive_bayes(imdb, tokenizer, longest):.1%}")
+        print(
+            f"naive Bayes on {'all' if longest > 128 else longest} tokens: {naive_bayes(imdb, tokenizer, longest):.1%}"
+        )
 
 
 def naive_bayes(imdb: str, tokenizer_name: str, longest: int) -> float:
@@ -53,7 +98,13 @@ def naive_bayes(imdb: str, tokenizer_name: str, longest: int) -> float:
     tokenizer = make_tokenizer(tokenizer_name, ())
 
     def counts(split: str) -> tuple[np.ndarray, np.ndarray]:
-        rows = list(read_rows(DataSettings(dataset=imdb, validation_split="test"), split, {"text": str, "label": int}))
+        rows = list(
+            read_rows(
+                DataSettings(dataset=imdb, validation_split="test"),
+                split,
+                {"text": str, "label": int},
+            )
+        )
         table = np.zeros((len(rows), tokenizer.vocab_size), dtype=np.float32)
         for row, ids in enumerate(tokenizer.encode_whole([row["text"] for row in rows], longest)):
             np.add.at(table[row], ids, 1)
@@ -61,7 +112,9 @@ def naive_bayes(imdb: str, tokenizer_name: str, longest: int) -> float:
 
     (train, labels), (test, truth) = counts("train"), counts("validation")
     words = np.stack([train[labels == label].sum(0) + 1 for label in (0, 1)])
-    scores = test @ np.log(words / words.sum(1, keepdims=True)).T + np.log(np.bincount(labels) / len(labels))
+    scores = test @ np.log(words / words.sum(1, keepdims=True)).T + np.log(
+        np.bincount(labels) / len(labels)
+    )
     return float((scores.argmax(1) == truth).mean())
 
 

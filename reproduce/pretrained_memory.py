@@ -1,4 +1,5 @@
-"""Host memory of a rank while trained weights are put on two shards: read whole by from_pretrained, and part by part. About a minute, 1 GiB of disk.
+"""Host memory of a rank while trained weights are put on two shards: read whole by from_pretrained,
+and part by part. About a minute, 1 GiB of disk.
 
 OMP_NUM_THREADS=1 python reproduce/pretrained_memory.py
 """
@@ -26,9 +27,13 @@ def own_mib() -> float:
 
 
 def peak_of_a_rank(folder: Path, whole: bool) -> tuple[int, int]:
-    """MiB at most while the model is built and sharded, and afterwards; without what was there before."""
+    """MiB at most while the model is built and sharded, and afterwards; without what was there
+    before.
+    """
     source = NamedModel(name=str(folder), pretrained=True)
-    builder = ModelBuilder(config=source.config(256), head=HEAD, options=ModelOptions(), seed=0, weights=source.weights)
+    builder = ModelBuilder(
+        config=source.config(256), head=HEAD, options=ModelOptions(), seed=0, weights=source.weights
+    )
     if whole:
         vars(builder)["stored"] = StoredWeights(only_whole="to measure it")
     placement = place(1, "cpu", 1, 2, 1)
@@ -54,9 +59,13 @@ def main() -> None:
     """A 305M Llama, saved in bf16 as models on the hub are, held in fp32."""
     with tempfile.TemporaryDirectory() as folder:
         config = LlamaShape(shape="microllama").config(256)
-        ModelBuilder(config=config, head=HEAD, options=ModelOptions(dtype="bf16"), seed=0).whole().save_pretrained(folder)  # type: ignore[operator]
+        ModelBuilder(
+            config=config, head=HEAD, options=ModelOptions(dtype="bf16"), seed=0
+        ).whole().save_pretrained(folder)  # type: ignore[operator]
         for name, whole in (("whole", True), ("part by part", False)):
-            for rank, (most, after) in enumerate(run_on_ranks(peak_of_a_rank, 2, Path(folder), whole, timeout_seconds=300.0)):
+            for rank, (most, after) in enumerate(
+                run_on_ranks(peak_of_a_rank, 2, Path(folder), whole, timeout_seconds=300.0)
+            ):
                 print(f"{name}, rank {rank}: {most} MiB at most, {after} MiB afterwards")
 
 

@@ -1,8 +1,10 @@
-"""What shares by speed save where one worker is slower than the other, and the slow one changes half-way: seconds and waiting of each round.
+"""What shares by speed save where one worker is slower than the other, and the slow one changes
+half-way: seconds and waiting of each round.
 
     .venv/bin/python reproduce/uneven_workers.py
 
-Two ranks of this machine, one worker each; the slow one's reads sleep, as a slower device would compute. Wall clock: figures vary by a few percent.
+Two ranks of this machine, one worker each; the slow one's reads sleep, as a slower device would
+compute. Wall clock: figures vary by a few percent.
 """
 
 import time
@@ -42,7 +44,9 @@ def train(by_speed: bool) -> list[list[tuple[int, float, float]]]:
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
         # A pass for each sample, so that time grows with samples here too.
-        return torch.stack([(model(row[None].expand(128, -1)) - row).square().mean() for row in batch]).mean()
+        return torch.stack(
+            [(model(row[None].expand(128, -1)) - row).square().mean() for row in batch]
+        ).mean()
 
     run = adloco.AdLoCo(
         adloco.Problem(build_model=build, loss_fn=loss, data=source),
@@ -61,23 +65,34 @@ def train(by_speed: bool) -> list[list[tuple[int, float, float]]]:
         source.slow = 0 if index < ROUNDS // 2 else 1
         report = run.round()
         assert report is not None
-        rows.append([(worker.worker_batch, worker.busy_seconds, worker.wait_seconds) for worker in report.workers])
+        rows.append(
+            [
+                (worker.worker_batch, worker.busy_seconds, worker.wait_seconds)
+                for worker in report.workers
+            ]
+        )
     return rows
 
 
 def main() -> None:
     results = {name: run_on_ranks(train, 2, name == "speed")[0] for name in ("equal", "speed")}
-    print("round  slow  " + "  ".join(f"{name:>5}: samples  round s  waiting s" for name in results))
+    print(
+        "round  slow  " + "  ".join(f"{name:>5}: samples  round s  waiting s" for name in results)
+    )
     for index in range(ROUNDS):
         cells = []
         for rows in results.values():
             first, second = rows[index]
             length, waiting = max(first[1], second[1]), max(first[2], second[2])
             cells.append(f"     {first[0]:>4} + {second[0]:<4} {length:7.2f}  {waiting:9.2f}")
-        print(f"{index + 1:>5}  {'first' if index < ROUNDS // 2 else 'second':<6}" + "  ".join(cells))
+        print(
+            f"{index + 1:>5}  {'first' if index < ROUNDS // 2 else 'second':<6}" + "  ".join(cells)
+        )
     for name, rows in results.items():
         total = sum(max(busy for _, busy, _ in row) for row in rows)
-        print(f"{name}: {total:.1f} s for all rounds, {sum(max(wait for *_, wait in row) for row in rows):.1f} s of them somebody waited")
+        print(
+            f"{name}: {total:.1f} s for all rounds, {sum(max(wait for *_, wait in row) for row in rows):.1f} s of them somebody waited"
+        )
 
 
 if __name__ == "__main__":

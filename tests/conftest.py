@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-# Before anything of Hugging Face is imported: tests reach for no network and leave nothing in the caches of whoever runs them.
+# Before anything of Hugging Face is imported: tests reach for no network and leave nothing in the
+# caches of whoever runs them.
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="adloco-tests-")
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
@@ -34,7 +35,9 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports of runs in this process have no pictures, which take a second each, unless a test is marked `pictures`."""
+    """Reports of runs in this process have no pictures, which take a second each, unless a test is
+    marked `pictures`.
+    """
     if not request.node.get_closest_marker("pictures"):
         monkeypatch.setattr("adloco.report.plots.draw_plots", lambda records, folder, measures: [])
 
@@ -44,7 +47,9 @@ Train = Callable[[list[str]], subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def train(capfd: pytest.CaptureFixture[str]) -> Train:
-    """`adloco train WORDS` in this process, which has imported what takes a new one seconds; for `--ranks`, which start new ones."""
+    """`adloco train WORDS` in this process, which has imported what takes a new one seconds; for
+    `--ranks`, which start new ones.
+    """
     from adloco.cli.main import main
 
     def run(words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -119,5 +124,21 @@ def small(corpus: Path, tmp_path: Path) -> list[str]:
 
 
 def small_flags(corpus: Path, folder: Path) -> list[str]:
-    settings = SMALL | {"data.path": str(corpus), "data.cache": str(folder / "cache"), "run.folder": str(folder / "run")}
+    settings = SMALL | {
+        "data.path": str(corpus),
+        "data.cache": str(folder / "cache"),
+        "run.folder": str(folder / "run"),
+    }
     return [word for key, value in settings.items() for word in (f"--{key}", value)]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also the tests marked nightly")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked nightly, unless `--all` is given."""
+    if not config.getoption("--all"):
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in set(nightly)]

@@ -11,22 +11,42 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import AdLoCo, Batching, Execution, GradientTest, Merging, Method, OneProcess, Problem, RoundReport, Syncing, TensorSource
+from adloco import (
+    AdLoCo,
+    Batching,
+    Execution,
+    GradientTest,
+    Merging,
+    Method,
+    OneProcess,
+    Problem,
+    RoundReport,
+    Syncing,
+    TensorSource,
+)
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.comm.comm import Comm
 from adloco.rules.sync_schedule import SyncEvent
 
-SHARED_DATA = Path(os.environ.get("ADLOCO_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data")
+SHARED_DATA = Path(
+    os.environ.get("ADLOCO_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data"
+)
 """Real data beside the checkout, that is no part of the project."""
-needs_shared_data = pytest.mark.skipif(not SHARED_DATA.exists(), reason=f"there is no {SHARED_DATA} (set ADLOCO_SHARED_DATA)")
+needs_shared_data = pytest.mark.skipif(
+    not SHARED_DATA.exists(), reason=f"there is no {SHARED_DATA} (set ADLOCO_SHARED_DATA)"
+)
 
 
-def regression(num_streams: int, samples: int = 240, seed: int = 0, dtype: torch.dtype = torch.float32) -> TensorSource:
+def regression(
+    num_streams: int, samples: int = 240, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> TensorSource:
     """Noisy linear regression in three dimensions."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(samples, 3, generator=generator, dtype=torch.float64).float()
-    targets = inputs @ torch.tensor([1.0, -2.0, 0.5]) + 0.3 * torch.randn(samples, generator=generator)
+    targets = inputs @ torch.tensor([1.0, -2.0, 0.5]) + 0.3 * torch.randn(
+        samples, generator=generator
+    )
     return TensorSource(inputs.to(dtype), targets.to(dtype), num_streams=num_streams, seed=seed)
 
 
@@ -36,7 +56,9 @@ def linear() -> nn.Module:
 
 
 class BlockLM(nn.Module):
-    """A language model with everything that sharding meets: repeated blocks, sizes that nothing divides, a head tied to the embedding."""
+    """A language model with everything that sharding meets: repeated blocks, sizes that nothing
+    divides, a head tied to the embedding.
+    """
 
     def __init__(self, vocabulary: int = 7, width: int = 5) -> None:
         super().__init__()
@@ -60,7 +82,12 @@ def next_token(model: Any, ids: Tensor) -> Tensor:
 
 
 def tokens(samples: int, num_streams: int, vocabulary: int = 7, context: int = 6) -> TensorSource:
-    ids = torch.randint(0, vocabulary, (samples, context + 1), generator=torch.Generator().manual_seed(0)) // 2
+    ids = (
+        torch.randint(
+            0, vocabulary, (samples, context + 1), generator=torch.Generator().manual_seed(0)
+        )
+        // 2
+    )
     return TensorSource(ids, num_streams=num_streams)
 
 
@@ -94,8 +121,12 @@ def adamw(lr: float) -> Callable[[nn.Module], Sequence[torch.optim.Optimizer]]:
     return lambda model: [torch.optim.AdamW(model.parameters(), lr=lr)]
 
 
-def outer_sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
-    return lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=nesterov)
+def outer_sgd(
+    lr: float, momentum: float = 0.0, nesterov: bool = False
+) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.SGD(
+        parameters, lr=lr, momentum=momentum, nesterov=nesterov
+    )
 
 
 def make_run(**changes: Any) -> AdLoCo:
@@ -114,32 +145,58 @@ def make_run(**changes: Any) -> AdLoCo:
         "placement": OneProcess(threads=1),
     } | changes
     told.setdefault("data", regression(told.get("num_trainers", 1) * told["workers_per_trainer"]))
-    renamed = {"batch": "rule", "merge": "policy", "wire": "codec", "test_groups": "groups", "test_every": "every"}
+    renamed = {
+        "batch": "rule",
+        "merge": "policy",
+        "wire": "codec",
+        "test_groups": "groups",
+        "test_every": "every",
+    }
     told = {renamed.get(name, name): value for name, value in told.items()}
 
-    if told.get("streaming") is None:
-        told.pop("streaming", None)
+    told = {name: value for name, value in told.items() if value is not None or name == "outer"}
 
     def take(section: Any) -> Any:
-        return section(**{field.name: told.pop(field.name) for field in fields(section) if field.name in told})
+        return section(
+            **{field.name: told.pop(field.name) for field in fields(section) if field.name in told}
+        )
 
-    problem, method, syncing, merging, execution = (take(section) for section in (Problem, Method, Syncing, Merging, Execution))
+    problem, method, syncing, merging, execution = (
+        take(section) for section in (Problem, Method, Syncing, Merging, Execution)
+    )
     told["test"] = take(GradientTest)
     batching = take(Batching)
-    return AdLoCo(problem, method, syncing=syncing, merging=merging, execution=execution, batching=batching, **told)
+    return AdLoCo(
+        problem,
+        method,
+        syncing=syncing,
+        merging=merging,
+        execution=execution,
+        batching=batching,
+        **told,
+    )
 
 
 def replica(params: Sequence[Tensor]) -> Replica:
     """A worker's live tensors, without buffers and residuals."""
-    return Replica(names=[str(index) for index in range(len(params))], params=params, buffers=[], residuals=[])
+    return Replica(
+        names=[str(index) for index in range(len(params))], params=params, buffers=[], residuals=[]
+    )
 
 
-def outer_sync(start: Sequence[Tensor], outer: Any, fragments: Sequence[Sequence[int]] | None = None, **syncing: Any) -> OuterSync:
+def outer_sync(
+    start: Sequence[Tensor],
+    outer: Any,
+    fragments: Sequence[Sequence[int]] | None = None,
+    **syncing: Any,
+) -> OuterSync:
     """An outer optimizer over these parameters. syncing: Further fields of `Syncing`."""
     return OuterSync(replica(start), Syncing(outer=outer, **syncing), fragments)
 
 
-def sync_all(outer: OuterSync, per_worker: Sequence[Sequence[Tensor]], weights: Sequence[float], comm: Comm) -> None:
+def sync_all(
+    outer: OuterSync, per_worker: Sequence[Sequence[Tensor]], weights: Sequence[float], comm: Comm
+) -> None:
     """Sync every fragment at once."""
     for fragment in range(len(outer.fragments)):
         event = SyncEvent(step=0, kind="sync", fragment=fragment)
@@ -152,7 +209,10 @@ def round_with_ends(run: AdLoCo) -> tuple[RoundReport, list[Tensor]]:
 
     def remember(phase: str) -> AbstractContextManager[None]:
         if phase == "sync" and not ends:
-            ends.extend(torch.cat([tensor.detach().flatten().clone() for tensor in worker.replica.params]) for worker in run.workers.values())
+            ends.extend(
+                torch.cat([tensor.detach().flatten().clone() for tensor in worker.replica.params])
+                for worker in run.workers.values()
+            )
         return nullcontext()
 
     report = run.round(phase=remember)
@@ -162,7 +222,12 @@ def round_with_ends(run: AdLoCo) -> tuple[RoundReport, list[Tensor]]:
 
 def params_of(run: AdLoCo, trainer: int = 0) -> Tensor:
     """Global parameters of a trainer, flat."""
-    return torch.cat([parameter.detach().flatten().clone() for parameter in run.trainers[trainer].outer.global_params])
+    return torch.cat(
+        [
+            parameter.detach().flatten().clone()
+            for parameter in run.trainers[trainer].outer.global_params
+        ]
+    )
 
 
 def without_timings(line: dict[str, Any]) -> dict[str, Any]:

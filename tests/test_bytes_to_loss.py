@@ -1,4 +1,6 @@
-"""benchmarks/bytes_to_loss.py: when a loss is reached, which runs are the same, the table of invented runs, and the whole of it on a tiny problem."""
+"""benchmarks/bytes_to_loss.py: when a loss is reached, which runs are the same, the table of
+invented runs, and the whole of it on a tiny problem.
+"""
 
 import json
 import math
@@ -27,7 +29,13 @@ from tests.conftest import SMALL
 
 def curve(*losses: float, every: int = 100, size: int = 10) -> list[Point]:
     return [
-        {"tokens": every * step, "bytes": size * step, "syncs": step, "seconds": 0.5 * step, "loss": loss}
+        {
+            "tokens": every * step,
+            "bytes": size * step,
+            "syncs": step,
+            "seconds": 0.5 * step,
+            "loss": loss,
+        }
         for step, loss in enumerate(losses, start=1)
     ]
 
@@ -43,102 +51,282 @@ def test_a_target_is_reached_at_the_first_point_at_or_below_it() -> None:
 def test_the_mean_curve_takes_each_seed_as_last_evaluated() -> None:
     # Tokens 100, 200 and 150, 300: from 150 on both have begun.
     mean = mean_curve([curve(4.0, 2.0), curve(3.0, 1.0, every=150)])
-    assert [(each["tokens"], each["loss"], each["bytes"]) for each in mean] == [(150, 3.5, 10), (200, 2.5, 15), (300, 1.5, 20)]
+    assert [(each["tokens"], each["loss"], each["bytes"]) for each in mean] == [
+        (150, 3.5, 10),
+        (200, 2.5, 15),
+        (300, 1.5, 20),
+    ]
 
 
 def test_the_bytes_of_ddp_are_those_of_four_workers_that_reduce_at_every_step() -> None:
-    record = {"tokens": 64, "bytes_communicated": 7.0, "bytes_ddp_equivalent": 4000.0, "inner_steps": 10, "syncs": 2, "val_loss": 1.5}
-    assert point(record, 3.0, data_parallel=True) == {"tokens": 64, "bytes": 4000, "syncs": 10, "sent": 6000, "seconds": 3.0, "loss": 1.5}
-    assert point(record, 3.0, data_parallel=False) == {"tokens": 64, "bytes": 7, "syncs": 2, "seconds": 3.0, "loss": 1.5}
+    record = {
+        "tokens": 64,
+        "bytes_communicated": 7.0,
+        "bytes_ddp_equivalent": 4000.0,
+        "inner_steps": 10,
+        "syncs": 2,
+        "val_loss": 1.5,
+    }
+    assert point(record, 3.0, data_parallel=True) == {
+        "tokens": 64,
+        "bytes": 4000,
+        "syncs": 10,
+        "sent": 6000,
+        "seconds": 3.0,
+        "loss": 1.5,
+    }
+    assert point(record, 3.0, data_parallel=False) == {
+        "tokens": 64,
+        "bytes": 7,
+        "syncs": 2,
+        "seconds": 3.0,
+        "loss": 1.5,
+    }
     assert point(record | {"bytes_sent": 10.5}, 3.0, data_parallel=False)["sent"] == 10
 
 
 def test_a_key_says_what_a_run_is_and_nothing_else() -> None:
-    spec = Spec(arm="diloco", inner="adamw", inner_lr=4e-3, seed=0, tokens=1000, sync_every=50, outer_lr=0.7, momentum=0.6)
-    same = Spec(arm="diloco", inner="adamw", inner_lr=0.004, seed=0, tokens=1000, sync_every=50, outer_lr=0.7, momentum=0.6)
+    spec = Spec(
+        arm="diloco",
+        inner="adamw",
+        inner_lr=4e-3,
+        seed=0,
+        tokens=1000,
+        sync_every=50,
+        outer_lr=0.7,
+        momentum=0.6,
+    )
+    same = Spec(
+        arm="diloco",
+        inner="adamw",
+        inner_lr=0.004,
+        seed=0,
+        tokens=1000,
+        sync_every=50,
+        outer_lr=0.7,
+        momentum=0.6,
+    )
     others = [
-        Spec(arm="diloco", inner="adamw", inner_lr=4e-3, seed=1, tokens=1000, sync_every=50, outer_lr=0.7, momentum=0.6),
-        Spec(arm="diloco", inner="adamw", inner_lr=4e-3, seed=0, tokens=1000, sync_every=50, outer_lr=0.7, momentum=0.9),
-        Spec(arm="diloco-int8", inner="adamw", inner_lr=4e-3, seed=0, tokens=1000, sync_every=50, outer_lr=0.7, momentum=0.6),
+        Spec(
+            arm="diloco",
+            inner="adamw",
+            inner_lr=4e-3,
+            seed=1,
+            tokens=1000,
+            sync_every=50,
+            outer_lr=0.7,
+            momentum=0.6,
+        ),
+        Spec(
+            arm="diloco",
+            inner="adamw",
+            inner_lr=4e-3,
+            seed=0,
+            tokens=1000,
+            sync_every=50,
+            outer_lr=0.7,
+            momentum=0.9,
+        ),
+        Spec(
+            arm="diloco-int8",
+            inner="adamw",
+            inner_lr=4e-3,
+            seed=0,
+            tokens=1000,
+            sync_every=50,
+            outer_lr=0.7,
+            momentum=0.6,
+        ),
         Spec(arm="local-sgd", inner="adamw", inner_lr=4e-3, seed=0, tokens=1000, sync_every=50),
     ]
     assert spec.key == same.key
     assert len({spec.key, *(other.key for other in others)}) == 5
     # Without an outer optimizer its settings are no part of the run.
-    assert others[3].key == Spec(arm="local-sgd", inner="adamw", inner_lr=4e-3, seed=0, tokens=1000, sync_every=50, outer_lr=0.5).key
+    assert (
+        others[3].key
+        == Spec(
+            arm="local-sgd",
+            inner="adamw",
+            inner_lr=4e-3,
+            seed=0,
+            tokens=1000,
+            sync_every=50,
+            outer_lr=0.5,
+        ).key
+    )
 
 
-def test_an_arm_that_this_version_does_not_know_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"this version refuses arm 'ddp': there is no recipe section \[no\]"):
+def test_an_arm_that_this_version_does_not_know_is_refused_before_anything_is_trained(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"this version refuses arm 'ddp': there is no recipe section \[no\]"
+    ):
         main(["--arms", "ddp", "--no.such", "1", "--json", str(tmp_path / "runs.json")])
     with pytest.raises(ValueError, match="run --stage tune first"):
         main(["--stage", "table", "--json", str(tmp_path / "runs.json")])
 
 
 def invented(words: list[str], store: Store) -> None:
-    """Fill the store with runs whose loss follows from their tokens and bytes; ddp ends at 2 + 1 / (1 + 3) = 2.25, plus 0.1 x seed."""
+    """Fill the store with runs whose loss follows from their tokens and bytes; ddp ends at 2 + 1 /
+    (1 + 3) = 2.25, plus 0.1 x seed.
+    """
     options = parse(words)
 
     def finish(specs):  # type: ignore[no-untyped-def]
         for spec in specs:
-            ddp, wire = spec.arm == "ddp", {"int8": 4, "int4": 8, "bf16": 2, "topk": 16}.get(spec.arm.partition("-")[2], 1)
-            worse = 0.0 if ddp else 0.02 * math.log2(spec.sync_every * wire) - 0.15 * (spec.inner == "muon")
+            ddp, wire = (
+                spec.arm == "ddp",
+                {"int8": 4, "int4": 8, "bf16": 2, "topk": 16}.get(spec.arm.partition("-")[2], 1),
+            )
+            worse = (
+                0.0
+                if ddp
+                else 0.02 * math.log2(spec.sync_every * wire) - 0.15 * (spec.inner == "muon")
+            )
             points = [
-                {"tokens": step * 1024, "bytes": step * 533_760 // (1 if ddp else spec.sync_every * wire), "syncs": step, "seconds": 0.01 * step,
-                 "sent": step * 533_760 * (1.5 if ddp else 2 / (spec.sync_every * wire)),
-                 "loss": 2 + worse + 0.1 * (spec.seed % 1000) + 1 / (1 + step / 10)} for step in range(10, 31, 2)
-            ]  # fmt: skip
+                {
+                    "tokens": step * 1024,
+                    "bytes": step * 533_760 // (1 if ddp else spec.sync_every * wire),
+                    "syncs": step,
+                    "seconds": 0.01 * step,
+                    "sent": step * 533_760 * (1.5 if ddp else 2 / (spec.sync_every * wire)),
+                    "loss": 2 + worse + 0.1 * (spec.seed % 1000) + 1 / (1 + step / 10),
+                }
+                for step in range(10, 31, 2)
+            ]
             columns = {name: [each[name] for each in points] for name in points[0]}
-            store.add(spec.key, {"git": None, "torch": "2", "threads": 1, "diverged": "", "final_loss": points[-1]["loss"], "curve": columns})
+            store.add(
+                spec.key,
+                {
+                    "git": None,
+                    "torch": "2",
+                    "threads": 1,
+                    "diverged": "",
+                    "final_loss": points[-1]["loss"],
+                    "curve": columns,
+                },
+            )
         return store.stored(specs)
 
     finish(final_specs(options, {inner: tune(options, inner, finish) for inner in options.inner}))
 
 
 def test_the_table_of_invented_runs(tmp_path: Path) -> None:
-    words = ["--json", str(tmp_path / "runs.json"), "--sync-every", "16", "--seeds", "0", "1", "--arms", "ddp", "diloco", "diloco-int8"]
+    words = [
+        "--json",
+        str(tmp_path / "runs.json"),
+        "--sync-every",
+        "16",
+        "--seeds",
+        "0",
+        "1",
+        "--arms",
+        "ddp",
+        "diloco",
+        "diloco-int8",
+    ]
     store = Store(tmp_path / "runs.json")
     invented(words, store)
     main(["--stage", "table", *words])
     first, second = (tmp_path / "runs.md").read_text().split("## Against ddp with ")[1:]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in first.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in first.splitlines()
+        if line.startswith("| ")
+    ]
     # Seeds end at 2.25 and 2.35, the mean at 2.3; 30 steps of 533,760 bytes are 16.0 MB.
     assert rows[2][:7] == ["ddp", "adamw", "1", "2", "2.3000 (2.2500 to 2.3500)", "16.0", "24.0"]
     assert rows[2][7].split(" / ")[1:] == ["16.0", "30", "0"]
-    # 1.05 x 2.3 = 2.415 is reached where 2.05 + 1 / (1 + steps / 10) is: at 18 steps by ddp, and with 0.08 more at 26 (26 x 33,360 bytes) by DiLoCo.
+    # 1.05 x 2.3 = 2.415 is reached where 2.05 + 1 / (1 + steps / 10) is: at 18 steps by ddp, and
+    # with 0.08 more at 26 (26 x 33,360 bytes) by DiLoCo.
     assert rows[3][:4] == ["diloco", "adamw", "16", "2"]
     assert rows[3][7] == "not reached (best 2.3800)"
     assert rows[3][9] == "0.03M / 0.87 / 26 / 0"
     assert rows[3][10:] == ["16.0x", "-", "-", f"{18 * 16 / 26:.1f}x", "-"]
     # With Muon 0.15 less: 2.3 after 22 steps, which send twice their bytes.
-    assert rows[6][:3] == ["diloco", "muon", "16"] and rows[6][-1] == f"{30 * 1.5 * 16 / (22 * 2):.1f}x"
+    assert (
+        rows[6][:3] == ["diloco", "muon", "16"]
+        and rows[6][-1] == f"{30 * 1.5 * 16 / (22 * 2):.1f}x"
+    )
     assert rows[4][0] == "diloco-int8"
     assert second.startswith("muon") and "| adamw |" not in second.split("## Tuning")[0]
     assert (tmp_path / "runs.png").stat().st_size > 0
 
 
-def test_a_tiny_problem_from_tuning_to_table_and_nothing_twice(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {name: value for name, value in SMALL.items() if name.startswith(("model.", "data.", "evaluation."))}
+def test_a_tiny_problem_from_tuning_to_table_and_nothing_twice(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {
+        name: value
+        for name, value in SMALL.items()
+        if name.startswith(("model.", "data.", "evaluation."))
+    }
     problem = sizes | {"data.path": str(corpus), "data.cache": str(tmp_path / "cache")}
-    words = ["--tokens", "2560", "--inner", "adamw", "--sync-every", "2", "--seeds", "0", "--arms", "ddp", "adloco", "--inner-lr", "4e-3"]
-    words += ["--outer-lr", "0.7", "--outer-momentum", "0.6", "--tune-sync-every", "2", "--threads", "1", "--json", str(tmp_path / "runs.json")]
+    words = [
+        "--tokens",
+        "2560",
+        "--inner",
+        "adamw",
+        "--sync-every",
+        "2",
+        "--seeds",
+        "0",
+        "--arms",
+        "ddp",
+        "adloco",
+        "--inner-lr",
+        "4e-3",
+    ]
+    words += [
+        "--outer-lr",
+        "0.7",
+        "--outer-momentum",
+        "0.6",
+        "--tune-sync-every",
+        "2",
+        "--threads",
+        "1",
+        "--json",
+        str(tmp_path / "runs.json"),
+    ]
     words += [word for name, value in problem.items() for word in (f"--{name}", value)]
     main(["--limit-minutes", "10", *words])
     printed = capsys.readouterr().out
-    assert printed.count(" s)") == 4  # ddp and diloco to tune (each grid has one point), ddp and adloco.
+    assert (
+        printed.count(" s)") == 4
+    )  # ddp and diloco to tune (each grid has one point), ddp and adloco.
     runs = json.loads((tmp_path / "runs.json").read_text())
     ddp = next(run for run in runs.values() if run["arm"] == "ddp")
     # 5 inner steps of 16 windows of 32 tokens.
-    assert (ddp["curve"]["tokens"], ddp["curve"]["syncs"], ddp["curve"]["bytes"]) == ([2560], [5], [5 * 4 * ddp["parameters"]])
+    assert (ddp["curve"]["tokens"], ddp["curve"]["syncs"], ddp["curve"]["bytes"]) == (
+        [2560],
+        [5],
+        [5 * 4 * ddp["parameters"]],
+    )
     adloco = next(run for run in runs.values() if run["arm"] == "adloco")
-    assert adloco["curve"]["tokens"][-1] >= 2560 and adloco["curve"]["bytes"][-1] > 4 * adloco["parameters"]
+    assert (
+        adloco["curve"]["tokens"][-1] >= 2560
+        and adloco["curve"]["bytes"][-1] > 4 * adloco["parameters"]
+    )
     main(["--limit-minutes", "0", *words])
     assert " s)" not in capsys.readouterr().out
     assert json.loads((tmp_path / "runs.json").read_text()) == runs
 
 
 def test_the_plot_of_every_arm(tmp_path: Path) -> None:
-    words = ["--json", str(tmp_path / "runs.json"), "--seeds", "0", "--inner", "muon", "--sync-every", "20", "--arms", *DEFAULT_ARMS]
+    words = [
+        "--json",
+        str(tmp_path / "runs.json"),
+        "--seeds",
+        "0",
+        "--inner",
+        "muon",
+        "--sync-every",
+        "20",
+        "--arms",
+        *DEFAULT_ARMS,
+    ]
     store = Store(tmp_path / "runs.json")
     invented(words, store)
     options = parse(words)

@@ -1,4 +1,6 @@
-"""What the pages in docs/ show: Python blocks run, excerpts stand in the examples, links lead somewhere, settings exist."""
+"""What the pages in docs/ show: Python blocks run, excerpts stand in the examples, links lead
+somewhere, settings exist.
+"""
 
 import dataclasses
 import re
@@ -14,14 +16,26 @@ LOOPS = (ROOT / "docs" / "your-loop.md").read_text()
 SCRIPT = (ROOT / "docs" / "from-the-authors-script.md").read_text()
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", LOOPS, re.DOTALL), ids=["outer step", "batch control"])
+@pytest.mark.parametrize(
+    "code",
+    re.findall(r"```python\n(.*?)```", LOOPS, re.DOTALL),
+    ids=["outer step", "batch control"],
+)
 def test_python_blocks_run(code: str) -> None:
     exec(code, {})
 
 
 def test_excerpts_stand_in_the_examples() -> None:
-    lines = {line.strip() for path in (ROOT / "examples").glob("*.py") for line in path.read_text().splitlines()}
-    excerpts = [text for language, text in re.findall(r"```(\w*)\n(.*?)```", LOOPS, re.DOTALL) if not language]
+    lines = {
+        line.strip()
+        for path in (ROOT / "examples").glob("*.py")
+        for line in path.read_text().splitlines()
+    }
+    excerpts = [
+        text
+        for language, text in re.findall(r"```(\w*)\n(.*?)```", LOOPS, re.DOTALL)
+        if not language
+    ]
     assert len(excerpts) == 2
     for excerpt in excerpts:
         assert set(excerpt.splitlines()) <= lines
@@ -37,9 +51,17 @@ def test_settings_named_for_those_who_come_from_the_script_exist() -> None:
     known = set()
     for name, section in SECTIONS.items():
         choices = section.choice.classes.values() if section.choice else []
-        known |= {f"{name}.{field.name}" for part in (*section.parts.values(), *choices) for field in dataclasses.fields(part)}
+        known |= {
+            f"{name}.{field.name}"
+            for part in (*section.parts.values(), *choices)
+            for field in dataclasses.fields(part)
+        }
         known |= {f"{name}.{section.choice.key}"} if section.choice else set()
-    ours = [line.split("|")[2] for line in SCRIPT.split("## What theirs does")[0].splitlines() if line.startswith("| `")]
+    ours = [
+        line.split("|")[2]
+        for line in SCRIPT.split("## What theirs does")[0].splitlines()
+        if line.startswith("| `")
+    ]
     named = {key for cell in ours for key in re.findall(r"`([a-z_]+\.[a-z_]+)", cell)}
     assert len(named) > 40
     assert named <= known, named - known

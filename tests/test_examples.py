@@ -1,4 +1,6 @@
-"""The pieces in others' loops (docs/your-loop.md): what the examples print is what a plain loop over models in one process computes."""
+"""The pieces in others' loops (docs/your-loop.md): what the examples print is what a plain loop
+over models in one process computes.
+"""
 
 import os
 import re
@@ -16,13 +18,23 @@ from torch import nn
 import adloco
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-TORCHRUN = ("-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node")
+TORCHRUN = (
+    "-m",
+    "torch.distributed.run",
+    "--rdzv-backend",
+    "c10d",
+    "--rdzv-endpoint",
+    "127.0.0.1:0",
+    "--nproc-per-node",
+)
 
 
 def run(file: str, ranks: int) -> str:
     launcher = [sys.executable, *(() if ranks == 1 else (*TORCHRUN, str(ranks)))]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launcher, EXAMPLES / file], capture_output=True, text=True, timeout=200, env=environment)
+    done = subprocess.run(
+        [*launcher, EXAMPLES / file], capture_output=True, text=True, timeout=200, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -40,7 +52,9 @@ def workers_in_one_process(
     inner: Callable[[nn.Module], torch.optim.Optimizer],
     max_grad_norm: float = float("inf"),
 ) -> float:
-    """The oracle: as many models, each with every so many-th batch; the sum of the first one's parameters after the last sync."""
+    """The oracle: as many models, each with every so many-th batch; the sum of the first one's
+    parameters after the last sync.
+    """
     models = [example["make_model"]() for _ in range(num_workers)]
     optimizers = [inner(model) for model in models]
     diloco = adloco.DiLoCo(models, outer=example["make_outer"](), sync_every=example["SYNC_EVERY"])
@@ -55,14 +69,23 @@ def workers_in_one_process(
 
 
 def check_workers(output: str, num_workers: int, expected: float) -> None:
-    spreads = [(int(step), float(spread)) for step, spread in re.findall(r"step (\d+):.* workers (\S+) apart", output)]
+    spreads = [
+        (int(step), float(spread))
+        for step, spread in re.findall(r"step (\d+):.* workers (\S+) apart", output)
+    ]
     assert len(spreads) >= 4
     for step, spread in spreads:
         within_a_round = step % 10 == 5 or step % 100 == 90
-        assert spread > 1e-3 if within_a_round and num_workers > 1 else spread == 0, "no averaging within a round, equal after a sync"
-    found = re.search(rf"^{num_workers} workers, \d+ syncs: sum of all parameters (\S+)$", output, re.MULTILINE)
+        assert spread > 1e-3 if within_a_round and num_workers > 1 else spread == 0, (
+            "no averaging within a round, equal after a sync"
+        )
+    found = re.search(
+        rf"^{num_workers} workers, \d+ syncs: sum of all parameters (\S+)$", output, re.MULTILINE
+    )
     assert found
-    assert float(found[1]) == pytest.approx(expected, abs=5e-3)  # Rounding, in the sum of 25,000 parameters.
+    assert float(found[1]) == pytest.approx(
+        expected, abs=5e-3
+    )  # Rounding, in the sum of 25,000 parameters.
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -85,22 +108,30 @@ def test_accelerate(ranks: int) -> None:
 def test_hugging_face_trainer(ranks: int) -> None:
     example = pieces("hf_trainer.py")
     size = example["BATCH"]
-    rows = torch.stack([torch.stack([row["input_ids"], row["labels"]]) for row in example["make_data"]()])
+    rows = torch.stack(
+        [torch.stack([row["input_ids"], row["labels"]]) for row in example["make_data"]()]
+    )
     expected = workers_in_one_process(
         example,
         ranks,
         rows.split(size),
         lambda model, batch: model(input_ids=batch[:, 0], labels=batch[:, 1]).loss,
-        lambda model: torch.optim.AdamW(model.parameters(), lr=example["LEARNING_RATE"], weight_decay=0.0),
+        lambda model: torch.optim.AdamW(
+            model.parameters(), lr=example["LEARNING_RATE"], weight_decay=0.0
+        ),
         max_grad_norm=1.0,  # The Trainer's default.
     )
     check_workers(run("hf_trainer.py", ranks), ranks, expected)
 
 
 def test_norm_test_in_one_process_and_data_parallel() -> None:
-    """The same batches exactly, the same losses and noise scales to rounding; the first noise scale from per-sample gradients; and it learns."""
+    """The same batches exactly, the same losses and noise scales to rounding; the first noise scale
+    from per-sample gradients; and it learns.
+    """
     one, two = (run("norm_test_loop.py", ranks) for ranks in (1, 2))
-    numbers = [[float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)] for text in (one, two)]
+    numbers = [
+        [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)] for text in (one, two)
+    ]
     assert numbers[0] == pytest.approx(numbers[1], rel=2e-3)
     decisions = [re.findall(r"batch (\d+).*next (\d+)", text) for text in (one, two)]
     assert decisions[0] == decisions[1]
@@ -112,7 +143,9 @@ def test_norm_test_in_one_process_and_data_parallel() -> None:
     model, windows = example["make_model"](), example["make_data"]().read(0, 0, 8)
     gradients = []
     for window in windows:
-        grads = torch.autograd.grad(example["mean_loss"](model, window[None]), list(model.parameters()))
+        grads = torch.autograd.grad(
+            example["mean_loss"](model, window[None]), list(model.parameters())
+        )
         gradients.append(torch.cat([gradient.flatten() for gradient in grads]).double())
     stacked = torch.stack(gradients)
     variance = stacked.var(dim=0).sum().item()

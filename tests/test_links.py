@@ -1,4 +1,6 @@
-"""benchmarks/links.py on a tiny model: the bytes that a run counts are those that the kernel counts, and nothing is left behind, however it ends."""
+"""benchmarks/links.py on a tiny model: the bytes that a run counts are those that the kernel
+counts, and nothing is left behind, however it ends.
+"""
 
 import json
 import re
@@ -18,9 +20,23 @@ ROUND = re.compile(r"round +([0-9]+) .* counted +([0-9.]+) MB +kernel +([0-9.]+)
 def words(small: list[str], folder: Path, *others: str) -> list[str]:
     """The program on the fixture's settings, less those that are its own business."""
     own = ("--run.tokens", "--run.checkpoint_every", "--run.trackers", "--run.folder")
-    settings = [word for name, value in zip(small[::2], small[1::2], strict=True) if name not in own for word in (name, value)]
+    settings = [
+        word
+        for name, value in zip(small[::2], small[1::2], strict=True)
+        if name not in own
+        for word in (name, value)
+    ]
     files = ["--json", str(folder / "links.json"), "--png", str(folder / "links.png")]
-    return [sys.executable, str(PROGRAM), *LINK, *files, *settings, "--model.hidden_size", "96", *others]
+    return [
+        sys.executable,
+        str(PROGRAM),
+        *LINK,
+        *files,
+        *settings,
+        "--model.hidden_size",
+        "96",
+        *others,
+    ]
 
 
 def skip_if_refused(code: int | None, errors: str) -> None:
@@ -29,14 +45,21 @@ def skip_if_refused(code: int | None, errors: str) -> None:
 
 
 def traces() -> list[str]:
-    """Network interfaces and named namespaces of this machine; where it has no `ip`, the program refuses."""
+    """Network interfaces and named namespaces of this machine; where it has no `ip`, the program
+    refuses.
+    """
     if not shutil.which("ip"):
         return []
-    return [subprocess.run(["ip", *kind], capture_output=True, text=True, check=True).stdout for kind in (["-br", "link"], ["netns"])]
+    return [
+        subprocess.run(["ip", *kind], capture_output=True, text=True, check=True).stdout
+        for kind in (["-br", "link"], ["netns"])
+    ]
 
 
 def processes(folder: Path) -> list[str]:
-    """Command lines that name the folder (the program, its ranks), or are of the process that carries packets."""
+    """Command lines that name the folder (the program, its ranks), or are of the process that
+    carries packets.
+    """
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -50,7 +73,13 @@ def processes(folder: Path) -> list[str]:
 
 def test_counted_bytes_are_those_of_the_kernel(small: list[str], tmp_path: Path) -> None:
     before = traces()
-    done = subprocess.run(words(small, tmp_path, "--tokens", "4096"), capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        words(small, tmp_path, "--tokens", "4096"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     skip_if_refused(done.returncode, done.stderr)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "links.json").read_text())
@@ -72,10 +101,19 @@ def test_nothing_stays_of_a_program_that_was_killed(small: list[str], tmp_path: 
     """Here with links whose packets a process of the benchmark's own carries."""
     before = traces()
     command = words(small, tmp_path, "--tokens", "100000000", "--without-tc", "--latency-ms", "5")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
         assert program.stdout
         assert program.stderr
-        found = next((found for line in program.stdout if (found := ROUND.search(line)) and int(found[1]) == 3), None)
+        found = next(
+            (
+                found
+                for line in program.stdout
+                if (found := ROUND.search(line)) and int(found[1]) == 3
+            ),
+            None,
+        )
         if not found:
             skip_if_refused(program.wait(), program.stderr.read())
             pytest.fail(f"it ended before the third round: {program.returncode}")

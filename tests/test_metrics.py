@@ -22,29 +22,55 @@ def names(report: type) -> list[str]:
 
 
 def test_the_tables_name_what_is_reported() -> None:
-    assert (list(SYNC), list(TRAINER), list(WORKER)) == (names(SyncReport), names(TrainerReport), names(WorkerReport))
+    assert (list(SYNC), list(TRAINER), list(WORKER)) == (
+        names(SyncReport),
+        names(TrainerReport),
+        names(WorkerReport),
+    )
     made_by_the_run = {"tokens", "seconds", "tokens_per_second", "learning_rate", "memory_bytes"}
     of_their_own = {"sync", "trainers", "workers", "merges", "steps"}
     assert set(ROUND) - made_by_the_run == set(names(RoundReport)) - of_their_own
-    assert all(metric.per == per for per, table in (("round", ROUND), ("phase", PHASE)) for metric in table.values())
+    assert all(
+        metric.per == per
+        for per, table in (("round", ROUND), ("phase", PHASE))
+        for metric in table.values()
+    )
 
 
 def test_the_page_names_the_same_fields_and_units() -> None:
     page = PAGE.read_text()
     tables = re.findall(r"\| field \| unit \| meaning \|\n\|[-|]+\n((?:\|.*\n)+)", page)
-    written = [[tuple(cell.strip() for cell in line.split("|")[1:3]) for line in table.splitlines()] for table in tables]
-    expected = [[(metric.name, metric.unit.name) for metric in table.values()] for table in (ROUND, TRAINER, WORKER, SYNC, PHASE)]
+    written = [
+        [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in table.splitlines()]
+        for table in tables
+    ]
+    expected = [
+        [(metric.name, metric.unit.name) for metric in table.values()]
+        for table in (ROUND, TRAINER, WORKER, SYNC, PHASE)
+    ]
     assert written == expected
-    (measures,) = re.findall(r"\| field \| unit \| task \| meaning \|\n\|[-|]+\n((?:\|.*\n)+)", page)
-    of_tasks = [tuple(cell.strip() for cell in line.split("|")[1:4]) for line in measures.splitlines()]
-    assert of_tasks == [(validation(measure).name, measure.unit.name, kind) for kind, task in TASKS.items() for measure in task().measures]
+    (measures,) = re.findall(
+        r"\| field \| unit \| task \| meaning \|\n\|[-|]+\n((?:\|.*\n)+)", page
+    )
+    of_tasks = [
+        tuple(cell.strip() for cell in line.split("|")[1:4]) for line in measures.splitlines()
+    ]
+    assert of_tasks == [
+        (validation(measure).name, measure.unit.name, kind)
+        for kind, task in TASKS.items()
+        for measure in task().measures
+    ]
 
 
 def test_only_a_task_knows_its_measures() -> None:
     source = Path(adloco.__file__).parent
     others = [path for path in source.rglob("*.py") if "tasks" not in path.parts]
-    assert [path.name for path in others if re.search("accuracy|perplexity", path.read_text())] == []
-    assert [path.name for path in (source / "cli").rglob("*.py") if "is_causal" in path.read_text()] == []
+    assert [
+        path.name for path in others if re.search("accuracy|perplexity", path.read_text())
+    ] == []
+    assert [
+        path.name for path in (source / "cli").rglob("*.py") if "is_causal" in path.read_text()
+    ] == []
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -66,14 +92,29 @@ def test_numbers_are_shown_with_their_unit() -> None:
     assert ROUND["train_loss"].text(1.23456) == "1.2346"
     assert SYNC["compression_ratio"].text(3.94) == "3.9 x"
     assert TRAINER["noise_scale"].text(None) == "-"
-    assert [metric.axis for metric in (ROUND["tokens"], ROUND["seconds"], TRAINER["requested_batch"])] == [
-        "tokens", "time (s)", "requested batch (samples)",
-    ]  # fmt: skip
+    assert [
+        metric.axis for metric in (ROUND["tokens"], ROUND["seconds"], TRAINER["requested_batch"])
+    ] == [
+        "tokens",
+        "time (s)",
+        "requested batch (samples)",
+    ]
 
 
-def line(size: float, ratio: float | None, rate: float | None, cosines: list[float | None]) -> dict[str, Any]:
-    sync = {"bytes": size, "compression_ratio": ratio, "exposed_seconds": 1.0, "hidden_seconds": 0.5, "peak_bytes_per_second": rate}
-    return {"sync": sync, "trainers": [{"cosine_similarity": cosine, "wire_error": None} for cosine in cosines]}
+def line(
+    size: float, ratio: float | None, rate: float | None, cosines: list[float | None]
+) -> dict[str, Any]:
+    sync = {
+        "bytes": size,
+        "compression_ratio": ratio,
+        "exposed_seconds": 1.0,
+        "hidden_seconds": 0.5,
+        "peak_bytes_per_second": rate,
+    }
+    return {
+        "sync": sync,
+        "trainers": [{"cosine_similarity": cosine, "wire_error": None} for cosine in cosines],
+    }
 
 
 def test_totals_of_syncs_by_hand() -> None:
@@ -81,22 +122,47 @@ def test_totals_of_syncs_by_hand() -> None:
 
     A round in which every worker was alone counts for neither.
     """
-    records = [line(8, 2.0, 7.0, [0.1]), line(2, 4.0, 3.0, [0.25, 0.75, None]), line(0, None, None, [None])]
-    expected = {"bytes": 5, "compression_ratio": 2.4, "exposed_seconds": 3.0, "hidden_seconds": 1.5, "peak_bytes_per_second": 7.0}
+    records = [
+        line(8, 2.0, 7.0, [0.1]),
+        line(2, 4.0, 3.0, [0.25, 0.75, None]),
+        line(0, None, None, [None]),
+    ]
+    expected = {
+        "bytes": 5,
+        "compression_ratio": 2.4,
+        "exposed_seconds": 3.0,
+        "hidden_seconds": 1.5,
+        "peak_bytes_per_second": 7.0,
+    }
     assert {name: aggregate(SYNC[name], records) for name in expected} == pytest.approx(expected)
-    assert (aggregate(TRAINER["cosine_similarity"], records), aggregate(TRAINER["wire_error"], records)) == (0.5, None)
+    assert (
+        aggregate(TRAINER["cosine_similarity"], records),
+        aggregate(TRAINER["wire_error"], records),
+    ) == (0.5, None)
     alone = [line(0, None, None, [None])]
-    metrics = (SYNC["bytes"], SYNC["compression_ratio"], SYNC["peak_bytes_per_second"], TRAINER["cosine_similarity"])
+    metrics = (
+        SYNC["bytes"],
+        SYNC["compression_ratio"],
+        SYNC["peak_bytes_per_second"],
+        TRAINER["cosine_similarity"],
+    )
     assert [aggregate(metric, alone) for metric in metrics] == [None] * 4
 
 
 def test_the_best_of_a_measure_is_the_lowest_or_the_highest() -> None:
     """Once per round, once of trainer 1, whose loss is larger by 20 and whose score is unknown."""
-    measures = [Metric("loss", "loss", Unit("nats")), Metric("score", "score", Unit(""), better="higher")]
+    measures = [
+        Metric("loss", "loss", Unit("nats")),
+        Metric("score", "score", Unit(""), better="higher"),
+    ]
     rounds = [(3.0, 0.1), (1.0, 0.4), (None, None), (2.0, 0.3)]
     records = []
     for loss, score in rounds:
-        record = dict.fromkeys(ROUND, 1) | line(0, None, None, [None, None]) | {"val_loss": loss, "val_score": score}
+        record = (
+            dict.fromkeys(ROUND, 1)
+            | line(0, None, None, [None, None])
+            | {"val_loss": loss, "val_score": score}
+        )
         record["trainers"][0] |= {"trainer": 0, "val_loss": loss, "val_score": score}
         record["trainers"][1] |= {"trainer": 1, "val_loss": None if loss is None else loss + 20}
         records.append(record)

@@ -25,7 +25,9 @@ COMMANDS = [
 def test_there_is_something_to_test() -> None:
     assert len(PYTHON) == 2
     assert len(COMMANDS) == 13
-    assert len([line for line in PYTHON[0].splitlines() if line.strip()]) < 20, "a user's own model, data and loss train in under 20 lines"
+    assert len([line for line in PYTHON[0].splitlines() if line.strip()]) < 20, (
+        "a user's own model, data and loss train in under 20 lines"
+    )
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=["own model", "own loop"])
@@ -58,20 +60,31 @@ def torchrun(ranks: int, file: str) -> str:
         "127.0.0.1:0",
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launcher, ROOT / "examples" / file], capture_output=True, text=True, timeout=200, env=environment)
+    done = subprocess.run(
+        [*launcher, ROOT / "examples" / file],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_the_same_loop_in_one_process_and_on_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile((ROOT / "examples" / "own_loop.py").read_text(), "own_loop.py", "exec"), {"__name__": "__main__"})
+    exec(
+        compile((ROOT / "examples" / "own_loop.py").read_text(), "own_loop.py", "exec"),
+        {"__name__": "__main__"},
+    )
     expected = capsys.readouterr().out
     assert torchrun(2, "own_loop.py") == expected
     assert torchrun(4, "own_loop.py") == expected
 
 
 def test_islands_of_shards() -> None:
-    """Four workers on two islands, and all on one: the same losses, batches, merges and bytes between islands."""
+    """Four workers on two islands, and all on one: the same losses, batches, merges and bytes
+    between islands.
+    """
     two, one = (torchrun(ranks, "fsdp_islands.py") for ranks in (4, 2))
     strip = [re.sub(r", [0-9.]+ MB inside", "", text) for text in (two, one)]
     assert strip[0] == strip[1]
@@ -79,7 +92,9 @@ def test_islands_of_shards() -> None:
 
 
 def test_commands_run(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the README's order and its own words; only the sizes are made small, as far as four fragments that travel for two steps allow."""
+    """In the README's order and its own words; only the sizes are made small, as far as four
+    fragments that travel for two steps allow.
+    """
     monkeypatch.chdir(tmp_path)
     at = small.index("--run.folder")
     sizes = [*small[:at], *small[at + 2 :], "--method.sync_every", "12"]

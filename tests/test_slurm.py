@@ -22,8 +22,20 @@ def test_what_the_script_starts(words: list[str], trained: str, tmp_path: Path) 
     for name, line in (("scontrol", 'printf "node7\\nnode8\\n"'), ("srun", 'echo "$@"')):
         (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
         (tmp_path / name).chmod(0o755)
-    slurm = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4"}
+    slurm = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOB_NODELIST": "node[7-8]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_GPUS_ON_NODE": "4",
+    }
     environment = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", str(SCRIPT), *words], capture_output=True, text=True, check=True, env=environment)
-    rendezvous = "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node7:29400 --rdzv-id 77"
-    assert done.stdout.strip() == f"--kill-on-bad-exit=1 torchrun {rendezvous} -m adloco train {trained}"
+    done = subprocess.run(
+        ["bash", str(SCRIPT), *words], capture_output=True, text=True, check=True, env=environment
+    )
+    rendezvous = (
+        "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node7:29400 --rdzv-id 77"
+    )
+    assert (
+        done.stdout.strip()
+        == f"--kill-on-bad-exit=1 torchrun {rendezvous} -m adloco train {trained}"
+    )

@@ -1,7 +1,7 @@
 """adloco: train language models with little communication.
 
-These are the public names; everything else may change. `AdLoCo` is the run, `DiLoCo` the outer step for a loop of your own, the rest are
-what they are made with.
+These are the public names; everything else may change. `AdLoCo` is the run, `DiLoCo` the outer step
+for a loop of your own, the rest are what they are made with.
 """
 
 import importlib.metadata
@@ -21,7 +21,13 @@ from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK
 from adloco.distributed.launch.launcher import place, process_group
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.errors import NonFiniteLossError
-from adloco.rules.batch import AugmentedInnerProductTest, BatchWarmup, ConstantBatch, InnerProductTest, NormTest
+from adloco.rules.batch import (
+    AugmentedInnerProductTest,
+    BatchWarmup,
+    ConstantBatch,
+    InnerProductTest,
+    NormTest,
+)
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergeLargestWithSmallest, MergeSmallest

@@ -72,7 +72,10 @@ class Metric:
 
 COUNT, RATIO = Unit(""), Unit("", ",.1f", shown="x")
 TOKENS, SAMPLES, NATS = Unit("tokens"), Unit("samples"), Unit("nats", ".4f")
-SECONDS, MEMORY = Unit("seconds", ",.1f", shown="s"), Unit("bytes", ",.0f", shown="MiB", scale=2**20)
+SECONDS, MEMORY = (
+    Unit("seconds", ",.1f", shown="s"),
+    Unit("bytes", ",.0f", shown="MiB", scale=2**20),
+)
 TRAFFIC = Unit("bytes", ",.1f", shown="MB", scale=1e6)
 
 
@@ -105,7 +108,12 @@ SYNC = _table(
     Metric("exposed_seconds", "exposed: training waits", SECONDS, aggregation="sum", panel="wire"),
     Metric("hidden_seconds", "hidden: training goes on", SECONDS, aggregation="sum", panel="wire"),
     Metric("transfer_seconds", "transfers", SECONDS, aggregation="sum"),
-    Metric("peak_bytes_per_second", "rate of sending, peak", Unit("bytes/s", ",.1f", shown="MB/s", scale=1e6), aggregation="max"),
+    Metric(
+        "peak_bytes_per_second",
+        "rate of sending, peak",
+        Unit("bytes/s", ",.1f", shown="MB/s", scale=1e6),
+        aggregation="max",
+    ),
 )
 TRAINER = _table(
     "trainer",
@@ -122,7 +130,9 @@ TRAINER = _table(
     Metric("noise_scale", "noise scale", Unit("samples", ",.1f"), panel="noise_scale"),
     Metric("train_loss", "train loss", NATS),
     Metric("learning_rate", "learning rate", Unit("", ".2e")),
-    Metric("cosine_similarity", "cosine of workers' pseudo-gradients", Unit("", ".2f"), panel="wire"),
+    Metric(
+        "cosine_similarity", "cosine of workers' pseudo-gradients", Unit("", ".2f"), panel="wire"
+    ),
     Metric("wire_error", "lost by the wire format", Unit("relative norm", ".1%"), panel="wire"),
 )
 WORKER = _table(
@@ -138,20 +148,32 @@ PHASE = _table(
     Metric("peak_bytes", "peak memory", MEMORY, panel="memory"),
     Metric("current_bytes", "held at the end of the phase", MEMORY, panel="memory"),
 )
-METRICS = tuple(metric for table in (ROUND, SYNC, TRAINER, WORKER, PHASE) for metric in table.values())
+METRICS = tuple(
+    metric for table in (ROUND, SYNC, TRAINER, WORKER, PHASE) for metric in table.values()
+)
 
 
 def validation(measure: Metric, per: Per = "round", *, panel: str | None = None) -> Metric:
-    """What an evaluation records of a task's measure: per round, of the best trainer, or per trainer.
+    """What an evaluation records of a task's measure: per round, of the best trainer, or per
+    trainer.
 
     panel: a picture instead of the measure's.
+
     """
     panel = measure.panel if panel is None else panel
-    return replace(measure, name=f"val_{measure.name}", label=f"validation {measure.label}", per=per, panel=panel)
+    return replace(
+        measure,
+        name=f"val_{measure.name}",
+        label=f"validation {measure.label}",
+        per=per,
+        panel=panel,
+    )
 
 
 def rows(record: Record, per: Per) -> list[Mapping[str, Any]]:
-    """The parts of a line with the numbers of the round, its syncs, or each trainer, worker or phase."""
+    """The parts of a line with the numbers of the round, its syncs, or each trainer, worker or
+    phase.
+    """
     match per:
         case "round":
             return [record]
@@ -172,7 +194,9 @@ def values(metric: Metric, records: Sequence[Record], number: int | None = None)
     def has(row: Mapping[str, Any]) -> bool:
         return row.get(metric.name) is not None and (number is None or row[metric.per] == number)
 
-    return [[row[metric.name] for row in rows(record, metric.per) if has(row)] for record in records]
+    return [
+        [row[metric.name] for row in rows(record, metric.per) if has(row)] for record in records
+    ]
 
 
 def aggregate(metric: Metric, records: Sequence[Record]) -> Any:
@@ -185,8 +209,16 @@ def aggregate(metric: Metric, records: Sequence[Record]) -> Any:
         case "mean":
             return _mean([number for number in every if number])
         case "mean by bytes":
-            sizes = [(record["sync"]["bytes"], record["sync"][metric.name]) for record in records if record["sync"]["bytes"]]
-            return sum(size * number for size, number in sizes) / sum(size for size, _ in sizes) if sizes else None
+            sizes = [
+                (record["sync"]["bytes"], record["sync"][metric.name])
+                for record in records
+                if record["sync"]["bytes"]
+            ]
+            return (
+                sum(size * number for size, number in sizes) / sum(size for size, _ in sizes)
+                if sizes
+                else None
+            )
         case "sum":
             return sum(every)
         case "max":

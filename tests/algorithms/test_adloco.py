@@ -29,16 +29,34 @@ from tests.problems import adamw, linear, make_run, outer_sgd, params_of, regres
 
 
 def test_counters_by_hand() -> None:
-    # Two trainers of two workers, batches of 6, H = 3: 2 x 6 x 3 samples a round. Four float32 parameters: a worker hands over 16 bytes a sync,
-    # and 22 scalars of 8 bytes (six moments, five seconds, loss, samples, six of the sync, three step losses). DDP: 16 bytes at each inner step.
-    run = make_run(num_trainers=2, guards=BatchGuards(initial=6), switch=SwitchMode(max_micro_batch=2, mode="always"))
+    # Two trainers of two workers, batches of 6, H = 3: 2 x 6 x 3 samples a round. Four float32
+    # parameters: a worker hands over 16 bytes a sync, and 22 scalars of 8 bytes (six moments, five
+    # seconds, loss, samples, six of the sync, three step losses). DDP: 16 bytes at each inner step.
+    run = make_run(
+        num_trainers=2,
+        guards=BatchGuards(initial=6),
+        switch=SwitchMode(max_micro_batch=2, mode="always"),
+    )
     reports = list(run.rounds(4))
     assert [report.samples for report in reports] == [36, 72, 108, 144]
-    assert [(report.round, report.inner_steps, report.syncs) for report in reports] == [(1, 3, 1), (2, 6, 2), (3, 9, 3), (4, 12, 4)]
+    assert [(report.round, report.inner_steps, report.syncs) for report in reports] == [
+        (1, 3, 1),
+        (2, 6, 2),
+        (3, 9, 3),
+        (4, 12, 4),
+    ]
     assert [report.bytes_communicated for report in reports] == [192, 384, 576, 768]
     assert [report.bytes_ddp_equivalent for report in reports] == [48, 96, 144, 192]
     row = reports[0].trainers[1]
-    assert (row.trainer, row.workers, row.requested_batch, row.worker_batch, row.micro_batch, row.accumulation_steps, row.trainer_batch) == (
+    assert (
+        row.trainer,
+        row.workers,
+        row.requested_batch,
+        row.worker_batch,
+        row.micro_batch,
+        row.accumulation_steps,
+        row.trainer_batch,
+    ) == (
         1,
         2,
         6,
@@ -49,61 +67,105 @@ def test_counters_by_hand() -> None:
     )
     assert (row.grad_variance, row.grad_norm_sq, row.noise_scale) == (None, None, None)
     steps = reports[1].steps
-    assert [(step.trainer, step.worker, step.inner_step) for step in steps[:4]] == [(0, 0, 4), (0, 0, 5), (0, 0, 6), (0, 1, 4)]
+    assert [(step.trainer, step.worker, step.inner_step) for step in steps[:4]] == [
+        (0, 0, 4),
+        (0, 0, 5),
+        (0, 0, 6),
+        (0, 1, 4),
+    ]
     losses = [step.loss for step in steps if step.trainer == 1]
     assert reports[1].trainers[1].train_loss == pytest.approx(sum(losses) / 6)
 
 
 def test_syncs_by_hand() -> None:
-    # Two trainers of two workers, 16 bytes of parameters each. Each worker has handed over 8 bytes, half of them: a ratio of 2. The slowest transfer
-    # took 0.5 seconds; the fastest fragment went at 19 bytes per second, if there is a link at all.
+    # Two trainers of two workers, 16 bytes of parameters each. Each worker has handed over 8 bytes,
+    # half of them: a ratio of 2. The slowest transfer took 0.5 seconds; the fastest fragment went
+    # at 19 bytes per second, if there is a link at all.
     run = make_run(num_trainers=2, guards=BatchGuards(initial=6))
     (report,) = run.rounds(1)
-    assert (report.sync.bytes, report.sync.compression_ratio, report.sync.peak_bytes_per_second) == (16, 1, None)
+    assert (
+        report.sync.bytes,
+        report.sync.compression_ratio,
+        report.sync.peak_bytes_per_second,
+    ) == (16, 1, None)
     done = {
-        worker: WorkerRound.from_numbers([0.0] * 8 + [8.0, 0.25 * worker, 0.1, 0.125 * (worker + 1), 16.0 + worker, *[0.0] * 6])
+        worker: WorkerRound.from_numbers(
+            [0.0] * 8 + [8.0, 0.25 * worker, 0.1, 0.125 * (worker + 1), 16.0 + worker, *[0.0] * 6]
+        )
         for worker in range(4)
     }
     sync = report_sync(done, report.trainers, model_bytes=16, islands=2)
-    assert (sync.bytes, sync.compression_ratio, sync.exposed_seconds, sync.hidden_seconds) == (8, 2, 0.75, 0.1)
+    assert (sync.bytes, sync.compression_ratio, sync.exposed_seconds, sync.hidden_seconds) == (
+        8,
+        2,
+        0.75,
+        0.1,
+    )
     assert (sync.transfer_seconds, sync.peak_bytes_per_second) == (0.5, 19)
-    assert report_sync(done, report.trainers, model_bytes=16, islands=1).peak_bytes_per_second is None
+    assert (
+        report_sync(done, report.trainers, model_bytes=16, islands=1).peak_bytes_per_second is None
+    )
 
 
 def test_what_travels_while_training_goes_on_is_counted_with_its_round() -> None:
-    # Weights and bias are a block each, of 4 + 2 bytes. Transfers count in a thread of their own, one trainer after another, at any time.
-    run = make_run(num_trainers=2, wire=Int4(block=4), streaming=Streaming(tau=1), outer=outer_sgd(0.7))
+    # Weights and bias are a block each, of 4 + 2 bytes. Transfers count in a thread of their own,
+    # one trainer after another, at any time.
+    run = make_run(
+        num_trainers=2, wire=Int4(block=4), streaming=Streaming(tau=1), outer=outer_sgd(0.7)
+    )
     for report in run.rounds(20):
         assert (report.sync.bytes, report.sync.compression_ratio) == (12, 16 / 12)
     assert report.bytes_communicated == 20 * (12 + (19 + 3) * 8)
 
 
 def test_schedule_runs_on_tokens() -> None:
-    # 16 samples of 10 tokens per inner step: 160 tokens. Warm-up over 0.4 of 1600 tokens: the 4th step ends at the peak; constant then.
+    # 16 samples of 10 tokens per inner step: 160 tokens. Warm-up over 0.4 of 1600 tokens: the 4th
+    # step ends at the peak; constant then.
     run = make_run(
-        inner=lambda model: [torch.optim.SGD([{"params": [model.weight], "lr": 0.2}, {"params": [model.bias], "lr": 0.4}])],
-        learning_rate=LearningRate(shape="constant", warmup_fraction=0.4, total_tokens=1600, coupling="sqrt", reference_batch=4),
+        inner=lambda model: [
+            torch.optim.SGD(
+                [{"params": [model.weight], "lr": 0.2}, {"params": [model.bias], "lr": 0.4}]
+            )
+        ],
+        learning_rate=LearningRate(
+            shape="constant",
+            warmup_fraction=0.4,
+            total_tokens=1600,
+            coupling="sqrt",
+            reference_batch=4,
+        ),
         tokens_per_sample=10,
         guards=BatchGuards(initial=16),
         sync_every=2,
     )
-    # Batch 16 over reference 4, square root: twice the optimizer's own rate; each group keeps its own.
+    # Batch 16 over reference 4, square root: twice the optimizer's own rate; each group keeps its
+    # own.
     rates = [report.trainers[0].learning_rate for report in run.rounds(3)]
     assert rates == pytest.approx([0.2 * 2 * 0.5, 0.2 * 2, 0.2 * 2])
-    assert [group["lr"] for group in run.workers[0].optimizers[0].param_groups] == pytest.approx([0.4, 0.8])
+    assert [group["lr"] for group in run.workers[0].optimizers[0].param_groups] == pytest.approx(
+        [0.4, 0.8]
+    )
 
 
 def test_inner_state_persists_across_rounds() -> None:
     run = make_run(inner=adamw(0.01))
     list(run.rounds(4))
-    steps = [state["step"] for optimizer in run.workers[0].optimizers for state in optimizer.state.values()]
+    steps = [
+        state["step"]
+        for optimizer in run.workers[0].optimizers
+        for state in optimizer.state.values()
+    ]
     assert {float(step) for step in steps} == {12.0}
 
 
 def test_stop_and_go_on_is_the_same_run() -> None:
     def fresh() -> AdLoCo:
         return make_run(
-            num_trainers=2, inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), batch=NormTest(), guards=BatchGuards(initial=8, maximum=30)
+            num_trainers=2,
+            inner=adamw(0.01),
+            outer=outer_sgd(0.7, 0.9, True),
+            batch=NormTest(),
+            guards=BatchGuards(initial=8, maximum=30),
         )
 
     whole, stopped = fresh(), fresh()
@@ -142,10 +204,17 @@ def test_non_finite_loss_names_the_place_and_keeps_the_parameters(threads: int) 
     run = make_run(num_trainers=2, loss_fn=explode, placement=OneProcess(threads=threads))
     run.round()
     before = params_of(run, 1)
-    with pytest.raises(NonFiniteLossError, match=r"loss is nan in trainer \d, worker \d, inner step 4; lower the learning rate"):
+    with pytest.raises(
+        NonFiniteLossError,
+        match=r"loss is nan in trainer \d, worker \d, inner step 4; lower the learning rate",
+    ):
         run.round()
     assert params_of(run, 1).equal(before)
-    assert all(bool(torch.isfinite(parameter).all()) for worker in run.workers.values() for parameter in worker.replica.params)
+    assert all(
+        bool(torch.isfinite(parameter).all())
+        for worker in run.workers.values()
+        for parameter in worker.replica.params
+    )
 
 
 def test_parameters_that_overflow_do_not_reach_the_others() -> None:
@@ -153,18 +222,31 @@ def test_parameters_that_overflow_do_not_reach_the_others() -> None:
 
     def overflow(model: nn.Module, batch: Any) -> torch.Tensor:
         loss = squared_error(model, batch)
-        return loss + 1e30 * (model.weight.sum() * 1e30 - (model.weight.sum() * 1e30).detach()) if run.workers[1].inner_step == 2 else loss
+        return (
+            loss + 1e30 * (model.weight.sum() * 1e30 - (model.weight.sum() * 1e30).detach())
+            if run.workers[1].inner_step == 2
+            else loss
+        )
 
     run = make_run(loss_fn=overflow)
     before = params_of(run)
-    with pytest.raises(NonFiniteLossError, match=r"parameter weight is not finite in trainer 0, worker \d, inner step 3"):
+    with pytest.raises(
+        NonFiniteLossError,
+        match=r"parameter weight is not finite in trainer 0, worker \d, inner step 3",
+    ):
         run.round()
     assert params_of(run).equal(before)
 
 
 def test_a_step_that_failed_half_way_leaves_no_gradients() -> None:
-    """One read fails in the middle of an accumulated step; the round is tried again and is as if nothing had happened."""
-    settings: dict[str, Any] = {"switch": SwitchMode(max_micro_batch=2, mode="always"), "batch": NormTest(), "inner": adamw(0.01)}
+    """One read fails in the middle of an accumulated step; the round is tried again and is as if
+    nothing had happened.
+    """
+    settings: dict[str, Any] = {
+        "switch": SwitchMode(max_micro_batch=2, mode="always"),
+        "batch": NormTest(),
+        "inner": adamw(0.01),
+    }
     smooth, disturbed = make_run(**settings), make_run(**settings)
     expected = list(smooth.rounds(3))
     read, reads = disturbed.workers[0]._settings.problem.data.read, 0
@@ -190,7 +272,10 @@ def test_two_runs_on_one_placement_count_apart() -> None:
 
 
 def test_loaded_state_is_not_shared() -> None:
-    first, second = make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9)), make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9))
+    first, second = (
+        make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9)),
+        make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9)),
+    )
     list(first.rounds(2))
     second.load_state_dict(first.state_dict())
     list(second.rounds(2))
@@ -221,11 +306,15 @@ def test_evaluate_shares_the_work() -> None:
     assert sorted(seen) == [(part, 3) for part in (0, 0, 1, 1, 2, 2)]
     for trainer in (0, 1):
         assert values[trainer] == pytest.approx([float(params_of(run, trainer)[-1])])
-        assert torch.cat([parameter.detach().flatten() for parameter in run.model(trainer).parameters()]).equal(params_of(run, trainer))
+        assert torch.cat(
+            [parameter.detach().flatten() for parameter in run.model(trainer).parameters()]
+        ).equal(params_of(run, trainer))
 
 
 def test_every_trainer_starts_from_the_same_parameters() -> None:
-    """Models built one by one would differ, and averages of models from different starts mean nothing."""
+    """Models built one by one would differ, and averages of models from different starts mean
+    nothing.
+    """
     run = make_run(build_model=lambda: nn.Linear(3, 1), num_trainers=3)
     for trainer in (1, 2):
         assert params_of(run, trainer).equal(params_of(run, 0))
@@ -237,7 +326,9 @@ def test_frozen_parameters_stay_and_send_nothing() -> None:
         model.bias.requires_grad_(False)
         return model
 
-    run = make_run(build_model=build, inner=lambda model: [torch.optim.SGD([model.weight], lr=0.05)])
+    run = make_run(
+        build_model=build, inner=lambda model: [torch.optim.SGD([model.weight], lr=0.05)]
+    )
     report = run.round()
     assert report is not None
     assert run.num_parameters == 3
@@ -261,14 +352,21 @@ def test_float_buffers_are_averaged_like_parameters() -> None:
     assert means[0].abs().sum() > 0
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_compile_gives_the_same_numbers(threads: int) -> None:
     placement = OneProcess(threads=threads)
-    plain, compiled = make_run(batch=NormTest()), make_run(batch=NormTest(), compile=True, placement=placement)
+    plain, compiled = (
+        make_run(batch=NormTest()),
+        make_run(batch=NormTest(), compile=True, placement=placement),
+    )
     for first, second in zip(plain.rounds(2), compiled.rounds(2), strict=True):
         assert first.train_loss == pytest.approx(second.train_loss, rel=1e-5)
-        assert first.trainers[0].grad_variance == pytest.approx(second.trainers[0].grad_variance, rel=1e-4)
+        assert first.trainers[0].grad_variance == pytest.approx(
+            second.trainers[0].grad_variance, rel=1e-4
+        )
 
 
 def test_autocast_trains_in_bf16() -> None:
@@ -318,8 +416,14 @@ def test_reports_are_plain_values() -> None:
         ({"data": regression(1)}, "data has 1 streams, but there are 2 workers"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be >= 0"),
         ({"test_groups": 1}, "groups must be >= 2"),
-        ({"learning_rate": LearningRate()}, "learning_rate.total_tokens must be > 0 for this shape"),
-        ({"batch": NormTest(), "switch": SwitchMode(max_micro_batch=1)}, "switch.max_micro_batch must be >= 2 for this batch rule"),
+        (
+            {"learning_rate": LearningRate()},
+            "learning_rate.total_tokens must be > 0 for this shape",
+        ),
+        (
+            {"batch": NormTest(), "switch": SwitchMode(max_micro_batch=1)},
+            "switch.max_micro_batch must be >= 2 for this batch rule",
+        ),
         (
             {"batch": InnerProductTest(), "switch": SwitchMode(max_micro_batch=3)},
             "switch.max_micro_batch must be >= 4 for this batch rule, which compares 4 samples",
@@ -340,8 +444,14 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: OuterOptimizer(optimizer="Nesterov"), "outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got 'Nesterov'"),
-        (lambda: OuterOptimizer(options={"momentumm": 0.9}), "outer.options do not fit torch.optim.SGD"),
+        (
+            lambda: OuterOptimizer(optimizer="Nesterov"),
+            "outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got 'Nesterov'",
+        ),
+        (
+            lambda: OuterOptimizer(options={"momentumm": 0.9}),
+            "outer.options do not fit torch.optim.SGD",
+        ),
         (lambda: OuterOptimizer(optimizer="LBFGS", options={}), "it cannot serve outside"),
         (lambda: OuterOptimizer(optimizer="SparseAdam", options={}), "it cannot serve outside"),
         (lambda: OuterOptimizer(lr=0), "outer.lr must be > 0"),
@@ -353,7 +463,9 @@ def test_optimizer_refusals(make: Any, message: str) -> None:
 
 
 def test_running_statistics_go_on_from_a_checkpoint_and_see_each_sample_once() -> None:
-    """BatchNorm with momentum None averages over its count of batches, an integer of the state; inner products pass over a step's samples twice."""
+    """BatchNorm with momentum None averages over its count of batches, an integer of the state;
+    inner products pass over a step's samples twice.
+    """
 
     class Normed(nn.Module):
         def __init__(self) -> None:
@@ -367,10 +479,16 @@ def test_running_statistics_go_on_from_a_checkpoint_and_see_each_sample_once() -
 
     def run_with(batch: Any) -> AdLoCo:
         guards = BatchGuards(initial=16, minimum=16, maximum=16)
-        return make_run(build_model=Normed, batch=batch, guards=guards, switch=SwitchMode(max_micro_batch=16))
+        return make_run(
+            build_model=Normed, batch=batch, guards=guards, switch=SwitchMode(max_micro_batch=16)
+        )
 
     def statistics(run: AdLoCo) -> list[list[float]]:
-        return [buffer.flatten().tolist() for worker in run.workers.values() for buffer in worker.model.buffers()]
+        return [
+            buffer.flatten().tolist()
+            for worker in run.workers.values()
+            for buffer in worker.model.buffers()
+        ]
 
     once, twice, resumed = run_with(NormTest()), run_with(InnerProductTest()), run_with(NormTest())
     once.round()
@@ -379,5 +497,6 @@ def test_running_statistics_go_on_from_a_checkpoint_and_see_each_sample_once() -
     resumed.round()
     assert statistics(resumed) == statistics(once)
     list(twice.rounds(2))
-    # Groups of the same sizes see the same samples, and the batch is constant, so both tests train alike.
+    # Groups of the same sizes see the same samples, and the batch is constant, so both tests train
+    # alike.
     assert statistics(twice) == statistics(once)

@@ -56,7 +56,12 @@ def shares_over_time(workers: int) -> list[list[tuple[int, float, float]]]:
         source.slow = 0 if index < 5 else 1
         report = run.round()
         assert report is not None
-        rows.append([(worker.worker_batch, worker.busy_seconds, worker.wait_seconds) for worker in report.workers])
+        rows.append(
+            [
+                (worker.worker_batch, worker.busy_seconds, worker.wait_seconds)
+                for worker in report.workers
+            ]
+        )
     return rows
 
 
@@ -77,7 +82,9 @@ def test_shares_follow_the_slow_worker(ranks: int) -> None:
 
 
 def test_waiting_for_a_turn_counts() -> None:
-    """Two workers in one thread: each waits while the other is busy, and the round is as long as both."""
+    """Two workers in one thread: each waits while the other is busy, and the round is as long as
+    both.
+    """
     clock = Clock()
     source = Timed(regression(2), clock, slow=0)
     guards = BatchGuards(initial=8)
@@ -91,15 +98,25 @@ def test_waiting_for_a_turn_counts() -> None:
 
 
 def test_pseudo_gradients_are_averaged_by_samples() -> None:
-    """Shares of 6 and 2 by given speeds: one inner step and the plain mean is one step on all eight samples."""
-    run = make_run(sync_every=1, outer=outer_sgd(1.0), shares=SpeedShares(), guards=BatchGuards(initial=8), placement=OneProcess(threads=1))
+    """Shares of 6 and 2 by given speeds: one inner step and the plain mean is one step on all eight
+    samples.
+    """
+    run = make_run(
+        sync_every=1,
+        outer=outer_sgd(1.0),
+        shares=SpeedShares(),
+        guards=BatchGuards(initial=8),
+        placement=OneProcess(threads=1),
+    )
     run.speeds = {0: 30.0, 1: 10.0}
     data, before = regression(2), run.model(0)
     parts = [data.read(0, 0, 6), data.read(1, 0, 2)]
     inputs, targets = (torch.cat([part[index] for part in parts]) for index in (0, 1))
     loss = ((before(inputs)[:, 0] - targets) ** 2).mean()
     gradients = torch.autograd.grad(loss, list(before.parameters()))
-    expected = torch.cat([(p - 0.05 * g).flatten() for p, g in zip(before.parameters(), gradients, strict=True)]).detach()
+    expected = torch.cat(
+        [(p - 0.05 * g).flatten() for p, g in zip(before.parameters(), gradients, strict=True)]
+    ).detach()
     report = run.round()
     assert report is not None
     assert [worker.worker_batch for worker in report.workers] == [6, 2]
@@ -115,7 +132,9 @@ def test_pseudo_gradients_are_averaged_by_samples() -> None:
         (36, [27, 9]),  # More than twice what fits: accumulated, and any share will do.
     ],
 )
-def test_a_fast_worker_takes_no_more_than_fits_where_the_switch_clips(requested: int, batches: list[int]) -> None:
+def test_a_fast_worker_takes_no_more_than_fits_where_the_switch_clips(
+    requested: int, batches: list[int]
+) -> None:
     guards = BatchGuards(initial=requested)
     run = make_run(shares=SpeedShares(), guards=guards, switch=SwitchMode(max_micro_batch=8))
     run.speeds = {0: 30.0, 1: 10.0}

@@ -1,4 +1,6 @@
-"""Dropout from generators of the workers' own: rates, masks, and runs that draw alike on every placement and after a resume."""
+"""Dropout from generators of the workers' own: rates, masks, and runs that draw alike on every
+placement and after a resume.
+"""
 
 import copy
 from typing import Any
@@ -30,7 +32,9 @@ def test_rate_scale_and_draws() -> None:
     assert first.equal(again)
     # Where two draws are independent, both drop a sixteenth.
     for other in others:
-        assert float(((first == 0) & (other == 0)).float().mean()) == pytest.approx(0.0625, abs=0.004)
+        assert float(((first == 0) & (other == 0)).float().mean()) == pytest.approx(
+            0.0625, abs=0.004
+        )
     assert len({mixed_seed(*parts) for parts in ((1, 11), (11, 1), (1, 1, 1), (111,))}) == 4
 
 
@@ -40,18 +44,30 @@ def test_nothing_is_dropped_in_evaluation() -> None:
         assert module(inputs).equal(inputs)
 
 
-@pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": "bool"}, {"attn_mask": "float"}])
+@pytest.mark.parametrize(
+    "how", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": "bool"}, {"attn_mask": "float"}]
+)
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_attention_is_the_fused_operator_s(how: dict[str, Any], kv_heads: int) -> None:
     """With a rate so small that nothing is dropped."""
     torch.manual_seed(0)
-    query, key, value = torch.randn(2, 4, 5, 8), torch.randn(2, kv_heads, 5, 8), torch.randn(2, kv_heads, 5, 8)
+    query, key, value = (
+        torch.randn(2, 4, 5, 8),
+        torch.randn(2, kv_heads, 5, 8),
+        torch.randn(2, kv_heads, 5, 8),
+    )
     masks = {"bool": torch.rand(2, 1, 5, 5) > 0.3, "float": torch.randn(2, 1, 5, 5)}
     masks["bool"][..., 0] = True
-    settings = {name: masks[value] if name == "attn_mask" else value for name, value in how.items()} | {"enable_gqa": kv_heads < 4}
+    settings = {
+        name: masks[value] if name == "attn_mask" else value for name, value in how.items()
+    } | {"enable_gqa": kv_heads < 4}
     with own_dropout(0, 0, 0, CPU):
-        mine = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=1e-12, **settings)
-    torch.testing.assert_close(mine, nn.functional.scaled_dot_product_attention(query, key, value, **settings))
+        mine = nn.functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=1e-12, **settings
+        )
+    torch.testing.assert_close(
+        mine, nn.functional.scaled_dot_product_attention(query, key, value, **settings)
+    )
 
 
 def test_everything_dropped_and_nothing_to_attend_to_are_zeros() -> None:
@@ -59,14 +75,20 @@ def test_everything_dropped_and_nothing_to_attend_to_are_zeros() -> None:
     mask = torch.tensor([[True, False, False], [False, False, False], [True, True, True]])
     with own_dropout(0, 0, 0, CPU):
         assert nn.functional.dropout(torch.ones(4), 1.0).tolist() == [0.0] * 4
-        mine = nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask, dropout_p=1e-12)
-    torch.testing.assert_close(mine, nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask))
+        mine = nn.functional.scaled_dot_product_attention(
+            query, query, query, attn_mask=mask, dropout_p=1e-12
+        )
+    torch.testing.assert_close(
+        mine, nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+    )
 
 
 def test_attention_weights_are_dropped() -> None:
     value = torch.eye(400).expand(1, 1, 400, 400)
     with own_dropout(0, 0, 0, CPU):
-        weights = nn.functional.scaled_dot_product_attention(torch.zeros(1, 1, 400, 8), torch.zeros(1, 1, 400, 8), value, dropout_p=0.5)
+        weights = nn.functional.scaled_dot_product_attention(
+            torch.zeros(1, 1, 400, 8), torch.zeros(1, 1, 400, 8), value, dropout_p=0.5
+        )
     assert float((weights == 0).float().mean()) == pytest.approx(0.5, abs=0.01)
     assert float(weights.sum(-1).mean()) == pytest.approx(1.0, abs=0.01)
 
@@ -76,8 +98,11 @@ def test_what_is_computed_again_draws_the_same() -> None:
     with own_dropout(0, 0, 0, CPU):
         nn.functional.dropout(torch.ones(3))
         output = torch.utils.checkpoint.checkpoint(
-            lambda x: nn.functional.dropout(x, 0.5) * x, inputs, use_reentrant=False, context_fn=recomputed_alike
-        )  # fmt: skip
+            lambda x: nn.functional.dropout(x, 0.5) * x,
+            inputs,
+            use_reentrant=False,
+            context_fn=recomputed_alike,
+        )
         after = nn.functional.dropout(torch.ones(1000), 0.5)
     output.sum().backward()
     kept = output.detach()
@@ -103,10 +128,17 @@ def loss(model: Any, ids: Tensor) -> Tensor:
 
 def dropping(placement: Any = None, **changes: Any) -> AdLoCo:
     return make_run(
-        build_model=Dropping, loss_fn=loss, data=tokens(500, 4), num_trainers=2, inner=adamw(0.01),
+        build_model=Dropping,
+        loss_fn=loss,
+        data=tokens(500, 4),
+        num_trainers=2,
+        inner=adamw(0.01),
         guards=BatchGuards(initial=8, minimum=8, maximum=8),
-        switch=SwitchMode(max_micro_batch=2, mode="always"), batch=NormTest(), **({"placement": placement} if placement else {}), **changes,
-    )  # fmt: skip
+        switch=SwitchMode(max_micro_batch=2, mode="always"),
+        batch=NormTest(),
+        **({"placement": placement} if placement else {}),
+        **changes,
+    )
 
 
 def test_whether_a_model_drops() -> None:
@@ -133,13 +165,26 @@ def test_threads_and_resumes_draw_alike() -> None:
 def on_ranks(shards: int, replicas: int) -> Tensor:
     run = dropping(place(4, CPU, 1, shards, replicas))
     list(run.rounds(2))
-    return torch.cat([tensor.flatten() for tensor in run.placement.whole(list(run.trainers[1].outer.global_params))]).detach().clone()
+    return (
+        torch.cat(
+            [
+                tensor.flatten()
+                for tensor in run.placement.whole(list(run.trainers[1].outer.global_params))
+            ]
+        )
+        .detach()
+        .clone()
+    )
 
 
 @pytest.mark.parametrize(("ranks", "shards", "replicas"), [(2, 1, 1), (2, 1, 2), (2, 2, 1)])
 def test_ranks_draw_alike(ranks: int, shards: int, replicas: int) -> None:
-    """The last rank has the second trainer's workers; micro-batches are cut alike on one rank and on two."""
-    torch.testing.assert_close(run_on_ranks(on_ranks, ranks, shards, replicas)[-1], on_ranks(1, 1), rtol=1e-6, atol=1e-9)
+    """The last rank has the second trainer's workers; micro-batches are cut alike on one rank and
+    on two.
+    """
+    torch.testing.assert_close(
+        run_on_ranks(on_ranks, ranks, shards, replicas)[-1], on_ranks(1, 1), rtol=1e-6, atol=1e-9
+    )
 
 
 def test_the_second_pass_of_the_inner_product_test_sees_the_same_masks(
@@ -147,12 +192,19 @@ def test_the_second_pass_of_the_inner_product_test_sees_the_same_masks(
 ) -> None:
     """Else the mean of <g_j, gbar> would not be |gbar|^2."""
     run = make_run(
-        build_model=Dropping, loss_fn=loss, data=tokens(500, 2), inner=sgd(0.1), batch=InnerProductTest(),
-        guards=BatchGuards(initial=16, minimum=16, maximum=16), switch=SwitchMode(max_micro_batch=16),
-    )  # fmt: skip
+        build_model=Dropping,
+        loss_fn=loss,
+        data=tokens(500, 2),
+        inner=sgd(0.1),
+        batch=InnerProductTest(),
+        guards=BatchGuards(initial=16, minimum=16, maximum=16),
+        switch=SwitchMode(max_micro_batch=16),
+    )
     seen: list[float] = []
 
-    def recording(samples: Any, norms_sq: Any, mean_norm_sq: float, inner: Any, even: Any) -> Moments:
+    def recording(
+        samples: Any, norms_sq: Any, mean_norm_sq: float, inner: Any, even: Any
+    ) -> Moments:
         mean = sum(m * product for m, product in zip(samples, inner, strict=True)) / sum(samples)
         seen.append(mean / mean_norm_sq)
         return group_moments(samples, norms_sq, mean_norm_sq, inner, even)

@@ -18,10 +18,15 @@ NESTEROV = OuterOptimizer(lr=0.7, options={"momentum": 0.9, "nesterov": True})
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
-@pytest.mark.parametrize("memory", [OuterMemory(), OuterMemory(dtype="model")], ids=["fp32", "model"])
-def test_an_outer_step_moves_every_element_in_every_type(name: str, dtype: torch.dtype, memory: OuterMemory) -> None:
+@pytest.mark.parametrize(
+    "memory", [OuterMemory(), OuterMemory(dtype="model")], ids=["fp32", "model"]
+)
+def test_an_outer_step_moves_every_element_in_every_type(
+    name: str, dtype: torch.dtype, memory: OuterMemory
+) -> None:
     """Sizes around the blocks of vectorised kernels, against the same step in float64."""
-    # Large enough that eps of Adam does not round to zero in float16, and steps are not rounded away.
+    # Large enough that eps of Adam does not round to zero in float16, and steps are not rounded
+    # away.
     start = torch.linspace(1.0, 2.0, 67, dtype=torch.float64)
     worker = start - 0.5
     options = {"momentum": 0.9, "nesterov": True} if name == "SGD" else {"eps": 1e-4}
@@ -31,7 +36,12 @@ def test_an_outer_step_moves_every_element_in_every_type(name: str, dtype: torch
     for outer, own in ((exact, worker), (mine, worker.to(dtype))):
         sync_all(outer, [[own.clone()]], [1.0], LocalComm(1, Traffic()))
     tolerance = 2e-2 if dtype in HALF else 1e-6
-    torch.testing.assert_close(mine.global_params[0].detach().double(), exact.global_params[0].detach(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        mine.global_params[0].detach().double(),
+        exact.global_params[0].detach(),
+        rtol=tolerance,
+        atol=tolerance,
+    )
     kept = torch.promote_types(dtype, torch.float32) if memory.dtype == "fp32" else dtype
     assert mine.global_params[0].dtype == kept
 
@@ -41,7 +51,11 @@ def test_small_outer_steps_add_up_in_float32_and_round_away_in_the_models_type()
     # makes 2^-12: 16 rounds make 2^-8. In bf16 each of them rounds back to 1.
     ends = []
     for memory in (OuterMemory(), OuterMemory(dtype="model")):
-        outer = outer_sync([torch.ones(40, dtype=torch.bfloat16)], OuterOptimizer(lr=1 / 16, options={}), memory=memory)
+        outer = outer_sync(
+            [torch.ones(40, dtype=torch.bfloat16)],
+            OuterOptimizer(lr=1 / 16, options={}),
+            memory=memory,
+        )
         for _ in range(16):
             start = outer.global_params[0].detach().bfloat16()
             sync_all(outer, [[start - 2**-8]], [1.0], LocalComm(1, Traffic()))
@@ -53,7 +67,9 @@ def test_small_outer_steps_add_up_in_float32_and_round_away_in_the_models_type()
 @pytest.mark.parametrize("codec", [None, Int8()], ids=["plain", "int8"])
 def test_a_worker_that_has_not_moved_moves_nothing(codec: Any) -> None:
     """The global parameters have digits that the worker cannot have; these are no pseudo-gradient."""
-    outer = outer_sync([torch.zeros(50, dtype=torch.bfloat16)], OuterOptimizer(lr=1.0, options={}), codec=codec)
+    outer = outer_sync(
+        [torch.zeros(50, dtype=torch.bfloat16)], OuterOptimizer(lr=1.0, options={}), codec=codec
+    )
     with torch.no_grad():
         outer.global_params[0].copy_(torch.linspace(1, 2, 50) + 1e-4)
     before = outer.global_params[0].detach().clone()
@@ -64,7 +80,10 @@ def test_a_worker_that_has_not_moved_moves_nothing(codec: Any) -> None:
 
 def test_the_mean_of_half_precision_tensors_is_taken_in_float32() -> None:
     # In bf16, 1 + 2^-9 is 1, four times over.
-    entries = [[torch.tensor([1.0], dtype=torch.bfloat16)], *[[torch.tensor([2.0**-7], dtype=torch.bfloat16)]] * 4]
+    entries = [
+        [torch.tensor([1.0], dtype=torch.bfloat16)],
+        *[[torch.tensor([2.0**-7], dtype=torch.bfloat16)]] * 4,
+    ]
     (mean,) = LocalComm(5, Traffic()).mean(entries, [1.0, 0.25, 0.25, 0.25, 0.25])
     assert mean.dtype == torch.float32
     assert mean.tolist() == [1 + 2**-7]
@@ -75,12 +94,18 @@ def half_linear() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 24), nn.Tanh(), nn.Linear(24, 1)).bfloat16()
 
 
-def train_in_bf16(shards: int = 1, replicas: int = 1, workers: int = 2, streaming: bool = False) -> dict[str, Any]:
+def train_in_bf16(
+    shards: int = 1, replicas: int = 1, workers: int = 2, streaming: bool = False
+) -> dict[str, Any]:
     """Global parameters and the losses of ten rounds of a model in bf16."""
     run = make_run(
         build_model=half_linear,
-        loss_fn=lambda model, batch: squared_error(lambda x: model(x).float(), (batch[0].bfloat16(), batch[1])),
-        inner=lambda model: [torch.optim.SGD(model.parameters(), lr=0.05, fused=False, foreach=False)],
+        loss_fn=lambda model, batch: squared_error(
+            lambda x: model(x).float(), (batch[0].bfloat16(), batch[1])
+        ),
+        inner=lambda model: [
+            torch.optim.SGD(model.parameters(), lr=0.05, fused=False, foreach=False)
+        ],
         outer=NESTEROV,
         data=regression(workers),
         workers_per_trainer=workers,
@@ -106,7 +131,9 @@ def test_a_bf16_model_learns(streaming: bool) -> None:
     [(2, 1, 1), (2, 2, 1), (2, 1, 2), (4, 2, 1), (4, 1, 2), (4, 2, 2)],
     ids=["two ranks", "shards", "replicas", "islands of shards", "islands of replicas", "HSDP"],
 )
-def test_a_bf16_model_learns_the_same_on_every_placement(ranks: int, shards: int, replicas: int) -> None:
+def test_a_bf16_model_learns_the_same_on_every_placement(
+    ranks: int, shards: int, replicas: int
+) -> None:
     expected = train_in_bf16()
     for placed in run_on_ranks(train_in_bf16, ranks, shards, replicas):
         # Gradients of bf16 models are added up in bf16, in an order that depends on the placement.
@@ -133,7 +160,9 @@ def test_replicas_of_a_loop_begin_alike_frozen_parameters_and_counts_too() -> No
     models = [Mixed(1.0), Mixed(2.0), Mixed(3.0)]
     DiLoCo(models, outer=None, sync_every=1)
     for model in models[1:]:
-        assert all(a.equal(b) for a, b in zip(everything(model), everything(models[0]), strict=True))
+        assert all(
+            a.equal(b) for a, b in zip(everything(model), everything(models[0]), strict=True)
+        )
 
 
 def alike_on_ranks() -> list[Tensor]:

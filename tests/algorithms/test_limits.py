@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from adloco import BatchGuards, ConstantBatch, MergeSmallest, NormTest, OneProcess, SwitchMode
-from tests.problems import Recording, adamw, linear, make_run, outer_sgd, params_of, regression, sgd, squared_error
+from tests.problems import (
+    Recording,
+    adamw,
+    linear,
+    make_run,
+    outer_sgd,
+    params_of,
+    regression,
+    sgd,
+    squared_error,
+)
 
 
 def flat(model: torch.nn.Module) -> torch.Tensor:
@@ -22,16 +32,22 @@ def test_outer_sgd_of_one_is_local_sgd() -> None:
 
 
 def test_sync_at_every_step_is_data_parallel() -> None:
-    run = make_run(sync_every=1, outer=outer_sgd(1.0), guards=BatchGuards(initial=7), workers_per_trainer=3)
+    run = make_run(
+        sync_every=1, outer=outer_sgd(1.0), guards=BatchGuards(initial=7), workers_per_trainer=3
+    )
     data, model = regression(3), linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     position = [0, 0, 0]
     for _ in run.rounds(10):
         # 7 samples over 3 workers: 3 + 2 + 2; data parallel takes one gradient over all of them.
-        parts = [data.read(worker, position[worker], count) for worker, count in enumerate((3, 2, 2))]
+        parts = [
+            data.read(worker, position[worker], count) for worker, count in enumerate((3, 2, 2))
+        ]
         position = [at + count for at, count in zip(position, (3, 2, 2), strict=True)]
         optimizer.zero_grad()
-        squared_error(model, (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))).backward()
+        squared_error(
+            model, (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+        ).backward()
         optimizer.step()
         torch.testing.assert_close(params_of(run), flat(model), rtol=1e-5, atol=1e-6)
 
@@ -87,7 +103,11 @@ def test_one_worker_without_outer_optimizer_is_plain_training_exactly() -> None:
 @pytest.mark.parametrize(("batch", "micro"), [(12, 4), (17, 8), (5, 1)])
 def test_accumulation_is_one_batch(batch: int, micro: int) -> None:
     """a x m = one batch of a*m, unequal micro-batches included."""
-    settings = {"workers_per_trainer": 1, "guards": BatchGuards(initial=batch), "inner": adamw(0.01)}
+    settings = {
+        "workers_per_trainer": 1,
+        "guards": BatchGuards(initial=batch),
+        "inner": adamw(0.01),
+    }
     whole = make_run(**settings, switch=SwitchMode(max_micro_batch=batch))
     parts = make_run(**settings, switch=SwitchMode(max_micro_batch=micro, mode="always"))
     for _ in range(4):
@@ -119,14 +139,29 @@ def test_threads_do_not_change_the_numbers() -> None:
 
 
 def test_the_same_data_in_the_same_order_whatever_the_batch_schedule() -> None:
-    """Each stream is read without gap or repeat, and the samples come in the same order for every schedule."""
+    """Each stream is read without gap or repeat, and the samples come in the same order for every
+    schedule.
+    """
     orders = []
-    for batch, guards in ((ConstantBatch(), BatchGuards(initial=8)), (NormTest(eta=0.3), BatchGuards(initial=8, maximum=60))):
+    for batch, guards in (
+        (ConstantBatch(), BatchGuards(initial=8)),
+        (NormTest(eta=0.3), BatchGuards(initial=8, maximum=60)),
+    ):
         source = Recording(regression(2, samples=2_000))
-        run = make_run(data=source, batch=batch, guards=guards, switch=SwitchMode(max_micro_batch=4, mode="always"))
+        run = make_run(
+            data=source,
+            batch=batch,
+            guards=guards,
+            switch=SwitchMode(max_micro_batch=4, mode="always"),
+        )
         list(run.rounds(6))
         for stream in (0, 1):
-            positions = [at for read, first, count in source.reads if read == stream for at in range(first, first + count)]
+            positions = [
+                at
+                for read, first, count in source.reads
+                if read == stream
+                for at in range(first, first + count)
+            ]
             assert positions == list(range(len(positions)))
         orders.append({stream: torch.cat(source.samples[stream]) for stream in (0, 1)})
     for stream in (0, 1):

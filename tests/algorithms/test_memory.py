@@ -1,4 +1,6 @@
-"""A step that runs out of memory is repeated with halved micro-batches, by all workers from then on, and trains on the same samples."""
+"""A step that runs out of memory is repeated with halved micro-batches, by all workers from then
+on, and trains on the same samples.
+"""
 
 import copy
 from pathlib import Path
@@ -25,20 +27,40 @@ class Small:
         self.calls += 1
         loss = next_token(model, ids)
         if len(ids) > self.fits and self.calls > self.first_call:
-            raise torch.OutOfMemoryError("no memory left") if not self.message else RuntimeError(self.message)
+            raise (
+                torch.OutOfMemoryError("no memory left")
+                if not self.message
+                else RuntimeError(self.message)
+            )
         return loss
 
 
 def language(loss: Any, **changes: Any) -> AdLoCo:
-    return make_run(**({
-        "build_model": BlockLM, "loss_fn": loss, "data": tokens(500, 2), "inner": adamw(0.01), "outer": outer_sgd(0.7, 0.9), "sync_every": 3,
-        "guards": BatchGuards(initial=24, minimum=24, maximum=24), "switch": SwitchMode(max_micro_batch=12),
-    } | changes))  # fmt: skip
+    return make_run(
+        **(
+            {
+                "build_model": BlockLM,
+                "loss_fn": loss,
+                "data": tokens(500, 2),
+                "inner": adamw(0.01),
+                "outer": outer_sgd(0.7, 0.9),
+                "sync_every": 3,
+                "guards": BatchGuards(initial=24, minimum=24, maximum=24),
+                "switch": SwitchMode(max_micro_batch=12),
+            }
+            | changes
+        )
+    )
 
 
 def test_the_same_samples_in_smaller_pieces() -> None:
-    """12 samples of a worker do not fit, nor 6, but 3; the outcome is that of a run whose passes never had more."""
-    small, plain = language(Small(3)), language(next_token, switch=SwitchMode(max_micro_batch=12, pass_limit=3))
+    """12 samples of a worker do not fit, nor 6, but 3; the outcome is that of a run whose passes
+    never had more.
+    """
+    small, plain = (
+        language(Small(3)),
+        language(next_token, switch=SwitchMode(max_micro_batch=12, pass_limit=3)),
+    )
     reports = [list(run.rounds(3)) for run in (small, plain)]
     assert [report.pass_limit for report in reports[0]] == [3, 0, 0]
     assert [report.pass_limit for report in reports[1]] == [0, 0, 0]
@@ -50,8 +72,18 @@ def test_the_same_samples_in_smaller_pieces() -> None:
 
 def test_in_the_middle_of_a_step_that_accumulates_and_tests() -> None:
     """The third of four groups fails: what the first two gave counts once."""
-    small = language(Small(1, first_call=2), batch=NormTest(), workers_per_trainer=1, guards=BatchGuards(initial=8, minimum=8, maximum=8))
-    plain = language(next_token, batch=NormTest(), workers_per_trainer=1, guards=BatchGuards(initial=8, minimum=8, maximum=8))
+    small = language(
+        Small(1, first_call=2),
+        batch=NormTest(),
+        workers_per_trainer=1,
+        guards=BatchGuards(initial=8, minimum=8, maximum=8),
+    )
+    plain = language(
+        next_token,
+        batch=NormTest(),
+        workers_per_trainer=1,
+        guards=BatchGuards(initial=8, minimum=8, maximum=8),
+    )
     small.round()
     plain.round()
     torch.testing.assert_close(params_of(small), params_of(plain), rtol=1e-9, atol=1e-12)
@@ -71,7 +103,12 @@ def test_the_limit_goes_on_from_a_checkpoint() -> None:
 
 
 def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught() -> None:
-    run = language(Small(6, message="[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"))
+    run = language(
+        Small(
+            6,
+            message="[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
+        )
+    )
     run.round()
     assert run.pass_limit == 6
     with pytest.raises(RuntimeError, match="something else"):
@@ -79,7 +116,10 @@ def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught(
 
 
 def test_one_sample_that_does_not_fit_ends_the_run() -> None:
-    with pytest.raises(OutOfMemoryError, match="memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco probe"):
+    with pytest.raises(
+        OutOfMemoryError,
+        match="memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco probe",
+    ):
         language(Small(0)).round()
 
 
@@ -99,11 +139,17 @@ class Counting(nn.Module):
 def test_running_statistics_forget_the_attempt(batch: Any) -> None:
     guards = BatchGuards(initial=24, minimum=24, maximum=24)
     settings = {"build_model": Counting, "workers_per_trainer": 1, "guards": guards, "batch": batch}
-    small = language(Small(6, first_call=2), **settings, switch=SwitchMode(max_micro_batch=12, mode="always"))
-    plain = language(next_token, **settings, switch=SwitchMode(max_micro_batch=12, mode="always", pass_limit=6))
+    small = language(
+        Small(6, first_call=2), **settings, switch=SwitchMode(max_micro_batch=12, mode="always")
+    )
+    plain = language(
+        next_token, **settings, switch=SwitchMode(max_micro_batch=12, mode="always", pass_limit=6)
+    )
     small.round()
     plain.round()
-    for mine, theirs in zip(small.workers[0].model.buffers(), plain.workers[0].model.buffers(), strict=True):
+    for mine, theirs in zip(
+        small.workers[0].model.buffers(), plain.workers[0].model.buffers(), strict=True
+    ):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -115,7 +161,9 @@ class OnOneRank(Small):
 
 def on_ranks() -> tuple[int, int]:
     """The agreed limit, and the first worker's micro-batch afterwards."""
-    run = language(OnOneRank(5), workers_per_trainer=2, placement=place(2, torch.device("cpu"), 1, 1, 1))
+    run = language(
+        OnOneRank(5), workers_per_trainer=2, placement=place(2, torch.device("cpu"), 1, 1, 1)
+    )
     run.round()
     report = run.round()
     assert report is not None
@@ -128,13 +176,19 @@ def test_all_ranks_take_the_smaller_ones() -> None:
 
 def test_an_island_ends_with_what_to_set(tmp_path: Path) -> None:
     """The other ranks are in the middle of the step and cannot begin it again."""
-    with pytest.raises(RuntimeError):  # Of whichever rank is seen first: the other one has lost its connection.
+    with pytest.raises(
+        RuntimeError
+    ):  # Of whichever rank is seen first: the other one has lost its connection.
         run_on_ranks(ends, 2, tmp_path / "said")
-    assert (tmp_path / "said").read_text() == "memory ran out with micro-batches of 12 on cpu; set switch.pass_limit 6"
+    assert (
+        tmp_path / "said"
+    ).read_text() == "memory ran out with micro-batches of 12 on cpu; set switch.pass_limit 6"
 
 
 def ends(said: Path) -> None:
-    run = language(OnOneRank(5), workers_per_trainer=1, placement=place(1, torch.device("cpu"), 1, 1, 2))
+    run = language(
+        OnOneRank(5), workers_per_trainer=1, placement=place(1, torch.device("cpu"), 1, 1, 2)
+    )
     try:
         run.round()
     except OutOfMemoryError as error:

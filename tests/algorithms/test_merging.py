@@ -1,4 +1,6 @@
-"""A merge: weights, survivor, and the fate of parameters, outer momentum, inner state, streams and batch; then the workers' homes."""
+"""A merge: weights, survivor, and the fate of parameters, outer momentum, inner state, streams and
+batch; then the workers' homes.
+"""
 
 from typing import Any
 
@@ -16,7 +18,13 @@ WEIGHTS = {0: 0.25, 1: 0.75}
 
 def two_trainers(**changes: Any) -> AdLoCo:
     """Trainers 0 and 1 with two workers each, two rounds old, asking for 10 and 30 samples."""
-    run = make_run(num_trainers=2, inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), guards=BatchGuards(initial=8, maximum=100), **changes)
+    run = make_run(
+        num_trainers=2,
+        inner=adamw(0.01),
+        outer=outer_sgd(0.7, 0.9, True),
+        guards=BatchGuards(initial=8, maximum=100),
+        **changes,
+    )
     list(run.rounds(2))
     for trainer, request in ((0, 10), (1, 30)):
         run.trainers[trainer].controller.requested_batch = request
@@ -29,11 +37,19 @@ def merge(run: AdLoCo, fates: MergeFates) -> None:
 
 
 def momentum(run: AdLoCo, trainer: int) -> torch.Tensor:
-    return torch.cat([tensor.flatten().clone() for tensor in run.trainers[trainer].outer.momentum()])
+    return torch.cat(
+        [tensor.flatten().clone() for tensor in run.trainers[trainer].outer.momentum()]
+    )
 
 
 def inner_state(run: AdLoCo, worker: int) -> torch.Tensor:
-    return torch.cat([tensor.flatten().clone() for optimizer in run.workers[worker].optimizers for tensor in optimizer_tensors(optimizer)])
+    return torch.cat(
+        [
+            tensor.flatten().clone()
+            for optimizer in run.workers[worker].optimizers
+            for tensor in optimizer_tensors(optimizer)
+        ]
+    )
 
 
 def test_the_policy_drives_the_run() -> None:
@@ -46,7 +62,9 @@ def test_the_policy_drives_the_run() -> None:
     assert run.trainers[1].worker_ids == [0, 1, 2, 3]
     after = run.round()
     assert after is not None
-    assert [(trainer.trainer, trainer.workers, trainer.trainer_batch) for trainer in after.trainers] == [(1, 4, 30)]
+    assert [
+        (trainer.trainer, trainer.workers, trainer.trainer_batch) for trainer in after.trainers
+    ] == [(1, 4, 30)]
 
 
 def test_many_workers_after_a_merge_train_on_more_than_the_maximum_and_report_it() -> None:
@@ -54,9 +72,12 @@ def test_many_workers_after_a_merge_train_on_more_than_the_maximum_and_report_it
     take two samples each: 12 an inner step, three steps a round."""
     guards = BatchGuards(initial=6, minimum=6, maximum=6)
     run = make_run(
-        num_trainers=2, workers_per_trainer=3, batch=NormTest(), guards=guards,
+        num_trainers=2,
+        workers_per_trainer=3,
+        batch=NormTest(),
+        guards=guards,
         merge=MergeSmallest(every=1, first_round=1),
-    )  # fmt: skip
+    )
     first, second = run.rounds(2)
     rows = [(row.requested_batch, row.trainer_batch, row.workers) for row in first.trainers]
     assert rows == [(6, 6, 3), (6, 6, 3)]
@@ -68,17 +89,24 @@ def test_many_workers_after_a_merge_train_on_more_than_the_maximum_and_report_it
     assert sum(step.samples for step in second.steps) == 12 * 3
 
 
-@pytest.mark.parametrize(("fate", "weights"), [("weighted", (0.25, 0.75)), ("uniform", (0.5, 0.5)), ("survivor", (0.0, 1.0))])
+@pytest.mark.parametrize(
+    ("fate", "weights"),
+    [("weighted", (0.25, 0.75)), ("uniform", (0.5, 0.5)), ("survivor", (0.0, 1.0))],
+)
 def test_parameters(fate: Any, weights: tuple[float, float]) -> None:
     run = two_trainers()
     expected = weights[0] * params_of(run, 0) + weights[1] * params_of(run, 1)
     merge(run, MergeFates(parameters=fate))
     torch.testing.assert_close(params_of(run, 1), expected, rtol=1e-6, atol=1e-7)
     for worker in run.workers.values():  # Everyone stands at the survivor's parameters now.
-        assert torch.cat([parameter.detach().flatten() for parameter in worker.replica.params]).equal(params_of(run, 1))
+        assert torch.cat(
+            [parameter.detach().flatten() for parameter in worker.replica.params]
+        ).equal(params_of(run, 1))
 
 
-@pytest.mark.parametrize(("fate", "weights"), [("weighted", (0.25, 0.75)), ("survivor", (0.0, 1.0)), ("reset", None)])
+@pytest.mark.parametrize(
+    ("fate", "weights"), [("weighted", (0.25, 0.75)), ("survivor", (0.0, 1.0)), ("reset", None)]
+)
 def test_outer_momentum(fate: Any, weights: tuple[float, float] | None) -> None:
     run = two_trainers()
     before = [momentum(run, trainer) for trainer in (0, 1)]
@@ -87,7 +115,9 @@ def test_outer_momentum(fate: Any, weights: tuple[float, float] | None) -> None:
     if weights is None:
         assert run.trainers[1].outer.momentum() == []
     else:
-        torch.testing.assert_close(momentum(run, 1), weights[0] * before[0] + weights[1] * before[1], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            momentum(run, 1), weights[0] * before[0] + weights[1] * before[1], rtol=1e-6, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("fate", ["keep", "mean", "reset"])
@@ -101,11 +131,18 @@ def test_inner_state(fate: Any) -> None:
         if fate == "reset":
             assert all(not optimizer.state for optimizer in run.workers[worker].optimizers)
         else:
-            torch.testing.assert_close(inner_state(run, worker), before[worker] if fate == "keep" else mean, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(
+                inner_state(run, worker),
+                before[worker] if fate == "keep" else mean,
+                rtol=1e-5,
+                atol=1e-7,
+            )
     assert run.round() is not None
 
 
-@pytest.mark.parametrize(("fate", "request_after"), [("survivor", 30), ("weighted", 25), ("sum", 40)])
+@pytest.mark.parametrize(
+    ("fate", "request_after"), [("survivor", 30), ("weighted", 25), ("sum", 40)]
+)
 def test_requested_batch(fate: Any, request_after: int) -> None:
     run = two_trainers()
     merge(run, MergeFates(requested_batch=fate))
@@ -123,18 +160,32 @@ def test_streams_are_kept_or_balanced() -> None:
     for worker, position in enumerate((500, 10, 20, 30)):
         run.workers[worker].position = position
     merge(run, MergeFates(streams="keep"))
-    assert [(run.workers[worker].stream, run.workers[worker].position) for worker in range(4)] == [(0, 500), (1, 10), (2, 20), (3, 30)]
+    assert [(run.workers[worker].stream, run.workers[worker].position) for worker in range(4)] == [
+        (0, 500),
+        (1, 10),
+        (2, 20),
+        (3, 30),
+    ]
 
     run = make_run(num_trainers=3, workers_per_trainer=1)
     for trainer, (request, position) in enumerate(((10, 5), (60, 90), (20, 40))):
         run.trainers[trainer].controller.requested_batch = request
         run.workers[trainer].position = position
     run.trainers = apply_merge(
-        Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}), run.trainers, run.workers, MergeFates(streams="balance"), run.placement
+        Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}),
+        run.trainers,
+        run.workers,
+        MergeFates(streams="balance"),
+        run.placement,
     )
-    # Freed worker 0 joins trainer 1 (60 / 2 > 20 / 2), which asks for 30 per worker: its workers 0 and 1 get the least-read streams.
+    # Freed worker 0 joins trainer 1 (60 / 2 > 20 / 2), which asks for 30 per worker: its workers 0
+    # and 1 get the least-read streams.
     assert run.trainers[1].worker_ids == [0, 1]
-    assert [(run.workers[worker].stream, run.workers[worker].position) for worker in range(3)] == [(0, 5), (2, 40), (1, 90)]
+    assert [(run.workers[worker].stream, run.workers[worker].position) for worker in range(3)] == [
+        (0, 5),
+        (2, 40),
+        (1, 90),
+    ]
 
 
 def test_a_freed_worker_that_joins_a_third_trainer_stands_at_its_parameters() -> None:
@@ -143,9 +194,17 @@ def test_a_freed_worker_that_joins_a_third_trainer_stands_at_its_parameters() ->
     third = params_of(run, 1)
     for trainer, request in enumerate((10, 60, 20)):
         run.trainers[trainer].controller.requested_batch = request
-    run.trainers = apply_merge(Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}), run.trainers, run.workers, MergeFates(), run.placement)
+    run.trainers = apply_merge(
+        Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}),
+        run.trainers,
+        run.workers,
+        MergeFates(),
+        run.placement,
+    )
     assert params_of(run, 1).equal(third)
-    assert torch.cat([parameter.detach().flatten() for parameter in run.workers[0].replica.params]).equal(third)
+    assert torch.cat(
+        [parameter.detach().flatten() for parameter in run.workers[0].replica.params]
+    ).equal(third)
 
 
 def test_merge_of_equal_trainers_is_the_identity() -> None:
@@ -157,7 +216,11 @@ def test_merge_of_equal_trainers_is_the_identity() -> None:
 
     alone = make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), data=regression(2))
     pair = make_run(
-        num_trainers=2, inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), data=Same(regression(4)), merge=MergeSmallest(every=1, first_round=2)
+        num_trainers=2,
+        inner=adamw(0.01),
+        outer=outer_sgd(0.7, 0.9, True),
+        data=Same(regression(4)),
+        merge=MergeSmallest(every=1, first_round=2),
     )
     # The streams of `alone` are those of four streams' first two.
     alone_data = Same(regression(4))
@@ -173,7 +236,8 @@ def test_merge_of_equal_trainers_is_the_identity() -> None:
 @pytest.mark.parametrize(
     ("fates", "expected"),
     [
-        # Two trainers of two workers, 4 parameters with momentum, 16 bytes each: in a mean every worker hands over its own.
+        # Two trainers of two workers, 4 parameters with momentum, 16 bytes each: in a mean every
+        # worker hands over its own.
         (MergeFates(), 4 * 16 + 4 * 16),
         # What is not averaged goes once from the survivor to those that join it.
         (MergeFates(parameters="survivor"), 16 + 4 * 16),

@@ -10,10 +10,22 @@ from torch import nn
 from adloco import DiLoCo
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.traffic import Traffic
-from tests.problems import linear, make_run, outer_sgd, outer_sync, params_of, regression, sgd, squared_error, sync_all
+from tests.problems import (
+    linear,
+    make_run,
+    outer_sgd,
+    outer_sync,
+    params_of,
+    regression,
+    sgd,
+    squared_error,
+    sync_all,
+)
 
 
-def nesterov(point: np.ndarray, gradients: list[np.ndarray], lr: float, momentum: float) -> np.ndarray:
+def nesterov(
+    point: np.ndarray, gradients: list[np.ndarray], lr: float, momentum: float
+) -> np.ndarray:
     """torch.optim.SGD's Nesterov form: v = mu v + g (v = g at first), x = x - lr (g + mu v)."""
     velocity = None
     for gradient in gradients:
@@ -30,8 +42,15 @@ def test_outer_step_equals_numpy() -> None:
     point, history = start, []
     for _ in range(4):
         workers = [point + rng.normal(size=point.shape) for _ in weights]
-        history.append(sum(w * (point - x) for w, x in zip(weights, workers, strict=True)) / weights.sum())
-        sync_all(outer, [[torch.tensor(worker)] for worker in workers], list(weights / weights.sum()), comm)
+        history.append(
+            sum(w * (point - x) for w, x in zip(weights, workers, strict=True)) / weights.sum()
+        )
+        sync_all(
+            outer,
+            [[torch.tensor(worker)] for worker in workers],
+            list(weights / weights.sum()),
+            comm,
+        )
         point = nesterov(start, history, 0.7, 0.9)
         np.testing.assert_allclose(outer.global_params[0].detach().numpy(), point, rtol=1e-12)
 
@@ -41,7 +60,12 @@ def test_any_torch_optimizer_outside() -> None:
     outer = outer_sync([start], lambda parameters: torch.optim.Adam(parameters, lr=0.1))
     sync_all(outer, [[start + torch.tensor([-0.5, 0.25])]], [1], LocalComm(1, Traffic()))
     # Adam's first step is lr * sign(pseudo-gradient): towards the worker.
-    torch.testing.assert_close(outer.global_params[0].detach(), torch.tensor([0.9, -0.9], dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        outer.global_params[0].detach(),
+        torch.tensor([0.9, -0.9], dtype=torch.float64),
+        rtol=1e-6,
+        atol=1e-6,
+    )
 
 
 class Slope(nn.Module):
@@ -53,10 +77,15 @@ class Slope(nn.Module):
 
 
 def test_golden_trajectory_of_a_constant_gradient() -> None:
-    # Gradient 1, inner SGD 0.25, H = 4: every round a worker moves from x to x - 1, so the pseudo-gradient is 1.
-    # Outer SGD 0.5 with Nesterov momentum 0.5: v = 1, 1.5, 1.75; steps 0.5 (1 + 0.5 v) = 0.75, 0.875, 0.9375.
+    # Gradient 1, inner SGD 0.25, H = 4: every round a worker moves from x to x - 1, so the
+    # pseudo-gradient is 1. Outer SGD 0.5 with Nesterov momentum 0.5: v = 1, 1.5, 1.75; steps 0.5 (1
+    # + 0.5 v) = 0.75, 0.875, 0.9375.
     run = make_run(
-        build_model=Slope, loss_fn=lambda model, batch: model.x.sum(), inner=sgd(0.25), outer=outer_sgd(0.5, 0.5, nesterov=True), sync_every=4
+        build_model=Slope,
+        loss_fn=lambda model, batch: model.x.sum(),
+        inner=sgd(0.25),
+        outer=outer_sgd(0.5, 0.5, nesterov=True),
+        sync_every=4,
     )
     seen = [float(params_of(run)) for _ in run.rounds(3)]
     assert seen == [-0.75, -1.625, -2.5625]
@@ -78,8 +107,11 @@ def test_drop_in_equals_the_run() -> None:
         synced.append(diloco.step())
     assert [step for step, now in enumerate(synced) if now] == [2, 5, 8, 11]
     for model in models:
-        assert torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).equal(params_of(run))
-    # Four float32 from the first worker to the others at the start, then from each of two workers at each of four syncs.
+        assert torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).equal(
+            params_of(run)
+        )
+    # Four float32 from the first worker to the others at the start, then from each of two workers
+    # at each of four syncs.
     assert diloco.placement.bytes_handed() == (4 * 4 + 2 * 4 * 4 * 4, 4 * 4 + 2 * 4 * 4 * 4, 0)
 
 
@@ -116,11 +148,15 @@ def test_drop_in_goes_on_from_its_state() -> None:
 
 
 def test_refusal() -> None:
-    with pytest.raises(ValueError, match="samples must have one number for each of 2 models, got 1"):
+    with pytest.raises(
+        ValueError, match="samples must have one number for each of 2 models, got 1"
+    ):
         DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=[4])
     with pytest.raises(ValueError, match="samples must not be 0 on every worker"):
         DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=[0, 0])
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
-    with pytest.raises(ValueError, match="models must be one for each of the 3 workers here, got 1"):
+    with pytest.raises(
+        ValueError, match="models must be one for each of the 3 workers here, got 1"
+    ):
         DiLoCo(linear(), outer=None, sync_every=1, num_workers=3)

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from adloco import AugmentedInnerProductTest, BatchGuards, InnerProductTest, NormTest, SwitchMode, TensorSource
+from adloco import (
+    AugmentedInnerProductTest,
+    BatchGuards,
+    InnerProductTest,
+    NormTest,
+    SwitchMode,
+    TensorSource,
+)
 from adloco.rules.batch import Estimator
 from tests.problems import make_run, sgd
 
@@ -16,7 +23,9 @@ VOCABULARY, CONTEXT = 7, 6
 
 
 class TinyLM(nn.Module):
-    """Two-token context: an embedding, a hidden layer over the last two, a head. With a tied head in the way of exactness."""
+    """Two-token context: an embedding, a hidden layer over the last two, a head. With a tied head
+    in the way of exactness.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,21 +57,34 @@ def per_sample_gradients(model: nn.Module, ids: Tensor) -> np.ndarray:
 
 
 def corpus(samples: int) -> Tensor:
-    return torch.randint(0, VOCABULARY, (samples, CONTEXT + 1), generator=torch.Generator().manual_seed(0)) // 2
+    return (
+        torch.randint(
+            0, VOCABULARY, (samples, CONTEXT + 1), generator=torch.Generator().manual_seed(0)
+        )
+        // 2
+    )
 
 
 @pytest.mark.parametrize(
     ("batch", "groups", "estimator"),
     [(16, 4, "plug-in"), (13, 5, "plug-in"), (16, 4, "unbiased"), (19, 8, "unbiased")],
 )
-def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups: int, estimator: Estimator) -> None:
+def test_one_round_equals_the_formula_on_per_sample_gradients(
+    batch: int, groups: int, estimator: Estimator
+) -> None:
     ids = corpus(64)
     source = TensorSource(ids, num_streams=2)
     run = make_run(
-        build_model=TinyLM, loss_fn=lm_loss, data=source, inner=sgd(0.01), sync_every=1,
-        batch=AugmentedInnerProductTest(estimator=estimator), test_groups=groups,
-        guards=BatchGuards(initial=batch, maximum=1000), switch=SwitchMode(max_micro_batch=batch),
-    )  # fmt: skip
+        build_model=TinyLM,
+        loss_fn=lm_loss,
+        data=source,
+        inner=sgd(0.01),
+        sync_every=1,
+        batch=AugmentedInnerProductTest(estimator=estimator),
+        test_groups=groups,
+        guards=BatchGuards(initial=batch, maximum=1000),
+        switch=SwitchMode(max_micro_batch=batch),
+    )
     shares = (batch - batch // 2, batch // 2)
     scatter, dof, norms, corrections, inner = 0.0, 0, [], [], 0.0
     for worker, share in enumerate(shares):
@@ -71,9 +93,14 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups
         edges = np.cumsum([0, *sizes])
         means = [gradients[a:b].mean(0) for a, b in itertools.pairwise(edges)]
         mean = gradients.mean(0)
-        scatter += sum(m * float(g @ g) for m, g in zip(sizes, means, strict=True)) - share * float(mean @ mean)
+        scatter += sum(m * float(g @ g) for m, g in zip(sizes, means, strict=True)) - share * float(
+            mean @ mean
+        )
         if estimator == "plug-in":
-            inner += sum(m * (float(g @ mean) - float(mean @ mean)) ** 2 for m, g in zip(sizes, means, strict=True))
+            inner += sum(
+                m * (float(g @ mean) - float(mean @ mean)) ** 2
+                for m, g in zip(sizes, means, strict=True)
+            )
         else:
             inner += (groups - 1) * unbiased_inner_variance(sizes, np.array(means))
         dof += groups - 1
@@ -84,7 +111,9 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups
     assert seen is not None
     assert seen.grad_variance == pytest.approx(scatter / dof, rel=1e-4)
     assert seen.plugin_norm_sq == pytest.approx(np.mean(norms), rel=1e-4)
-    assert seen.grad_norm_sq == pytest.approx(np.mean([n - scatter / dof * c for n, c in zip(norms, corrections, strict=True)]), rel=1e-3)
+    assert seen.grad_norm_sq == pytest.approx(
+        np.mean([n - scatter / dof * c for n, c in zip(norms, corrections, strict=True)]), rel=1e-3
+    )
     assert seen.inner_variance == pytest.approx(inner / dof, rel=1e-3)
 
 
@@ -106,7 +135,9 @@ def unbiased_inner_variance(sizes: list[int], means: np.ndarray) -> float:
 
 
 def test_statistics_do_not_change_the_training() -> None:
-    """The norm test, and the second pass of the inner-product tests, leave the same parameters as a step without statistics."""
+    """The norm test, and the second pass of the inner-product tests, leave the same parameters as a
+    step without statistics.
+    """
     results = []
     for rule in (None, NormTest(), AugmentedInnerProductTest()):
         run = make_run(
@@ -117,34 +148,51 @@ def test_statistics_do_not_change_the_training() -> None:
             guards=BatchGuards(initial=8, minimum=8, maximum=8),
         )
         list(run.rounds(3))
-        results.append(torch.cat([parameter.detach().flatten() for parameter in run.trainers[0].outer.global_params]))
+        results.append(
+            torch.cat(
+                [parameter.detach().flatten() for parameter in run.trainers[0].outer.global_params]
+            )
+        )
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("groups", [2, 3, 8])
 def test_expectation_on_a_language_model(groups: int) -> None:
-    """Mean over 300 random batches of 8 from a finite corpus (drawn with replacement): E[S^] = S and E[G2^] = |G|^2 of per-sample truth."""
+    """Mean over 300 random batches of 8 from a finite corpus (drawn with replacement): E[S^] = S
+    and E[G2^] = |G|^2 of per-sample truth.
+    """
     ids = corpus(200)
     truth = per_sample_gradients(TinyLM(), ids)
     true_g = truth.mean(0)
     true_s = float(((truth - true_g) ** 2).sum(1).mean())
     variances, norms = [], []
     run = make_run(
-        build_model=TinyLM, loss_fn=lm_loss, data=Draws(ids, 300 * 8), workers_per_trainer=1, inner=sgd(1e-30), batch=NormTest(),
-        sync_every=1, test_groups=groups, guards=BatchGuards(initial=8, minimum=8, maximum=8),
-    )  # fmt: skip
+        build_model=TinyLM,
+        loss_fn=lm_loss,
+        data=Draws(ids, 300 * 8),
+        workers_per_trainer=1,
+        inner=sgd(1e-30),
+        batch=NormTest(),
+        sync_every=1,
+        test_groups=groups,
+        guards=BatchGuards(initial=8, minimum=8, maximum=8),
+    )
     for _ in run.rounds(300):
         seen = run.trainers[0].controller.estimate
         assert seen is not None
         variances.append(seen.grad_variance)
         norms.append(seen.grad_norm_sq)
     assert np.mean(variances) == pytest.approx(true_s, abs=4 * np.std(variances) / np.sqrt(300))
-    assert np.mean(norms) == pytest.approx(float(true_g @ true_g), abs=4 * np.std(norms) / np.sqrt(300))
+    assert np.mean(norms) == pytest.approx(
+        float(true_g @ true_g), abs=4 * np.std(norms) / np.sqrt(300)
+    )
 
 
 class Bowl(nn.Module):
-    """Loss |w - x|^2 / 2 with a per-sample gradient of w - x: S is the trace of x's covariance, G is w minus its mean."""
+    """Loss |w - x|^2 / 2 with a per-sample gradient of w - x: S is the trace of x's covariance, G
+    is w minus its mean.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,14 +200,27 @@ class Bowl(nn.Module):
 
 
 def test_expectation_on_a_quadratic_with_unequal_workers() -> None:
-    """500 rounds of two workers with 4 + 3 samples in two groups each, x of variances 1, 4 and 0.25 around zero: S = 5.25, |G|^2 = 5.25."""
-    x = torch.randn(500 * 7 * 2, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 2.0, 0.5])
+    """500 rounds of two workers with 4 + 3 samples in two groups each, x of variances 1, 4 and 0.25
+    around zero: S = 5.25, |G|^2 = 5.25.
+    """
+    x = torch.randn(500 * 7 * 2, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [1.0, 2.0, 0.5]
+    )
     run = make_run(
-        build_model=Bowl, loss_fn=lambda model, x: ((model.w - x) ** 2).sum(1).mean() / 2, data=TensorSource(x, num_streams=2), inner=sgd(1e-30),
-        batch=NormTest(), sync_every=1, test_groups=2, guards=BatchGuards(initial=7, minimum=7, maximum=7),
-    )  # fmt: skip
+        build_model=Bowl,
+        loss_fn=lambda model, x: ((model.w - x) ** 2).sum(1).mean() / 2,
+        data=TensorSource(x, num_streams=2),
+        inner=sgd(1e-30),
+        batch=NormTest(),
+        sync_every=1,
+        test_groups=2,
+        guards=BatchGuards(initial=7, minimum=7, maximum=7),
+    )
     seen = [run.trainers[0].controller.estimate for _ in run.rounds(500)]
-    for values, truth in (([s.grad_variance for s in seen if s], 5.25), ([s.grad_norm_sq for s in seen if s], 0.25 + 1 + 4)):
+    for values, truth in (
+        ([s.grad_variance for s in seen if s], 5.25),
+        ([s.grad_norm_sq for s in seen if s], 0.25 + 1 + 4),
+    ):
         assert np.mean(values) == pytest.approx(truth, abs=4 * np.std(values) / np.sqrt(500))
 
 
@@ -173,10 +234,14 @@ def test_expectation_of_the_inner_variance_on_a_quadratic(estimator: Estimator) 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600 * 9 * 2, 3, generator=generator) * torch.tensor([1.0, 2.0, 0.5])
     run = make_run(
-        build_model=Bowl, loss_fn=lambda model, x: ((model.w - x) ** 2).sum(1).mean() / 2,
-        data=TensorSource(x, num_streams=2), inner=sgd(1e-30), sync_every=1,
-        batch=InnerProductTest(estimator=estimator), guards=BatchGuards(initial=9, minimum=9, maximum=9),
-    )  # fmt: skip
+        build_model=Bowl,
+        loss_fn=lambda model, x: ((model.w - x) ** 2).sum(1).mean() / 2,
+        data=TensorSource(x, num_streams=2),
+        inner=sgd(1e-30),
+        sync_every=1,
+        batch=InnerProductTest(estimator=estimator),
+        guards=BatchGuards(initial=9, minimum=9, maximum=9),
+    )
     seen = [run.trainers[0].controller.estimate for _ in run.rounds(600)]
     values = [estimate.inner_variance for estimate in seen if estimate]
     truth = 5.25 + (17.0625 * (1 / 5 + 1 / 4) / 2 if estimator == "plug-in" else 0.0)

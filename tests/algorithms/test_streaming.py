@@ -1,4 +1,6 @@
-"""Streaming: its limits, a second implementation in a few lines, bytes, merges, resuming, and what a wire format does to a run."""
+"""Streaming: its limits, a second implementation in a few lines, bytes, merges, resuming, and what
+a wire format does to a run.
+"""
 
 import copy
 from contextlib import nullcontext
@@ -9,7 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adloco import AdLoCo, BatchGuards, DiLoCo, MergeFates, MergeSmallest, NonFiniteLossError, NormTest, OneProcess, OuterMemory, SwitchMode
+from adloco import (
+    AdLoCo,
+    BatchGuards,
+    DiLoCo,
+    MergeFates,
+    MergeSmallest,
+    NonFiniteLossError,
+    NormTest,
+    OneProcess,
+    OuterMemory,
+    SwitchMode,
+)
 from adloco.algorithms import adloco as adloco_module
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.trainer import Trainer
@@ -21,14 +34,33 @@ from adloco.distributed.parallel.layers import layers
 from adloco.distributed.traffic import Traffic
 from adloco.rules.merge import Merge
 from adloco.rules.sync_schedule import Streaming
-from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, outer_sync, params_of, round_with_ends, sync_all, tokens
+from tests.problems import (
+    BlockLM,
+    adamw,
+    linear,
+    make_run,
+    next_token,
+    outer_sgd,
+    outer_sync,
+    params_of,
+    round_with_ends,
+    sync_all,
+    tokens,
+)
 
 
 def language_run(**changes: Any) -> AdLoCo:
     settings: dict[str, Any] = {
-        "build_model": BlockLM, "loss_fn": next_token, "data": tokens(2000, 4), "inner": adamw(0.01), "outer": outer_sgd(0.7, 0.6, True),
-        "sync_every": 6, "workers_per_trainer": 2, "guards": BatchGuards(initial=9), "switch": SwitchMode(max_micro_batch=3, mode="always"),
-    }  # fmt: skip
+        "build_model": BlockLM,
+        "loss_fn": next_token,
+        "data": tokens(2000, 4),
+        "inner": adamw(0.01),
+        "outer": outer_sgd(0.7, 0.6, True),
+        "sync_every": 6,
+        "workers_per_trainer": 2,
+        "guards": BatchGuards(initial=9),
+        "switch": SwitchMode(max_micro_batch=3, mode="always"),
+    }
     return make_run(**settings | changes)
 
 
@@ -55,22 +87,36 @@ def test_one_fragment_without_overlap_is_the_plain_outer_step() -> None:
             position = step * sum(sizes)
             optimizers[worker].zero_grad()
             for size in sizes:
-                (next_token(models[worker], data.read(worker, position, size)) * (size / sum(sizes))).backward()
+                (
+                    next_token(models[worker], data.read(worker, position, size))
+                    * (size / sum(sizes))
+                ).backward()
                 position += size
             optimizers[worker].step()
         if step % 6 == 5:
             sync_all(outer, params, [5 / 9, 4 / 9], comm)
-    assert torch.cat([tensor.detach().flatten() for tensor in outer.global_params]).equal(params_of(run))
+    assert torch.cat([tensor.detach().flatten() for tensor in outer.global_params]).equal(
+        params_of(run)
+    )
 
 
 def there_and_back(values: Tensor, wire: TopK) -> Tensor:
     padded = torch.zeros(-(-values.numel() // wire.block) * wire.block)
     padded[: values.numel()] = values.flatten()
-    return wire.decode(wire.encode(padded.view(-1, wire.block))).flatten()[: values.numel()].view(values.shape).double()
+    return (
+        wire.decode(wire.encode(padded.view(-1, wire.block)))
+        .flatten()[: values.numel()]
+        .view(values.shape)
+        .double()
+    )
 
 
-def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int], wire: TopK | None = None) -> tuple[Tensor, list[Tensor]]:
-    """Streaming DiLoCo of two workers, written down as the paper has it; global parameters and each worker's. wire: with residuals."""
+def by_hand(
+    rounds: int, streaming: Streaming, shares: tuple[int, int], wire: TopK | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """Streaming DiLoCo of two workers, written down as the paper has it; global parameters and each
+    worker's. wire: with residuals.
+    """
     data, models = tokens(2000, 4), [BlockLM(), BlockLM()]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
     params = [list(model.parameters()) for model in models]
@@ -92,18 +138,28 @@ def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int], wire: To
                             wanted = state[place] - own[place].detach()
                             if wire and not wire.step_ahead:
                                 wanted += residual[place]
-                            sent = there_and_back(weight * wanted, wire) / weight if wire else wanted
+                            sent = (
+                                there_and_back(weight * wanted, wire) / weight if wire else wanted
+                            )
                             travelling[place] += weight * sent
-                            residual[place] = wire.error_feedback * (wanted - sent) if wire else residual[place]
+                            residual[place] = (
+                                wire.error_feedback * (wanted - sent) if wire else residual[place]
+                            )
                     if event.kind == "send":
                         continue
                     gradient = travelling.pop(place)
                     before = velocity[place]
-                    velocity[place] = gradient.clone() if before is None else 0.6 * before + gradient
+                    velocity[place] = (
+                        gradient.clone() if before is None else 0.6 * before + gradient
+                    )
                     state[place] = state[place] - 0.7 * (gradient + 0.6 * velocity[place])
                     for own, residual in zip(params, residuals, strict=True):
                         kept = streaming.alpha if streaming.tau else 0.0
-                        begins_at = state[place] - residual[place] if wire and wire.step_ahead else state[place]
+                        begins_at = (
+                            state[place] - residual[place]
+                            if wire and wire.step_ahead
+                            else state[place]
+                        )
                         own[place].data.copy_(kept * own[place].data + (1 - kept) * begins_at)
             if step == 6:
                 break
@@ -112,17 +168,22 @@ def by_hand(rounds: int, streaming: Streaming, shares: tuple[int, int], wire: To
                 next_token(models[worker], data.read(worker, position[worker], share)).backward()
                 optimizers[worker].step()
                 position[worker] += share
-    return torch.cat([tensor.flatten() for tensor in state]), [torch.cat([tensor.detach().flatten() for tensor in own]) for own in params]
+    return torch.cat([tensor.flatten() for tensor in state]), [
+        torch.cat([tensor.detach().flatten() for tensor in own]) for own in params
+    ]
 
 
 @pytest.mark.parametrize(
     "streaming",
     [
-        Streaming(), Streaming(fragments=3), Streaming(fragments=2, tau=2, alpha=0.5), Streaming(fragments=3, tau=1, alpha=0.0, pattern="sequential"),
+        Streaming(),
+        Streaming(fragments=3),
+        Streaming(fragments=2, tau=2, alpha=0.5),
+        Streaming(fragments=3, tau=1, alpha=0.0, pattern="sequential"),
         Streaming(fragments=1, tau=5, alpha=0.25),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
     """With unequal batches: nine samples over two workers."""
     run = language_run(streaming=streaming)
@@ -130,12 +191,16 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
     state, workers = by_hand(3, streaming, (5, 4))
     torch.testing.assert_close(params_of(run), state, rtol=1e-10, atol=1e-12)
     for worker, expected in enumerate(workers):
-        own = torch.cat([tensor.detach().flatten() for tensor in run.workers[worker].replica.params])
+        own = torch.cat(
+            [tensor.detach().flatten() for tensor in run.workers[worker].replica.params]
+        )
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("step_ahead", [False, True], ids=["in memory", "ahead"])
-@pytest.mark.parametrize("streaming", [Streaming(), Streaming(fragments=2, tau=2, alpha=0.5)], ids=["plain", "streaming"])
+@pytest.mark.parametrize(
+    "streaming", [Streaming(), Streaming(fragments=2, tau=2, alpha=0.5)], ids=["plain", "streaming"]
+)
 def test_error_feedback_equals_its_definition(streaming: Streaming, step_ahead: bool) -> None:
     """Residuals are float32, all else float64."""
     wire = TopK(chunk=16, density=1 / 8, error_feedback=0.9, step_ahead=step_ahead)
@@ -144,36 +209,52 @@ def test_error_feedback_equals_its_definition(streaming: Streaming, step_ahead: 
     state, workers = by_hand(3, streaming, (5, 4), wire)
     torch.testing.assert_close(params_of(run), state, rtol=1e-5, atol=1e-6)
     for worker, expected in enumerate(workers):
-        own = torch.cat([tensor.detach().flatten() for tensor in run.workers[worker].replica.params])
+        own = torch.cat(
+            [tensor.detach().flatten() for tensor in run.workers[worker].replica.params]
+        )
         torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_step_ahead_loses_nothing() -> None:
-    """Whatever the wire drops, the mean of the workers is where the plain mean, uncompressed, would bring them."""
+    """Whatever the wire drops, the mean of the workers is where the plain mean, uncompressed, would
+    bring them.
+    """
     run = language_run(wire=TopK(chunk=16, density=1 / 16, error_feedback=1.0), outer=None)
     for _ in range(3):
         _, ends = round_with_ends(run)
-        own = [torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]) for worker in run.workers.values()]
+        own = [
+            torch.cat([tensor.detach().flatten() for tensor in worker.replica.params])
+            for worker in run.workers.values()
+        ]
         assert not own[0].equal(own[1])
-        torch.testing.assert_close((5 * own[0] + 4 * own[1]) / 9, (5 * ends[0] + 4 * ends[1]) / 9, rtol=0, atol=1e-7)  # Residuals are float32.
+        torch.testing.assert_close(
+            (5 * own[0] + 4 * own[1]) / 9, (5 * ends[0] + 4 * ends[1]) / 9, rtol=0, atol=1e-7
+        )  # Residuals are float32.
     last = (5 * own[0] + 4 * own[1]) / 9
     run.average_replicas()
     torch.testing.assert_close(params_of(run), last, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("wire", [None, Int4(block=8), TopK(chunk=16, density=1 / 16)], ids=["fp32", "int4", "topk"])
+@pytest.mark.parametrize(
+    "wire", [None, Int4(block=8), TopK(chunk=16, density=1 / 16)], ids=["fp32", "int4", "topk"]
+)
 def test_settling_is_the_plain_mean(wire: Any) -> None:
     """Whatever the format: what drifted apart must not be lost."""
     run = language_run(streaming=Streaming(fragments=3, tau=1), wire=wire)
     list(run.rounds(2))
     with pytest.raises(ValueError, match=r"call average_replicas\(\) first"):
         run.model(0)
-    own = [torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]) for worker in run.workers.values()]
+    own = [
+        torch.cat([tensor.detach().flatten() for tensor in worker.replica.params])
+        for worker in run.workers.values()
+    ]
     run.average_replicas()
     mean = (5 * own[0] + 4 * own[1]) / 9
     torch.testing.assert_close(params_of(run), mean, rtol=1e-10, atol=1e-12)
     for worker in run.workers.values():
-        assert torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]).equal(params_of(run))
+        assert torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]).equal(
+            params_of(run)
+        )
     before = params_of(run)
     run.average_replicas()
     assert params_of(run).equal(before)
@@ -183,17 +264,27 @@ def test_settling_is_the_plain_mean(wire: Any) -> None:
 def test_settling_weighs_by_the_samples_of_the_round_that_was() -> None:
     """Not by those of the next, which the norm test has changed; also in a run that was resumed."""
     settings: dict[str, Any] = {
-        "wire": TopK(chunk=16, density=1 / 16), "batch": NormTest(eta=0.9), "guards": BatchGuards(initial=5, minimum=4, maximum=40),
-    }  # fmt: skip
+        "wire": TopK(chunk=16, density=1 / 16),
+        "batch": NormTest(eta=0.9),
+        "guards": BatchGuards(initial=5, minimum=4, maximum=40),
+    }
     run, resumed = language_run(**settings), language_run(**settings)
     report = run.round()
     assert report is not None and run.trainers[0].requested_batch != 5
     samples = [worker.round_samples for worker in run.workers.values()]
-    own = [torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]) for worker in run.workers.values()]
+    own = [
+        torch.cat([tensor.detach().flatten() for tensor in worker.replica.params])
+        for worker in run.workers.values()
+    ]
     resumed.load_state_dict(copy.deepcopy(run.state_dict()))
     for one in (run, resumed):
         one.average_replicas()
-        torch.testing.assert_close(params_of(one), (samples[0] * own[0] + samples[1] * own[1]) / sum(samples), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            params_of(one),
+            (samples[0] * own[0] + samples[1] * own[1]) / sum(samples),
+            rtol=1e-10,
+            atol=1e-12,
+        )
 
 
 def test_a_lone_worker_stands_where_its_trainer_does() -> None:
@@ -203,14 +294,27 @@ def test_a_lone_worker_stands_where_its_trainer_does() -> None:
     run.model(0)
 
 
-@pytest.mark.parametrize("other", [None, TopK(chunk=16, step_ahead=False), TopK(chunk=16, error_feedback=0.0)], ids=["fp32", "behind", "none"])
+@pytest.mark.parametrize(
+    "other",
+    [None, TopK(chunk=16, step_ahead=False), TopK(chunk=16, error_feedback=0.0)],
+    ids=["fp32", "behind", "none"],
+)
 def test_a_state_is_for_the_same_error_feedback(other: Any) -> None:
     first, second = language_run(wire=TopK(chunk=16)), language_run(wire=other)
     first.round()
-    with pytest.raises(ValueError, match=r"error feedback was 'ahead' .* give the same error_feedback and step_ahead"):
+    with pytest.raises(
+        ValueError,
+        match=r"error feedback was 'ahead' .* give the same error_feedback and step_ahead",
+    ):
         second.load_state_dict(first.state_dict())
-    loops = [DiLoCo([linear(), linear()], outer=None, sync_every=1, wire=wire) for wire in (TopK(chunk=16), other)]
-    with pytest.raises(ValueError, match=r"error feedback was 'ahead' .* give the same error_feedback and step_ahead"):
+    loops = [
+        DiLoCo([linear(), linear()], outer=None, sync_every=1, wire=wire)
+        for wire in (TopK(chunk=16), other)
+    ]
+    with pytest.raises(
+        ValueError,
+        match=r"error feedback was 'ahead' .* give the same error_feedback and step_ahead",
+    ):
         loops[1].load_state_dict(loops[0].state_dict())
 
 
@@ -231,38 +335,75 @@ def test_evaluation_is_at_the_global_parameters() -> None:
 
     assert run.evaluate(share)[0][0] == pytest.approx(float(params_of(run).sum()))
     for before, worker in zip(own, run.workers.values(), strict=True):
-        assert all(a.equal(b) for a, b in zip(before, worker.replica.params, strict=True)), "workers go on from where they stood"
+        assert all(a.equal(b) for a, b in zip(before, worker.replica.params, strict=True)), (
+            "workers go on from where they stood"
+        )
 
 
-@pytest.mark.parametrize("apart", [{"streaming": Streaming(fragments=3, tau=1)}, {"wire": TopK(chunk=16)}], ids=["streaming", "topk"])
+@pytest.mark.parametrize(
+    "apart",
+    [{"streaming": Streaming(fragments=3, tau=1)}, {"wire": TopK(chunk=16)}],
+    ids=["streaming", "topk"],
+)
 @pytest.mark.parametrize("inner_state", ["keep", "mean", "reset"])
-def test_a_merge_finds_all_at_their_trainers_parameters(apart: dict[str, Any], inner_state: Any) -> None:
+def test_a_merge_finds_all_at_their_trainers_parameters(
+    apart: dict[str, Any], inner_state: Any
+) -> None:
     run = language_run(
-        num_trainers=2, workers_per_trainer=2, **apart, batch=NormTest(eta=0.9), fates=MergeFates(inner_state=inner_state),
-        guards=BatchGuards(initial=9, minimum=8, maximum=40), merge=MergeSmallest(count=2, every=2, first_round=2),
-    )  # fmt: skip
+        num_trainers=2,
+        workers_per_trainer=2,
+        **apart,
+        batch=NormTest(eta=0.9),
+        fates=MergeFates(inner_state=inner_state),
+        guards=BatchGuards(initial=9, minimum=8, maximum=40),
+        merge=MergeSmallest(count=2, every=2, first_round=2),
+    )
     first, second = run.rounds(2)
     assert second.merges and not first.merges
     assert list(run.trainers) == [second.merges[0].survivor]
     (trainer,) = run.trainers.values()
     for worker in run.workers.values():
-        assert all(a.equal(b) for a, b in zip(worker.replica.params, trainer.outer.global_params, strict=True))
+        assert all(
+            a.equal(b)
+            for a, b in zip(worker.replica.params, trainer.outer.global_params, strict=True)
+        )
     list(run.rounds(2))
 
 
 @pytest.mark.parametrize("fate", ["keep", "mean", "reset"])
-def test_what_waits_in_memory_has_the_fate_of_inner_state(fate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_in_memory_has_the_fate_of_inner_state(
+    fate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = language_run(
-        num_trainers=2, workers_per_trainer=2, wire=TopK(chunk=16, step_ahead=False), fates=MergeFates(inner_state=fate),
+        num_trainers=2,
+        workers_per_trainer=2,
+        wire=TopK(chunk=16, step_ahead=False),
+        fates=MergeFates(inner_state=fate),
         merge=MergeSmallest(count=2, every=2, first_round=2),
-    )  # fmt: skip
+    )
     expected: dict[int, list[Tensor]] = {}
 
-    def watched(merge: Merge, trainers: dict[int, Trainer], workers: dict[int, Worker], *rest: Any) -> Any:
-        waiting = {worker.id: copy.deepcopy(worker.replica.residuals) for worker in workers.values()}
-        weights = {worker: merge.weights[trainer.id] / 2 for trainer in trainers.values() for worker in trainer.worker_ids}
-        mean = [sum(weights[worker] * own[place] for worker, own in waiting.items()) for place in range(5)]
-        expected.update({worker: {"keep": own, "mean": mean, "reset": [0 * tensor for tensor in own]}[fate] for worker, own in waiting.items()})
+    def watched(
+        merge: Merge, trainers: dict[int, Trainer], workers: dict[int, Worker], *rest: Any
+    ) -> Any:
+        waiting = {
+            worker.id: copy.deepcopy(worker.replica.residuals) for worker in workers.values()
+        }
+        weights = {
+            worker: merge.weights[trainer.id] / 2
+            for trainer in trainers.values()
+            for worker in trainer.worker_ids
+        }
+        mean = [
+            sum(weights[worker] * own[place] for worker, own in waiting.items())
+            for place in range(5)
+        ]
+        expected.update(
+            {
+                worker: {"keep": own, "mean": mean, "reset": [0 * tensor for tensor in own]}[fate]
+                for worker, own in waiting.items()
+            }
+        )
         return apply_merge(merge, trainers, workers, *rest)
 
     monkeypatch.setattr(adloco_module, "apply_merge", watched)
@@ -275,14 +416,26 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(fate: Any, monkeypatch
 
 @pytest.mark.parametrize(
     "wire",
-    [None, Int4(block=8), Int2(block=8), TopK(chunk=16, density=0.25), TopK(chunk=16, density=0.25, step_ahead=False)],
+    [
+        None,
+        Int4(block=8),
+        Int2(block=8),
+        TopK(chunk=16, density=0.25),
+        TopK(chunk=16, density=0.25, step_ahead=False),
+    ],
     ids=["fp32", "int4", "int2", "topk", "topk in memory"],
 )
 @pytest.mark.parametrize("step", [1, 4, 6, 7, 9, 15])
 def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
-    """The residuals, what has been mixed in and what the workers have drifted included; also while a fragment travels."""
+    """The residuals, what has been mixed in and what the workers have drifted included; also while
+    a fragment travels.
+    """
     settings = {"streaming": Streaming(fragments=2, tau=2), "wire": wire}
-    whole, first, second = language_run(**settings), language_run(**settings), language_run(**settings)
+    whole, first, second = (
+        language_run(**settings),
+        language_run(**settings),
+        language_run(**settings),
+    )
     expected = list(whole.rounds(4))
     reads = 0
     read = first.workers[0]._settings.problem.data.read
@@ -305,12 +458,17 @@ def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
     for worker, other in zip(second.workers.values(), whole.workers.values(), strict=True):
         assert all(
             a.equal(b)
-            for a, b in zip([*worker.replica.params, *worker.replica.residuals], [*other.replica.params, *other.replica.residuals], strict=True)
+            for a, b in zip(
+                [*worker.replica.params, *worker.replica.residuals],
+                [*other.replica.params, *other.replica.residuals],
+                strict=True,
+            )
         )
 
 
 def test_bytes_and_compression_of_a_round() -> None:
-    # Five tensors of 35, 25, 5, 25, 5 float64: 760 bytes. In int8 blocks of 16: 3 + 2 + 1 + 2 + 1 blocks of 16 + 4 bytes: 180.
+    # Five tensors of 35, 25, 5, 25, 5 float64: 760 bytes. In int8 blocks of 16: 3 + 2 + 1 + 2 + 1
+    # blocks of 16 + 4 bytes: 180.
     plain = next(language_run().rounds(1)).sync
     assert (plain.bytes, plain.compression_ratio) == (760, 1.0)
     for streaming in (None, Streaming(fragments=3, tau=1)):
@@ -328,7 +486,9 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.bytes = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and not result._is_view():
             self.bytes = max(self.bytes, result.untyped_storage().nbytes())
@@ -336,14 +496,25 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "wire", [None, Int8(block=16), Int4(block=16), Int2(block=16), TopK(chunk=16, density=0.25)], ids=["fp32", "int8", "int4", "int2", "topk"]
+    "wire",
+    [None, Int8(block=16), Int4(block=16), Int2(block=16), TopK(chunk=16, density=0.25)],
+    ids=["fp32", "int8", "int4", "int2", "topk"],
 )
 def test_a_sync_stages_a_fragment_at_a_time(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No operator of a sync makes anything larger than the largest fragment in the parameters' own type, padding included."""
-    monkeypatch.setattr(compression, "PIECE", 64)  # What a format makes beside it has a fixed size, here smaller than a fragment.
-    run = language_run(build_model=lambda: BlockLM(width=100), streaming=Streaming(fragments=3), wire=wire)
+    """No operator of a sync makes anything larger than the largest fragment in the parameters' own
+    type, padding included.
+    """
+    monkeypatch.setattr(
+        compression, "PIECE", 64
+    )  # What a format makes beside it has a fixed size, here smaller than a fragment.
+    run = language_run(
+        build_model=lambda: BlockLM(width=100), streaming=Streaming(fragments=3), wire=wire
+    )
     list(run.rounds(1))  # Momentum is made in the first.
-    fragments = [sum(run.workers[0].replica.params[place].numel() for place in places) for places in run.trainers[0].outer.fragments]
+    fragments = [
+        sum(run.workers[0].replica.params[place].numel() for place in places)
+        for places in run.trainers[0].outer.fragments
+    ]
     seen = Largest()
     run.round(phase=lambda name: seen if name == "sync" else nullcontext())
     assert max(fragments) < 0.6 * sum(fragments)
@@ -353,7 +524,9 @@ def test_a_sync_stages_a_fragment_at_a_time(wire: Any, monkeypatch: pytest.Monke
 def test_cosine_and_error_of_a_round() -> None:
     """Against the workers' own differences, seen just before the sync."""
     for wire, bound in ((None, 0.0), (Int4(block=8), 0.35)):
-        run = language_run(wire=wire, workers_per_trainer=3, guards=BatchGuards(initial=10), data=tokens(2000, 4))
+        run = language_run(
+            wire=wire, workers_per_trainer=3, guards=BatchGuards(initial=10), data=tokens(2000, 4)
+        )
         start = params_of(run)
         done, ends = round_with_ends(run)
         report = done.trainers[0]
@@ -361,9 +534,15 @@ def test_cosine_and_error_of_a_round() -> None:
         moves = [weight * (start - end) for weight, end in zip(weights, ends, strict=True)]
         pairs = [(0, 1), (0, 2), (1, 2)]
         norms = [float(moves[a].norm() * moves[b].norm()) for a, b in pairs]
-        cosines = [float(nn.functional.cosine_similarity(moves[a], moves[b], dim=0)) for a, b in pairs]
-        expected = sum(norm * cosine for norm, cosine in zip(norms, cosines, strict=True)) / sum(norms)
-        assert report.cosine_similarity == pytest.approx(expected, rel=1e-6 if wire is None else 0.1)
+        cosines = [
+            float(nn.functional.cosine_similarity(moves[a], moves[b], dim=0)) for a, b in pairs
+        ]
+        expected = sum(norm * cosine for norm, cosine in zip(norms, cosines, strict=True)) / sum(
+            norms
+        )
+        assert report.cosine_similarity == pytest.approx(
+            expected, rel=1e-6 if wire is None else 0.1
+        )
         assert report.wire_error == 0 if wire is None else 0.01 < report.wire_error < bound  # type: ignore[operator]
 
 
@@ -373,7 +552,9 @@ def test_lossy_formats_train_nearly_as_fp32_does() -> None:
     assert losses[1:] == pytest.approx([losses[0]] * 3, rel=0.02)
 
 
-@pytest.mark.parametrize("streaming", [None, Streaming(fragments=2, tau=2)], ids=["plain", "streaming"])
+@pytest.mark.parametrize(
+    "streaming", [None, Streaming(fragments=2, tau=2)], ids=["plain", "streaming"]
+)
 def test_what_is_not_finite_is_named_and_reaches_nobody(streaming: Streaming | None) -> None:
     run = language_run(wire=Int4(), streaming=streaming)
     list(run.rounds(1))
@@ -397,29 +578,52 @@ def test_huge_parameters_count_as_infinite() -> None:
     """Their difference would overflow."""
     run = make_run(sync_every=1)
     run.workers[0].replica.params[0].data.fill_(2e37)
-    run.workers[0]._settings.problem.data.read = lambda stream, position, count: (torch.zeros(count, 3), torch.zeros(count))  # type: ignore[method-assign]
-    with pytest.raises(NonFiniteLossError, match="parameter weight is not finite in trainer 0, worker 0, inner step 1"):
+    run.workers[0]._settings.problem.data.read = lambda stream, position, count: (
+        torch.zeros(count, 3),
+        torch.zeros(count),
+    )  # type: ignore[method-assign]
+    with pytest.raises(
+        NonFiniteLossError,
+        match="parameter weight is not finite in trainer 0, worker 0, inner step 1",
+    ):
         run.round()
 
 
-@pytest.mark.parametrize("wire", [None, Bf16(), Int8(), Int4(), Int2(), TopK()], ids=["fp32", "bf16", "int8", "int4", "int2", "topk"])
+@pytest.mark.parametrize(
+    "wire",
+    [None, Bf16(), Int8(), Int4(), Int2(), TopK()],
+    ids=["fp32", "bf16", "int8", "int4", "int2", "topk"],
+)
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_drop_in_names_what_is_not_finite_before_it_reaches_anyone(wire: Any, value: float) -> None:
     models = [linear(), linear()]
     diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=1, wire=wire)
     models[1].bias.data.fill_(value)  # type: ignore[operator]
-    with pytest.raises(NonFiniteLossError, match="parameter bias is not finite in worker 1, inner step 1"):
+    with pytest.raises(
+        NonFiniteLossError, match="parameter bias is not finite in worker 1, inner step 1"
+    ):
         diloco.step()
     assert all(bool(parameter.isfinite().all()) for parameter in models[0].parameters())
 
 
 def test_drop_in_streams_as_the_run_does() -> None:
     streaming, wire = Streaming(fragments=2, tau=1, alpha=0.5), TopK(chunk=16, density=0.25)
-    settings: dict[str, Any] = {"outer": outer_sgd(0.7, 0.6, True), "sync_every": 6, "streaming": streaming, "wire": wire}
+    settings: dict[str, Any] = {
+        "outer": outer_sgd(0.7, 0.6, True),
+        "sync_every": 6,
+        "streaming": streaming,
+        "wire": wire,
+    }
     run = language_run(**settings, guards=BatchGuards(initial=8))
     list(run.rounds(3))
 
-    def loop(diloco: DiLoCo, models: list[nn.Module], optimizers: list[torch.optim.Optimizer], first: int, last: int) -> None:
+    def loop(
+        diloco: DiLoCo,
+        models: list[nn.Module],
+        optimizers: list[torch.optim.Optimizer],
+        first: int,
+        last: int,
+    ) -> None:
         data = tokens(2000, 4)
         for step in range(first, last):
             for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
@@ -445,12 +649,16 @@ def test_drop_in_streams_as_the_run_does() -> None:
         diloco.load_state_dict(state)
         loop(diloco, copies, others, stop, 18)
         for worker, model in enumerate(copies):
-            for got, wanted in zip(model.parameters(), run.workers[worker].replica.params, strict=True):
+            for got, wanted in zip(
+                model.parameters(), run.workers[worker].replica.params, strict=True
+            ):
                 torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-11)
 
 
 def test_drop_in_weights_of_a_fragment_are_the_samples_since_it_was_sent() -> None:
-    """By hand: three steps of 1, 3 and 5 against 1 sample each; a step without samples is no error if others had some."""
+    """By hand: three steps of 1, 3 and 5 against 1 sample each; a step without samples is no error
+    if others had some.
+    """
     models = [linear(), linear()]
     diloco = DiLoCo(models, outer=None, sync_every=3, streaming=Streaming(tau=1, alpha=0.0))
     start = models[0].weight.detach().clone()
@@ -475,7 +683,9 @@ def test_drop_in_weights_of_a_fragment_are_the_samples_since_it_was_sent() -> No
 def test_drop_in_loaded_while_a_fragment_travels_forgets_it() -> None:
     def begin() -> tuple[nn.Module, DiLoCo]:
         model = linear()
-        return model, DiLoCo(model, outer=outer_sgd(0.7, 0.6, True), sync_every=6, streaming=Streaming(tau=4))
+        return model, DiLoCo(
+            model, outer=outer_sgd(0.7, 0.6, True), sync_every=6, streaming=Streaming(tau=4)
+        )
 
     def train(model: nn.Module, diloco: DiLoCo, first: int, last: int) -> None:
         for step in range(first, last):
@@ -495,7 +705,12 @@ def test_drop_in_loaded_while_a_fragment_travels_forgets_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "apart", [{"streaming": Streaming(tau=1, alpha=0.5), "wire": Int4()}, {"wire": TopK(chunk=2, density=0.5)}], ids=["streaming", "topk"]
+    "apart",
+    [
+        {"streaming": Streaming(tau=1, alpha=0.5), "wire": Int4()},
+        {"wire": TopK(chunk=2, density=0.5)},
+    ],
+    ids=["streaming", "topk"],
 )
 def test_drop_in_settles(apart: dict[str, Any]) -> None:
     models = [linear(), linear()]
@@ -522,8 +737,12 @@ def test_outer_state_in_host_memory_is_the_same() -> None:
 
 def test_small_problem_with_threads() -> None:
     """Fragments travel on a thread while workers train on others."""
-    one = make_run(workers_per_trainer=4, streaming=Streaming(tau=2), placement=OneProcess(threads=1))
-    many = make_run(workers_per_trainer=4, streaming=Streaming(tau=2), placement=OneProcess(threads=4))
+    one = make_run(
+        workers_per_trainer=4, streaming=Streaming(tau=2), placement=OneProcess(threads=1)
+    )
+    many = make_run(
+        workers_per_trainer=4, streaming=Streaming(tau=2), placement=OneProcess(threads=4)
+    )
     list(one.rounds(5))
     list(many.rounds(5))
     assert params_of(one).equal(params_of(many))

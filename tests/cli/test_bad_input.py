@@ -1,4 +1,6 @@
-"""Bad input: one sentence on stderr that says what to change, exit code 2, nothing half-written, no traceback."""
+"""Bad input: one sentence on stderr that says what to change, exit code 2, nothing half-written, no
+traceback.
+"""
 
 import os
 import signal
@@ -22,23 +24,48 @@ from tests.conftest import WaitForSteps
         (["--run.tokens"], "--run.tokens needs a value"),
         (["adlocco"], "did you mean 'adloco'?"),
         (["--data.path", "/no/such/file"], "data.path '/no/such/file' does not exist"),
-        (["--data.tokenizer", "/no/such/tokenizer"], "data.tokenizer '/no/such/tokenizer' could not be loaded"),
+        (
+            ["--data.tokenizer", "/no/such/tokenizer"],
+            "data.tokenizer '/no/such/tokenizer' could not be loaded",
+        ),
         (["--data.tokenizer", "bpe:1"], "data.tokenizer bpe needs a size above 256"),
-        (["--data.context_tokens", "1000", "--batch.initial", "64"], "windows of 1000 tokens to train on, but one inner step needs"),
+        (
+            ["--data.context_tokens", "1000", "--batch.initial", "64"],
+            "windows of 1000 tokens to train on, but one inner step needs",
+        ),
         (["--method.num_trainers", "100000"], "but one inner step needs"),
-        (["--model.hidden_size", "65536", "--model.intermediate_size", "100000"], "GiB; use fewer workers or a smaller model"),
+        (
+            ["--model.hidden_size", "65536", "--model.intermediate_size", "100000"],
+            "GiB; use fewer workers or a smaller model",
+        ),
         (["--run.device", "quantum"], "run.device must be auto, cpu or cuda, got 'quantum'"),
         (["--run.device", "cuda:9"], "run.device 'cuda:9' is not available"),
-        (["--outer.optimizer", "Nesterov"], "outer.optimizer must name an optimizer of torch.optim"),
-        (["--resume", "/no/such/run"], "--run.tokens cannot change when a run goes on; leave it out (what can: data.cache, data.dataset, data.path,"),
+        (
+            ["--outer.optimizer", "Nesterov"],
+            "outer.optimizer must name an optimizer of torch.optim",
+        ),
+        (
+            ["--resume", "/no/such/run"],
+            "--run.tokens cannot change when a run goes on; leave it out (what can: data.cache, data.dataset, data.path,",
+        ),
         (["--run.seed", "99999999999999999999999999"], "run.seed must be >= 0 and < 2^63"),
         (["--data.cache", "/proc/nope"], "data.cache '/proc/nope' cannot be written"),
         (["--run.folder", "/proc/nope/run"], "run folder '/proc/nope/run' cannot be made"),
         (["--unknown"], "unrecognized arguments: --unknown"),
     ],
 )
-def test_train(words: list[str], message: str, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    order = [*words, *small] if not words[0].startswith("--") or (len(words) == 1 and words[0] == "--unknown") else [*small, *words]
+def test_train(
+    words: list[str],
+    message: str,
+    small: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    order = (
+        [*words, *small]
+        if not words[0].startswith("--") or (len(words) == 1 and words[0] == "--unknown")
+        else [*small, *words]
+    )
     assert main(["train", *order]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
@@ -48,32 +75,66 @@ def test_train(words: list[str], message: str, small: list[str], tmp_path: Path,
     assert not (tmp_path / "run").exists()
 
 
-def test_an_existing_run_folder(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_run_folder(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run").mkdir()
     assert main(["train", *small]) == 2
-    assert "exists already; use another --run.folder, or go on with it by adloco train --resume" in capsys.readouterr().err
+    assert (
+        "exists already; use another --run.folder, or go on with it by adloco train --resume"
+        in capsys.readouterr().err
+    )
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_text_shorter_than_a_window(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 100 bytes a twentieth is held out, 6 tokens with the end of the text; a window of 64 tokens takes 65."""
+def test_a_text_shorter_than_a_window(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 100 bytes a twentieth is held out, 6 tokens with the end of the text; a window of 64
+    tokens takes 65.
+    """
     text = tmp_path / "tiny.txt"
     text.write_text("x" * 100)
-    assert main(["train", "single", *small, "--data.tokenizer", "bytes", "--data.context_tokens", "64", "--data.path", str(text)]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "single",
+                *small,
+                "--data.tokenizer",
+                "bytes",
+                "--data.context_tokens",
+                "64",
+                "--data.path",
+                str(text),
+            ]
+        )
+        == 2
+    )
     message = capsys.readouterr().err
-    assert "is too short for one window of 64 tokens: a window takes 65, and there are 6 to evaluate on; give more text, hold out" in message
+    assert (
+        "is too short for one window of 64 tokens: a window takes 65, and there are 6 to evaluate on; give more text, hold out"
+        in message
+    )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("command", ["evaluate", "report", "generate", "train --resume"])
-def test_what_is_no_run_folder(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_run_folder(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompt = ["--prompt", "x"] if command == "generate" else []
     assert main([*command.split(), str(tmp_path), *prompt]) == 2
-    assert "is not a run folder (no recipe.toml in it); give one that `adloco train` wrote" in capsys.readouterr().err
+    assert (
+        "is not a run folder (no recipe.toml in it); give one that `adloco train` wrote"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.fixture
-def finished(small: list[str], tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def finished(
+    small: list[str], tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> Path:
     """A run folder, trained on the file tmp_path/text.txt."""
     text = tmp_path / "text.txt"
     text.write_text("".join(path.read_text() for path in sorted(corpus.iterdir())))
@@ -92,7 +153,9 @@ def refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) 
     assert error.count("\n") == 1
 
 
-def test_another_text_than_the_run_began_with(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_text_than_the_run_began_with(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = finished.parent / "text.txt"
     text.write_text(text.read_text().replace("alpha", "omega"))
     for words in READERS:
@@ -106,15 +169,24 @@ def test_another_text_than_the_run_began_with(finished: Path, capsys: pytest.Cap
         ("seed = 0", "seed = 5"),
         ("tokens = 4000", "tokens = 9000"),
         # It has settings that the run knows nothing of.
-        ('format = "int4"\nerror_feedback = 0.0\nstep_ahead = true\nblock = 128\n', 'format = "topk"\nerror_feedback = 0.0\nstep_ahead = true\n'),
+        (
+            'format = "int4"\nerror_feedback = 0.0\nstep_ahead = true\nblock = 128\n',
+            'format = "topk"\nerror_feedback = 0.0\nstep_ahead = true\n',
+        ),
     ],
 )
-def test_another_recipe_than_the_run_began_with(old: str, new: str, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_recipe_than_the_run_began_with(
+    old: str, new: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = finished / "recipe.toml"
     assert old in recipe.read_text()
     recipe.write_text(recipe.read_text().replace(old, new))
     for words in READERS:
-        refused([*words, str(finished)], f"{old.split()[0]} in {recipe} is not what the run began with; restore it", capsys)
+        refused(
+            [*words, str(finished)],
+            f"{old.split()[0]} in {recipe} is not what the run began with; restore it",
+            capsys,
+        )
 
 
 def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +196,11 @@ def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixtu
     del state["run"]["recipe"]["wire.step_ahead"]
     checkpoint.save(finished / "checkpoints", "round-999999", state, keep=1)
     for words in READERS:
-        refused([*words, str(finished)], f"the run in {finished} began with a version of adloco without wire.step_ahead; go on with that", capsys)
+        refused(
+            [*words, str(finished)],
+            f"the run in {finished} began with a version of adloco without wire.step_ahead; go on with that",
+            capsys,
+        )
 
 
 def test_a_recipe_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +213,9 @@ def test_a_recipe_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFi
         refused([*words, str(finished)], message, capsys)
 
 
-def test_damaged_and_foreign_checkpoints(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_and_foreign_checkpoints(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from adloco.run import checkpoint
 
     newest = checkpoint.newest(finished / "checkpoints")
@@ -148,7 +226,9 @@ def test_damaged_and_foreign_checkpoints(finished: Path, capsys: pytest.CaptureF
         file.write(bytes([last[0] ^ 1]))
     for words in READERS:
         refused(
-            [*words, str(finished)], "is damaged (tensors.safetensors does not match its checksum); remove it to go on from the one before", capsys
+            [*words, str(finished)],
+            "is damaged (tensors.safetensors does not match its checksum); remove it to go on from the one before",
+            capsys,
         )
     checkpoint.save(finished / "checkpoints", "round-999999", {"somebody": "else's"}, keep=2)
     for words in READERS:
@@ -168,21 +248,42 @@ def test_a_damaged_cache_is_made_again(finished: Path, small: list[str], tmp_pat
     [
         (["evaluate", "--windows", "-5"], "--windows must be >= 0, got -5"),
         (["evaluate", "--trainer", "9"], "there is no trainer 9 in"),
-        (["generate", "--prompt", "x", "--temperature", "nan"], "--temperature >= 0 and finite, got 200 and nan"),
+        (
+            ["generate", "--prompt", "x", "--temperature", "nan"],
+            "--temperature >= 0 and finite, got 200 and nan",
+        ),
         (["generate", "--prompt", "x", "--tokens", "0"], "--tokens must be > 0"),
         (["generate"], "the following arguments are required: --prompt"),
     ],
 )
-def test_options_of_the_readers(words: list[str], message: str, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_the_readers(
+    words: list[str], message: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     refused([words[0], str(finished), *words[1:]], message, capsys)
 
 
-def test_non_finite_loss_stops_and_the_last_checkpoint_stays_good(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_non_finite_loss_stops_and_the_last_checkpoint_stays_good(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     explosive = {
-        "inner.optimizer": "sgd", "inner.lr": "1e6", "inner.momentum": "0", "method.max_grad_norm": "0",
-        "learning_rate.shape": "constant", "learning_rate.warmup_fraction": "0",
-    }  # fmt: skip
-    assert main(["train", "single", *small, *(word for key, value in explosive.items() for word in (f"--{key}", value))]) == 2
+        "inner.optimizer": "sgd",
+        "inner.lr": "1e6",
+        "inner.momentum": "0",
+        "method.max_grad_norm": "0",
+        "learning_rate.shape": "constant",
+        "learning_rate.warmup_fraction": "0",
+    }
+    assert (
+        main(
+            [
+                "train",
+                "single",
+                *small,
+                *(word for key, value in explosive.items() for word in (f"--{key}", value)),
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert "adloco: loss is " in error
     assert "in trainer 0, worker 0, inner step " in error
@@ -210,7 +311,18 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     tmp_path: Path,
     wait_for_steps: WaitForSteps,
 ) -> None:
-    words = [sys.executable, "-m", "adloco", "train", "diloco", *small, "--run.tokens", "100000000", "--method.sync_every", "2000"]
+    words = [
+        sys.executable,
+        "-m",
+        "adloco",
+        "train",
+        "diloco",
+        *small,
+        "--run.tokens",
+        "100000000",
+        "--method.sync_every",
+        "2000",
+    ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_steps(1)
     process.send_signal(signal.SIGINT)

@@ -1,4 +1,6 @@
-"""Memory runs out on one rank of an island: `adloco train --ranks N` starts the ranks again, from the newest checkpoint, with smaller passes."""
+"""Memory runs out on one rank of an island: `adloco train --ranks N` starts the ranks again, from
+the newest checkpoint, with smaller passes.
+"""
 
 import json
 import os
@@ -30,14 +32,18 @@ if os.environ.get("RANK") == "1":
 
     tasks.next_token_loss = loss
 """
-"""Rank 1 runs out in step 26 of the first attempt, and in step 2 of the one with half the micro-batch."""
+"""Rank 1 runs out in step 26 of the first attempt, and in step 2 of the one with half the
+micro-batch.
+"""
 
 
 @contextmanager
 def small_rank(folder: Path, *, large: int, fits: int) -> Iterator[None]:
     """The passes of rank 1 run out of memory, in processes that are started within."""
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(SMALL_RANK.replace("LARGE", str(large)).replace("FITS", str(fits)))
+    (folder / "sitecustomize.py").write_text(
+        SMALL_RANK.replace("LARGE", str(large)).replace("FITS", str(fits))
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         yield
@@ -50,7 +56,14 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def learned(line: dict[str, Any]) -> list[Any]:
     """What a round did: exact, as the same passes were made in the same order."""
     first = line["trainers"][0]
-    return [line["round"], line["tokens"], line["train_loss"], first["requested_batch"], first["trainer_batch"], first["micro_batch"]]
+    return [
+        line["round"],
+        line["tokens"],
+        line["train_loss"],
+        first["requested_batch"],
+        first["trainer_batch"],
+        first["micro_batch"],
+    ]
 
 
 FLAGS = ["ddp", "--batch.initial", "16", "--run.keep_checkpoints", "9", "--ranks", "2"]
@@ -68,16 +81,27 @@ def test_an_island_goes_on_with_smaller_micro_batches(
     with small_rank(tmp_path / "startup", large=4, fits=fits):
         done = train([*FLAGS, *small, *island])
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("adloco: the ranks start again")]
-    assert said == [f"adloco: the ranks start again from the newest checkpoint, with micro-batches of at most {limit}" for limit in limits]
+    said = [
+        line
+        for line in done.stderr.splitlines()
+        if line.startswith("adloco: the ranks start again")
+    ]
+    assert said == [
+        f"adloco: the ranks start again from the newest checkpoint, with micro-batches of at most {limit}"
+        for limit in limits
+    ]
     assert f"set switch.pass_limit 4, as adloco train --resume {run} does" in done.stderr
     assert "Traceback" not in done.stderr
     lines = metrics(run)
     assert [line["round"] for line in lines] == list(range(1, 9))
     assert lines[-1]["tokens"] >= 16_000
-    assert [line["pass_limit"] for line in lines] == [0, 0, 0, 0, 0, fits, 0, 0], "round 6 was the first after the checkpoint"
+    assert [line["pass_limit"] for line in lines] == [0, 0, 0, 0, 0, fits, 0, 0], (
+        "round 6 was the first after the checkpoint"
+    )
     assert [line["trainers"][0]["micro_batch"] for line in lines] == [8] * 5 + [fits] * 3
-    assert {line["trainers"][0]["trainer_batch"] for line in lines} == {16}, "the batch is what it was"
+    assert {line["trainers"][0]["trainer_batch"] for line in lines} == {16}, (
+        "the batch is what it was"
+    )
 
     # The same from that checkpoint on, with the limit as a setting.
     shutil.copytree(run, other)
@@ -89,12 +113,19 @@ def test_an_island_goes_on_with_smaller_micro_batches(
     assert done.returncode == 0, done.stderr
     assert [learned(line) for line in metrics(other)] == [learned(line) for line in lines]
     # It evaluates with other numbers of windows at once.
-    assert [line["val_loss"] for line in metrics(other)] == pytest.approx([line["val_loss"] for line in lines], rel=1e-6)
+    assert [line["val_loss"] for line in metrics(other)] == pytest.approx(
+        [line["val_loss"] for line in lines], rel=1e-6
+    )
 
 
-def test_one_sample_that_does_not_fit_ends_the_run(small: list[str], tmp_path: Path, train: Train) -> None:
+def test_one_sample_that_does_not_fit_ends_the_run(
+    small: list[str], tmp_path: Path, train: Train
+) -> None:
     with small_rank(tmp_path / "startup", large=4, fits=0):
         done = train([*FLAGS, *small, "--switch.pass_limit", "1"])
     assert done.returncode == 2
-    assert "memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco probe" in done.stderr
+    assert (
+        "memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco probe"
+        in done.stderr
+    )
     assert "start again" not in done.stderr

@@ -1,4 +1,6 @@
-"""adloco prepare, and training on datasets: whole, streamed, cut off and gone on with, from a second source."""
+"""adloco prepare, and training on datasets: whole, streamed, cut off and gone on with, from a
+second source.
+"""
 
 import json
 import random
@@ -25,18 +27,31 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dataset")
     rng = random.Random(1)
     for name, rows in [*((f"train-{shard}", ROWS // 4) for shard in range(4)), ("validation", 60)]:
-        texts = (" ".join(rng.choices(["one", "two", "three", "four"], k=rng.randint(5, 40))) for _ in range(rows))
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        texts = (
+            " ".join(rng.choices(["one", "two", "three", "four"], k=rng.randint(5, 40)))
+            for _ in range(rows)
+        )
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        )
     return folder
 
 
 def flags(**settings: Any) -> list[str]:
-    return [word for key, value in settings.items() for word in (f"--data.{key}", str(value).lower() if isinstance(value, bool) else str(value))]
+    return [
+        word
+        for key, value in settings.items()
+        for word in (f"--data.{key}", str(value).lower() if isinstance(value, bool) else str(value))
+    ]
 
 
 def files(cache: Path) -> dict[str, bytes]:
     (folder,) = (path for path in cache.iterdir() if path.is_dir())
-    return {f"{folder.name}/{path.name}": path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    return {
+        f"{folder.name}/{path.name}": path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file()
+    }
 
 
 def numbers(run: Path) -> list[Any]:
@@ -49,7 +64,9 @@ def without_path(small: list[str]) -> list[str]:
     return small[:at] + small[at + 2 :]
 
 
-def test_prepare_killed_and_gone_on_with_by_another_number_of_processes(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_killed_and_gone_on_with_by_another_number_of_processes(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = ["single", *flags(dataset=dataset, validation_split="validation")]
     assert main(["prepare", *given, *flags(cache=tmp_path / "whole"), "--processes", "1"]) == 0
     out = capsys.readouterr().out
@@ -58,16 +75,31 @@ def test_prepare_killed_and_gone_on_with_by_another_number_of_processes(dataset:
     numbers = f"{meta['train']:,} tokens to train on and {meta['validation']:,} to validate on, from 12,060 texts in 12,060 rows"
     assert out == f"{folder}: {numbers}\n"
 
-    words = [sys.executable, "-m", "adloco", "prepare", *given, *flags(cache=tmp_path / "cut"), "--processes", "1"]
+    words = [
+        sys.executable,
+        "-m",
+        "adloco",
+        "prepare",
+        *given,
+        *flags(cache=tmp_path / "cut"),
+        "--processes",
+        "1",
+    ]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not [path for path in (tmp_path / "cut").glob("*/meta.json") if json.loads(path.read_text())["chunks"] >= 3]:
+    while not [
+        path
+        for path in (tmp_path / "cut").glob("*/meta.json")
+        if json.loads(path.read_text())["chunks"] >= 3
+    ]:
         assert time.monotonic() < deadline, "nothing was prepared"
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.wait()
     (cut,) = (tmp_path / "cut").glob("*/meta.json")
-    assert 3 <= json.loads(cut.read_text())["chunks"] < meta["chunks"], "it was done before it could be killed"
+    assert 3 <= json.loads(cut.read_text())["chunks"] < meta["chunks"], (
+        "it was done before it could be killed"
+    )
     assert main(["prepare", *given, *flags(cache=tmp_path / "cut"), "--processes", "2"]) == 0
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
     # A run finds it, and a stream, too.
@@ -75,47 +107,96 @@ def test_prepare_killed_and_gone_on_with_by_another_number_of_processes(dataset:
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
-def test_a_bad_row_late_in_a_preparation(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_row_late_in_a_preparation(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     copy = shutil.copytree(dataset, tmp_path / "copy")
     with (copy / "train-0.jsonl").open("a") as file:
         file.write('{"text": ""}\n')
-    given = ["single", *flags(dataset=copy, validation_split="validation", samples=4000, cache=tmp_path / "cache")]
+    given = [
+        "single",
+        *flags(dataset=copy, validation_split="validation", samples=4000, cache=tmp_path / "cache"),
+    ]
     for processes in ("1", "2"):
         assert main(["prepare", *given, "--processes", processes]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
-        assert "train-0.jsonl row 3001 holds no text in column 'text'; fill or remove it, or leave such rows out with data.bad_rows skip" in error
+        assert (
+            "train-0.jsonl row 3001 holds no text in column 'text'; fill or remove it, or leave such rows out with data.bad_rows skip"
+            in error
+        )
         (meta,) = (tmp_path / "cache").glob("*/meta.json")
-        assert json.loads(meta.read_text())["rows"] == 60 + 3000 // 256 * 256  # All whole chunks before it.
+        assert (
+            json.loads(meta.read_text())["rows"] == 60 + 3000 // 256 * 256
+        )  # All whole chunks before it.
     assert main(["prepare", *given, *flags(bad_rows="skip"), "--processes", "1"]) == 0
-    assert "1 of 4060 rows were left out, as data.bad_rows says (1 x empty text)" in capsys.readouterr().out
+    assert (
+        "1 of 4060 rows were left out, as data.bad_rows says (1 x empty text)"
+        in capsys.readouterr().out
+    )
 
 
 def test_preparing_a_path_and_an_endless_stream(
-    corpus: Path, small: list[str], dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path,
+    small: list[str],
+    dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = flags(path=corpus, cache=tmp_path / "cache", tokenizer="bpe:300")
     assert main(["prepare", "single", *given, "--processes", "2"]) == 0
     before = files(tmp_path / "cache")
-    assert main(["train", "single", *small, *flags(tokenizer="bpe:300"), "--run.tokens", "500"]) == 0
+    assert (
+        main(["train", "single", *small, *flags(tokenizer="bpe:300"), "--run.tokens", "500"]) == 0
+    )
     assert files(tmp_path / "cache") == before
     capsys.readouterr()
     for words, message in [
-        (flags(dataset=dataset, validation_split="validation", streaming=True), "how much of a stream to prepare must be said; set data.samples"),
+        (
+            flags(dataset=dataset, validation_split="validation", streaming=True),
+            "how much of a stream to prepare must be said; set data.samples",
+        ),
         (["--processes", "0"], "--processes must be >= 1, got 0"),
     ]:
         assert main(["prepare", "single", *words]) == 2
         assert message in capsys.readouterr().err
 
 
-def test_a_streamed_run_goes_on_bit_for_bit(dataset: Path, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_streamed_run_goes_on_bit_for_bit(
+    dataset: Path, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from adloco.run.training_run import TrainingRun
 
-    streamed = [*without_path(small), *flags(dataset=dataset, validation_split="validation", streaming=True), "--run.checkpoint_every", "1"]
-    assert main(["train", "diloco", *streamed, *flags(cache=tmp_path / "one"), "--run.folder", str(tmp_path / "whole")]) == 0
+    streamed = [
+        *without_path(small),
+        *flags(dataset=dataset, validation_split="validation", streaming=True),
+        "--run.checkpoint_every",
+        "1",
+    ]
+    assert (
+        main(
+            [
+                "train",
+                "diloco",
+                *streamed,
+                *flags(cache=tmp_path / "one"),
+                "--run.folder",
+                str(tmp_path / "whole"),
+            ]
+        )
+        == 0
+    )
     assert json.loads(next((tmp_path / "one").glob("*/meta.json")).read_text())["complete"] is False
-    # Two processes that share a cache, cut off after three rounds, and gone on with after the cache was lost.
-    words = ["train", "diloco", *streamed, *flags(cache=tmp_path / "two"), "--run.folder", str(tmp_path / "cut")]
+    # Two processes that share a cache, cut off after three rounds, and gone on with after the cache
+    # was lost.
+    words = [
+        "train",
+        "diloco",
+        *streamed,
+        *flags(cache=tmp_path / "two"),
+        "--run.folder",
+        str(tmp_path / "cut"),
+    ]
     assert main(words) == 0
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
     kept = sorted((tmp_path / "cut" / "checkpoints").iterdir())
@@ -129,9 +210,35 @@ def test_a_streamed_run_goes_on_bit_for_bit(dataset: Path, small: list[str], tmp
 
 
 def test_ranks_that_share_a_stream(dataset: Path, small: list[str], tmp_path: Path) -> None:
-    streamed = [*without_path(small), *flags(dataset=dataset, validation_split="validation", streaming=True), "--run.tokens", "8000"]
-    assert main(["train", "diloco", *streamed, *flags(cache=tmp_path / "one"), "--run.folder", str(tmp_path / "alone")]) == 0
-    words = ["train", "diloco", *streamed, *flags(cache=tmp_path / "two"), "--run.folder", str(tmp_path / "ranks"), "--ranks", "2"]
+    streamed = [
+        *without_path(small),
+        *flags(dataset=dataset, validation_split="validation", streaming=True),
+        "--run.tokens",
+        "8000",
+    ]
+    assert (
+        main(
+            [
+                "train",
+                "diloco",
+                *streamed,
+                *flags(cache=tmp_path / "one"),
+                "--run.folder",
+                str(tmp_path / "alone"),
+            ]
+        )
+        == 0
+    )
+    words = [
+        "train",
+        "diloco",
+        *streamed,
+        *flags(cache=tmp_path / "two"),
+        "--run.folder",
+        str(tmp_path / "ranks"),
+        "--ranks",
+        "2",
+    ]
     assert main(words) == 0
     assert numbers(tmp_path / "ranks") == numbers(tmp_path / "alone")
     assert files(tmp_path / "one") == files(tmp_path / "two")
@@ -139,13 +246,27 @@ def test_ranks_that_share_a_stream(dataset: Path, small: list[str], tmp_path: Pa
 
 @pytest.mark.parametrize("second", ["path", "dataset"])
 def test_the_fallback_is_used_loudly(
-    second: str, corpus: Path, dataset: Path, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    second: str,
+    corpus: Path,
+    dataset: Path,
+    small: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    missing = ["train", "single", *without_path(small), *flags(dataset="allenai/c4", config="en"), "--run.tokens", "2000"]
+    missing = [
+        "train",
+        "single",
+        *without_path(small),
+        *flags(dataset="allenai/c4", config="en"),
+        "--run.tokens",
+        "2000",
+    ]
     assert main(missing) == 2
     error = capsys.readouterr().err
     assert "data.dataset 'allenai/c4' cannot be reached (" in error
-    assert error.endswith("download it and give its folder, or name a second source in data.fallback\n")
+    assert error.endswith(
+        "download it and give its folder, or name a second source in data.fallback\n"
+    )
     assert not (tmp_path / "run").exists()
     fallback = str(corpus) if second == "path" else f"dataset:{dataset}:default"
     assert main([*missing, *flags(fallback=fallback)]) == 0
@@ -159,10 +280,14 @@ def test_the_fallback_is_used_loudly(
     assert main(["evaluate", str(tmp_path / "run")]) == 0
 
 
-def test_bad_rows_are_no_reason_for_the_fallback(corpus: Path, dataset: Path, small: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_rows_are_no_reason_for_the_fallback(
+    corpus: Path, dataset: Path, small: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     given = flags(dataset=dataset, text_column="body", fallback=corpus)
     assert main(["train", "single", *without_path(small), *given]) == 2
-    assert "has no column 'body'; set data.text_column to one of ['text']" in capsys.readouterr().err
+    assert (
+        "has no column 'body'; set data.text_column to one of ['text']" in capsys.readouterr().err
+    )
 
 
 @needs_shared_data
@@ -190,12 +315,29 @@ def test_a_stream_of_c4_cut_in_the_middle_prepares_the_same_cache(tmp_path: Path
     from adloco.data.token_cache import begin_cache
 
     given = {
-        "dataset": str(SHARED_DATA / "hub_like" / "allenai" / "c4"), "config": "en", "validation_split": "validation", "samples": 700,
+        "dataset": str(SHARED_DATA / "hub_like" / "allenai" / "c4"),
+        "config": "en",
+        "validation_split": "validation",
+        "samples": 700,
         "tokenizer": str(SHARED_DATA / "tokenizers" / "llama2"),
-    }  # fmt: skip
-    assert main(["prepare", "single", *flags(**given, streaming=True, cache=tmp_path / "whole"), "--processes", "1"]) == 0
+    }
+    assert (
+        main(
+            [
+                "prepare",
+                "single",
+                *flags(**given, streaming=True, cache=tmp_path / "whole"),
+                "--processes",
+                "1",
+            ]
+        )
+        == 0
+    )
     cut = begin_cache(DataSettings(**given, streaming=True, cache=str(tmp_path / "cut")))
     cut.at_least(200_000)
     assert not cut.growth.state.complete
-    assert main(["prepare", "single", *flags(**given, cache=tmp_path / "cut"), "--processes", "1"]) == 0
+    assert (
+        main(["prepare", "single", *flags(**given, cache=tmp_path / "cut"), "--processes", "1"])
+        == 0
+    )
     assert files(tmp_path / "cut") == files(tmp_path / "whole")

@@ -1,4 +1,6 @@
-"""`adloco probe` and max_micro_batch auto: what they find holds in training, is the same on all ranks, and is kept."""
+"""`adloco probe` and max_micro_batch auto: what they find holds in training, is the same on all
+ranks, and is kept.
+"""
 
 import ctypes
 import json
@@ -22,13 +24,27 @@ def answer(text: str) -> int:
 
 
 def give_back() -> None:
-    """Hand memory that is free within this process, after earlier tests, to the system: it would come on top of a budget."""
+    """Hand memory that is free within this process, after earlier tests, to the system: it would
+    come on top of a budget.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def test_a_larger_budget_fits_more_and_what_is_known_is_kept(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--batch.maximum", "128", "--data.context_tokens", "64"]
+def test_a_larger_budget_fits_more_and_what_is_known_is_kept(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        *NANO,
+        "--data.path",
+        str(corpus),
+        "--data.cache",
+        str(tmp_path),
+        "--batch.maximum",
+        "128",
+        "--data.context_tokens",
+        "64",
+    ]
     found = []
     for more in (1.2, 0.2):  # The larger one first, with which come the libraries.
         give_back()
@@ -46,28 +62,75 @@ def test_a_larger_budget_fits_more_and_what_is_known_is_kept(corpus: Path, tmp_p
     assert "known from before" not in capsys.readouterr().out
 
 
-def test_ranks_agree_and_training_takes_it(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_agree_and_training_takes_it(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """On two shards."""
-    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path), "--memory.gib", "1.2", "--batch.maximum", "16"]
+    flags = [
+        *NANO,
+        "--data.path",
+        str(corpus),
+        "--data.cache",
+        str(tmp_path),
+        "--memory.gib",
+        "1.2",
+        "--batch.maximum",
+        "16",
+    ]
     assert main(["probe", "fsdp-norm", *flags, "--ranks", "2"]) == 0
     found = answer(capfd.readouterr().out)
     run = tmp_path / "run"
-    more = ["--switch.max_micro_batch", "auto", "--run.folder", str(run), "--run.tokens", "5000", "--ranks", "2"]
+    more = [
+        "--switch.max_micro_batch",
+        "auto",
+        "--run.folder",
+        str(run),
+        "--run.tokens",
+        "5000",
+        "--ranks",
+        "2",
+    ]
     assert main(["train", "fsdp-norm", *flags, *more]) == 0
     assert f"max_micro_batch = {found}\n" in (run / "recipe.toml").read_text()
-    peaks = [json.loads(line)["memory"]["inner_steps"]["peak_bytes"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    peaks = [
+        json.loads(line)["memory"]["inner_steps"]["peak_bytes"]
+        for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     assert max(peaks) <= 1.2 * 2**30
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may take"),
-        (["--memory.gib", "0.1"], "memory.gib 0.1 is less than the .* GiB that this process holds already; raise it"),
+        (
+            [],
+            "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may take",
+        ),
+        (
+            ["--memory.gib", "0.1"],
+            "memory.gib 0.1 is less than the .* GiB that this process holds already; raise it",
+        ),
         (["--memory.gib", "-1"], "memory.gib must be >= 0, got -1"),
         (["--memory.fraction", "1.5"], "memory.fraction must be in .*got 1.5"),
     ],
 )
-def test_refusals(flags: list[str], message: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "single", "--data.path", str(corpus), "--data.cache", str(tmp_path), "--switch.max_micro_batch", "auto", *flags]) == 2
+def test_refusals(
+    flags: list[str], message: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "train",
+                "single",
+                "--data.path",
+                str(corpus),
+                "--data.cache",
+                str(tmp_path),
+                "--switch.max_micro_batch",
+                "auto",
+                *flags,
+            ]
+        )
+        == 2
+    )
     assert re.search(message, capsys.readouterr().err)

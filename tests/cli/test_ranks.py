@@ -40,11 +40,20 @@ FLAGS = ["--method.num_trainers", "3", "--merge.first_round", "2", "--merge.ever
 
 def run_torchrun(words: list[str]) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([*TORCHRUN, "-m", "adloco", "train", *words], capture_output=True, text=True, timeout=240, env=environment)
+    return subprocess.run(
+        [*TORCHRUN, "-m", "adloco", "train", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [without_timings(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        without_timings(json.loads(line))
+        for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def assert_close(left: Any, right: Any, tolerance: float) -> None:
@@ -62,7 +71,9 @@ def assert_close(left: Any, right: Any, tolerance: float) -> None:
         assert left == (pytest.approx(right, rel=tolerance) if isinstance(left, float) else right)
 
 
-def test_ranks_and_torchrun_give_the_numbers_of_one_process(small: list[str], tmp_path: Path, train: Train) -> None:
+def test_ranks_and_torchrun_give_the_numbers_of_one_process(
+    small: list[str], tmp_path: Path, train: Train
+) -> None:
     assert main(["train", "adloco", *small, *FLAGS]) == 0
     expected = metrics(tmp_path / "run")
     assert any(line["merges"] for line in expected)
@@ -70,7 +81,8 @@ def test_ranks_and_torchrun_give_the_numbers_of_one_process(small: list[str], tm
         done = run(["adloco", *small, *FLAGS, "--run.folder", str(tmp_path / name), *extra])
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("validation loss") == 1, "one rank shows, the others are silent"
-        # In float32 rounding grows tenfold with every step once it has begun, by a sum over three workers; exactness is shown in tests/placement.
+        # In float32 rounding grows tenfold with every step once it has begun, by a sum over three
+        # workers; exactness is shown in tests/placement.
         assert_close(metrics(tmp_path / name)[:4], expected[:4], tolerance=1e-6)
         assert_close(metrics(tmp_path / name), expected, tolerance=5e-3)
         assert (tmp_path / name / "report.html").exists()
@@ -79,15 +91,30 @@ def test_ranks_and_torchrun_give_the_numbers_of_one_process(small: list[str], tm
 @pytest.mark.parametrize(
     ("recipe", "ranks", "flags"),
     [
-        ("ddp", 2, ["--batch.rule", "warmup", "--batch.batches", "[16,24]", "--batch.after_samples", "[100,300]"]),
+        (
+            "ddp",
+            2,
+            [
+                "--batch.rule",
+                "warmup",
+                "--batch.batches",
+                "[16,24]",
+                "--batch.after_samples",
+                "[100,300]",
+            ],
+        ),
         ("ddp-norm", 2, ["--switch.max_micro_batch", "4"]),
         ("fsdp-norm", 2, ["--switch.max_micro_batch", "4"]),
         ("fsdp-norm", 4, ["--placement.replica_size", "2", "--placement.shard_size", "2"]),
         ("diloco", 4, ["--placement.shard_size", "2"]),
     ],
 )
-def test_recipes_on_islands(recipe: str, ranks: int, flags: list[str], small: list[str], tmp_path: Path, train: Train) -> None:
-    """The curve of one process in float32, where rounding grows; and a sharded run goes on, is evaluated and reported in one process."""
+def test_recipes_on_islands(
+    recipe: str, ranks: int, flags: list[str], small: list[str], tmp_path: Path, train: Train
+) -> None:
+    """The curve of one process in float32, where rounding grows; and a sharded run goes on, is
+    evaluated and reported in one process.
+    """
     one = [word for word in flags if "placement" not in word and word != "2"]
     folder = tmp_path / "islands"
     assert main(["train", recipe, *small, *one]) == 0
@@ -97,19 +124,37 @@ def test_recipes_on_islands(recipe: str, ranks: int, flags: list[str], small: li
     assert [line["tokens"] for line in mine] == [line["tokens"] for line in expected]
     for line, other in zip(mine, expected, strict=True):
         assert line["val_loss"] == pytest.approx(other["val_loss"], rel=1e-3)
-        assert [row["requested_batch"] for row in line["trainers"]] == [row["requested_batch"] for row in other["trainers"]]
+        assert [row["requested_batch"] for row in line["trainers"]] == [
+            row["requested_batch"] for row in other["trainers"]
+        ]
     assert mine[0]["train_loss"] == pytest.approx(expected[0]["train_loss"], rel=1e-5)
     model = 4 * json.loads((folder / "summary.json").read_text())["num_parameters"]
     assert mine[-1]["bytes_inside"] > 0.5 * model * mine[-1]["inner_steps"]
     assert (mine[-1]["bytes_communicated"] > 0) == (recipe == "diloco")
     assert main(["evaluate", str(folder)]) == 0
     # On other ranks than the recipe names; the budget is spent, so nothing is trained.
-    assert main(["train", "--resume", str(folder), "--placement.shard_size", "1", "--placement.replica_size", "1"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "--resume",
+                str(folder),
+                "--placement.shard_size",
+                "1",
+                "--placement.replica_size",
+                "1",
+            ]
+        )
+        == 0
+    )
 
 
 def begin(words: list[str], stop_after: int) -> None:
     """Train on the ranks that are there, and stop within the round after that."""
-    values = override(read_values("diloco"), [(words[at].removeprefix("--"), words[at + 1]) for at in range(0, len(words), 2)])
+    values = override(
+        read_values("diloco"),
+        [(words[at].removeprefix("--"), words[at + 1]) for at in range(0, len(words), 2)],
+    )
     run = TrainingRun.create(build_recipe(values))
     for record in run.rounds():
         if record["round"] == stop_after:
@@ -117,9 +162,13 @@ def begin(words: list[str], stop_after: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shards", "going_on"), [(4, 2, []), (2, 1, ["--ranks", "4", "--placement.shard_size", "2"])], ids=["4 to 1", "2 to 4 sharded"]
+    ("ranks", "shards", "going_on"),
+    [(4, 2, []), (2, 1, ["--ranks", "4", "--placement.shard_size", "2"])],
+    ids=["4 to 1", "2 to 4 sharded"],
 )
-def test_a_run_goes_on_from_disk_on_other_ranks(ranks: int, shards: int, going_on: list[str], small: list[str], tmp_path: Path) -> None:
+def test_a_run_goes_on_from_disk_on_other_ranks(
+    ranks: int, shards: int, going_on: list[str], small: list[str], tmp_path: Path
+) -> None:
     """The curve of a run that never stopped, in float32."""
     assert main(["train", "diloco", *small]) == 0
     words = [*small, "--run.folder", str(tmp_path / "moved"), "--placement.shard_size", str(shards)]
@@ -131,7 +180,9 @@ def test_a_run_goes_on_from_disk_on_other_ranks(ranks: int, shards: int, going_o
     expected, resumed = metrics(tmp_path / "run"), metrics(tmp_path / "moved")
     assert resumed[:5] == before
     assert [line["tokens"] for line in resumed] == [line["tokens"] for line in expected]
-    assert [line["val_loss"] for line in resumed] == pytest.approx([line["val_loss"] for line in expected], rel=1e-3)
+    assert [line["val_loss"] for line in resumed] == pytest.approx(
+        [line["val_loss"] for line in expected], rel=1e-3
+    )
 
 
 def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
@@ -139,7 +190,18 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
     tmp_path: Path,
     wait_for_steps: WaitForSteps,
 ) -> None:
-    words = [*ADLOCO, "train", "diloco", *small, "--run.tokens", "100000000", "--method.sync_every", "2000", "--ranks", "2"]
+    words = [
+        *ADLOCO,
+        "train",
+        "diloco",
+        *small,
+        "--run.tokens",
+        "100000000",
+        "--method.sync_every",
+        "2000",
+        "--ranks",
+        "2",
+    ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_steps(2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -156,9 +218,19 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
 
 
 TRAVELLING = [
-    "--streaming.fragments", "2", "--streaming.tau", "19", "--wire.format", "topk", "--method.sync_every", "40",
-    "--run.tokens", "60000", "--run.checkpoint_every", "2",
-]  # fmt: skip
+    "--streaming.fragments",
+    "2",
+    "--streaming.tau",
+    "19",
+    "--wire.format",
+    "topk",
+    "--method.sync_every",
+    "40",
+    "--run.tokens",
+    "60000",
+    "--run.checkpoint_every",
+    "2",
+]
 """Something is under way for 19 of 20 steps."""
 
 
@@ -177,8 +249,11 @@ def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(
     """Ctrl+C lets it arrive; a kill goes back to the last checkpoint."""
     process = subprocess.Popen(
         [*ADLOCO, "train", "diloco", *small, *TRAVELLING, "--ranks", "2"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     wait_for(tmp_path / "run" / "metrics.jsonl")
     while len(metrics(tmp_path / "run")) < 3:
         time.sleep(0.05)
@@ -207,11 +282,21 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_an_exception_while_a_fragment_travels_leaves_a_run_to_resume(small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]) -> None:
-    """In inner step 10 of round 4, where one is under way from step 1 to 20; the other rank waits for it."""
+def test_an_exception_while_a_fragment_travels_leaves_a_run_to_resume(
+    small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]
+) -> None:
+    """In inner step 10 of round 4, where one is under way from step 1 to 20; the other rank waits
+    for it.
+    """
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
-    done = subprocess.run([*TORCHRUN, str(script), "train", "diloco", *small, *TRAVELLING], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*TORCHRUN, str(script), "train", "diloco", *small, *TRAVELLING],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode != 0
     assert "the disk is on fire" in done.stderr
     assert len(metrics(tmp_path / "run")) == 3
@@ -225,8 +310,25 @@ def test_a_polite_kill_of_torchrun_saves(
     wait_for_steps: WaitForSteps,
 ) -> None:
     """What SLURM does before the end of a job (examples/slurm.sh)."""
-    words = [*TORCHRUN, "-m", "adloco", "train", "ddp", *small, "--run.tokens", "100000000", "--method.sync_every", "2000"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    words = [
+        *TORCHRUN,
+        "-m",
+        "adloco",
+        "train",
+        "ddp",
+        *small,
+        "--run.tokens",
+        "100000000",
+        "--method.sync_every",
+        "2000",
+    ]
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     wait_for_steps(2)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
@@ -237,7 +339,9 @@ def test_a_polite_kill_of_torchrun_saves(
     assert read_run(tmp_path / "run").algorithm["round_steps"] == 2000
 
 
-def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], train: Train) -> None:
+def test_a_rank_that_fails_stops_the_others_with_one_message(
+    small: list[str], train: Train
+) -> None:
     explosive = [
         "--inner.optimizer",
         "sgd",
@@ -250,7 +354,9 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], t
         "--learning_rate.shape",
         "constant",
     ]
-    done = train(["diloco", *small, *explosive, "--learning_rate.warmup_fraction", "0", "--ranks", "2"])
+    done = train(
+        ["diloco", *small, *explosive, "--learning_rate.warmup_fraction", "0", "--ranks", "2"]
+    )
     assert done.returncode == 2
     assert "loss is " in done.stderr
     assert "Traceback" not in done.stderr
@@ -260,7 +366,10 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["diloco", "--ranks", "3"], "3 ranks cannot share 2 workers; start 1 or 2 ranks, or ask for more workers"),
+        (
+            ["diloco", "--ranks", "3"],
+            "3 ranks cannot share 2 workers; start 1 or 2 ranks, or ask for more workers",
+        ),
         (["diloco", "--ranks", "0"], "--ranks must be >= 1, got 0"),
         (["diloco", "--ranks", "2", "--run.token", "5"], "did you mean 'tokens'?"),
         (
@@ -271,7 +380,10 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(small: list[str], t
             ["diloco", "--placement.shard_size", "2"],
             "1 ranks cannot share 2 workers with placement.shard_size 2 and placement.replica_size 1; start 2 or 4 ranks",
         ),
-        (["ddp", "--placement.shard_size", "0"], "one of placement.shard_size and placement.replica_size must be > 0, got 0 and 0"),
+        (
+            ["ddp", "--placement.shard_size", "0"],
+            "one of placement.shard_size and placement.replica_size must be > 0, got 0 and 0",
+        ),
     ],
 )
 def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,17 +404,29 @@ def errors_of(ranks: list[subprocess.Popen[str]]) -> list[str]:
     return errors
 
 
-def start_by_hand(commands: list[list[str]], environments: dict[int, dict[str, str]] | None = None) -> list[subprocess.Popen[str]]:
+def start_by_hand(
+    commands: list[list[str]], environments: dict[int, dict[str, str]] | None = None
+) -> list[subprocess.Popen[str]]:
     """Ranks with nobody to look after them; the store is kept by rank 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(commands))}
-    shared = os.environ | meeting | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(len(commands)),
+    }
+    shared = (
+        os.environ
+        | meeting
+        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    )
     return [
         subprocess.Popen(
             command,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | (environments or {}).get(rank, {}),
+            env=shared
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            | (environments or {}).get(rank, {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -352,19 +476,28 @@ def test_a_killed_rank_stops_the_others(small: list[str], tmp_path: Path) -> Non
     finally:
         process.kill()
     assert process.returncode != 0
-    assert "adloco: rank 0 lost the connection to another rank, which was killed or crashed" in error
+    assert (
+        "adloco: rank 0 lost the connection to another rank, which was killed or crashed" in error
+    )
     assert "Traceback" not in error
     assert not Path(f"/proc/{children[0]}").exists()
 
 
 def test_ranks_that_mean_different_runs_are_refused(small: list[str], tmp_path: Path) -> None:
     """Two ranks started by hand, with different seeds."""
-    ranks = start_by_hand([[*ADLOCO, "train", "diloco", *small, "--run.seed", str(rank)] for rank in (0, 1)])
-    assert "adloco (rank 1): run.seed differs between ranks; start all of them with the same recipe, flags and code" in errors_of(ranks)[1]
+    ranks = start_by_hand(
+        [[*ADLOCO, "train", "diloco", *small, "--run.seed", str(rank)] for rank in (0, 1)]
+    )
+    assert (
+        "adloco (rank 1): run.seed differs between ranks; start all of them with the same recipe, flags and code"
+        in errors_of(ranks)[1]
+    )
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_resumed_run_may_change_is_alike_on_all_ranks_too(small: list[str], tmp_path: Path, corpus: Path) -> None:
+def test_what_a_resumed_run_may_change_is_alike_on_all_ranks_too(
+    small: list[str], tmp_path: Path, corpus: Path
+) -> None:
     """How often to evaluate decides what the ranks do together; another text, what they learn."""
     flags = [["--evaluation.every", str(rank + 1)] for rank in (0, 1)]
     ranks = start_by_hand([[*ADLOCO, "train", "diloco", *small, *flags[rank]] for rank in (0, 1)])
@@ -383,13 +516,17 @@ def test_ranks_with_other_code_are_refused(small: list[str], tmp_path: Path) -> 
     shutil.copytree(Path(adloco.__file__).parent, tmp_path / "other" / "adloco")
     with (tmp_path / "other" / "adloco" / "__init__.py").open("a") as changed:
         changed.write("# changed\n")
-    ranks = start_by_hand([[*ADLOCO, "train", "diloco", *small]] * 2, {1: {"PYTHONPATH": str(tmp_path / "other")}})
+    ranks = start_by_hand(
+        [[*ADLOCO, "train", "diloco", *small]] * 2, {1: {"PYTHONPATH": str(tmp_path / "other")}}
+    )
     assert "the code of adloco differs between ranks" in errors_of(ranks)[1]
 
 
 def test_a_bad_flag_on_one_rank_ends_all(small: list[str]) -> None:
     flags = [[], ["--run.tokens", "-5"]]
-    errors = errors_of(start_by_hand([[*ADLOCO, "train", "diloco", *small, *flags[rank]] for rank in (0, 1)]))
+    errors = errors_of(
+        start_by_hand([[*ADLOCO, "train", "diloco", *small, *flags[rank]] for rank in (0, 1)])
+    )
     assert "run.tokens must be > 0, got -5" in errors[1]
     assert "rank 1: run.tokens must be > 0, got -5" in errors[0]
 
@@ -398,7 +535,11 @@ def test_a_closed_terminal_leaves_no_orphan(small: list[str], tmp_path: Path) ->
     words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
     for number in (signal.SIGHUP, signal.SIGKILL):
         folder = tmp_path / number.name
-        process = subprocess.Popen([*words, "--run.folder", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*words, "--run.folder", str(folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         wait_for(folder / "metrics.jsonl")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert len(children) == 2

@@ -1,4 +1,6 @@
-"""The walk-through of docs/clusters.md on two hosts: network namespaces joined by a cable, each with a torchrun of its own."""
+"""The walk-through of docs/clusters.md on two hosts: network namespaces joined by a cable, each
+with a torchrun of its own.
+"""
 
 import json
 import os
@@ -25,7 +27,20 @@ def hosts() -> Iterator[None]:
     try:
         for host in HOSTS:
             ip("netns", "add", host)
-        ip("link", "add", "cable", "netns", "adloco-a", "type", "veth", "peer", "name", "cable", "netns", "adloco-b")
+        ip(
+            "link",
+            "add",
+            "cable",
+            "netns",
+            "adloco-a",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable",
+            "netns",
+            "adloco-b",
+        )
         for host, address in HOSTS.items():
             ip("-n", host, "addr", "add", f"{address}/24", "dev", "cable")
             for link in ("lo", "cable"):
@@ -50,18 +65,52 @@ def sent(host: str) -> int:
 
 def test_two_machines_of_two_ranks(hosts: None, small: list[str], tmp_path: Path) -> None:
     """Each machine is an island of two shards; what crosses the cable is what the islands exchange."""
-    words = ["-m", "adloco", "train", "diloco", *small, "--placement.shard_size", "2", "--model.hidden_size", "96"]
+    words = [
+        "-m",
+        "adloco",
+        "train",
+        "diloco",
+        *small,
+        "--placement.shard_size",
+        "2",
+        "--model.hidden_size",
+        "96",
+    ]
     words += ["--run.checkpoint_every", "1000"]
     machines = []
     for host, address in HOSTS.items():
         first = "true" if host == "adloco-a" else "false"
         launcher = [
-            "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400",
-            "--rdzv-conf", f"is_host={first}", "--local-addr", address,
-        ]  # fmt: skip
-        command = ["ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run", *launcher, *words]
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "2",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "10.77.0.1:29400",
+            "--rdzv-conf",
+            f"is_host={first}",
+            "--local-addr",
+            address,
+        ]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            host,
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *launcher,
+            *words,
+        ]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "cable"}
-        machines.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        machines.append(
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
     try:
         outputs = [machine.communicate(timeout=150) for machine in machines]
     finally:
@@ -71,7 +120,11 @@ def test_two_machines_of_two_ranks(hosts: None, small: list[str], tmp_path: Path
     assert sum(out.count("validation loss") for out, _ in outputs) == 1
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     # The last checkpoint takes the second worker's two AdamW moments to the first machine.
-    needed = {"adloco-a": summary["bytes"], "adloco-b": summary["bytes"] + 2 * 4 * summary["num_parameters"]}
-    # Headers, acknowledgements, scalars and records come on top of that; island traffic, which is many times as much, does not.
+    needed = {
+        "adloco-a": summary["bytes"],
+        "adloco-b": summary["bytes"] + 2 * 4 * summary["num_parameters"],
+    }
+    # Headers, acknowledgements, scalars and records come on top of that; island traffic, which is
+    # many times as much, does not.
     for host in HOSTS:
         assert needed[host] < sent(host) < 1.15 * needed[host] < summary["bytes_inside"]

@@ -45,12 +45,22 @@ def test_live_view_shows_what_happens(run: TrainingRun) -> None:
         assert part in text, part
 
 
-def test_what_the_live_view_compares_and_foresees(run: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DDP would have sent 8 MB, eight times the 1 MB that was sent; the last inner step has gone beyond the budget."""
-    record = next(run.rounds()) | {"syncs": 1, "bytes_communicated": 1e6, "bytes_ddp_equivalent": 8e6}
+def test_what_the_live_view_compares_and_foresees(
+    run: TrainingRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DDP would have sent 8 MB, eight times the 1 MB that was sent; the last inner step has gone
+    beyond the budget.
+    """
+    record = next(run.rounds()) | {
+        "syncs": 1,
+        "bytes_communicated": 1e6,
+        "bytes_ddp_equivalent": 8e6,
+    }
     view, console = LiveView(run), Console(width=160, record=True)
     view.show(record)
-    monkeypatch.setattr(run, "progress", lambda: Progress(tokens=16_400, total_tokens=16_000, seconds=100.0))
+    monkeypatch.setattr(
+        run, "progress", lambda: Progress(tokens=16_400, total_tokens=16_000, seconds=100.0)
+    )
     console.print(view.render())
     text = console.export_text()
     assert "1.0 MB sent per worker; 8x less than the 8.0 MB that DDP would have sent" in text
@@ -58,7 +68,9 @@ def test_what_the_live_view_compares_and_foresees(run: TrainingRun, monkeypatch:
 
 
 def test_ctrl_c_leaves_one_border(run: TrainingRun) -> None:
-    """A terminal echoes ^C where its cursor stands; the next drawing takes the place of the one before."""
+    """A terminal echoes ^C where its cursor stands; the next drawing takes the place of the one
+    before.
+    """
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system=None, width=100, height=30)
     with Live(LiveView(run).render(), console=console, auto_refresh=False) as live:
@@ -71,7 +83,9 @@ def test_ctrl_c_leaves_one_border(run: TrainingRun) -> None:
 
 
 def screen(written: str, width: int) -> list[str]:
-    """What a terminal shows. It wraps a line before the character after the last column, not behind the last column."""
+    """What a terminal shows. It wraps a line before the character after the last column, not behind
+    the last column.
+    """
     rows, row, column = [""], 0, 0
     for part in re.findall(r"\x1b\[[\d?]*[A-Za-z]|[^\x1b]", written):
         if part == "\x1b[2K":
@@ -128,7 +142,9 @@ def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: lis
 
 
 def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
-    settings, _ = take_settings([*small, "--wire.format", "int8", "--streaming.fragments", "2", "--streaming.tau", "1"])
+    settings, _ = take_settings(
+        [*small, "--wire.format", "int8", "--streaming.fragments", "2", "--streaming.tau", "1"]
+    )
     run = TrainingRun.create(build_recipe(override(read_values("diloco"), settings)))
     plain, live = Console(width=200, record=True), Console(width=200, record=True)
     view, living = PlainView(plain, "int8", run.recipe.task.measures), LiveView(run)
@@ -137,12 +153,16 @@ def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
         living.show(record)
     lines = plain.export_text().splitlines()
     assert len(lines) == len(run.history)
-    # Four bytes become one, and each block of 256 has four more: 1024 / 260 = 3.94, less what pads the last block of each tensor.
+    # Four bytes become one, and each block of 256 has four more: 1024 / 260 = 3.94, less what pads
+    # the last block of each tensor.
     ratio = run.history[-1]["sync"]["compression_ratio"]
     assert 3.5 < ratio < 1024 / 260
     assert all(f"(int8, {ratio:.1f}x; DDP " in line for line in lines)
     live.print(living.render())
-    assert f"sent per worker, int8, {ratio:.1f}x; 12x less than the 6.3 MB that DDP would have sent" in " ".join(live.export_text().split())
+    assert (
+        f"sent per worker, int8, {ratio:.1f}x; 12x less than the 6.3 MB that DDP would have sent"
+        in " ".join(live.export_text().split())
+    )
     assert f"sent per worker, int8, {ratio:.1f}x, " in summary_lines(run, run.finish())[3]
 
 

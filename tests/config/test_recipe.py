@@ -13,11 +13,16 @@ from adloco.config.settings import OuterMean
 
 
 def test_what_is_shipped() -> None:
-    names = "adloco adloco-c4 adloco-imdb adloco-paper ddp ddp-norm diloco fsdp-norm local-sgd single"
+    names = (
+        "adloco adloco-c4 adloco-imdb adloco-paper ddp ddp-norm diloco fsdp-norm local-sgd single"
+    )
     assert shipped_recipes() == names.split()
 
 
-@pytest.mark.parametrize("name", ["adloco", "adloco-paper", "ddp", "ddp-norm", "diloco", "fsdp-norm", "local-sgd", "single"])
+@pytest.mark.parametrize(
+    "name",
+    ["adloco", "adloco-paper", "ddp", "ddp-norm", "diloco", "fsdp-norm", "local-sgd", "single"],
+)
 def test_toml_round_trip(name: str) -> None:
     recipe = build_recipe(read_values(name))
     assert recipe.run.name == name
@@ -37,13 +42,28 @@ def test_the_published_setting() -> None:
 
 def test_flags_override_and_keep_their_types() -> None:
     flags = [
-        ("run.tokens", "1e6"), ("run.name", "7"), ("batch.eta", "1"), ("batch.max_growth", "inf"), ("outer.options", "{momentum = 0.5}"),
-        ("inner.betas", "[0.8, 0.99]"), ("model.tie_embeddings", "true"), ("data.path", "some where/ü.txt"),
-    ]  # fmt: skip
+        ("run.tokens", "1e6"),
+        ("run.name", "7"),
+        ("batch.eta", "1"),
+        ("batch.max_growth", "inf"),
+        ("outer.options", "{momentum = 0.5}"),
+        ("inner.betas", "[0.8, 0.99]"),
+        ("model.tie_embeddings", "true"),
+        ("data.path", "some where/ü.txt"),
+    ]
     recipe = build_recipe(override(read_values("adloco"), flags))
-    assert (recipe.run.tokens, recipe.run.name, recipe.batch.eta, recipe.guards.max_growth) == (1_000_000, "7", 1.0, float("inf"))  # type: ignore[attr-defined]
+    assert (recipe.run.tokens, recipe.run.name, recipe.batch.eta, recipe.guards.max_growth) == (
+        1_000_000,
+        "7",
+        1.0,
+        float("inf"),
+    )  # type: ignore[attr-defined]
     assert recipe.outer.options == {"momentum": 0.5}  # type: ignore[union-attr]
-    assert (recipe.inner.betas, recipe.model.tie_embeddings, recipe.data.path) == ((0.8, 0.99), True, "some where/ü.txt")  # type: ignore[attr-defined]
+    assert (recipe.inner.betas, recipe.model.tie_embeddings, recipe.data.path) == (
+        (0.8, 0.99),
+        True,
+        "some where/ü.txt",
+    )  # type: ignore[attr-defined]
     assert build_recipe(to_values(recipe)) == recipe
 
 
@@ -71,7 +91,12 @@ def test_a_flag_for_another_inner_optimizer() -> None:
 
 
 def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
-    recipe = build_recipe(override(read_values("adloco"), [("batch.rule", "constant"), ("outer.update", "mean"), ("merge.policy", "none")]))
+    recipe = build_recipe(
+        override(
+            read_values("adloco"),
+            [("batch.rule", "constant"), ("outer.update", "mean"), ("merge.policy", "none")],
+        )
+    )
     assert isinstance(recipe.outer, OuterMean)
     assert recipe.guards.initial == build_recipe(read_values("adloco")).guards.initial
 
@@ -80,24 +105,51 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
     ("values", "message"),
     [
         ({"bach": {}}, r"no recipe section \[bach\] \(did you mean 'batch'\?\)"),
-        ({"run": {"token": 1}}, r"run.token is not a setting of \[run\] \(did you mean 'tokens'\?\)"),
-        ({"batch": {"rule": "norm-test", "theta": 1}}, "batch.theta is not a setting of .batch. with rule = 'norm-test'"),
-        ({"batch": {"rule": "nrm-test"}}, r"batch.rule must be one of .*got 'nrm-test' \(did you mean 'norm-test'\?\)"),
-        ({"batch": {"rule": "norm-test", "eta": -1.0}}, r"batch.eta must be > 0, got -1.0 \(recipe section \[batch\]\)"),
-        ({"batch": {"initial": 8, "maximum": 4}}, "batch.maximum must be >= batch.initial = 8, got 4"),
+        (
+            {"run": {"token": 1}},
+            r"run.token is not a setting of \[run\] \(did you mean 'tokens'\?\)",
+        ),
+        (
+            {"batch": {"rule": "norm-test", "theta": 1}},
+            "batch.theta is not a setting of .batch. with rule = 'norm-test'",
+        ),
+        (
+            {"batch": {"rule": "nrm-test"}},
+            r"batch.rule must be one of .*got 'nrm-test' \(did you mean 'norm-test'\?\)",
+        ),
+        (
+            {"batch": {"rule": "norm-test", "eta": -1.0}},
+            r"batch.eta must be > 0, got -1.0 \(recipe section \[batch\]\)",
+        ),
+        (
+            {"batch": {"initial": 8, "maximum": 4}},
+            "batch.maximum must be >= batch.initial = 8, got 4",
+        ),
         ({"batch": {"rule": "warmup"}}, "batch.batches must be given"),
-        ({"run": {"tokens": "many"}}, r"run.tokens must be a valid integer.*got 'many' \(recipe section \[run\]\)"),
+        (
+            {"run": {"tokens": "many"}},
+            r"run.tokens must be a valid integer.*got 'many' \(recipe section \[run\]\)",
+        ),
         ({"run": {"tokens": True}}, "run.tokens must be .*got True"),
         ({"run": {"tokens": 1.5}}, "run.tokens must be .*got 1.5"),
         ({"run": {"tokens": 0}}, "run.tokens must be > 0, got 0"),
-        ({"run": {"precision": "fp8"}}, "run.precision must be 'auto', 'fp32' or 'bf16', got 'fp8'"),
+        (
+            {"run": {"precision": "fp8"}},
+            "run.precision must be 'auto', 'fp32' or 'bf16', got 'fp8'",
+        ),
         ({"inner": {"betas": [0.9]}}, "inner.betas"),
         ({"inner": {"optimizer": "adam"}}, "inner.optimizer must be one of .* mean 'adamw'"),
         ({"inner": {"optimizer": "sgd", "betas": [0.9, 0.95]}}, "inner.betas is not a setting"),
         ({"inner": {"momentum": 0.5}}, "inner.momentum is not a setting of .* optimizer = 'adamw'"),
         ({"inner": {"optimizer": "adamw", "exclude": ["embed"]}}, "inner.exclude is not a setting"),
-        ({"method": {"workers_per_trainer": 9}}, "batch.initial must be >= 9, so that each of 9 workers has a sample, got 8"),
-        ({"method": {"workers_per_trainer": 5}, "batch": {"rule": "norm-test"}}, "batch.initial must be >= 10, .* 2 samples to compare, got 8"),
+        (
+            {"method": {"workers_per_trainer": 9}},
+            "batch.initial must be >= 9, so that each of 9 workers has a sample, got 8",
+        ),
+        (
+            {"method": {"workers_per_trainer": 5}, "batch": {"rule": "norm-test"}},
+            "batch.initial must be >= 10, .* 2 samples to compare, got 8",
+        ),
     ],
 )
 def test_refusals(values: dict[str, dict[str, object]], message: str) -> None:
@@ -108,18 +160,33 @@ def test_refusals(values: dict[str, dict[str, object]], message: str) -> None:
 def test_files(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[run]\ntokens = 5\n")
-    assert (build_recipe(read_values(str(file))).run.tokens, build_recipe(read_values(str(file))).run.name) == (5, "mine")
-    for content, message in ((b"[run\n", "not valid TOML"), (b"tokens = 5\n", "'tokens' stands outside a section"), (b"\xff", "not UTF-8")):
+    assert (
+        build_recipe(read_values(str(file))).run.tokens,
+        build_recipe(read_values(str(file))).run.name,
+    ) == (5, "mine")
+    for content, message in (
+        (b"[run\n", "not valid TOML"),
+        (b"tokens = 5\n", "'tokens' stands outside a section"),
+        (b"\xff", "not UTF-8"),
+    ):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=message):
             read_values(str(file))
-    with pytest.raises(ValueError, match=r"recipe 'adlocco' is neither a file nor a shipped recipe; .*did you mean 'adloco'"):
+    with pytest.raises(
+        ValueError,
+        match=r"recipe 'adlocco' is neither a file nor a shipped recipe; .*did you mean 'adloco'",
+    ):
         read_values("adlocco")
 
 
 def test_sections_are_those_of_the_public_classes() -> None:
     """A setting that a recipe accepts reaches the object that owns it."""
-    recipe = build_recipe({"batch": {"rule": "norm-test", "eta": 0.3, "initial": 4, "maximum": 9}, "switch": {"mode": "never"}})
+    recipe = build_recipe(
+        {
+            "batch": {"rule": "norm-test", "eta": 0.3, "initial": 4, "maximum": 9},
+            "switch": {"mode": "never"},
+        }
+    )
     assert recipe.batch == NormTest(eta=0.3)
     assert recipe.guards == BatchGuards(initial=4, maximum=9)
     assert recipe.switch == replace(SwitchMode(), mode="never")
@@ -127,9 +194,16 @@ def test_sections_are_those_of_the_public_classes() -> None:
 
 def test_a_wire_that_carries_nothing_is_said() -> None:
     for recipe, flags, unused in [
-        ("single", [], True), ("ddp", [], True), ("diloco", [], False), ("adloco", [], False), ("adloco", [("merge.policy", "none")], True),
-    ]:  # fmt: skip
+        ("single", [], True),
+        ("ddp", [], True),
+        ("diloco", [], False),
+        ("adloco", [], False),
+        ("adloco", [("merge.policy", "none")], True),
+    ]:
         built = build_recipe(override(read_values(recipe), [("wire.format", "topk"), *flags]))
         assert (built.unused != "") is unused
         assert built.feedback is not unused
-        assert build_recipe(override(read_values(recipe), [("wire.format", "fp32"), *flags])).unused == ""
+        assert (
+            build_recipe(override(read_values(recipe), [("wire.format", "fp32"), *flags])).unused
+            == ""
+        )

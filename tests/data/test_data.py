@@ -25,7 +25,9 @@ def test_an_epoch_has_every_sample_once() -> None:
     order = StreamOrder(num_samples=23, num_streams=3, seed=5)
     lengths = (8, 8, 7)
     for epoch in range(3):
-        read = np.concatenate([order.indices(stream, epoch * length, length) for stream, length in enumerate(lengths)])
+        read = np.concatenate(
+            [order.indices(stream, epoch * length, length) for stream, length in enumerate(lengths)]
+        )
         assert sorted(read.tolist()) == list(range(23))
     assert order.indices(0, 0, 8).tolist() != order.indices(0, 8, 8).tolist()
 
@@ -73,7 +75,9 @@ def test_corpora_from_files(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "b.txt").write_text("bravo")
     (tmp_path / "sub" / "a.txt").write_text("alpha " * 10)
-    (tmp_path / "rows.jsonl").write_text('{"text": "row one\\u2028same row"}\n\n{"text": "row two"}\n')
+    (tmp_path / "rows.jsonl").write_text(
+        '{"text": "row one\\u2028same row"}\n\n{"text": "row two"}\n'
+    )
     corpus = load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.25))
     assert corpus.train == ("bravo", "row one\u2028same row", "row two")
     assert corpus.validation == ("alpha " * 10,)
@@ -88,10 +92,16 @@ def test_a_single_text_keeps_its_tail_for_validation(tmp_path: Path) -> None:
 def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     pytest.importorskip("pyarrow.parquet")
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["uno", "dos", "tres"], "n": [1, 2, 3]}), tmp_path / "rows.parquet")
-    corpus = load_corpus(DataSettings(path=str(tmp_path), text_column="body", validation_fraction=0.34))
+    pyarrow.parquet.write_table(
+        pyarrow.table({"body": ["uno", "dos", "tres"], "n": [1, 2, 3]}), tmp_path / "rows.parquet"
+    )
+    corpus = load_corpus(
+        DataSettings(path=str(tmp_path), text_column="body", validation_fraction=0.34)
+    )
     assert (*corpus.train, *corpus.validation) == ("uno", "dos", "tres")
-    with pytest.raises(ValueError, match=r"has no column 'text'; set data.text_column to one of \['body', 'n'\]"):
+    with pytest.raises(
+        ValueError, match=r"has no column 'text'; set data.text_column to one of \['body', 'n'\]"
+    ):
         load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.34))
 
 
@@ -103,9 +113,17 @@ def test_parquet(tmp_path: Path) -> None:
         ("blank.txt", b" \n\n", "holds no text"),
         ("latin.txt", "caf\u00e9".encode("latin-1"), r"is not UTF-8 text \(byte 3\); convert it"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
-        ("column.jsonl", b'{"body": "a"}\n', "line 1 has no column 'text'; set data.text_column to one of .'body'."),
+        (
+            "column.jsonl",
+            b'{"body": "a"}\n',
+            "line 1 has no column 'text'; set data.text_column to one of .'body'.",
+        ),
         ("number.jsonl", b'{"text": 3}\n', "column 'text' is not text"),
-        ("surrogate.jsonl", b'{"text": "a\\ud800"}\n', "line 1 holds half a surrogate pair at character 1"),
+        (
+            "surrogate.jsonl",
+            b'{"text": "a\\ud800"}\n',
+            "line 1 holds half a surrogate pair at character 1",
+        ),
         ("list.jsonl", b"[1]\n", "line 1 has no column 'text'"),
         ("broken.parquet", b"PAR?", "not a readable parquet file"),
     ],
@@ -128,7 +146,11 @@ def test_tokenizers_round_trip_and_reload(tmp_path: Path, name: str) -> None:
     encoded = tokenizer.encode(TEXTS)
     assert [tokenizer.decode(ids) for ids in encoded] == TEXTS
     assert again.encode(TEXTS) == encoded
-    assert (again.vocab_size, again.end_of_text, again.fingerprint()) == (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.fingerprint())
+    assert (again.vocab_size, again.end_of_text, again.fingerprint()) == (
+        tokenizer.vocab_size,
+        tokenizer.end_of_text,
+        tokenizer.fingerprint(),
+    )
     assert max(map(max, encoded)) < tokenizer.vocab_size
     assert all(tokenizer.end_of_text not in ids for ids in encoded)
     if name != "bytes":
@@ -142,9 +164,16 @@ CODE = "\tdef f(x):\n    return {'a': [x ** 2, 世界, 🙂]}  # done\n"
 
 @needs_shared_data
 @pytest.mark.parametrize(
-    ("name", "size", "ending"), [("gpt2", 50257, "<|endoftext|>"), ("llama2", 32000, "</s>"), ("bert-base-uncased", 30522, "[SEP]")]
+    ("name", "size", "ending"),
+    [
+        ("gpt2", 50257, "<|endoftext|>"),
+        ("llama2", 32000, "</s>"),
+        ("bert-base-uncased", 30522, "[SEP]"),
+    ],
 )
-def test_published_vocabularies_round_trip(name: str, size: int, ending: str, tmp_path: Path) -> None:
+def test_published_vocabularies_round_trip(
+    name: str, size: int, ending: str, tmp_path: Path
+) -> None:
     tokenizer = make_tokenizer(str(SHARED_DATA / "tokenizers" / name), ())
     assert tokenizer.vocab_size == size
     assert tokenizer.decode([tokenizer.end_of_text]) == ending
@@ -153,10 +182,17 @@ def test_published_vocabularies_round_trip(name: str, size: int, ending: str, tm
     if name == "bert-base-uncased":
         # It knows words, neither their case nor accents nor what stands between them.
         words = unicodedata.normalize("NFD", PLAIN.lower())
-        bare = "".join(character for character in words if not unicodedata.combining(character) and not character.isspace())
+        bare = "".join(
+            character
+            for character in words
+            if not unicodedata.combining(character) and not character.isspace()
+        )
         assert tokenizer.decode(plain).replace(" ", "") == bare
         assert tokenizer.encode([tokenizer.decode(plain)]) == [plain]
-        assert tokenizer.decode(tokenizer.encode(["the quick brown fox jumps."])[0]) == "the quick brown fox jumps."
+        assert (
+            tokenizer.decode(tokenizer.encode(["the quick brown fox jumps."])[0])
+            == "the quick brown fox jumps."
+        )
     else:
         assert tokenizer.decode(plain) == PLAIN
         assert tokenizer.decode(code) == CODE
@@ -171,7 +207,9 @@ def test_published_vocabularies_round_trip(name: str, size: int, ending: str, tm
 def test_a_sentencepiece_vocabulary_without_what_reads_it(module: str) -> None:
     folder = str(SHARED_DATA / "tokenizers" / "llama2")
     code = f"import sys; sys.modules[{module!r}] = None; from adloco.data.tokenizers import make_tokenizer; make_tokenizer({folder!r}, ())"
-    error = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    error = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    ).stderr
     needed = f"needs {module.removeprefix('google.')} to be read; install with: pip install 'adloco[sentencepiece]'"
     assert error.splitlines()[-1] == f"ValueError: data.tokenizer {folder!r} {needed}"
 
@@ -192,7 +230,14 @@ def test_cache_is_written_once_and_keyed_by_content_and_tokenizer(tmp_path: Path
     stamp = (first.folder / "train.bin").stat().st_mtime_ns
     assert open_cache(data).folder == first.folder
     assert (first.folder / "train.bin").stat().st_mtime_ns == stamp
-    assert open_cache(DataSettings(path=str(text), validation_fraction=0.1, cache=data.cache, tokenizer="bpe:260")).folder != first.folder
+    assert (
+        open_cache(
+            DataSettings(
+                path=str(text), validation_fraction=0.1, cache=data.cache, tokenizer="bpe:260"
+            )
+        ).folder
+        != first.folder
+    )
     text.write_text("hello worle " * 100)
     assert open_cache(data).folder != first.folder
     assert not list((tmp_path / "cache").glob(".writing-*"))

@@ -1,4 +1,6 @@
-"""Rows of datasets and files: which are read, which validate, what becomes of those that cannot be used."""
+"""Rows of datasets and files: which are read, which validate, what becomes of those that cannot be
+used.
+"""
 
 import gzip
 import json
@@ -25,7 +27,9 @@ def lines(rows: Iterable[Any]) -> bytes:
 
 
 def numbered(start: int, stop: int) -> bytes:
-    return lines({"text": f"text {index}", "label": index % 2, "other": None} for index in range(start, stop))
+    return lines(
+        {"text": f"text {index}", "label": index % 2, "other": None} for index in range(start, stop)
+    )
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> str:
@@ -38,7 +42,9 @@ def write(folder: Path, files: Mapping[str, bytes]) -> str:
 @pytest.fixture
 def local(tmp_path: Path) -> str:
     """30 rows in three shards, and a validation split of 5."""
-    files = {f"train-{shard}.jsonl": numbered(10 * shard, 10 * shard + 10) for shard in range(3)} | {"validation.jsonl": numbered(100, 105)}
+    files = {
+        f"train-{shard}.jsonl": numbered(10 * shard, 10 * shard + 10) for shard in range(3)
+    } | {"validation.jsonl": numbered(100, 105)}
     return write(tmp_path / "local", files)
 
 
@@ -47,7 +53,9 @@ def texts(data: DataSettings, split: Any, start: int = 0) -> list[int]:
 
 
 def test_splits_samples_and_starts(local: str) -> None:
-    given = DataSettings(dataset=local, validation_split="validation", samples=25, validation_samples=3)
+    given = DataSettings(
+        dataset=local, validation_split="validation", samples=25, validation_samples=3
+    )
     assert (texts(given, "train"), texts(given, "validation")) == (list(range(25)), [100, 101, 102])
     assert texts(given, "train", start=22) == [22, 23, 24]
     every = DataSettings(dataset=local, validation_fraction=0.1)
@@ -59,26 +67,41 @@ def test_splits_samples_and_starts(local: str) -> None:
 
 def test_files_are_split_like_datasets(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "files", {"rows.jsonl": numbered(0, 30)})) / "rows.jsonl"
-    assert texts(DataSettings(path=str(path), validation_samples=4, samples=12), "train") == list(range(4, 12))
+    assert texts(DataSettings(path=str(path), validation_samples=4, samples=12), "train") == list(
+        range(4, 12)
+    )
 
 
 def test_columns_and_their_types(local: str) -> None:
     data = DataSettings(dataset=local, samples=3, validation_samples=1)
-    assert list(read_rows(data, "train", {"text": str, "label": int})) == [{"text": "text 1", "label": 1}, {"text": "text 2", "label": 0}]
+    assert list(read_rows(data, "train", {"text": str, "label": int})) == [
+        {"text": "text 1", "label": 1},
+        {"text": "text 2", "label": 0},
+    ]
     with pytest.raises(ValueError, match="column 'text' is not a whole number but str"):
         list(read_rows(data, "train", {"text": int}))
-    with pytest.raises(ValueError, match="train-0.jsonl row 1: column 'label' is not text but int; name a column that is"):
+    with pytest.raises(
+        ValueError,
+        match="train-0.jsonl row 1: column 'label' is not text but int; name a column that is",
+    ):
         list(read_rows(data, "train", {"label": str}))
-    with pytest.raises(ValueError, match=r"has no column 'sentiment'; name one of \['text', 'label', 'other'\]"):
+    with pytest.raises(
+        ValueError, match=r"has no column 'sentiment'; name one of \['text', 'label', 'other'\]"
+    ):
         list(read_rows(data, "train", {"sentiment": int}))
-    with pytest.raises(ValueError, match=r"has no column 'body'; set data.text_column to one of \['text', 'label', 'other'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"has no column 'body'; set data.text_column to one of \['text', 'label', 'other'\]",
+    ):
         list(read_rows(DataSettings(dataset=local, text_column="body"), "train", {"body": str}))
 
 
 def test_only_the_rows_asked_for_are_read(local: str) -> None:
     for shard in (1, 2):
         (Path(local) / f"train-{shard}.jsonl").write_bytes(b"no JSON at all")
-    assert texts(DataSettings(dataset=local, samples=10, validation_samples=1), "train") == list(range(1, 10))
+    assert texts(DataSettings(dataset=local, samples=10, validation_samples=1), "train") == list(
+        range(1, 10)
+    )
 
 
 def test_reading_goes_on_anywhere_without_opening_what_was_read(local: str) -> None:
@@ -96,10 +119,30 @@ def test_reading_goes_on_anywhere_without_opening_what_was_read(local: str) -> N
 
 
 BAD: dict[str, tuple[bytes, str, int, str]] = {
-    "empty": (lines([{"text": "a"}, {"text": ""}, {"text": "b"}]), "row 2 holds no text in column 'text'; fill or remove it", 2, "empty text"),
-    "null": (lines([{"text": "a"}, {"text": None}]), "row 2 holds no text in column 'text'", 1, "empty text"),
-    "JSON": (numbered(0, 2) + b'{"text": \n', "cannot be read from row 1 on (", 0, "unreadable file"),
-    "bytes": (b'{"text":"caf\xe9"}\n', "cannot be read from row 1 on ('utf-8' codec can't decode", 0, "unreadable file"),
+    "empty": (
+        lines([{"text": "a"}, {"text": ""}, {"text": "b"}]),
+        "row 2 holds no text in column 'text'; fill or remove it",
+        2,
+        "empty text",
+    ),
+    "null": (
+        lines([{"text": "a"}, {"text": None}]),
+        "row 2 holds no text in column 'text'",
+        1,
+        "empty text",
+    ),
+    "JSON": (
+        numbered(0, 2) + b'{"text": \n',
+        "cannot be read from row 1 on (",
+        0,
+        "unreadable file",
+    ),
+    "bytes": (
+        b'{"text":"caf\xe9"}\n',
+        "cannot be read from row 1 on ('utf-8' codec can't decode",
+        0,
+        "unreadable file",
+    ),
     "columns": (lines([{"body": "x"}]), "has no column 'text'", 0, "unreadable file"),
 }
 
@@ -107,7 +150,14 @@ BAD: dict[str, tuple[bytes, str, int, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_rows_of_a_dataset(name: str, tmp_path: Path) -> None:
     content, message, kept, reason = BAD[name]
-    folder = write(tmp_path / "bad", {"train-0.jsonl": numbered(0, 2), "train-1.jsonl": content, "train-2.jsonl": numbered(2, 4)})
+    folder = write(
+        tmp_path / "bad",
+        {
+            "train-0.jsonl": numbered(0, 2),
+            "train-1.jsonl": content,
+            "train-2.jsonl": numbered(2, 4),
+        },
+    )
     with pytest.raises(ValueError) as error:
         list(read_rows(DataSettings(dataset=folder), "train", TEXT))
     assert "bad/train-1.jsonl" in str(error.value)
@@ -122,15 +172,26 @@ def test_bad_rows_of_a_dataset(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", [b"", b"xx"])
 def test_a_damaged_gzip_shard(start: bytes, tmp_path: Path) -> None:
-    files = {"train-0.json.gz": gzip.compress(numbered(0, 7)), "train-1.json.gz": start + gzip.compress(numbered(0, 5000))[:-2000]}
+    files = {
+        "train-0.json.gz": gzip.compress(numbered(0, 7)),
+        "train-1.json.gz": start + gzip.compress(numbered(0, 5000))[:-2000],
+    }
     folder = write(tmp_path / "bad", files)
-    with pytest.raises(ValueError, match=r"train-1.json.gz cannot be read from row 1 on \(.*\); mend or fetch the file again"):
+    with pytest.raises(
+        ValueError,
+        match=r"train-1.json.gz cannot be read from row 1 on \(.*\); mend or fetch the file again",
+    ):
         list(read_rows(DataSettings(dataset=folder), "train", TEXT))
-    rows = read_rows(DataSettings(dataset=folder, bad_rows="skip", validation_samples=1), "train", TEXT)
+    rows = read_rows(
+        DataSettings(dataset=folder, bad_rows="skip", validation_samples=1), "train", TEXT
+    )
     assert len(list(rows)) == 6
     assert sum(rows.skipped.values()) == 1
     (Path(folder) / "train-0.json.gz").write_bytes(b"xx")
-    with pytest.raises(ValueError, match=r"cannot be opened \(Not a gzipped file .*\); mend or remove .*train-0.json.gz, which tells the columns"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot be opened \(Not a gzipped file .*\); mend or remove .*train-0.json.gz, which tells the columns",
+    ):
         list(read_rows(DataSettings(dataset=folder, bad_rows="skip"), "train", TEXT))
 
 
@@ -139,9 +200,15 @@ def test_a_damaged_parquet_shard(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     folder = write(tmp_path / "bad", {"train-1.parquet": b"PAR1, or not"})
-    parquet.write_table(pyarrow.table({"text": [f"text {index}" for index in range(9)]}), tmp_path / "bad" / "train-0.parquet")
+    parquet.write_table(
+        pyarrow.table({"text": [f"text {index}" for index in range(9)]}),
+        tmp_path / "bad" / "train-0.parquet",
+    )
     for data in (DataSettings(dataset=folder), DataSettings(path=folder)):
-        with pytest.raises(ValueError, match=r"train-1.parquet (cannot be read|is not a readable parquet file) from row 1 on .*; mend or "):
+        with pytest.raises(
+            ValueError,
+            match=r"train-1.parquet (cannot be read|is not a readable parquet file) from row 1 on .*; mend or ",
+        ):
             list(read_rows(data, "train", TEXT))
         rows = read_rows(replace(data, bad_rows="skip"), "train", TEXT)
         assert len(list(rows)) == 9
@@ -153,14 +220,18 @@ def test_a_shard_that_vanishes(local: str) -> None:
         rows = iter(read_rows(data, "train", TEXT))
         next(rows)
         (Path(local) / "train-1.jsonl").rename(Path(local) / "away")
-        with pytest.raises(ValueError, match=r"train-1.jsonl is gone.*; restore it, or leave such rows out"):
+        with pytest.raises(
+            ValueError, match=r"train-1.jsonl is gone.*; restore it, or leave such rows out"
+        ):
             list(rows)
         (Path(local) / "away").rename(Path(local) / "train-1.jsonl")
     rows = read_rows(DataSettings(dataset=local, bad_rows="skip"), "train", TEXT)
     reading = iter(rows)
     next(reading)
     (Path(local) / "train-1.jsonl").unlink()
-    assert sum(1 for _ in reading) == 18  # Of 21 rows, the missing shard's one included, one is held out; one was read, one is the missing shard's.
+    assert (
+        sum(1 for _ in reading) == 18
+    )  # Of 21 rows, the missing shard's one included, one is held out; one was read, one is the missing shard's.
     ((reason, count),) = rows.skipped.items()
     assert reason.startswith("vanished file: ")
     assert "train-1.jsonl is gone" in reason
@@ -169,10 +240,19 @@ def test_a_shard_that_vanishes(local: str) -> None:
 
 def test_bad_lines_of_a_file_are_skipped_one_by_one(tmp_path: Path) -> None:
     content = b'{"text": "a"}\n{"text": \n{"body": "b"}\n\n{"text": "caf\xe9"}\n{"text": "a\\ud800"}\n{"text": " "}\n{"text": "z"}\n'
-    folder = write(tmp_path / "files", {"rows.jsonl": content, "latin.txt": "café".encode("latin-1"), "blank.txt": b" \n"})
+    folder = write(
+        tmp_path / "files",
+        {"rows.jsonl": content, "latin.txt": "café".encode("latin-1"), "blank.txt": b" \n"},
+    )
     rows = read_rows(DataSettings(path=folder, bad_rows="skip"), "train", TEXT)
     assert list(rows) == [{"text": "a"}, {"text": "z"}]
-    assert rows.skipped == {"empty text": 2, "not UTF-8": 2, "not JSON": 1, "no such column": 1, "half a surrogate pair": 1}
+    assert rows.skipped == {
+        "empty text": 2,
+        "not UTF-8": 2,
+        "not JSON": 1,
+        "no such column": 1,
+        "half a surrogate pair": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -193,10 +273,19 @@ def test_what_cannot_be_reached(settings: dict[str, str], message: str) -> None:
 
 def test_unknown_configurations_and_splits_and_empty_folders(local: str, tmp_path: Path) -> None:
     for settings, message in [
-        ({"dataset": local, "config": "xx"}, r"has no configuration 'xx'; set data.config to one of \['default'\]"),
-        ({"dataset": local, "split": "trian"}, "has no split 'trian'; set data.split or data.validation_split to one of train, validation"),
+        (
+            {"dataset": local, "config": "xx"},
+            r"has no configuration 'xx'; set data.config to one of \['default'\]",
+        ),
+        (
+            {"dataset": local, "split": "trian"},
+            "has no split 'trian'; set data.split or data.validation_split to one of train, validation",
+        ),
         ({"dataset": write(tmp_path / "none", {})}, "holds no data files that can be read"),
-        ({"dataset": write(tmp_path / "binary", {"x.bin": b"x"})}, "holds no data files that can be read"),
+        (
+            {"dataset": write(tmp_path / "binary", {"x.bin": b"x"})},
+            "holds no data files that can be read",
+        ),
     ]:
         with pytest.raises(ValueError, match=message) as error:
             list(read_rows(DataSettings(**settings), "train", TEXT))  # type: ignore[arg-type]
@@ -220,21 +309,51 @@ class BrokenStream:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [ConnectionError("reset"), TimeoutError("late"), RuntimeError("odd"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("reset"),
+        TimeoutError("late"),
+        RuntimeError("odd"),
+        OSError(28, "No space left on device"),
+    ],
+)
 def test_nothing_is_left_out_for_what_may_go_away(error: Exception) -> None:
     shard = DatasetShard(stream=BrokenStream(error), name="shard", text_column="text")
-    rows = Rows(shards=[shard], columns=TEXT, data=DataSettings(bad_rows="skip"), limit=0, position=Position(), start=0)
-    with pytest.raises(SourceUnreachableError, match=r"shard cannot be reached from row 3 on \(.*\); go on when it can be"):
+    rows = Rows(
+        shards=[shard],
+        columns=TEXT,
+        data=DataSettings(bad_rows="skip"),
+        limit=0,
+        position=Position(),
+        start=0,
+    )
+    with pytest.raises(
+        SourceUnreachableError,
+        match=r"shard cannot be reached from row 3 on \(.*\); go on when it can be",
+    ):
         list(rows)
-    damaged = DatasetShard(stream=BrokenStream(OSError("Unexpected end of stream")), name="shard", text_column="text")
-    rows = Rows(shards=[damaged], columns=TEXT, data=DataSettings(bad_rows="skip"), limit=0, position=Position(), start=0)
+    damaged = DatasetShard(
+        stream=BrokenStream(OSError("Unexpected end of stream")), name="shard", text_column="text"
+    )
+    rows = Rows(
+        shards=[damaged],
+        columns=TEXT,
+        data=DataSettings(bad_rows="skip"),
+        limit=0,
+        position=Position(),
+        start=0,
+    )
     assert len(list(rows)) == 2
     assert sum(rows.position.skipped.values()) == 1
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match="'allenai/c4' needs the library datasets; install it with: pip install 'adloco.datasets.'"):
+    with pytest.raises(
+        ValueError,
+        match="'allenai/c4' needs the library datasets; install it with: pip install 'adloco.datasets.'",
+    ):
         list(read_rows(DataSettings(dataset="allenai/c4"), "train", TEXT))
 
 
@@ -245,7 +364,10 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"config": "en"}, "data.config is for a data.dataset"),
         ({"streaming": True, "dataset": "b"}, "data.streaming needs text to validate on"),
         ({"samples": -1}, "data.samples must be >= 0, got -1"),
-        ({"samples": 5, "validation_samples": 5}, "data.samples must be > data.validation_samples = 5"),
+        (
+            {"samples": 5, "validation_samples": 5},
+            "data.samples must be > data.validation_samples = 5",
+        ),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
@@ -256,14 +378,24 @@ def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None
 @needs_shared_data
 def test_rows_in_the_hubs_layout() -> None:
     hub = SHARED_DATA / "hub_like"
-    c4 = DataSettings(dataset=str(hub / "allenai" / "c4"), config="en", validation_split="validation", samples=300, validation_samples=20)
+    c4 = DataSettings(
+        dataset=str(hub / "allenai" / "c4"),
+        config="en",
+        validation_split="validation",
+        samples=300,
+        validation_samples=20,
+    )
     assert sum(1 for _ in read_rows(c4, "train", TEXT)) == 300
     assert sum(1 for _ in read_rows(c4, "validation", TEXT)) == 20
     # Rows of the second shard, against the file itself.
-    with gzip.open(hub / "allenai" / "c4" / "en" / "c4-train.00001-of-00004.json.gz", "rt") as shard:
+    with gzip.open(
+        hub / "allenai" / "c4" / "en" / "c4-train.00001-of-00004.json.gz", "rt"
+    ) as shard:
         expected = [json.loads(line)["text"] for line in shard][50:100]
     assert [row["text"] for row in read_rows(c4, "train", TEXT, start=250)] == expected
-    imdb = DataSettings(dataset=str(hub / "stanfordnlp" / "imdb"), validation_split="test", samples=10)
+    imdb = DataSettings(
+        dataset=str(hub / "stanfordnlp" / "imdb"), validation_split="test", samples=10
+    )
     rows = list(read_rows(imdb, "train", {"text": str, "label": int}))
     assert len(rows) == 10
     assert all(row["label"] in (0, 1) and row["text"] for row in rows)

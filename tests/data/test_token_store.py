@@ -1,4 +1,6 @@
-"""Caches that grow: the same bytes however often they were cut off, and the same windows whoever fetched them."""
+"""Caches that grow: the same bytes however often they were cut off, and the same windows whoever
+fetched them.
+"""
 
 import json
 import random
@@ -24,7 +26,10 @@ VALIDATION = 40
 @pytest.fixture(scope="module")
 def words() -> list[str]:
     rng = random.Random(0)
-    return [" ".join(rng.choice(["alpha", "beta", "gamma", "delta"]) for _ in range(rng.randint(1, 12))) for _ in range(ROWS)]
+    return [
+        " ".join(rng.choice(["alpha", "beta", "gamma", "delta"]) for _ in range(rng.randint(1, 12)))
+        for _ in range(ROWS)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +38,16 @@ def folder(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("words")
     for shard in range(3):
         rows = words[shard * ROWS // 3 : (shard + 1) * ROWS // 3]
-        (folder / f"train-{shard}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+        (folder / f"train-{shard}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in rows)
+        )
     return folder
 
 
 def settings(folder: Path, cache: Path, **changes: Any) -> DataSettings:
-    return DataSettings(dataset=str(folder), validation_samples=VALIDATION, cache=str(cache), **changes)
+    return DataSettings(
+        dataset=str(folder), validation_samples=VALIDATION, cache=str(cache), **changes
+    )
 
 
 def files(cache: TokenCache) -> dict[str, bytes]:
@@ -54,13 +63,22 @@ def test_tokens_are_those_of_the_rows(words: list[str], folder: Path, tmp_path: 
     assert cache.validation.tolist() == packed(words[:VALIDATION])
     assert cache.train.tolist() == packed(words[VALIDATION:])
     meta = json.loads((cache.folder / "meta.json").read_text())
-    assert (meta["rows"], meta["documents"], meta["complete"], meta["skipped"]) == (ROWS, ROWS, True, {})
-    every = open_cache(DataSettings(dataset=str(folder), validation_fraction=0.1, cache=str(tmp_path)))
+    assert (meta["rows"], meta["documents"], meta["complete"], meta["skipped"]) == (
+        ROWS,
+        ROWS,
+        True,
+        {},
+    )
+    every = open_cache(
+        DataSettings(dataset=str(folder), validation_fraction=0.1, cache=str(tmp_path))
+    )
     assert every.validation.tolist() == packed(words[9::10])
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 3, 5])
-def test_a_preparation_that_is_cut_off_goes_on_to_the_same_bytes(chunks: int, folder: Path, tmp_path: Path) -> None:
+def test_a_preparation_that_is_cut_off_goes_on_to_the_same_bytes(
+    chunks: int, folder: Path, tmp_path: Path
+) -> None:
     whole = files(open_cache(settings(folder, tmp_path / "whole")))
     cut = begin_cache(settings(folder, tmp_path / "cut"))
     for state in cut.growth.grow(lambda state: state.chunks >= chunks):
@@ -82,7 +100,9 @@ def test_a_damaged_cache_is_made_again(folder: Path, tmp_path: Path) -> None:
     assert files(open_cache(settings(folder, tmp_path))) == whole
 
 
-def test_a_stream_fetches_what_it_serves_and_serves_what_stands_in_the_text(words: list[str], folder: Path, tmp_path: Path) -> None:
+def test_a_stream_fetches_what_it_serves_and_serves_what_stands_in_the_text(
+    words: list[str], folder: Path, tmp_path: Path
+) -> None:
     text = np.array(packed(words[VALIDATION:]))
     windows = (len(text) - 1) // 16
     cache = open_cache(settings(folder, tmp_path, streaming=True))
@@ -92,7 +112,9 @@ def test_a_stream_fetches_what_it_serves_and_serves_what_stands_in_the_text(word
     for stream in (2, 0, 1):
         own = list(range(stream, windows, 3))
         # Into the third epoch.
-        read = torch.cat([source.read(stream, position, 5) for position in range(0, 2 * len(own) + 5, 5)])
+        read = torch.cat(
+            [source.read(stream, position, 5) for position in range(0, 2 * len(own) + 5, 5)]
+        )
         for position in range(0, 2 * len(own) + 5):
             window = own[position % len(own)]
             assert read[position].tolist() == text[16 * window : 16 * window + 17].tolist()
@@ -112,12 +134,18 @@ def test_a_stream_fetches_no_more_than_it_serves(folder: Path, tmp_path: Path) -
 
 
 def test_several_that_share_a_folder_append_in_turn(folder: Path, tmp_path: Path) -> None:
-    alone = open_cache(settings(folder, tmp_path / "alone", streaming=True)).train_source(context_tokens=16, num_streams=2, seed=0)
+    alone = open_cache(settings(folder, tmp_path / "alone", streaming=True)).train_source(
+        context_tokens=16, num_streams=2, seed=0
+    )
     shared = [open_cache(settings(folder, tmp_path / "shared", streaming=True)) for _ in range(2)]
     sources = [cache.train_source(context_tokens=16, num_streams=2, seed=0) for cache in shared]
     for position in range(0, 1500, 250):
         for stream in range(2):
-            assert sources[(position // 250 + stream) % 2].read(stream, position, 250).equal(alone.read(stream, position, 250))
+            assert (
+                sources[(position // 250 + stream) % 2]
+                .read(stream, position, 250)
+                .equal(alone.read(stream, position, 250))
+            )
     for cache in shared:
         cache.at_least(10**9)
     assert files(shared[0]) == files(open_cache(settings(folder, tmp_path / "whole")))
@@ -137,17 +165,21 @@ def test_a_cache_knows_its_text(words: list[str], folder: Path, tmp_path: Path) 
     # Elsewhere, with nothing fetched yet: it fetches as much as it takes to compare.
     moved = shutil.copytree(folder, tmp_path / "moved")
     elsewhere = open_cache(settings(moved, tmp_path / "b", streaming=True))
-    assert elsewhere.holds(early)
+    assert elsewhere.matches_fingerprint(early)
     assert elsewhere.growth.state.chunks == 2
-    assert elsewhere.holds(stream.corpus)
-    assert not elsewhere.holds("7:" + "0" * 32)
-    (moved / "train-1.jsonl").write_text((moved / "train-1.jsonl").read_text().replace("beta", "zeta", 1))
+    assert elsewhere.matches_fingerprint(stream.corpus)
+    assert not elsewhere.matches_fingerprint("7:" + "0" * 32)
+    (moved / "train-1.jsonl").write_text(
+        (moved / "train-1.jsonl").read_text().replace("beta", "zeta", 1)
+    )
     changed = open_cache(settings(moved, tmp_path / "b", streaming=True))
     assert changed.folder != elsewhere.folder
-    assert not changed.holds(early)
+    assert not changed.matches_fingerprint(early)
 
 
-def test_a_prepared_dataset_of_the_hub_needs_no_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prepared_dataset_of_the_hub_needs_no_hub(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(caches, "local_fingerprint", lambda dataset: "")
     copy = shutil.copytree(folder, tmp_path / "copy")
     train = open_cache(settings(copy, tmp_path / "cache")).train
@@ -158,8 +190,13 @@ def test_a_prepared_dataset_of_the_hub_needs_no_hub(folder: Path, tmp_path: Path
 def test_a_tokenizer_of_its_own(folder: Path, tmp_path: Path) -> None:
     cache = open_cache(settings(folder, tmp_path, tokenizer="bpe:280"))
     assert 256 < cache.tokenizer.vocab_size <= 280
-    assert "alpha" in cache.tokenizer.decode(cache.train[:50].tolist()) + cache.tokenizer.decode(cache.validation.tolist())
-    assert open_cache(settings(folder, tmp_path, tokenizer="bpe:280"), cache.tokenizer).folder == cache.folder
+    assert "alpha" in cache.tokenizer.decode(cache.train[:50].tolist()) + cache.tokenizer.decode(
+        cache.validation.tolist()
+    )
+    assert (
+        open_cache(settings(folder, tmp_path, tokenizer="bpe:280"), cache.tokenizer).folder
+        == cache.folder
+    )
 
 
 def test_what_is_left_out_is_counted(folder: Path, tmp_path: Path) -> None:
@@ -171,4 +208,7 @@ def test_what_is_left_out_is_counted(folder: Path, tmp_path: Path) -> None:
     cache = open_cache(settings(copy, tmp_path / "cache", bad_rows="skip"))
     assert bytes(cache.train[-9:].tolist()) == b"the last\0"
     assert json.loads((cache.folder / "meta.json").read_text())["skipped"] == {"empty text": 2}
-    assert cache.skipped() == f"2 of {ROWS + 3} rows were left out, as data.bad_rows says (2 x empty text)"
+    assert (
+        cache.skipped()
+        == f"2 of {ROWS + 3} rows were left out, as data.bad_rows says (2 x empty text)"
+    )

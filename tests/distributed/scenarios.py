@@ -1,4 +1,6 @@
-"""Runs whose results must not depend on the placement; each returns plain values and tensors of the first process."""
+"""Runs whose results must not depend on the placement; each returns plain values and tensors of the
+first process.
+"""
 
 import copy
 from collections.abc import Callable
@@ -22,7 +24,16 @@ from adloco.distributed.codecs.wire import Bf16, Int2, Int4, TopK
 from adloco.distributed.dtensor import local
 from adloco.distributed.launch.launcher import place
 from adloco.rules.sync_schedule import Streaming
-from tests.problems import BlockLM, adamw, linear, make_run, next_token, outer_sgd, regression, tokens
+from tests.problems import (
+    BlockLM,
+    adamw,
+    linear,
+    make_run,
+    next_token,
+    outer_sgd,
+    regression,
+    tokens,
+)
 
 SETTINGS: dict[str, Any] = {
     "build_model": lambda: linear().double(),
@@ -31,7 +42,8 @@ SETTINGS: dict[str, Any] = {
     "inner": adamw(0.01),
     "outer": outer_sgd(0.7, 0.9, True),
     "batch": NormTest(eta=0.9),
-    # Four samples for each of six workers, wherever they go: four ranks of an island have work without rounding.
+    # Four samples for each of six workers, wherever they go: four ranks of an island have work
+    # without rounding.
     "guards": BatchGuards(initial=24, minimum=24, maximum=60, smoothing=0.5),
     "merge": MergeSmallest(every=2, first_round=2),
     "switch": SwitchMode(max_micro_batch=8, mode="always"),
@@ -39,8 +51,19 @@ SETTINGS: dict[str, Any] = {
 }
 FATES = {
     "default": MergeFates(),
-    "survivor": MergeFates(parameters="survivor", outer_momentum="survivor", inner_state="mean", streams="balance", requested_batch="sum"),
-    "reset": MergeFates(parameters="uniform", outer_momentum="reset", inner_state="reset", requested_batch="weighted"),
+    "survivor": MergeFates(
+        parameters="survivor",
+        outer_momentum="survivor",
+        inner_state="mean",
+        streams="balance",
+        requested_batch="sum",
+    ),
+    "reset": MergeFates(
+        parameters="uniform",
+        outer_momentum="reset",
+        inner_state="reset",
+        requested_batch="weighted",
+    ),
 }
 
 
@@ -51,7 +74,14 @@ ISLAND = [1, 1]
 def run_here(**changes: Any) -> AdLoCo:
     """A run on whatever placement this process is part of."""
     settings = SETTINGS | changes
-    settings.setdefault("data", regression(settings["num_trainers"] * settings["workers_per_trainer"], samples=3000, dtype=torch.float64))
+    settings.setdefault(
+        "data",
+        regression(
+            settings["num_trainers"] * settings["workers_per_trainer"],
+            samples=3000,
+            dtype=torch.float64,
+        ),
+    )
     workers = settings["num_trainers"] * settings["workers_per_trainer"]
     return make_run(**settings, placement=place(workers, torch.device("cpu"), 1, *ISLAND))
 
@@ -59,8 +89,15 @@ def run_here(**changes: Any) -> AdLoCo:
 def result(run: AdLoCo, rounds: int) -> dict[str, Any]:
     """Reports, and the whole state as a checkpoint would hold it."""
     reports = [asdict(report) for report in run.rounds(rounds)]
-    here = {trainer.id: trainer for trainer in run.trainers.values() if run.placement.local(trainer.worker_ids)}
-    bits = {trainer: [local(tensor).detach() for tensor in here[trainer].parameters()] for trainer in here}
+    here = {
+        trainer.id: trainer
+        for trainer in run.trainers.values()
+        if run.placement.local(trainer.worker_ids)
+    }
+    bits = {
+        trainer: [local(tensor).detach() for tensor in here[trainer].parameters()]
+        for trainer in here
+    }
     return copy.deepcopy({"reports": reports, "state": run.state_dict(), "bits": bits})
 
 
@@ -71,7 +108,12 @@ def merging(fate: str) -> dict[str, Any]:
 def moving() -> dict[str, Any]:
     """Four trainers of one worker; freed workers join trainers that did not merge."""
     guards = BatchGuards(initial=16, minimum=16, maximum=60)
-    run = run_here(num_trainers=4, workers_per_trainer=1, guards=guards, merge=MergeLargestWithSmallest(count=2, every=1, first_round=1))
+    run = run_here(
+        num_trainers=4,
+        workers_per_trainer=1,
+        guards=guards,
+        merge=MergeLargestWithSmallest(count=2, every=1, first_round=1),
+    )
     for trainer, request in enumerate((16, 60, 20, 50)):
         run.trainers[trainer].controller.requested_batch = request
     return result(run, 4)
@@ -79,20 +121,41 @@ def moving() -> dict[str, Any]:
 
 def inner_products() -> dict[str, Any]:
     return result(
-        run_here(batch=AugmentedInnerProductTest(), num_trainers=1, workers_per_trainer=5, guards=BatchGuards(initial=21, minimum=20, maximum=90)), 3
+        run_here(
+            batch=AugmentedInnerProductTest(),
+            num_trainers=1,
+            workers_per_trainer=5,
+            guards=BatchGuards(initial=21, minimum=20, maximum=90),
+        ),
+        3,
     )
 
 
 def local_sgd() -> dict[str, Any]:
-    return result(run_here(outer=None, num_trainers=2, workers_per_trainer=4, guards=BatchGuards(initial=37, minimum=32)), 4)
+    return result(
+        run_here(
+            outer=None,
+            num_trainers=2,
+            workers_per_trainer=4,
+            guards=BatchGuards(initial=37, minimum=32),
+        ),
+        4,
+    )
 
 
 def language_model(**changes: Any) -> AdLoCo:
     """Accumulation, unequal batches and micro-batches, clipping, and norm tests within a round."""
     settings = {
-        "build_model": BlockLM, "loss_fn": next_token, "num_trainers": 2, "workers_per_trainer": 2, "sync_every": 4, "test_every": 2,
-        "guards": BatchGuards(initial=27, minimum=16, maximum=61), "switch": SwitchMode(max_micro_batch=3, mode="always"), "max_grad_norm": 0.1,
-    } | changes  # fmt: skip
+        "build_model": BlockLM,
+        "loss_fn": next_token,
+        "num_trainers": 2,
+        "workers_per_trainer": 2,
+        "sync_every": 4,
+        "test_every": 2,
+        "guards": BatchGuards(initial=27, minimum=16, maximum=61),
+        "switch": SwitchMode(max_micro_batch=3, mode="always"),
+        "max_grad_norm": 0.1,
+    } | changes
     workers = settings["num_trainers"] * settings["workers_per_trainer"]
     return run_here(**settings, data=tokens(4000, workers))
 
@@ -116,14 +179,25 @@ def one_worker() -> dict[str, dict[str, Any]]:
 
 
 def streaming(**changes: Any) -> AdLoCo:
-    """Three fragments, the last of which takes in what stands outside the blocks; each travels for a step."""
-    settings: dict[str, Any] = {"streaming": Streaming(fragments=3, tau=1, alpha=0.3), "sync_every": 7, "outer": outer_sgd(0.7, 0.6, True)}
+    """Three fragments, the last of which takes in what stands outside the blocks; each travels for
+    a step.
+    """
+    settings: dict[str, Any] = {
+        "streaming": Streaming(fragments=3, tau=1, alpha=0.3),
+        "sync_every": 7,
+        "outer": outer_sgd(0.7, 0.6, True),
+    }
     return language_model(**settings | changes)
 
 
 def padded(**changes: Any) -> dict[str, Any]:
-    """A last block is filled up, in shards elsewhere than in whole tensors. Micro-batches of 8: a shard's collectives take most of the time."""
-    settings: dict[str, Any] = {"wire": Bf16(error_feedback=1.0), "switch": SwitchMode(max_micro_batch=8, mode="always")}
+    """A last block is filled up, in shards elsewhere than in whole tensors. Micro-batches of 8: a
+    shard's collectives take most of the time.
+    """
+    settings: dict[str, Any] = {
+        "wire": Bf16(error_feedback=1.0),
+        "switch": SwitchMode(max_micro_batch=8, mode="always"),
+    }
     return result(streaming(**settings | changes), 3)
 
 
@@ -151,7 +225,9 @@ def stopped(shards: int = 1, replicas: int = 1, kind: str = "plain") -> dict[str
     return copy.deepcopy({"state": run.state_dict()})
 
 
-def go_on(state: dict[str, Any], rounds: int, shards: int = 1, replicas: int = 1, kind: str = "plain") -> dict[str, Any]:
+def go_on(
+    state: dict[str, Any], rounds: int, shards: int = 1, replicas: int = 1, kind: str = "plain"
+) -> dict[str, Any]:
     ISLAND[:] = shards, replicas
     run = RUNS[kind]()
     run.load_state_dict(state)
@@ -168,16 +244,22 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "language model": lambda: result(language_model(), 4),
     "streaming": lambda: result(streaming(), 4),
     "padded: bf16, a step ahead": lambda: padded(),
-    "padded: bf16, residuals in memory": lambda: padded(wire=Bf16(error_feedback=1.0, step_ahead=False)),
+    "padded: bf16, residuals in memory": lambda: padded(
+        wire=Bf16(error_feedback=1.0, step_ahead=False)
+    ),
     "padded: outer state in host memory": lambda: padded(memory=OuterMemory(on_host=True)),
     "lossy: int2": lambda: result(language_model(wire=Int2(block=8)), 4),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
-    "lossy: topk, residuals in memory": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4, step_ahead=False)), 4),
+    "lossy: topk, residuals in memory": lambda: result(
+        streaming(wire=TopK(chunk=16, density=1 / 4, step_ahead=False)), 4
+    ),
 }
 
 
-def all_scenarios(names: list[str], shards: int = 1, replicas: int = 1) -> dict[str, dict[str, Any]]:
+def all_scenarios(
+    names: list[str], shards: int = 1, replicas: int = 1
+) -> dict[str, dict[str, Any]]:
     """Results of these scenarios, on islands of that shape."""
     ISLAND[:] = shards, replicas
     return {name: SCENARIOS[name]() for name in names}

@@ -14,7 +14,10 @@ from adloco.distributed.traffic import Traffic
 def test_weighted_mean_and_bytes() -> None:
     traffic = Traffic()
     between = LocalComm(2, traffic)
-    first, second = [torch.tensor([1.0, 2.0]), torch.tensor([[10.0]])], [torch.tensor([5.0, -2.0]), torch.tensor([[20.0]])]
+    first, second = (
+        [torch.tensor([1.0, 2.0]), torch.tensor([[10.0]])],
+        [torch.tensor([5.0, -2.0]), torch.tensor([[20.0]])],
+    )
     # Weights 1 and 3: (1 + 15) / 4 = 4, (2 - 6) / 4 = -1, (10 + 60) / 4 = 17.5.
     mean = between.mean([first, second], [0.25, 0.75])
     assert [tensor.tolist() for tensor in mean] == [[4.0, -1.0], [[17.5]]]
@@ -24,8 +27,12 @@ def test_weighted_mean_and_bytes() -> None:
 
 
 def test_every_tensor_is_averaged() -> None:
-    entries = [[torch.full((size,), float(worker)) for size in (1, 7, 1000, 3)] for worker in (1, 3)]
-    for mean, size in zip(LocalComm(2, Traffic()).mean(entries, [0.5, 0.5]), (1, 7, 1000, 3), strict=True):
+    entries = [
+        [torch.full((size,), float(worker)) for size in (1, 7, 1000, 3)] for worker in (1, 3)
+    ]
+    for mean, size in zip(
+        LocalComm(2, Traffic()).mean(entries, [0.5, 0.5]), (1, 7, 1000, 3), strict=True
+    ):
         assert mean.tolist() == [2.0] * size
 
 
@@ -37,11 +44,17 @@ def test_pieces_cover_every_element_once(seed: int, monkeypatch: pytest.MonkeyPa
     tensors = [torch.empty(rng.choice([0, 1, 5, 64, 300])) for _ in range(rng.randint(1, 12))]
     flat = torch.zeros(sum(tensor.numel() for tensor in tensors))
     sent = []
-    for piece in filled_pieces(flat, bucket_views(flat, tensors, range(len(tensors))), lambda index, part: part.fill_(index + 1)):
+    for piece in filled_pieces(
+        flat,
+        bucket_views(flat, tensors, range(len(tensors))),
+        lambda index, part: part.fill_(index + 1),
+    ):
         assert piece.numel() > 0
         assert bool((piece > 0).all())
         sent.append(piece.clone())
-    assert torch.cat([torch.zeros(0), *sent]).tolist() == [float(index + 1) for index, tensor in enumerate(tensors) for _ in range(tensor.numel())]
+    assert torch.cat([torch.zeros(0), *sent]).tolist() == [
+        float(index + 1) for index, tensor in enumerate(tensors) for _ in range(tensor.numel())
+    ]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -50,12 +63,16 @@ def test_weighted_sums_of_any_size(seed: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sums, "BLOCK", 16)
     generator = torch.Generator().manual_seed(seed)
     shape = [(), (0,), (1,), (16,), (17,), (3, 11)][seed % 6]
-    entries = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(1 + seed % 3)]
+    entries = [
+        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(1 + seed % 3)
+    ]
     weights = [0.5, 0.3, 0.2][: len(entries)]
     for origin in (None, torch.randn(shape, generator=generator, dtype=torch.float64)):
         result = torch.full(shape, torch.nan, dtype=torch.float64)
         fill_weighted_sum(result, entries, weights, origin)
-        expected = sum(w * (e if origin is None else origin - e) for e, w in zip(entries, weights, strict=True))
+        expected = sum(
+            w * (e if origin is None else origin - e) for e, w in zip(entries, weights, strict=True)
+        )
         torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 

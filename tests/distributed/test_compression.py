@@ -1,4 +1,6 @@
-"""Pseudo-gradients in a wire format: against the formats themselves, across ranks bit for bit, and what error feedback keeps."""
+"""Pseudo-gradients in a wire format: against the formats themselves, across ranks bit for bit, and
+what error feedback keeps.
+"""
 
 import itertools
 import random
@@ -20,9 +22,14 @@ from adloco.distributed.traffic import Traffic
 from tests.problems import outer_sync, sync_all
 
 FORMATS: dict[str, WireFormat] = {
-    "bf16": Bf16(), "int8": Int8(), "int4": Int4(), "int4 feedback": Int4(error_feedback=1.0, step_ahead=False),
-    "int2": Int2(), "topk": TopK(chunk=256, density=1 / 16, step_ahead=False), "topk ahead": TopK(chunk=256, density=1 / 16),
-}  # fmt: skip
+    "bf16": Bf16(),
+    "int8": Int8(),
+    "int4": Int4(),
+    "int4 feedback": Int4(error_feedback=1.0, step_ahead=False),
+    "int2": Int2(),
+    "topk": TopK(chunk=256, density=1 / 16, step_ahead=False),
+    "topk ahead": TopK(chunk=256, density=1 / 16),
+}
 SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]
 
 
@@ -30,9 +37,19 @@ def problem(workers: int, seed: int = 0) -> tuple[list[Tensor], list[list[Tensor
     """Global parameters, each worker's parameters, weights."""
     generator = torch.Generator().manual_seed(seed)
     origin = [torch.randn(shape, generator=generator) for shape in SHAPES]
-    deltas = [[torch.randn(shape, generator=generator) / torch.rand(shape, generator=generator) for shape in SHAPES] for _ in range(workers)]
+    deltas = [
+        [
+            torch.randn(shape, generator=generator) / torch.rand(shape, generator=generator)
+            for shape in SHAPES
+        ]
+        for _ in range(workers)
+    ]
     weights = torch.rand(workers, generator=generator, dtype=torch.float64)
-    return origin, [[a - 0.01 * d for a, d in zip(origin, own, strict=True)] for own in deltas], (weights / weights.sum()).tolist()
+    return (
+        origin,
+        [[a - 0.01 * d for a, d in zip(origin, own, strict=True)] for own in deltas],
+        (weights / weights.sum()).tolist(),
+    )
 
 
 def in_format(values: Tensor, wire: WireFormat) -> Tensor:
@@ -40,23 +57,48 @@ def in_format(values: Tensor, wire: WireFormat) -> Tensor:
     rows = -(-values.numel() // wire.block)
     padded = torch.zeros(rows * wire.block)
     padded[: values.numel()] = values.flatten()
-    return wire.decode(wire.encode(padded.view(rows, wire.block))).flatten()[: values.numel()].view(values.shape)
+    return (
+        wire.decode(wire.encode(padded.view(rows, wire.block)))
+        .flatten()[: values.numel()]
+        .view(values.shape)
+    )
 
 
-def by_hand(origin: list[Tensor], params: list[list[Tensor]], weights: list[float], wire: WireFormat, residuals: list[list[Tensor]]) -> list[Tensor]:
+def by_hand(
+    origin: list[Tensor],
+    params: list[list[Tensor]],
+    weights: list[float],
+    wire: WireFormat,
+    residuals: list[list[Tensor]],
+) -> list[Tensor]:
     """The definition, tensor by tensor; residuals change in place."""
     added = [torch.zeros(tensor.shape) for tensor in origin]
     for worker, weight in enumerate(weights):
         for index, tensor in enumerate(origin):
-            wanted = tensor - params[worker][index] + (0 if wire.step_ahead else residuals[worker][index])
+            wanted = (
+                tensor
+                - params[worker][index]
+                + (0 if wire.step_ahead else residuals[worker][index])
+            )
             sent = in_format(wanted * weight, wire)
             added[index] += sent
             residuals[worker][index] = (wanted - sent / weight) * wire.error_feedback
     return [in_format(total, wire) for total in added] if wire.sums_in_blocks else added
 
 
-def summed(comm: Comm, origin: list[Tensor], params: list[list[Tensor]], weights: list[float], wire: WireFormat, residuals: Any) -> Any:
-    work = comm.pseudo_gradient(Contributions(per_worker=params, weights=weights, origin=origin, codec=wire, residuals=residuals))
+def summed(
+    comm: Comm,
+    origin: list[Tensor],
+    params: list[list[Tensor]],
+    weights: list[float],
+    wire: WireFormat,
+    residuals: Any,
+) -> Any:
+    work = comm.pseudo_gradient(
+        Contributions(
+            per_worker=params, weights=weights, origin=origin, codec=wire, residuals=residuals
+        )
+    )
     return [tensor.clone() for tensor in work.wait()], work.stats
 
 
@@ -77,9 +119,19 @@ def test_equals_the_definition(wire: WireFormat) -> None:
             for got, wanted in zip(own, other, strict=True):
                 torch.testing.assert_close(got, wanted, rtol=0, atol=0)
         if not wire.error_feedback:
-            norms = [sum(float((a - b).double().square().sum()) for a, b in zip(origin, own, strict=True)) for own in params]
-            assert stats.wanted_sq == pytest.approx([weight**2 * norm for weight, norm in zip(weights, norms, strict=True)], rel=1e-5)
-        assert all(0 < error < wanted for error, wanted in zip(stats.error_sq, stats.wanted_sq, strict=True))
+            norms = [
+                sum(
+                    float((a - b).double().square().sum()) for a, b in zip(origin, own, strict=True)
+                )
+                for own in params
+            ]
+            assert stats.wanted_sq == pytest.approx(
+                [weight**2 * norm for weight, norm in zip(weights, norms, strict=True)], rel=1e-5
+            )
+        assert all(
+            0 < error < wanted
+            for error, wanted in zip(stats.error_sq, stats.wanted_sq, strict=True)
+        )
 
 
 def test_error_feedback_loses_nothing() -> None:
@@ -92,7 +144,9 @@ def test_error_feedback_loses_nothing() -> None:
         sent = [before + now for before, now in zip(sent, total, strict=True)]
     for index, tensor in enumerate(origin):
         kept = sum(weight * own[index] for weight, own in zip(weights, residuals, strict=True))
-        wanted = 20 * sum(weight * (tensor - own[index]) for weight, own in zip(weights, params, strict=True))
+        wanted = 20 * sum(
+            weight * (tensor - own[index]) for weight, own in zip(weights, params, strict=True)
+        )
         torch.testing.assert_close(sent[index] + kept, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -109,10 +163,18 @@ def test_a_worker_without_weight_sends_nothing() -> None:
 def test_bytes_are_those_of_the_blocks(wire: WireFormat) -> None:
     origin, params, weights = problem(4)
     traffic = Traffic()
-    summed(LocalComm(4, traffic), origin, params, weights, wire, zeros(4) if wire.error_feedback else [])
+    summed(
+        LocalComm(4, traffic),
+        origin,
+        params,
+        weights,
+        wire,
+        zeros(4) if wire.error_feedback else [],
+    )
     blocks = sum(-(-tensor.numel() // wire.block) for tensor in origin)
     assert traffic.between == 4 * blocks * wire.block_bytes
-    # In shares: each byte to its owner but for the own share, and each sum to three others. Otherwise each byte to three others.
+    # In shares: each byte to its owner but for the own share, and each sum to three others.
+    # Otherwise each byte to three others.
     assert traffic.sent == pytest.approx(traffic.between * (1.5 if wire.sums_in_blocks else 3))
 
 
@@ -133,14 +195,30 @@ def on_ranks(names: list[str], workers: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in names:
         wire = FORMATS[name]
-        residuals = [own for worker, own in enumerate(zeros(workers)) if worker in here] if wire.error_feedback else []
+        residuals = (
+            [own for worker, own in enumerate(zeros(workers)) if worker in here]
+            if wire.error_feedback
+            else []
+        )
         before, squares = placement.bytes_handed(), []
         for _ in range(2):
             own = [params[worker] for worker in here]
-            total, seen = summed(placement.comm(range(workers)), origin, own, [weights[worker] for worker in here], wire, residuals)
+            total, seen = summed(
+                placement.comm(range(workers)),
+                origin,
+                own,
+                [weights[worker] for worker in here],
+                wire,
+                residuals,
+            )
             squares.append((seen.wanted_sq, seen.sent_sq, seen.error_sq, seen.total_sq))
         handed = placement.bytes_handed() - before
-        results[name] = {"sums": total, "squares": squares, "residuals": residuals, "bytes": (handed.between, handed.sent)}
+        results[name] = {
+            "sums": total,
+            "squares": squares,
+            "residuals": residuals,
+            "bytes": (handed.between, handed.sent),
+        }
     return results
 
 
@@ -151,46 +229,85 @@ def test_the_same_bits_on_all_ranks_and_in_one_process(ranks: int, workers: int)
     for name in FORMATS:
         for rank in range(ranks):
             for got, wanted in zip(everyone[rank][name]["sums"], alone[name]["sums"], strict=True):
-                assert got.equal(wanted), f"{name}: all islands, and one process, end with the same bits"
+                assert got.equal(wanted), (
+                    f"{name}: all islands, and one process, end with the same bits"
+                )
         kept = [tensors for result in everyone for tensors in result[name]["residuals"]]
-        assert all(a.equal(b) for own, other in zip(kept, alone[name]["residuals"], strict=True) for a, b in zip(own, other, strict=True))
+        assert all(
+            a.equal(b)
+            for own, other in zip(kept, alone[name]["residuals"], strict=True)
+            for a, b in zip(own, other, strict=True)
+        )
         assert everyone[0][name]["bytes"] == pytest.approx(alone[name]["bytes"], rel=1e-12)
         for turn in range(2):
             for part in range(3):
-                assert [value for result in everyone for value in result[name]["squares"][turn][part]] == alone[name]["squares"][turn][part]
+                assert [
+                    value for result in everyone for value in result[name]["squares"][turn][part]
+                ] == alone[name]["squares"][turn][part]
             total = sum(result[name]["squares"][turn][3] for result in everyone)
-            assert total == pytest.approx(alone[name]["squares"][turn][3], rel=1e-6), "parts add up to the norm of the sum"
+            assert total == pytest.approx(alone[name]["squares"][turn][3], rel=1e-6), (
+                "parts add up to the norm of the sum"
+            )
 
 
 def random_buckets(seeds: int) -> list[str]:
-    """Syncs of random sizes, empty and scalar tensors included, cut into random fragments, sent in pieces of random caps; what was wrong with any."""
+    """Syncs of random sizes, empty and scalar tensors included, cut into random fragments, sent in
+    pieces of random caps; what was wrong with any.
+    """
     problems = []
     for seed in range(seeds):
         rng = random.Random(seed)
         sums.PIECE, sums.BLOCK = rng.choice([1, 10, 100, 10_000]), rng.choice([1, 7, 64, 1 << 16])
         compression.PIECE = sums.PIECE
-        shapes = [rng.choice([(), (0,), (1,), (rng.randint(2, 300),), (rng.randint(1, 20), rng.randint(1, 20))]) for _ in range(rng.randint(1, 10))]
+        shapes = [
+            rng.choice(
+                [(), (0,), (1,), (rng.randint(2, 300),), (rng.randint(1, 20), rng.randint(1, 20))]
+            )
+            for _ in range(rng.randint(1, 10))
+        ]
         workers = rng.randint(dist.get_world_size(), 5)
         placement = place(workers)
         generator = torch.Generator().manual_seed(seed)
         start = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-        params = [[torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes] for _ in range(workers)]
+        params = [
+            [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+            for _ in range(workers)
+        ]
         weights = [1 / workers] * workers
         order = rng.sample(range(len(shapes)), len(shapes))
         cuts = sorted(rng.choices(range(len(shapes) + 1), k=rng.randint(0, 3)))
         fragments = [order[a:b] for a, b in itertools.pairwise([0, *cuts, len(shapes)])]
-        for wire in (None, Int8(block=rng.choice([1, 3, 32])), Int2(block=rng.choice([4, 32])), TopK(chunk=rng.choice([2, 64]), density=0.5)):
+        for wire in (
+            None,
+            Int8(block=rng.choice([1, 3, 32])),
+            Int2(block=rng.choice([4, 32])),
+            TopK(chunk=rng.choice([2, 64]), density=0.5),
+        ):
             outer = outer_sync(start, None, fragments, codec=wire)
             here = placement.local(range(workers))
             own = [[tensor.clone() for tensor in params[worker]] for worker in here]
             sync_all(outer, own, weights[: len(here)], placement.comm(range(workers)))
             for index, moved in enumerate(outer.global_params):
                 own = [[given[index].float()] for given in params]
-                rounded = by_hand([start[index].float()], own, weights, wire, [[torch.zeros(shapes[index])] for _ in own]) if wire else []
-                exact = sum(weight * given[index] for weight, given in zip(weights, params, strict=True))
+                rounded = (
+                    by_hand(
+                        [start[index].float()],
+                        own,
+                        weights,
+                        wire,
+                        [[torch.zeros(shapes[index])] for _ in own],
+                    )
+                    if wire
+                    else []
+                )
+                exact = sum(
+                    weight * given[index] for weight, given in zip(weights, params, strict=True)
+                )
                 expected = start[index] - rounded[0].double() if wire else exact
                 if not torch.allclose(moved, expected, rtol=1e-5, atol=1e-5):
-                    problems.append(f"seed {seed}, {wire}, tensor {index} of {shapes[index]}: {(moved - expected).abs().max()}")
+                    problems.append(
+                        f"seed {seed}, {wire}, tensor {index} of {shapes[index]}: {(moved - expected).abs().max()}"
+                    )
     return problems
 
 
@@ -200,7 +317,9 @@ def test_any_sizes_in_any_buckets(ranks: int) -> None:
 
 
 def handed_to_collectives() -> list[int]:
-    """Bytes given to each collective of one int8 sum over three ranks, seen where torch.distributed is called."""
+    """Bytes given to each collective of one int8 sum over three ranks, seen where torch.distributed
+    is called.
+    """
     placement = place(3)
     origin, params, weights = problem(3)
     comm, me = placement.comm(range(3)), dist.get_rank()

@@ -5,11 +5,18 @@ import contextlib
 import torch
 from torch import nn
 
-from adloco.distributed.parallel.gradient_norms import added_gradients, clip, incoming_gradients, squared_norm
+from adloco.distributed.parallel.gradient_norms import (
+    added_gradients,
+    clip,
+    incoming_gradients,
+    squared_norm,
+)
 
 
 class Tied(nn.Module):
-    """Embedding and head share one matrix: its gradient has two contributions in each backward pass."""
+    """Embedding and head share one matrix: its gradient has two contributions in each backward
+    pass.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +34,9 @@ def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def flat_gradient(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss_of(model, ids), list(model.parameters()))]).double()
+    return torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss_of(model, ids), list(model.parameters()))]
+    ).double()
 
 
 def test_each_micro_batch_is_seen_before_accumulation_tied_weights_once() -> None:
@@ -84,4 +93,6 @@ def test_clip() -> None:
     parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
     clip(parameters, 5.0, 1.0)
-    torch.testing.assert_close(torch.cat([p.grad for p in parameters if p.grad is not None]), torch.tensor([0.6, 0.0, 0.8]))
+    torch.testing.assert_close(
+        torch.cat([p.grad for p in parameters if p.grad is not None]), torch.tensor([0.6, 0.0, 0.8])
+    )

@@ -1,4 +1,6 @@
-"""What a worker on several ranks computes, against per-sample truth, hand-counted bytes and plain data-parallel training."""
+"""What a worker on several ranks computes, against per-sample truth, hand-counted bytes and plain
+data-parallel training.
+"""
 
 import math
 from typing import Any
@@ -8,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, InnerMuon, InnerProductTest, MergeFates, MergeSmallest, NormTest, SwitchMode
+from adloco import (
+    AdLoCo,
+    BatchGuards,
+    InnerMuon,
+    InnerProductTest,
+    MergeFates,
+    MergeSmallest,
+    NormTest,
+    SwitchMode,
+)
 from adloco.distributed.launch.launcher import island_shape, place
 from adloco.distributed.testing import run_on_ranks
 from tests.algorithms.test_statistics import per_sample_gradients
@@ -20,7 +31,13 @@ ISLANDS = [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 def run_here(shards: int, replicas: int, **changes: Any) -> AdLoCo:
     """A language model in float64 on whatever ranks there are."""
-    settings = {"build_model": BlockLM, "loss_fn": next_token, "workers_per_trainer": 1, "outer": None, "inner": sgd(1.0)} | changes
+    settings = {
+        "build_model": BlockLM,
+        "loss_fn": next_token,
+        "workers_per_trainer": 1,
+        "outer": None,
+        "inner": sgd(1.0),
+    } | changes
     workers = settings.pop("num_workers", settings["workers_per_trainer"])
     settings.setdefault("data", tokens(2000, workers))
     return make_run(**settings, placement=place(workers, torch.device("cpu"), 1, shards, replicas))
@@ -31,18 +48,38 @@ def one_step(shards: int, replicas: int) -> list[dict[str, float]]:
     seen = []
     for batch, micro_batch in ((16, 16), (16, 2), (13, 13), (13, 2)):
         run = run_here(
-            shards, replicas, batch=NormTest(), guards=BatchGuards(initial=batch), switch=SwitchMode(max_micro_batch=micro_batch, mode="always"),
-            sync_every=1, test_groups=4, max_grad_norm=0.01,
-        )  # fmt: skip
+            shards,
+            replicas,
+            batch=NormTest(),
+            guards=BatchGuards(initial=batch),
+            switch=SwitchMode(max_micro_batch=micro_batch, mode="always"),
+            sync_every=1,
+            test_groups=4,
+            max_grad_norm=0.01,
+        )
         before = [parameter.detach().clone() for parameter in BlockLM().parameters()]
         report = run.round()
         assert report is not None
         after = run.placement.whole(list(run.workers[0].replica.params))
-        moved = sum(float((new - old).detach().square().sum()) for new, old in zip(after, before, strict=True))
+        moved = sum(
+            float((new - old).detach().square().sum())
+            for new, old in zip(after, before, strict=True)
+        )
         estimate = run.trainers[0].controller.estimate
         assert estimate is not None
-        row = {"grad_variance": estimate.grad_variance, "grad_norm_sq": estimate.grad_norm_sq, "noise_scale": estimate.noise_scale}
-        seen.append(row | {"plugin": estimate.plugin_norm_sq, "clipped_norm": math.sqrt(moved), "loss": report.train_loss})
+        row = {
+            "grad_variance": estimate.grad_variance,
+            "grad_norm_sq": estimate.grad_norm_sq,
+            "noise_scale": estimate.noise_scale,
+        }
+        seen.append(
+            row
+            | {
+                "plugin": estimate.plugin_norm_sq,
+                "clipped_norm": math.sqrt(moved),
+                "loss": report.train_loss,
+            }
+        )
     return seen
 
 
@@ -52,19 +89,31 @@ def truth(batch: int, groups: int) -> dict[str, float]:
     gradients = per_sample_gradients(BlockLM(), ids)
     parts = np.array_split(gradients, groups)
     mean = gradients.mean(0)
-    scatter = sum(len(part) * float(part.mean(0) @ part.mean(0)) for part in parts) - batch * float(mean @ mean)
+    scatter = sum(len(part) * float(part.mean(0) @ part.mean(0)) for part in parts) - batch * float(
+        mean @ mean
+    )
     variance = scatter / (groups - 1)
     norm_sq = float(mean @ mean) - variance / batch
     return {
-        "grad_variance": variance, "grad_norm_sq": norm_sq, "noise_scale": variance / norm_sq if norm_sq > 0 else math.inf,
-        "plugin": float(mean @ mean), "clipped_norm": 0.01, "loss": float(next_token(BlockLM(), ids).detach()),
-    }  # fmt: skip
+        "grad_variance": variance,
+        "grad_norm_sq": norm_sq,
+        "noise_scale": variance / norm_sq if norm_sq > 0 else math.inf,
+        "plugin": float(mean @ mean),
+        "clipped_norm": 0.01,
+        "loss": float(next_token(BlockLM(), ids).detach()),
+    }
 
 
-@pytest.mark.parametrize(("shards", "replicas"), ISLANDS, ids=["one process", "DDP", "FSDP2", "HSDP"])
+@pytest.mark.parametrize(
+    ("shards", "replicas"), ISLANDS, ids=["one process", "DDP", "FSDP2", "HSDP"]
+)
 def test_statistics_are_those_of_the_samples(shards: int, replicas: int) -> None:
     """With and without accumulation, equal and unequal batches: to 1e-6, not off by the world size."""
-    results = run_on_ranks(one_step, shards * replicas, shards, replicas) if shards * replicas > 1 else [one_step(1, 1)]
+    results = (
+        run_on_ranks(one_step, shards * replicas, shards, replicas)
+        if shards * replicas > 1
+        else [one_step(1, 1)]
+    )
     # 16 in 8 micro-batches of 2; 13 in 7, of which the next multiple of four groups is 8.
     expected = [truth(16, 4), truth(16, 8), truth(13, 4), truth(13, 8)]
     for result in results:
@@ -73,7 +122,9 @@ def test_statistics_are_those_of_the_samples(shards: int, replicas: int) -> None
 
 
 class Dealt:
-    """One stream dealt to several workers, each step's samples in turn: what data-parallel ranks read."""
+    """One stream dealt to several workers, each step's samples in turn: what data-parallel ranks
+    read.
+    """
 
     def __init__(self, samples: int, num_streams: int, each: int) -> None:
         self.num_streams = num_streams
@@ -87,21 +138,35 @@ class Dealt:
 def ddp(shards: int, replicas: int) -> list[Tensor]:
     run = run_here(shards, replicas, inner=sgd(0.1), guards=BatchGuards(initial=12), sync_every=5)
     list(run.rounds(2))
-    return [parameter.detach().clone() for parameter in run.placement.whole(list(run.workers[0].replica.params))]
+    return [
+        parameter.detach().clone()
+        for parameter in run.placement.whole(list(run.workers[0].replica.params))
+    ]
 
 
 @pytest.mark.parametrize(("shards", "replicas"), ISLANDS[1:], ids=["DDP", "FSDP2", "HSDP"])
 def test_ddp_is_a_sync_at_every_step(shards: int, replicas: int) -> None:
-    """H = 1 with the trivial outer step, for an inner step that is linear in the gradient; and plain SGD on whole batches."""
+    """H = 1 with the trivial outer step, for an inner step that is linear in the gradient; and
+    plain SGD on whole batches.
+    """
     on_ranks = run_on_ranks(ddp, shards * replicas, shards, replicas)
     synced = run_here(
-        1, 1, inner=sgd(0.1), guards=BatchGuards(initial=12), sync_every=1, workers_per_trainer=4, outer=outer_sgd(1.0), data=Dealt(2000, 4, 3)
+        1,
+        1,
+        inner=sgd(0.1),
+        guards=BatchGuards(initial=12),
+        sync_every=1,
+        workers_per_trainer=4,
+        outer=outer_sgd(1.0),
+        data=Dealt(2000, 4, 3),
     )
     list(synced.rounds(10))
     plain, source = BlockLM(), tokens(2000, 1)
     for step in range(10):
         loss = next_token(plain, source.read(0, 12 * step, 12))
-        for parameter, gradient in zip(plain.parameters(), torch.autograd.grad(loss, list(plain.parameters())), strict=True):
+        for parameter, gradient in zip(
+            plain.parameters(), torch.autograd.grad(loss, list(plain.parameters())), strict=True
+        ):
             parameter.data.sub_(gradient, alpha=0.1)
     for other in (*on_ranks, synced.trainers[0].outer.global_params):
         for mine, theirs in zip(plain.parameters(), other, strict=True):
@@ -109,26 +174,46 @@ def test_ddp_is_a_sync_at_every_step(shards: int, replicas: int) -> None:
 
 
 def merged_steps(shards: int) -> list[float]:
-    """Step counters and squared moments of AdamW after two merges that average them, in float32, where counters and moments have one data type."""
+    """Step counters and squared moments of AdamW after two merges that average them, in float32,
+    where counters and moments have one data type.
+    """
 
     def inner(model: nn.Module) -> list[torch.optim.Optimizer]:
         return [torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)]
 
     run = run_here(
-        shards, 1, build_model=lambda: BlockLM().float(), num_trainers=3, inner=inner,
-        merge=MergeSmallest(every=1, first_round=1), fates=MergeFates(inner_state="mean"), sync_every=3, guards=BatchGuards(initial=8),
-        data=tokens(500, 3), workers_per_trainer=1, num_workers=3,
-    )  # fmt: skip
+        shards,
+        1,
+        build_model=lambda: BlockLM().float(),
+        num_trainers=3,
+        inner=inner,
+        merge=MergeSmallest(every=1, first_round=1),
+        fates=MergeFates(inner_state="mean"),
+        sync_every=3,
+        guards=BatchGuards(initial=8),
+        data=tokens(500, 3),
+        workers_per_trainer=1,
+        num_workers=3,
+    )
     list(run.rounds(2))
-    states = run.placement.whole([worker.optimizers[0].state_dict() for worker in run.workers.values()])
-    return [float(entry[key].sum()) for state in states for entry in state["state"].values() for key in ("step", "exp_avg_sq")]
+    states = run.placement.whole(
+        [worker.optimizers[0].state_dict() for worker in run.workers.values()]
+    )
+    return [
+        float(entry[key].sum())
+        for state in states
+        for entry in state["state"].values()
+        for key in ("step", "exp_avg_sq")
+    ]
 
 
 def test_sharded_and_other_state_do_not_share_memory() -> None:
     expected = merged_steps(1)
     assert expected[0] == 6.0
     for num_ranks, shards in ((2, 2), (4, 2)):
-        assert run_on_ranks(merged_steps, num_ranks, shards)[0] == pytest.approx(expected[: 20 if num_ranks == 4 else None], rel=1e-4)
+        assert run_on_ranks(merged_steps, num_ranks, shards)[0] == pytest.approx(
+            expected[: 20 if num_ranks == 4 else None], rel=1e-4
+        )
 
 
 class Even(nn.Module):
@@ -149,29 +234,48 @@ class Even(nn.Module):
 def traffic(shards: int, replicas: int) -> tuple[float, float, float]:
     """Bytes handed over in two rounds of two workers; H = 3, two passes a step."""
     run = run_here(
-        shards, replicas, build_model=Even, loss_fn=lambda model, ids: model(ids.float()).square().mean(), data=tokens(500, 2, context=7),
-        workers_per_trainer=2, outer=outer_sgd(0.7, 0.9), inner=adamw(0.01), batch=NormTest(), sync_every=3, test_groups=4,
-        guards=BatchGuards(initial=32, minimum=32, maximum=32), switch=SwitchMode(max_micro_batch=8 // (shards * replicas), mode="always"),
+        shards,
+        replicas,
+        build_model=Even,
+        loss_fn=lambda model, ids: model(ids.float()).square().mean(),
+        data=tokens(500, 2, context=7),
+        workers_per_trainer=2,
+        outer=outer_sgd(0.7, 0.9),
+        inner=adamw(0.01),
+        batch=NormTest(),
+        sync_every=3,
+        test_groups=4,
+        guards=BatchGuards(initial=32, minimum=32, maximum=32),
+        switch=SwitchMode(max_micro_batch=8 // (shards * replicas), mode="always"),
         max_grad_norm=1.0,
-    )  # fmt: skip
+    )
     list(run.rounds(2))
     return run.placement.bytes_handed()
 
 
-@pytest.mark.parametrize(("num_ranks", "shards", "replicas"), [(2, 1, 1), (4, 1, 2), (4, 2, 1), (4, 2, 2)], ids=["whole", "DDP", "FSDP2", "HSDP"])
-def test_traffic_is_what_the_algorithm_needs_to_the_byte(num_ranks: int, shards: int, replicas: int) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "shards", "replicas"),
+    [(2, 1, 1), (4, 1, 2), (4, 2, 1), (4, 2, 2)],
+    ids=["whole", "DDP", "FSDP2", "HSDP"],
+)
+def test_traffic_is_what_the_algorithm_needs_to_the_byte(
+    num_ranks: int, shards: int, replicas: int
+) -> None:
     results = run_on_ranks(traffic, num_ranks, shards, replicas)
     between, _, inside = results[0]
     model, rounds, workers, steps, passes, ranks = 4 * 128, 2, 2, 3, 2, shards * replicas
-    # A sync takes one model from each worker, however many ranks it is on; a round, its losses and 19 other float64 (six of the norm test).
+    # A sync takes one model from each worker, however many ranks it is on; a round, its losses and
+    # 19 other float64 (six of the norm test).
     assert between == rounds * workers * (model + (19 + steps) * 8)
-    # Each rank adds up three scalars a step, one before and one after the steps, nine of the sync; and 1 + 4 for the norm test, which has four
-    # groups or one per pass.
+    # Each rank adds up three scalars a step, one before and one after the steps, nine of the sync;
+    # and 1 + 4 for the norm test, which has four groups or one per pass.
     scalars = 8 * (3 * steps + 2 + 9 + 1 + max(4, passes * ranks)) if ranks > 1 else 0
     if shards > 1:
-        # For each pass, the block is gathered in forward and in backward, what is outside once; gradients are scattered whole.
+        # For each pass, the block is gathered in forward and in backward, what is outside once;
+        # gradients are scattered whole.
         passed = passes * steps * (4 * (2 * 96 + 32) // shards + model)
-        # Replicas of the shards add theirs up once a step. (The two workers of HSDP share an island: no slices of an outer step.)
+        # Replicas of the shards add theirs up once a step. (The two workers of HSDP share an
+        # island: no slices of an outer step.)
         passed += steps * model // shards if replicas > 1 else 0
     else:
         # Gradients once a step; then the slices of the outer step are gathered.
@@ -189,7 +293,11 @@ class Idle(nn.Linear):
 
 
 def unused(shards: int, replicas: int) -> str:
-    settings = {"build_model": Idle, "loss_fn": lambda model, ids: model(ids.float()).square().mean(), "guards": BatchGuards(initial=8)}
+    settings = {
+        "build_model": Idle,
+        "loss_fn": lambda model, ids: model(ids.float()).square().mean(),
+        "guards": BatchGuards(initial=8),
+    }
     run = run_here(shards, replicas, data=tokens(100, 1, context=6), inner=sgd(0.01), **settings)
     try:
         run.round()
@@ -199,7 +307,9 @@ def unused(shards: int, replicas: int) -> str:
 
 
 def test_replicas_refuse_parameters_without_gradient() -> None:
-    """DDP would leave the whole bucket unreduced, and each replica with a model of its own; the others train such models."""
+    """DDP would leave the whole bucket unreduced, and each replica with a model of its own; the
+    others train such models.
+    """
     assert unused(1, 1) == ""
     assert run_on_ranks(unused, 2, 2, 1) == ["", ""]
     for said in run_on_ranks(unused, 2, 1, 2):
@@ -212,7 +322,9 @@ class Own(torch.optim.AdamW):
 
 def rounded(shards: int, replicas: int) -> list[tuple[int, int, int, int]]:
     """Requested, trained and added samples of each inner step, and the samples of a round of two."""
-    run = run_here(shards, replicas, batch=None, sync_every=2, guards=BatchGuards(initial=1, maximum=1))
+    run = run_here(
+        shards, replicas, batch=None, sync_every=2, guards=BatchGuards(initial=1, maximum=1)
+    )
     (report,) = run.rounds(1)
     (row,) = report.trainers
     return [(row.requested_batch, row.trainer_batch, row.rounded_up, report.samples)]
@@ -225,9 +337,19 @@ def test_a_sample_on_every_rank_is_reported_also_above_the_maximum() -> None:
 def refused(shards: int, replicas: int) -> list[str]:
     """What is said of things that need whole gradients or matrices."""
     said = []
-    for changes in ({"inner": InnerMuon()}, {"inner": lambda model: [Own(model.parameters())]}, {"batch": InnerProductTest()}):
+    for changes in (
+        {"inner": InnerMuon()},
+        {"inner": lambda model: [Own(model.parameters())]},
+        {"batch": InnerProductTest()},
+    ):
         try:
-            run_here(shards, replicas, build_model=lambda: BlockLM().float(), guards=BatchGuards(initial=8), **changes).round()
+            run_here(
+                shards,
+                replicas,
+                build_model=lambda: BlockLM().float(),
+                guards=BatchGuards(initial=8),
+                **changes,
+            ).round()
             said.append("")
         except ValueError as error:
             said.append(str(error))
@@ -238,7 +360,10 @@ def test_what_needs_more_than_a_shard_is_refused() -> None:
     """Under shards; replicas run it."""
     for said in run_on_ranks(refused, 2, 2, 1):
         muon, own, products = said
-        assert "Muon is not known to work element by element, so 2 shards might not train as one does; use placement.shard_size 1" in muon
+        assert (
+            "Muon is not known to work element by element, so 2 shards might not train as one does; use placement.shard_size 1"
+            in muon
+        )
         assert "Own is not known" in own
         assert "inner-product tests need whole gradients" in products
     assert run_on_ranks(refused, 2, 1, 2) == [["", "", ""]] * 2
@@ -247,11 +372,18 @@ def test_what_needs_more_than_a_shard_is_refused() -> None:
 @pytest.mark.parametrize(
     ("ranks", "workers", "sizes", "shape"),
     [
-        (1, 1, (0, 1), (1, 1)), (4, 1, (0, 1), (4, 1)), (4, 1, (1, 0), (1, 4)), (4, 1, (2, 0), (2, 2)), (8, 2, (0, 2), (2, 2)),
-        (1, 4, (1, 0), (1, 1)), (4, 4, (2, 1), (2, 1)),
+        (1, 1, (0, 1), (1, 1)),
+        (4, 1, (0, 1), (4, 1)),
+        (4, 1, (1, 0), (1, 4)),
+        (4, 1, (2, 0), (2, 2)),
+        (8, 2, (0, 2), (2, 2)),
+        (1, 4, (1, 0), (1, 1)),
+        (4, 4, (2, 1), (2, 1)),
     ],
-)  # fmt: skip
-def test_island_shapes(ranks: int, workers: int, sizes: tuple[int, int], shape: tuple[int, int]) -> None:
+)
+def test_island_shapes(
+    ranks: int, workers: int, sizes: tuple[int, int], shape: tuple[int, int]
+) -> None:
     assert island_shape(ranks, workers, *sizes) == shape
 
 
@@ -259,13 +391,20 @@ def test_island_shapes(ranks: int, workers: int, sizes: tuple[int, int], shape: 
     ("ranks", "workers", "sizes", "message"),
     [
         (3, 2, (1, 1), "3 ranks cannot share 2 workers; start 1 or 2 ranks"),
-        (3, 4, (2, 1), "3 ranks cannot share 4 workers with placement.shard_size 2 and placement.replica_size 1; start 2 or 4 or 6 or 8 ranks"),
+        (
+            3,
+            4,
+            (2, 1),
+            "3 ranks cannot share 4 workers with placement.shard_size 2 and placement.replica_size 1; start 2 or 4 or 6 or 8 ranks",
+        ),
         (8, 2, (2, 1), "8 ranks cannot share 2 workers with .*; start 2 or 4 ranks"),
         (1, 1, (2, 2), "1 ranks cannot share 1 worker with .*; start 4 ranks"),
         (3, 2, (1, 0), "3 ranks cannot share 2 workers with .*; start 1 or 2 or 4 or 6 or 8 ranks"),
         (3, 1, (2, 0), "3 ranks cannot share 1 worker with .*; start 2 or 4 or 6 or 8 ranks"),
     ],
 )
-def test_ranks_that_cannot_hold_the_workers(ranks: int, workers: int, sizes: tuple[int, int], message: str) -> None:
+def test_ranks_that_cannot_hold_the_workers(
+    ranks: int, workers: int, sizes: tuple[int, int], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         island_shape(ranks, workers, *sizes)

@@ -1,4 +1,6 @@
-"""Models that are built, shaped or fail in unusual ways: alike on every placement, or refused with a sentence."""
+"""Models that are built, shaped or fail in unusual ways: alike on every placement, or refused with
+a sentence.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,17 +66,30 @@ class Drawn(BlockLM):
                 nn.init.normal_(parameter)
 
 
-def trained(kind: Callable[[], nn.Module], shards: int, replicas: int, workers: int) -> list[Tensor]:
+def trained(
+    kind: Callable[[], nn.Module], shards: int, replicas: int, workers: int
+) -> list[Tensor]:
     run = run_here(
-        shards, replicas, build_model=kind, workers_per_trainer=workers, inner=sgd(0.1), outer=outer_sgd(0.7, 0.9), guards=BatchGuards(initial=8)
+        shards,
+        replicas,
+        build_model=kind,
+        workers_per_trainer=workers,
+        inner=sgd(0.1),
+        outer=outer_sgd(0.7, 0.9),
+        guards=BatchGuards(initial=8),
     )
     list(run.rounds(2))
-    return [parameter.detach().clone() for parameter in run.placement.whole(next(iter(run.workers.values())).replica.params)]
+    return [
+        parameter.detach().clone()
+        for parameter in run.placement.whole(next(iter(run.workers.values())).replica.params)
+    ]
 
 
 @pytest.mark.parametrize("kind", [Looped, Borrowed, Nested, Drawn])
 def test_models_train_alike_under_shards(kind: Callable[[], nn.Module]) -> None:
-    for mine, theirs in zip(trained(kind, 1, 1, 1), run_on_ranks(trained, 2, kind, 2, 1, 1)[0], strict=True):
+    for mine, theirs in zip(
+        trained(kind, 1, 1, 1), run_on_ranks(trained, 2, kind, 2, 1, 1)[0], strict=True
+    ):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
 
 
@@ -113,8 +128,16 @@ def refused(kind: Callable[[], nn.Module], shards: int) -> str:
 @pytest.mark.parametrize(
     ("kind", "shards", "message"),
     [
-        (Scalar, 2, "parameters without dimensions such as scale cannot be sharded; give them the shape (1,), or use placement.shard_size 1"),
-        (Mixed, 2, "shards need parameters of one data type, got float32 and float64; convert the model, or use placement.shard_size 1"),
+        (
+            Scalar,
+            2,
+            "parameters without dimensions such as scale cannot be sharded; give them the shape (1,), or use placement.shard_size 1",
+        ),
+        (
+            Mixed,
+            2,
+            "shards need parameters of one data type, got float32 and float64; convert the model, or use placement.shard_size 1",
+        ),
         (
             wider_by_rank,
             1,
@@ -141,18 +164,26 @@ class Failing:
 
 
 def failing(shards: int, replicas: int) -> None:
-    run_here(shards, replicas, workers_per_trainer=2, loss_fn=Failing(), guards=BatchGuards(initial=16)).round()
+    run_here(
+        shards, replicas, workers_per_trainer=2, loss_fn=Failing(), guards=BatchGuards(initial=16)
+    ).round()
 
 
 @pytest.mark.parametrize(("shards", "replicas"), [(2, 1), (1, 2)], ids=["shards", "replicas"])
 def test_a_failure_on_an_island_with_two_workers_hangs_nobody(shards: int, replicas: int) -> None:
-    """No other worker begins on the failing rank, whose sums would meet those for which the first rank still waits."""
-    with pytest.raises(RuntimeError, match=r"(?s)rank 1 failed.*third call|rank 0 failed.*[Cc]onnection"):
+    """No other worker begins on the failing rank, whose sums would meet those for which the first
+    rank still waits.
+    """
+    with pytest.raises(
+        RuntimeError, match=r"(?s)rank 1 failed.*third call|rank 0 failed.*[Cc]onnection"
+    ):
         run_on_ranks(failing, 2, shards, replicas, timeout_seconds=30.0)
 
 
 def evaluated_after_loading(shards: int) -> tuple[float, float]:
-    """A loss at the start, and the loss once the state of the start is loaded again, with an evaluation just before."""
+    """A loss at the start, and the loss once the state of the start is loaded again, with an
+    evaluation just before.
+    """
     run = run_here(shards, 1, inner=sgd(0.5), guards=BatchGuards(initial=8))
     ids = run.workers[0]._settings.problem.data.read(0, 0, 64)
 

@@ -26,7 +26,11 @@ def test_map_keeps_the_order_and_runs_together() -> None:
 
 def test_several_items_compute_with_one_thread_each() -> None:
     assert OneProcess(threads=1).map(lambda _: torch.get_num_threads(), [1, 2], nothing) == [1, 1]
-    assert OneProcess(threads=2).map(lambda _: torch.get_num_threads(), [1, 2, 3], nothing) == [1, 1, 1]
+    assert OneProcess(threads=2).map(lambda _: torch.get_num_threads(), [1, 2, 3], nothing) == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_an_error_ends_the_others_early_and_comes_out_after_them() -> None:
@@ -65,7 +69,10 @@ def test_an_interrupted_wait_leaves_no_thread_behind() -> None:
 
 def test_gather_orders_by_worker_and_counts() -> None:
     placement = OneProcess()
-    assert list(placement.gather({3: [1.0, 2.0], 1: [3.0, 4.0]}).items()) == [(1, [3.0, 4.0]), (3, [1.0, 2.0])]
+    assert list(placement.gather({3: [1.0, 2.0], 1: [3.0, 4.0]}).items()) == [
+        (1, [3.0, 4.0]),
+        (3, [1.0, 2.0]),
+    ]
     assert placement.traffic.between == 2 * 2 * 8
     placement.gather({0: [1.0]})
     assert placement.traffic.between == 32

@@ -1,4 +1,6 @@
-"""The same numbers on every placement: one process, and 2, 3 and 4 gloo ranks with several workers on each."""
+"""The same numbers on every placement: one process, and 2, 3 and 4 gloo ranks with several workers
+on each.
+"""
 
 import os
 import signal
@@ -16,7 +18,9 @@ from tests.distributed import scenarios
 def assert_same(left: Any, right: Any, where: str = "") -> None:
     """Equal to 1e-6 relative for floats and tensors, exactly for everything else."""
     if isinstance(left, torch.Tensor):
-        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-7, msg=lambda text: f"{where}: {text}")
+        torch.testing.assert_close(
+            left, right, rtol=1e-6, atol=1e-7, msg=lambda text: f"{where}: {text}"
+        )
     elif isinstance(left, dict):
         assert list(left) == list(right), where
         for key in left:
@@ -51,7 +55,15 @@ ONE_ISLAND = {
     "one island: 2 x 2 HSDP": (4, 2, 2),
     "one island: 4 shards": (4, 4, 1),
 }
-CUT = ("micro_batch", "accumulation_steps", "bytes_inside", "bytes", "busy_seconds", "wait_seconds", "sync")
+CUT = (
+    "micro_batch",
+    "accumulation_steps",
+    "bytes_inside",
+    "bytes",
+    "busy_seconds",
+    "wait_seconds",
+    "sync",
+)
 """What says how the work was cut, which depends on the ranks of an island, or what was measured."""
 
 
@@ -62,7 +74,11 @@ PADDED = ("bytes_communicated", "bytes_sent")
 def same_anywhere(value: Any, without: tuple[str, ...] = ()) -> Any:
     """A result without what may differ between placements."""
     if isinstance(value, dict):
-        return {key: same_anywhere(item, without) for key, item in value.items() if key not in (*CUT, "bits", *without)}
+        return {
+            key: same_anywhere(item, without)
+            for key, item in value.items()
+            if key not in (*CUT, "bits", *without)
+        }
     if isinstance(value, (list, tuple)):
         return type(value)(same_anywhere(item, without) for item in value)
     return value
@@ -74,7 +90,9 @@ def assert_same_bits(results: list[dict[str, Any]], shards: int) -> None:
     for rank, result in enumerate(results):
         for trainer, tensors in result["bits"].items():
             first = seen.setdefault((trainer, rank % shards), tensors)
-            assert all(mine.equal(other) for mine, other in zip(tensors, first, strict=True)), f"trainer {trainer} on rank {rank}"
+            assert all(mine.equal(other) for mine, other in zip(tensors, first, strict=True)), (
+                f"trainer {trainer} on rank {rank}"
+            )
 
 
 @pytest.fixture(scope="module")
@@ -83,25 +101,48 @@ def one_process() -> dict[str, dict[str, Any]]:
     return scenarios.all_scenarios(list(scenarios.SCENARIOS)) | scenarios.one_worker()
 
 
-@pytest.mark.parametrize(("num_ranks", "shards", "replicas"), PLACEMENTS.values(), ids=PLACEMENTS.keys())
-def test_every_scenario_on_every_placement(num_ranks: int, shards: int, replicas: int, one_process: dict[str, dict[str, Any]]) -> None:
-    """Parameters, optimizer states, requests, merges, reports, step losses and byte counts; in one start of the ranks, which takes seconds."""
-    names = [name for name in scenarios.SCENARIOS if shards == 1 or not name.startswith("inner-product")]
-    names = [name for name in names if shards == 1 or not name.startswith("lossy")]  # Blocks end where shards do.
+@pytest.mark.parametrize(
+    ("num_ranks", "shards", "replicas"), PLACEMENTS.values(), ids=PLACEMENTS.keys()
+)
+def test_every_scenario_on_every_placement(
+    num_ranks: int, shards: int, replicas: int, one_process: dict[str, dict[str, Any]]
+) -> None:
+    """Parameters, optimizer states, requests, merges, reports, step losses and byte counts; in one
+    start of the ranks, which takes seconds.
+    """
+    names = [
+        name for name in scenarios.SCENARIOS if shards == 1 or not name.startswith("inner-product")
+    ]
+    names = [
+        name for name in names if shards == 1 or not name.startswith("lossy")
+    ]  # Blocks end where shards do.
     names = [name for name in names if 1 in (shards, replicas) or name in OF_HSDP]
     assert any(report["merges"] for report in one_process["fates: survivor"]["reports"])
     results = run_on_ranks(scenarios.all_scenarios, num_ranks, names, shards, replicas)
     for name in names:
         without = PADDED if shards > 1 and name.startswith("padded") else ()
-        assert_same(same_anywhere(results[0][name], without), same_anywhere(one_process[name], without), name)
-        assert without or results[0][name]["state"]["bytes"][0] == one_process[name]["state"]["bytes"][0], "bytes between workers"
+        assert_same(
+            same_anywhere(results[0][name], without),
+            same_anywhere(one_process[name], without),
+            name,
+        )
+        assert (
+            without
+            or results[0][name]["state"]["bytes"][0] == one_process[name]["state"]["bytes"][0]
+        ), "bytes between workers"
         assert_same_bits([result[name] for result in results], shards)
         reports = [result[name]["reports"] for result in results]
-        assert all(others == reports[0] for others in reports), "every rank reports the same, to the last bit"
+        assert all(others == reports[0] for others in reports), (
+            "every rank reports the same, to the last bit"
+        )
 
 
-@pytest.mark.parametrize(("num_ranks", "shards", "replicas"), ONE_ISLAND.values(), ids=ONE_ISLAND.keys())
-def test_fsdp_norm_is_ddp_norm_is_accumulation(num_ranks: int, shards: int, replicas: int, one_process: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "shards", "replicas"), ONE_ISLAND.values(), ids=ONE_ISLAND.keys()
+)
+def test_fsdp_norm_is_ddp_norm_is_accumulation(
+    num_ranks: int, shards: int, replicas: int, one_process: dict[str, dict[str, Any]]
+) -> None:
     """Step by step: losses, statistics, requested batches, parameters."""
     results = run_on_ranks(scenarios.one_island, num_ranks, shards, replicas)[0]
     for name, result in results.items():
@@ -111,13 +152,22 @@ def test_fsdp_norm_is_ddp_norm_is_accumulation(num_ranks: int, shards: int, repl
 
 
 @pytest.mark.parametrize("kind", ["plain", "streaming"])
-@pytest.mark.parametrize(("source", "target"), [((2, 1, 1), (4, 1, 1)), ((4, 2, 1), (2, 2, 1)), ((2, 1, 2), (4, 2, 2))])
-def test_a_checkpoint_goes_on_anywhere(source: tuple[int, int, int], target: tuple[int, int, int], kind: str) -> None:
-    """Stopped within a round on some ranks, sharded or not; goes on in one process and on others as if it had never stopped."""
+@pytest.mark.parametrize(
+    ("source", "target"), [((2, 1, 1), (4, 1, 1)), ((4, 2, 1), (2, 2, 1)), ((2, 1, 2), (4, 2, 2))]
+)
+def test_a_checkpoint_goes_on_anywhere(
+    source: tuple[int, int, int], target: tuple[int, int, int], kind: str
+) -> None:
+    """Stopped within a round on some ranks, sharded or not; goes on in one process and on others as
+    if it had never stopped.
+    """
     scenarios.ISLAND[:] = 1, 1
     whole = same_anywhere(scenarios.result(scenarios.RUNS[kind](), 5), PADDED)
     state = run_on_ranks(scenarios.stopped, source[0], *source[1:], kind)[0]["state"]
-    for going_on in (scenarios.go_on(state, 3, kind=kind), run_on_ranks(scenarios.go_on, target[0], state, 3, *target[1:], kind)[0]):
+    for going_on in (
+        scenarios.go_on(state, 3, kind=kind),
+        run_on_ranks(scenarios.go_on, target[0], state, 3, *target[1:], kind)[0],
+    ):
         assert_same(same_anywhere(going_on["reports"], PADDED), whole["reports"][2:])
         assert_same(same_anywhere(going_on["state"], PADDED), whole["state"])
 

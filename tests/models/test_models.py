@@ -1,4 +1,6 @@
-"""Models by shape and by name: sizes, draws that do not depend on the placement, options, and what is refused."""
+"""Models by shape and by name: sizes, draws that do not depend on the placement, options, and what
+is refused.
+"""
 
 import json
 from pathlib import Path
@@ -18,13 +20,22 @@ from tests.problems import tokens
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64)
 
 
-def builder(config: Any, head: Head = "AutoModelForCausalLM", weights: str = "", **options: Any) -> ModelBuilder:
-    return ModelBuilder(config=config, head=head, options=ModelOptions(**options), seed=3, weights=weights)
+def builder(
+    config: Any, head: Head = "AutoModelForCausalLM", weights: str = "", **options: Any
+) -> ModelBuilder:
+    return ModelBuilder(
+        config=config, head=head, options=ModelOptions(**options), seed=3, weights=weights
+    )
 
 
 @pytest.mark.parametrize(
     ("shape", "vocabulary", "parameters"),
-    [("nano", 256, 869_504), ("microllama", 256, 304_636_928), ("tinyllama", 256, 1_100_048_384), ("openllama-3b", 256, 3_426_473_600)],
+    [
+        ("nano", 256, 869_504),
+        ("microllama", 256, 304_636_928),
+        ("tinyllama", 256, 1_100_048_384),
+        ("openllama-3b", 256, 3_426_473_600),
+    ],
 )
 def test_parameter_counts(shape: Any, vocabulary: int, parameters: int) -> None:
     assert builder(LlamaShape(shape=shape).config(vocabulary)).num_parameters() == parameters
@@ -32,16 +43,41 @@ def test_parameter_counts(shape: Any, vocabulary: int, parameters: int) -> None:
 
 def test_sizes_replace_those_of_the_shape() -> None:
     config = LlamaShape(shape="microllama", num_layers=2, num_heads=2, hidden_size=64).config(256)
-    assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.hidden_size) == (2, 2, 2, 64)
-    assert (config.intermediate_size, config.vocab_size, config.rms_norm_eps) == (5632, 32_000, 1e-5)
+    assert (
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.hidden_size,
+    ) == (2, 2, 2, 64)
+    assert (config.intermediate_size, config.vocab_size, config.rms_norm_eps) == (
+        5632,
+        32_000,
+        1e-5,
+    )
 
 
-@pytest.mark.parametrize(("name", "head"), [("bert", "AutoModelForSequenceClassification"), ("gpt2", "AutoModelForCausalLM"), ("llama", None)])
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("bert", "AutoModelForSequenceClassification"),
+        ("gpt2", "AutoModelForCausalLM"),
+        ("llama", None),
+    ],
+)
 def test_drawn_weights_have_the_moments_of_the_library_s(name: str, head: Any) -> None:
-    """Filled part by part: every tensor has the mean and deviation that transformers itself gives it, and fixed values are equal."""
+    """Filled part by part: every tensor has the mean and deviation that transformers itself gives
+    it, and fixed values are equal.
+    """
     import transformers
 
-    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0}
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "vocab_size": 300,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     head = head or "AutoModelForCausalLM"
     config = NamedModel(name=name, pretrained=False, overrides=sizes).config(300)
     torch.manual_seed(0)
@@ -51,7 +87,10 @@ def test_drawn_weights_have_the_moments_of_the_library_s(name: str, head: Any) -
     for key, tensor in theirs.state_dict().items():
         mine = ours.state_dict()[key].float()
         assert float(mine.mean()) == pytest.approx(float(tensor.float().mean()), abs=0.005), key
-        assert float(mine.std()) == pytest.approx(float(tensor.float().std()), rel=0.1, abs=1e-6) or mine.numel() < 200, key
+        assert (
+            float(mine.std()) == pytest.approx(float(tensor.float().std()), rel=0.1, abs=1e-6)
+            or mine.numel() < 200
+        ), key
     for (key, tensor), (_, mine) in zip(theirs.named_buffers(), ours.named_buffers(), strict=True):
         assert tensor.equal(mine), key
 
@@ -61,35 +100,69 @@ def test_draws_depend_on_the_seed_and_leave_the_global_generator_alone() -> None
     first, second = build_llama(TINY, 16, 3), build_llama(TINY, 16, 3)
     assert torch.get_rng_state().equal(before)
     assert all(a.equal(b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    assert not any(a.equal(b) for a, b in zip(first.parameters(), build_llama(TINY, 16, 4).parameters(), strict=True) if a.std() > 0)
+    assert not any(
+        a.equal(b)
+        for a, b in zip(first.parameters(), build_llama(TINY, 16, 4).parameters(), strict=True)
+        if a.std() > 0
+    )
 
 
 def test_tied_weights_stay_tied() -> None:
-    model: Any = build_llama(LlamaShape(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64, tie_embeddings=True), 16, 0)
+    model: Any = build_llama(
+        LlamaShape(
+            hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64, tie_embeddings=True
+        ),
+        16,
+        0,
+    )
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def on_ranks(shards: int, replicas: int) -> list[Tensor]:
-    """Parameters of both workers at the start, and of the first after a round; the model is built without memory and filled where it lives."""
+    """Parameters of both workers at the start, and of the first after a round; the model is built
+    without memory and filled where it lives.
+    """
     built = builder(TINY.config(16))
     run = AdLoCo(
-        Problem(build_model=built, fill=built.fill, loss_fn=next_token_loss, data=tokens(200, 2, vocabulary=16)),
+        Problem(
+            build_model=built,
+            fill=built.fill,
+            loss_fn=next_token_loss,
+            data=tokens(200, 2, vocabulary=16),
+        ),
         Method(sync_every=2, workers_per_trainer=2),
         inner=InnerAdamW(),
         syncing=Syncing(outer=None),
         batching=Batching(guards=BatchGuards(initial=8)),
         placement=place(2, torch.device("cpu"), 1, shards, replicas),
     )
-    start = [parameter.detach().clone() for parameter in run.placement.whole(list(next(iter(run.workers.values())).replica.params))]
+    start = [
+        parameter.detach().clone()
+        for parameter in run.placement.whole(list(next(iter(run.workers.values())).replica.params))
+    ]
     assert all(torch.isfinite(parameter).all() for parameter in start)
     run.round()
-    return [*start, *(parameter.detach().clone() for parameter in run.placement.whole(list(next(iter(run.workers.values())).replica.params)))]
+    return [
+        *start,
+        *(
+            parameter.detach().clone()
+            for parameter in run.placement.whole(
+                list(next(iter(run.workers.values())).replica.params)
+            )
+        ),
+    ]
 
 
-@pytest.mark.parametrize(("ranks", "shards", "replicas"), [(2, 1, 1), (2, 2, 1), (2, 1, 2), (4, 2, 2)])
-def test_filled_models_are_the_same_on_every_placement(ranks: int, shards: int, replicas: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "shards", "replicas"), [(2, 1, 1), (2, 2, 1), (2, 1, 2), (4, 2, 2)]
+)
+def test_filled_models_are_the_same_on_every_placement(
+    ranks: int, shards: int, replicas: int
+) -> None:
     expected = on_ranks(1, 1)
-    for mine, theirs in zip(expected, run_on_ranks(on_ranks, ranks, shards, replicas)[0], strict=True):
+    for mine, theirs in zip(
+        expected, run_on_ranks(on_ranks, ranks, shards, replicas)[0], strict=True
+    ):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
     half = len(expected) // 2
     for mine, theirs in zip(expected[:half], build_llama(TINY, 16, 3).parameters(), strict=True):
@@ -98,19 +171,36 @@ def test_filled_models_are_the_same_on_every_placement(ranks: int, shards: int, 
 
 def peak_of_a_rank(shards: int) -> tuple[int, int]:
     """(most elements alive at once while the model is filled, elements of the model)."""
-    built = builder(LlamaShape(hidden_size=32, num_layers=8, num_heads=2, intermediate_size=64).config(16))
+    built = builder(
+        LlamaShape(hidden_size=32, num_layers=8, num_heads=2, intermediate_size=64).config(16)
+    )
     most = 0
 
     def fill(model: nn.Module, part: nn.Module) -> None:
         nonlocal most
         built.fill(model, part)
-        most = max(most, sum(parameter.to_local().numel() if hasattr(parameter, "to_local") else parameter.numel()
-                             for parameter in model.parameters() if not parameter.is_meta))  # fmt: skip
+        most = max(
+            most,
+            sum(
+                parameter.to_local().numel()
+                if hasattr(parameter, "to_local")
+                else parameter.numel()
+                for parameter in model.parameters()
+                if not parameter.is_meta
+            ),
+        )
 
     run = AdLoCo(
-        build_model=built, fill=fill, loss_fn=next_token_loss, data=tokens(200, 1, vocabulary=16), inner=InnerAdamW(), outer=None,
-        sync_every=2, guards=BatchGuards(initial=8), placement=place(1, torch.device("cpu"), 1, shards, 1),
-    )  # fmt: skip
+        build_model=built,
+        fill=fill,
+        loss_fn=next_token_loss,
+        data=tokens(200, 1, vocabulary=16),
+        inner=InnerAdamW(),
+        outer=None,
+        sync_every=2,
+        guards=BatchGuards(initial=8),
+        placement=place(1, torch.device("cpu"), 1, shards, 1),
+    )
     return most, run.num_parameters
 
 
@@ -131,7 +221,9 @@ def test_gradient_checkpointing_gives_the_same_gradients() -> None:
 
 
 def test_parameters_in_bf16() -> None:
-    assert {parameter.dtype for parameter in builder(TINY.config(16), dtype="bf16").whole().parameters()} == {torch.bfloat16}
+    assert {
+        parameter.dtype for parameter in builder(TINY.config(16), dtype="bf16").whole().parameters()
+    } == {torch.bfloat16}
 
 
 def test_pretrained_weights_come_only_when_asked_for(tmp_path: Path) -> None:
@@ -149,7 +241,11 @@ def test_pretrained_weights_come_only_when_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "vocabulary", "message"),
     [
-        ({"name": "nowhere/nothing", "pretrained": False}, 16, "model.name 'nowhere/nothing' could not be loaded .*allowed are a folder"),
+        (
+            {"name": "nowhere/nothing", "pretrained": False},
+            16,
+            "model.name 'nowhere/nothing' could not be loaded .*allowed are a folder",
+        ),
         (
             {"name": "FOLDER", "pretrained": True},
             300,
@@ -158,7 +254,13 @@ def test_pretrained_weights_come_only_when_asked_for(tmp_path: Path) -> None:
         ({"name": "CODE", "pretrained": False}, 16, "model.name .* could not be loaded"),
     ],
 )
-def test_refusals(settings: dict[str, Any], vocabulary: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(
+    settings: dict[str, Any],
+    vocabulary: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     build_llama(TINY, 16, 9).save_pretrained(tmp_path / "folder")  # type: ignore[operator]
     (tmp_path / "code").mkdir()
@@ -168,7 +270,9 @@ def test_refusals(settings: dict[str, Any], vocabulary: int, message: str, tmp_p
     (tmp_path / "code" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     names = {"FOLDER": str(tmp_path / "folder"), "CODE": str(tmp_path / "code")}
     with pytest.raises(ValueError, match=message):
-        NamedModel(**(settings | {"name": names.get(settings["name"], settings["name"])})).config(vocabulary)
+        NamedModel(**(settings | {"name": names.get(settings["name"], settings["name"])})).config(
+            vocabulary
+        )
     assert not (tmp_path / "ran").exists()
 
 
@@ -177,9 +281,15 @@ def test_refusals(settings: dict[str, Any], vocabulary: int, message: str, tmp_p
     [
         ({"name": "t5"}, "model.name 't5' is a t5, which no task here trains"),
         ({"name": "vit"}, "model.name 'vit' is a vit, which no task here trains"),
-        ({"name": "bert", "overrides": {"hiden_size": 3}}, "model.overrides has 'hiden_size', which .* does not know; did you mean 'hidden_size'"),
+        (
+            {"name": "bert", "overrides": {"hiden_size": 3}},
+            "model.overrides has 'hiden_size', which .* does not know; did you mean 'hidden_size'",
+        ),
         ({"name": "gpt2", "overrides": {"vocab_size": "a"}}, "model.overrides do not fit 'gpt2'"),
-        ({"name": "bert", "overrides": {"hidden_size": 33}}, "no AutoModelForCausalLM of a bert can be built with these sizes"),
+        (
+            {"name": "bert", "overrides": {"hidden_size": 33}},
+            "no AutoModelForCausalLM of a bert can be built with these sizes",
+        ),
     ],
 )
 def test_models_that_no_task_trains(settings: dict[str, Any], message: str) -> None:
@@ -190,18 +300,30 @@ def test_models_that_no_task_trains(settings: dict[str, Any], message: str) -> N
 def test_weights_that_nobody_draws_are_not_whatever_was_in_memory() -> None:
     """transformers' first GPT has no initialisation for its own kind of linear layer."""
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2}
-    with pytest.raises(ValueError, match="a openai-gpt leaves weights undrawn .*; it can only start from trained weights"):
+    with pytest.raises(
+        ValueError,
+        match="a openai-gpt leaves weights undrawn .*; it can only start from trained weights",
+    ):
         builder(NamedModel(name="openai-gpt", pretrained=False, overrides=sizes).config(16)).whole()
 
 
 def test_weights_that_lack_a_part_are_refused(tmp_path: Path) -> None:
-    """Two layers of three, or a body without the language model's head; a new classification head is drawn."""
+    """Two layers of three, or a body without the language model's head; a new classification head
+    is drawn.
+    """
     build_llama(TINY, 16, 9).save_pretrained(tmp_path / "two")  # type: ignore[operator]
-    longer = NamedModel(name=str(tmp_path / "two"), pretrained=True, overrides={"num_hidden_layers": 3})
-    with pytest.raises(ValueError, match="lack 9 tensors of the model, model.layers.2.* for one; leave its sizes as they are"):
+    longer = NamedModel(
+        name=str(tmp_path / "two"), pretrained=True, overrides={"num_hidden_layers": 3}
+    )
+    with pytest.raises(
+        ValueError,
+        match="lack 9 tensors of the model, model.layers.2.* for one; leave its sizes as they are",
+    ):
         builder(longer.config(16), weights=longer.weights)()
     two = NamedModel(name=str(tmp_path / "two"), pretrained=True)
-    classifier: Any = builder(two.config(16), "AutoModelForSequenceClassification", weights=two.weights).whole()
+    classifier: Any = builder(
+        two.config(16), "AutoModelForSequenceClassification", weights=two.weights
+    ).whole()
     classifier.save_pretrained(tmp_path / "classifier")
     headless = NamedModel(name=str(tmp_path / "classifier"), pretrained=True)
     with pytest.raises(ValueError, match="lack 1 tensors of the model, lm_head.weight for one"):

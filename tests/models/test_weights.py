@@ -1,4 +1,6 @@
-"""Trained weights read part by part are those that from_pretrained gives, bit for bit; where they cannot be, from_pretrained reads them."""
+"""Trained weights read part by part are those that from_pretrained gives, bit for bit; where they
+cannot be, from_pretrained reads them.
+"""
 
 import os
 from collections.abc import Callable
@@ -25,11 +27,19 @@ from tests.problems import tokens
 CAUSAL: Head = "AutoModelForCausalLM"
 CLASSIFIER: Head = "AutoModelForSequenceClassification"
 SIZES: dict[str, Any] = {
-    "num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 40, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
-}  # fmt: skip
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "vocab_size": 40,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
 
 
-def save(folder: Path, name: str, head: str, *, shard: str = "10GB", **overrides: Any) -> dict[str, torch.Tensor]:
+def save(
+    folder: Path, name: str, head: str, *, shard: str = "10GB", **overrides: Any
+) -> dict[str, torch.Tensor]:
     """A small model, trained as it were: none of its parameters is what an initialisation gives."""
     config = transformers.CONFIG_MAPPING[name](**(SIZES | overrides))
     torch.manual_seed(11)
@@ -40,13 +50,23 @@ def save(folder: Path, name: str, head: str, *, shard: str = "10GB", **overrides
     return dict(model.state_dict())
 
 
-def builder(folder: Path | str, head: Head, overrides: dict[str, Any] | None = None, **options: Any) -> ModelBuilder:
+def builder(
+    folder: Path | str, head: Head, overrides: dict[str, Any] | None = None, **options: Any
+) -> ModelBuilder:
     source = NamedModel(name=str(folder), pretrained=True, overrides=overrides or {})
-    return ModelBuilder(config=source.config(40), head=head, options=ModelOptions(**options), seed=3, weights=source.weights)
+    return ModelBuilder(
+        config=source.config(40),
+        head=head,
+        options=ModelOptions(**options),
+        seed=3,
+        weights=source.weights,
+    )
 
 
 def assert_equal(ours: Any, theirs: Any) -> None:
-    """Every parameter and buffer, those that are not saved included, with names, order, types and ties."""
+    """Every parameter and buffer, those that are not saved included, with names, order, types and
+    ties.
+    """
     for kind in ("named_parameters", "named_buffers"):
         mine, expected = dict(getattr(ours, kind)()), dict(getattr(theirs, kind)())
         assert list(mine) == list(expected), "the same names; what is tied has one"
@@ -91,7 +111,9 @@ def test_the_weights_are_those_of_from_pretrained(
     before = torch.get_rng_state()
     built = ours.whole()
     assert torch.get_rng_state().equal(before)
-    assert_equal(built, from_library(tmp_path, head, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]))
+    assert_equal(
+        built, from_library(tmp_path, head, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    )
 
 
 def test_of_several_files_and_with_checkpointing(tmp_path: Path) -> None:
@@ -114,16 +136,27 @@ def test_of_the_hub_s_cache(shard: str) -> None:
     assert_equal(ours.whole(), from_library(f"adloco/tiny-{shard}", CAUSAL))
 
 
-def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+def change(
+    folder: Path, edit: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+) -> None:
     file = folder / "model.safetensors"
     stored = safetensors.torch.load_file(file)
-    safetensors.torch.save_file(edit({key: tensor.clone() for key, tensor in stored.items()}), file, metadata={"format": "pt"})
+    safetensors.torch.save_file(
+        edit({key: tensor.clone() for key, tensor in stored.items()}),
+        file,
+        metadata={"format": "pt"},
+    )
 
 
 def test_old_names_and_what_the_model_does_not_have(tmp_path: Path) -> None:
-    """As in the files of the first BERT: LayerNorm.gamma, a saved counter of positions, heads for other tasks."""
+    """As in the files of the first BERT: LayerNorm.gamma, a saved counter of positions, heads for
+    other tasks.
+    """
     save(tmp_path, "bert", "AutoModelForMaskedLM")
-    extra = {"bert.embeddings.position_ids": torch.arange(512)[None], "cls.seq_relationship.weight": torch.zeros(2, 32)}
+    extra = {
+        "bert.embeddings.position_ids": torch.arange(512)[None],
+        "cls.seq_relationship.weight": torch.zeros(2, 32),
+    }
     change(tmp_path, lambda stored: {_old(key): tensor for key, tensor in stored.items()} | extra)
     ours = builder(tmp_path, CLASSIFIER)
     assert ours.stored.only_whole == ""
@@ -132,20 +165,32 @@ def test_old_names_and_what_the_model_does_not_have(tmp_path: Path) -> None:
 
 
 def _old(key: str) -> str:
-    return key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    return key.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    )
 
 
 def as_bin(folder: Path) -> None:
-    torch.save(safetensors.torch.load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    torch.save(
+        safetensors.torch.load_file(folder / "model.safetensors"), folder / "pytorch_model.bin"
+    )
     (folder / "model.safetensors").unlink()
 
 
 def both_ends(folder: Path) -> None:
-    change(folder, lambda stored: stored | {"lm_head.weight": stored["model.embed_tokens.weight"].clone()})
+    change(
+        folder,
+        lambda stored: stored | {"lm_head.weight": stored["model.embed_tokens.weight"].clone()},
+    )
 
 
 def the_other_end(folder: Path) -> None:
-    change(folder, lambda stored: {key.replace("model.embed_tokens", "lm_head"): tensor for key, tensor in stored.items()})
+    change(
+        folder,
+        lambda stored: {
+            key.replace("model.embed_tokens", "lm_head"): tensor for key, tensor in stored.items()
+        },
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +202,9 @@ def the_other_end(folder: Path) -> None:
         ("mixtral", lambda folder: None, "they are split or merged"),
     ],
 )
-def test_what_only_the_library_can_put_together(name: str, edit: Callable[[Path], None], reason: str, tmp_path: Path) -> None:
+def test_what_only_the_library_can_put_together(
+    name: str, edit: Callable[[Path], None], reason: str, tmp_path: Path
+) -> None:
     save(tmp_path, name, CAUSAL, tie_word_embeddings=name == "llama")
     edit(tmp_path)
     ours = builder(tmp_path, CAUSAL)
@@ -169,14 +216,35 @@ def test_what_only_the_library_can_put_together(name: str, edit: Callable[[Path]
 @pytest.mark.parametrize(
     ("edit", "overrides", "message"),
     [
-        (lambda stored: {key: tensor for key, tensor in stored.items() if "layers.2" not in key}, {}, "lack 9 tensors of the model, model.layers.2"),
-        (lambda stored: {key: tensor for key, tensor in stored.items() if "model.norm" not in key}, {}, "lack 1 tensors of the model, model.norm"),
-        (lambda stored: stored, {"intermediate_size": 24}, "could not be loaded .RuntimeError.; give a folder with weights"),
-        (lambda stored: stored, {"num_hidden_layers": 5}, "lack 9 tensors of the model, model.layers.4"),
+        (
+            lambda stored: {key: tensor for key, tensor in stored.items() if "layers.2" not in key},
+            {},
+            "lack 9 tensors of the model, model.layers.2",
+        ),
+        (
+            lambda stored: {
+                key: tensor for key, tensor in stored.items() if "model.norm" not in key
+            },
+            {},
+            "lack 1 tensors of the model, model.norm",
+        ),
+        (
+            lambda stored: stored,
+            {"intermediate_size": 24},
+            "could not be loaded .RuntimeError.; give a folder with weights",
+        ),
+        (
+            lambda stored: stored,
+            {"num_hidden_layers": 5},
+            "lack 9 tensors of the model, model.layers.4",
+        ),
     ],
 )
 def test_refusals_are_those_of_weights_read_whole(
-    edit: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], overrides: dict[str, Any], message: str, tmp_path: Path
+    edit: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+    overrides: dict[str, Any],
+    message: str,
+    tmp_path: Path,
 ) -> None:
     save(tmp_path, "llama", CAUSAL)
     change(tmp_path, edit)
@@ -204,8 +272,13 @@ def test_other_weights_have_another_digest(tmp_path: Path) -> None:
     save(tmp_path / "one", "llama", CAUSAL)
     save(tmp_path / "same", "llama", CAUSAL)
     save(tmp_path / "other", "llama", CAUSAL)
-    change(tmp_path / "other", lambda stored: stored | {"model.norm.weight": stored["model.norm.weight"] + 1e-3})
-    one, same, other = (builder(tmp_path / name, CAUSAL).stored.digest() for name in ("one", "same", "other"))
+    change(
+        tmp_path / "other",
+        lambda stored: stored | {"model.norm.weight": stored["model.norm.weight"] + 1e-3},
+    )
+    one, same, other = (
+        builder(tmp_path / name, CAUSAL).stored.digest() for name in ("one", "same", "other")
+    )
     assert one == same != other
 
 
@@ -214,7 +287,9 @@ def other_files(folders: list[Path]) -> str:
     os.chdir(folders[torch.distributed.get_rank()])
     flags = {"model.source": "transformers", "model.name": "model", "model.pretrained": "true"}
     recipe = build_recipe(override(read_values("diloco"), list(flags.items())))
-    task: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=40), configure=lambda config: config)
+    task: Any = SimpleNamespace(
+        tokenizer=SimpleNamespace(vocab_size=40), configure=lambda config: config
+    )
     try:
         model_builder(recipe, task, None, place(2, torch.device("cpu"), 1, 1, 1))
     except ValueError as error:
@@ -226,13 +301,20 @@ def test_ranks_with_other_files_are_refused(tmp_path: Path) -> None:
     """Each reads its own, so nothing else would tell."""
     for name in ("one", "other"):
         save(tmp_path / name / "model", "llama", CAUSAL)
-    change(tmp_path / "other" / "model", lambda stored: stored | {"model.norm.weight": stored["model.norm.weight"] + 1e-3})
+    change(
+        tmp_path / "other" / "model",
+        lambda stored: stored | {"model.norm.weight": stored["model.norm.weight"] + 1e-3},
+    )
     said = run_on_ranks(other_files, 2, [tmp_path / "one", tmp_path / "other"])
     assert said == ["", "the weights of model.name differ between ranks; give all of them the same"]
 
 
-def asked(folder: Path, shards: int, replicas: int) -> tuple[list[list[str]], list[torch.Tensor], int]:
-    """(keys read for each part, the worker's whole parameters, most elements that were alive at once)."""
+def asked(
+    folder: Path, shards: int, replicas: int
+) -> tuple[list[list[str]], list[torch.Tensor], int]:
+    """(keys read for each part, the worker's whole parameters, most elements that were alive at
+    once).
+    """
     built = builder(folder, CAUSAL)
     places = built.stored.places
     original, reads, most = safetensors.safe_open, list[list[str]](), 0
@@ -264,7 +346,12 @@ def asked(folder: Path, shards: int, replicas: int) -> tuple[list[list[str]], li
     weights.safe_open = Recording
     try:
         run = AdLoCo(
-            Problem(build_model=built, fill=fill, loss_fn=next_token_loss, data=tokens(200, 1, vocabulary=16)),
+            Problem(
+                build_model=built,
+                fill=fill,
+                loss_fn=next_token_loss,
+                data=tokens(200, 1, vocabulary=16),
+            ),
             Method(sync_every=2),
             inner=InnerAdamW(),
             syncing=Syncing(outer=None),
@@ -273,8 +360,13 @@ def asked(folder: Path, shards: int, replicas: int) -> tuple[list[list[str]], li
         )
     finally:
         weights.safe_open = original
-    assert sorted(key for part in reads for key in part) == sorted(key for _, key in places.values())
-    start = [parameter.detach().clone() for parameter in run.placement.whole(list(next(iter(run.workers.values())).replica.params))]
+    assert sorted(key for part in reads for key in part) == sorted(
+        key for _, key in places.values()
+    )
+    start = [
+        parameter.detach().clone()
+        for parameter in run.placement.whole(list(next(iter(run.workers.values())).replica.params))
+    ]
     run.round()
     return reads, start, most
 
@@ -290,7 +382,16 @@ def test_each_rank_reads_a_block_at_a_time(shards: int, replicas: int, tmp_path:
     total = sum(tensor.numel() for tensor in stored.values())
     block = sum(tensor.numel() for key, tensor in stored.items() if "layers.0." in key)
     for reads, start, most in run_on_ranks(asked, 2, tmp_path, shards, replicas):
-        assert [{".".join(key.split(".")[:3]) for key in part} for part in reads[:8]] == [{f"model.layers.{index}"} for index in range(8)]
-        assert sorted(reads[8]) == ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]
-        assert all(mine.equal(theirs) for mine, theirs in zip(start, from_library(tmp_path, CAUSAL).parameters(), strict=True))
+        assert [{".".join(key.split(".")[:3]) for key in part} for part in reads[:8]] == [
+            {f"model.layers.{index}"} for index in range(8)
+        ]
+        assert sorted(reads[8]) == [
+            "lm_head.weight",
+            "model.embed_tokens.weight",
+            "model.norm.weight",
+        ]
+        assert all(
+            mine.equal(theirs)
+            for mine, theirs in zip(start, from_library(tmp_path, CAUSAL).parameters(), strict=True)
+        )
         assert shards == 1 or most <= 0.5 * (total + block) + 64, "its shards, and one block whole"

@@ -18,13 +18,23 @@ from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.moments import GradientEstimate
 
 
-def estimate_of(variance: float, norm_sq: float, batch: float = math.inf, inner: float = 0.0) -> GradientEstimate:
-    """Expected statistics of a process with S = variance and |G|^2 = norm_sq, drawn with this batch."""
-    return GradientEstimate(grad_variance=variance, grad_norm_sq=norm_sq, plugin_norm_sq=norm_sq + variance / batch, inner_variance=inner)
+def estimate_of(
+    variance: float, norm_sq: float, batch: float = math.inf, inner: float = 0.0
+) -> GradientEstimate:
+    """Expected statistics of a process with S = variance and |G|^2 = norm_sq, drawn with this
+    batch.
+    """
+    return GradientEstimate(
+        grad_variance=variance,
+        grad_norm_sq=norm_sq,
+        plugin_norm_sq=norm_sq + variance / batch,
+        inner_variance=inner,
+    )
 
 
 def test_norm_test_by_hand() -> None:
-    # S = 12, |G|^2 = 3, eta = 0.5: 12 / (0.25 * 3) = 16. Plug-in at b = 4: |gbar|^2 = 3 + 12/4 = 6, so 12 / (0.25 * 6) = 8.
+    # S = 12, |G|^2 = 3, eta = 0.5: 12 / (0.25 * 3) = 16. Plug-in at b = 4: |gbar|^2 = 3 + 12/4 = 6,
+    # so 12 / (0.25 * 6) = 8.
     assert NormTest(eta=0.5).requested(estimate_of(12, 3), 0, 4) == 16
     assert NormTest(eta=0.5, estimator="plug-in").requested(estimate_of(12, 3, batch=4), 0, 4) == 8
     assert NormTest(eta=0.5).requested(estimate_of(12.01, 3), 0, 4) == 17  # Rounded up.
@@ -43,7 +53,9 @@ def test_norm_test_at_the_edges() -> None:
 def test_plug_in_grows_at_most_by_one_over_eta_squared(eta: float) -> None:
     batch, rule = 4, NormTest(eta=eta, estimator="plug-in")
     for _ in range(6):
-        grown = rule.requested(estimate_of(1000.0, 0.0, batch=batch), 0, batch)  # Noise alone: the fastest growth there is.
+        grown = rule.requested(
+            estimate_of(1000.0, 0.0, batch=batch), 0, batch
+        )  # Noise alone: the fastest growth there is.
         assert grown <= math.ceil(batch / eta**2 + 1e-6)
         assert grown >= batch / eta**2 * (1 - 1e-9)
         batch = grown
@@ -51,25 +63,37 @@ def test_plug_in_grows_at_most_by_one_over_eta_squared(eta: float) -> None:
 
 @pytest.mark.parametrize(("eta", "noise_scale"), [(0.3, 50.0), (0.5, 200.0), (0.8, 300.0)])
 def test_fixed_points(eta: float, noise_scale: float) -> None:
-    """Plug-in settles at B (1 - eta^2) / eta^2, unbiased at B / eta^2, from below and from above, up to the rounding up to whole samples."""
-    for estimator, target in (("plug-in", noise_scale * (1 - eta**2) / eta**2), ("unbiased", noise_scale / eta**2)):
+    """Plug-in settles at B (1 - eta^2) / eta^2, unbiased at B / eta^2, from below and from above,
+    up to the rounding up to whole samples.
+    """
+    for estimator, target in (
+        ("plug-in", noise_scale * (1 - eta**2) / eta**2),
+        ("unbiased", noise_scale / eta**2),
+    ):
         for start in (2, 10**5):
             batch = start
             for _ in range(400):
-                batch = NormTest(eta=eta, estimator=estimator).requested(estimate_of(noise_scale, 1.0, batch=batch), 0, batch)
-            # Rounding up adds at most 1 per step, which the plug-in's contraction by 1 - eta^2 sums to at most 1/eta^2.
+                batch = NormTest(eta=eta, estimator=estimator).requested(
+                    estimate_of(noise_scale, 1.0, batch=batch), 0, batch
+                )
+            # Rounding up adds at most 1 per step, which the plug-in's contraction by 1 - eta^2 sums
+            # to at most 1/eta^2.
             assert target <= batch + 1e-6
             assert batch <= target + 1 / eta**2 + 1
 
 
 def test_fixed_point_with_sampled_gradients() -> None:
-    """The whole controller on drawn gradients of S = 40, |G|^2 = 1: the smoothed unbiased request stays around B / eta^2 = 62.5."""
+    """The whole controller on drawn gradients of S = 40, |G|^2 = 1: the smoothed unbiased request
+    stays around B / eta^2 = 62.5.
+    """
     from adloco.rules.moments import estimate
     from tests.rules.test_moments import moments_of
 
     rng = np.random.default_rng(1)
     mean = np.full(40, 40**-0.5)
-    controller = BatchController(NormTest(eta=0.8), BatchGuards(initial=8, maximum=1000, smoothing=0.95))
+    controller = BatchController(
+        NormTest(eta=0.8), BatchGuards(initial=8, maximum=1000, smoothing=0.95)
+    )
     seen = []
     for step in range(600):
         batch = max(8, controller.requested_batch)
@@ -82,8 +106,8 @@ def test_fixed_point_with_sampled_gradients() -> None:
 
 
 def test_inner_product_and_augmented_by_hand() -> None:
-    # Var<g_i, G> = 50, |G|^2 = 2: theta = 0.5 asks for 50 / (0.25 * 4) = 50.
-    # Var_orth = S - 50/2 = 100 - 25 = 75: nu = 0.5 asks for 75 / (0.25 * 2) = 150, nu = 5 for 75 / 50 = 2 (rounded up).
+    # Var<g_i, G> = 50, |G|^2 = 2: theta = 0.5 asks for 50 / (0.25 * 4) = 50. Var_orth = S - 50/2 =
+    # 100 - 25 = 75: nu = 0.5 asks for 75 / (0.25 * 2) = 150, nu = 5 for 75 / 50 = 2 (rounded up).
     seen = estimate_of(100, 2, inner=50)
     assert InnerProductTest(theta=0.5).requested(seen, 0, 1) == 50
     assert AugmentedInnerProductTest(theta=0.5, nu=0.5).requested(seen, 0, 1) == 150
@@ -102,19 +126,38 @@ def test_what_is_compared() -> None:
 def test_constant_and_warmup() -> None:
     assert ConstantBatch().requested(estimate_of(1e9, 1e-9), 10**9, 13) == 13
     stages = BatchWarmup(batches=[16, 64], after_samples=[100, 1000])
-    assert [stages.requested(None, samples, 4) for samples in (0, 99, 100, 999, 1000, 10**6)] == [4, 4, 16, 16, 64, 64]
+    assert [stages.requested(None, samples, 4) for samples in (0, 99, 100, 999, 1000, 10**6)] == [
+        4,
+        4,
+        16,
+        16,
+        64,
+        64,
+    ]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: NormTest(eta=-1.0), r"batch.eta must be > 0, got -1.0"),
-        (lambda: NormTest(estimator="exact"), r"batch.estimator must be unbiased or plug-in, got 'exact'"),
-        (lambda: InnerProductTest(estimator="unbiassed"), r"batch.estimator must be unbiased or plug-in"),
+        (
+            lambda: NormTest(estimator="exact"),
+            r"batch.estimator must be unbiased or plug-in, got 'exact'",
+        ),
+        (
+            lambda: InnerProductTest(estimator="unbiassed"),
+            r"batch.estimator must be unbiased or plug-in",
+        ),
         (lambda: InnerProductTest(theta=0), r"batch.theta must be > 0, got 0"),
         (lambda: AugmentedInnerProductTest(nu=0), r"batch.nu must be > 0, got 0"),
-        (lambda: BatchWarmup(batches=[1, 2], after_samples=[3]), r"same length, at least 1, got 2 and 1"),
-        (lambda: BatchWarmup(batches=[1, 2], after_samples=[3, 3]), r"batch.after_samples must increase"),
+        (
+            lambda: BatchWarmup(batches=[1, 2], after_samples=[3]),
+            r"same length, at least 1, got 2 and 1",
+        ),
+        (
+            lambda: BatchWarmup(batches=[1, 2], after_samples=[3, 3]),
+            r"batch.after_samples must increase",
+        ),
     ],
 )
 def test_refusals(make: object, message: str) -> None:

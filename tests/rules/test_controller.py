@@ -33,21 +33,33 @@ def test_maximum_and_minimum() -> None:
 
 
 def test_growth_per_test() -> None:
-    assert requests(BatchGuards(initial=8, max_growth=1.5, maximum=25), [100, 100, 100]) == [12, 18, 25]
+    assert requests(BatchGuards(initial=8, max_growth=1.5, maximum=25), [100, 100, 100]) == [
+        12,
+        18,
+        25,
+    ]
 
 
 def test_growth_limit_never_freezes_a_small_request() -> None:
-    assert requests(BatchGuards(initial=8, max_growth=1.1, maximum=11), [100] * 4) == [9, 10, 11, 11]
+    assert requests(BatchGuards(initial=8, max_growth=1.1, maximum=11), [100] * 4) == [
+        9,
+        10,
+        11,
+        11,
+    ]
     assert requests(BatchGuards(initial=1, max_growth=1.5), [100] * 3) == [2, 3, 4]
 
 
 def test_hysteresis() -> None:
     # 10% of 100 is 10: 109 and 91 change nothing, 110 and 89 do.
-    assert requests(BatchGuards(initial=100, maximum=500, hysteresis=0.1), [109, 91, 110, 104, 98]) == [100, 100, 110, 110, 98]
+    assert requests(
+        BatchGuards(initial=100, maximum=500, hysteresis=0.1), [109, 91, 110, 104, 98]
+    ) == [100, 100, 110, 110, 98]
 
 
 def test_smoothing_averages_variance_and_norm_separately() -> None:
-    # Weights 0.5 and 1: S = (0.5*10 + 40)/1.5 = 30, |G|^2 = (0.5*1 + 4)/1.5 = 3: 10 samples. (The mean of the ratios would be 10 too late.)
+    # Weights 0.5 and 1: S = (0.5*10 + 40)/1.5 = 30, |G|^2 = (0.5*1 + 4)/1.5 = 3: 10 samples. (The
+    # mean of the ratios would be 10 too late.)
     controller = BatchController(NormTest(eta=1.0), BatchGuards(initial=8, smoothing=0.5))
     controller.update(seen(10, 1), 0)
     assert controller.requested_batch == 10
@@ -75,7 +87,10 @@ def test_state_survives() -> None:
         ({"initial": 8, "maximum": 4}, "batch.maximum must be >= batch.initial = 8, got 4"),
         ({"initial": 8, "minimum": 9}, "batch.minimum must be > 0 and <= batch.initial = 8, got 9"),
         ({"max_growth": 1.0}, "batch.max_growth must be > 1"),
-        ({"hysteresis": 0.6, "max_growth": 1.5}, "batch.hysteresis must be >= 0 and <= batch.max_growth - 1 = 0.5, got 0.6"),
+        (
+            {"hysteresis": 0.6, "max_growth": 1.5},
+            "batch.hysteresis must be >= 0 and <= batch.max_growth - 1 = 0.5, got 0.6",
+        ),
         ({"hysteresis": -0.1}, "batch.hysteresis must be >= 0"),
         ({"smoothing": 1.0}, r"batch.smoothing must be in \[0, 1\)"),
     ],

@@ -14,8 +14,16 @@ def test_cosine() -> None:
 
 
 def test_wsd() -> None:
-    rate = LearningRate(shape="wsd", total_tokens=1000, warmup_fraction=0.1, decay_fraction=0.2, final_fraction=0.0)
-    assert [rate.factor(tokens, 1) for tokens in (50, 100, 800, 900, 1000)] == [0.5, 1, 1, pytest.approx(0.5), 0]
+    rate = LearningRate(
+        shape="wsd", total_tokens=1000, warmup_fraction=0.1, decay_fraction=0.2, final_fraction=0.0
+    )
+    assert [rate.factor(tokens, 1) for tokens in (50, 100, 800, 900, 1000)] == [
+        0.5,
+        1,
+        1,
+        pytest.approx(0.5),
+        0,
+    ]
 
 
 def test_constant_and_coupling() -> None:

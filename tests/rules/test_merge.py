@@ -13,7 +13,9 @@ def test_the_smallest_merge_and_the_largest_of_them_survives() -> None:
 
 
 def test_the_largest_merges_with_the_smallest() -> None:
-    merge = MergeLargestWithSmallest(count=2, every=1, first_round=1).decide(1, {0: 40, 1: 10, 2: 30, 3: 20})
+    merge = MergeLargestWithSmallest(count=2, every=1, first_round=1).decide(
+        1, {0: 40, 1: 10, 2: 30, 3: 20}
+    )
     assert merge is not None
     assert (merge.survivor, merge.absorbed, merge.weights) == (0, (1,), {0: 0.8, 1: 0.2})
 
@@ -25,7 +27,10 @@ def test_ties_go_by_id() -> None:
 
 
 def test_more_asked_for_than_there_are() -> None:
-    for policy in (MergeSmallest(count=4, every=1, first_round=1), MergeLargestWithSmallest(count=4, every=1, first_round=1)):
+    for policy in (
+        MergeSmallest(count=4, every=1, first_round=1),
+        MergeLargestWithSmallest(count=4, every=1, first_round=1),
+    ):
         merge = policy.decide(1, {0: 1, 1: 2})
         assert merge is not None
         assert (merge.survivor, merge.absorbed) == (1, (0,))
@@ -39,7 +44,8 @@ def test_when() -> None:
 
 
 def test_freed_workers_follow_the_demand() -> None:
-    # 3 freed; requests 60 and 20 with 1 worker each. Per worker after joining: 60/2 = 30 > 20/2 = 10; 60/3 = 20 > 10; 60/4 = 15 > 10.
+    # 3 freed; requests 60 and 20 with 1 worker each. Per worker after joining: 60/2 = 30 > 20/2 =
+    # 10; 60/3 = 20 > 10; 60/4 = 15 > 10.
     assert assign_workers({0: 60, 1: 20}, {0: 1, 1: 1}, 3) == [0, 0, 0]
     # Equal demand: the emptier first, ties to the smallest id.
     assert assign_workers({0: 10, 1: 10}, {0: 2, 1: 1}, 3) == [1, 0, 1]

@@ -10,7 +10,9 @@ from adloco.rules.micro_batch_search import Measured, largest_micro_batch
 def steps(peak: Callable[[int], int], budget: int, ran: list[int]) -> Callable[[int], Measured]:
     def measure(size: int) -> Measured:
         ran.append(size)
-        return Measured(micro_batch=size, peak_bytes=peak(size), seconds=1.0, fits=peak(size) <= budget)
+        return Measured(
+            micro_batch=size, peak_bytes=peak(size), seconds=1.0, fits=peak(size) <= budget
+        )
 
     return measure
 
@@ -20,7 +22,9 @@ def test_the_largest_that_fits_is_found(answer: int) -> None:
     """A step takes 50 and 3 for each sample."""
     ran: list[int] = []
     budget = 50 + 3 * answer
-    found, measured = largest_micro_batch(steps(lambda size: 50 + 3 * size, budget, ran), limit_bytes=2 * budget, largest=100)
+    found, measured = largest_micro_batch(
+        steps(lambda size: 50 + 3 * size, budget, ran), limit_bytes=2 * budget, largest=100
+    )
     assert found == answer
     assert [row.micro_batch for row in measured] == sorted(ran)
     assert len(ran) == len(set(ran)) <= 14
@@ -29,14 +33,22 @@ def test_the_largest_that_fits_is_found(answer: int) -> None:
 
 def test_nobody_asks_for_more() -> None:
     ran: list[int] = []
-    assert largest_micro_batch(steps(lambda size: size, 10**9, ran), limit_bytes=10**9, largest=24)[0] == 24
+    assert (
+        largest_micro_batch(steps(lambda size: size, 10**9, ran), limit_bytes=10**9, largest=24)[0]
+        == 24
+    )
     assert max(ran) == 24
 
 
 def test_what_would_run_out_for_certain_is_not_run() -> None:
     """Of 110, 100 are the budget: 16 would take 146."""
     ran: list[int] = []
-    assert largest_micro_batch(steps(lambda size: 50 + 6 * size, 100, ran), limit_bytes=110, largest=512)[0] == 8
+    assert (
+        largest_micro_batch(
+            steps(lambda size: 50 + 6 * size, 100, ran), limit_bytes=110, largest=512
+        )[0]
+        == 8
+    )
     assert sorted(ran) == [1, 2, 4, 8, 9, 10]
 
 
@@ -45,7 +57,12 @@ def test_a_size_that_ran_out_is_only_an_upper_bound() -> None:
 
     def measure(size: int) -> Measured:
         ran_out = size >= 8
-        return Measured(micro_batch=size, peak_bytes=2**62 if ran_out else 10 * size, seconds=0.0 if ran_out else 1.0, fits=not ran_out)
+        return Measured(
+            micro_batch=size,
+            peak_bytes=2**62 if ran_out else 10 * size,
+            seconds=0.0 if ran_out else 1.0,
+            fits=not ran_out,
+        )
 
     assert largest_micro_batch(measure, limit_bytes=1000, largest=64)[0] == 7
 

@@ -34,8 +34,14 @@ def test_speeds_are_bounded_and_smoothed() -> None:
     rule = SpeedShares(smoothing=0.5, limit=4.0)
     assert rule.split(16, [3, 5], {}, minimum=1, maximum=None) == [8, 8]
     assert rule.split(16, [3, 5], {3: 30.0, 5: 10.0}, minimum=1, maximum=None) == [12, 4]
-    # Median 10: a worker that is 1000 times slower counts as 4 times slower; one not measured yet counts as the median.
-    assert rule.split(27, [0, 1, 2, 3], {0: 10.0, 1: 10.0, 2: 0.01}, minimum=1, maximum=None) == [9, 8, 2, 8]
+    # Median 10: a worker that is 1000 times slower counts as 4 times slower; one not measured yet
+    # counts as the median.
+    assert rule.split(27, [0, 1, 2, 3], {0: 10.0, 1: 10.0, 2: 0.01}, minimum=1, maximum=None) == [
+        9,
+        8,
+        2,
+        8,
+    ]
     assert rule.update({}, {0: 10.0}) == {0: 10.0}
     assert rule.update({0: 10.0}, {0: 20.0}) == {0: 15.0}
 
@@ -65,7 +71,13 @@ def test_capped_shares_are_exact_and_in_order(total: int, weights: list[float]) 
     assert [share for _, share in sorted(zip(weights, shares, strict=True))] == sorted(shares)
 
 
-@pytest.mark.parametrize(("settings", "message"), [({"smoothing": 1.0}, "placement.smoothing must be"), ({"limit": 0.5}, "placement.limit must be")])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"smoothing": 1.0}, "placement.smoothing must be"),
+        ({"limit": 0.5}, "placement.limit must be"),
+    ],
+)
 def test_refusals(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SpeedShares(**settings)

@@ -19,7 +19,9 @@ from adloco.rules.switch import BatchPlan, SwitchMode, balanced, smallest_share
         (64, (8,) * 8, (8,) * 8, (8,)),
     ],
 )
-def test_plans(share: int, switch: tuple[int, ...], always: tuple[int, ...], never: tuple[int, ...]) -> None:
+def test_plans(
+    share: int, switch: tuple[int, ...], always: tuple[int, ...], never: tuple[int, ...]
+) -> None:
     for mode, expected in (("switch", switch), ("always", always), ("never", never)):
         rule = SwitchMode(max_micro_batch=8, multiplier=2, mode=mode)  # type: ignore[arg-type]
         assert rule.plan(rule.clipped(share)).micro_batches == expected
@@ -65,15 +67,28 @@ def test_plans_for_several_ranks() -> None:
     """Every rank has a micro-batch in every pass; what must be added for that is said."""
     switch = SwitchMode(max_micro_batch=4, mode="always")
     plan = switch.plan(17, ranks=2)  # 17 do not fit in 2 x 4 at once: three passes of two ranks.
-    assert (plan.micro_batches, plan.accumulation_steps, plan.rounded_up) == ((3, 3, 3, 3, 3, 2), 3, 0)
+    assert (plan.micro_batches, plan.accumulation_steps, plan.rounded_up) == (
+        (3, 3, 3, 3, 3, 2),
+        3,
+        0,
+    )
     assert plan.of_rank(0) == [(0, 3), (6, 3), (12, 3)]
     assert plan.of_rank(1) == [(3, 3), (9, 3), (15, 2)]
-    assert SwitchMode(max_micro_batch=1, mode="always").plan(5, ranks=4) == BatchPlan(micro_batches=(1,) * 8, ranks=4, rounded_up=3)
+    assert SwitchMode(max_micro_batch=1, mode="always").plan(5, ranks=4) == BatchPlan(
+        micro_batches=(1,) * 8, ranks=4, rounded_up=3
+    )
     assert switch.plan(1, ranks=2) == BatchPlan(micro_batches=(1, 1), ranks=2, rounded_up=1)
     # Two ranks fit 8: 9 to 16 are clipped at that as published, and 17 is accumulated.
-    assert [SwitchMode(max_micro_batch=4).clipped(share, ranks=2) for share in (8, 9, 16, 17)] == [8, 8, 8, 17]
+    assert [SwitchMode(max_micro_batch=4).clipped(share, ranks=2) for share in (8, 9, 16, 17)] == [
+        8,
+        8,
+        8,
+        17,
+    ]
     # So do two workers of one rank, however the request is then split over them.
-    assert [SwitchMode(max_micro_batch=4).clipped(share, workers=2) for share in (8, 9, 16, 17)] == [8, 8, 8, 17]
+    assert [
+        SwitchMode(max_micro_batch=4).clipped(share, workers=2) for share in (8, 9, 16, 17)
+    ] == [8, 8, 8, 17]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6, 12])

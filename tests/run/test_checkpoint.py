@@ -10,8 +10,19 @@ import torch
 from adloco.run import checkpoint
 
 STATE: dict[str, Any] = {
-    "tensors": [torch.randn(3, 2), torch.tensor(2.5), torch.zeros(0), torch.arange(4, dtype=torch.uint8)],
-    "nested": {"betas": (0.9, 0.95), "none": None, "flag": True, "text": "h\u00e9", 0: {"by number": torch.ones(1, dtype=torch.float64)}},
+    "tensors": [
+        torch.randn(3, 2),
+        torch.tensor(2.5),
+        torch.zeros(0),
+        torch.arange(4, dtype=torch.uint8),
+    ],
+    "nested": {
+        "betas": (0.9, 0.95),
+        "none": None,
+        "flag": True,
+        "text": "h\u00e9",
+        0: {"by number": torch.ones(1, dtype=torch.float64)},
+    },
     "numbers": [1, 0.1 + 0.2, 1e300, -0.0, 2**60],
 }
 
@@ -49,7 +60,10 @@ def test_damage_is_found(tmp_path: Path, name: str) -> None:
     content = bytearray((saved / name).read_bytes())
     content[len(content) // 2] ^= 1
     (saved / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"is damaged .{name} does not match its checksum.; remove it to go on from the one before"):
+    with pytest.raises(
+        ValueError,
+        match=f"is damaged .{name} does not match its checksum.; remove it to go on from the one before",
+    ):
         checkpoint.load(saved)
 
 

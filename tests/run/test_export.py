@@ -1,4 +1,6 @@
-"""What is exported is what was trained: the same logits in transformers, the same loss, the same tokens."""
+"""What is exported is what was trained: the same logits in transformers, the same loss, the same
+tokens.
+"""
 
 import json
 from pathlib import Path
@@ -12,10 +14,17 @@ from adloco.data.tokenizers import BytePairTokenizer, ByteTokenizer, Tokenizer
 from adloco.run.trained import load_trained
 from adloco.tasks.language_model import next_token_loss
 
-TEXTS = ["Hello, world!\n\n  def f(x):\treturn x**2", "Ünïcödé 🌍 ĀāĂ", "  leading and trailing  ", ""]
+TEXTS = [
+    "Hello, world!\n\n  def f(x):\treturn x**2",
+    "Ünïcödé 🌍 ĀāĂ",
+    "  leading and trailing  ",
+    "",
+]
 
 
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BytePairTokenizer.train(TEXTS * 5, 300)], ids=["bytes", "bpe"])
+@pytest.mark.parametrize(
+    "tokenizer", [ByteTokenizer(), BytePairTokenizer.train(TEXTS * 5, 300)], ids=["bytes", "bpe"]
+)
 def test_tokenizers_encode_alike(tokenizer: Tokenizer, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -28,7 +37,9 @@ def test_tokenizers_encode_alike(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert (theirs.eos_token_id, len(theirs)) == (tokenizer.end_of_text, tokenizer.vocab_size)
 
 
-def test_exported_is_trained(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_is_trained(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
     run, folder = tmp_path / "run", tmp_path / "exported"
@@ -46,37 +57,84 @@ def test_exported_is_trained(small: list[str], tmp_path: Path, capsys: pytest.Ca
         def forward(self, **inputs: Any) -> Any:
             return loaded(**inputs)
 
-    task = trained.stored.recipe.task.open(trained.stored.recipe.data, trained.stored.recipe.evaluation, trained.stored.tokenizer)
+    task = trained.stored.recipe.task.open(
+        trained.stored.recipe.data, trained.stored.recipe.evaluation, trained.stored.tokenizer
+    )
     total, count = task.measure(Wrapped(), torch.device("cpu"), 8)
     assert f"loss {total / count:.4f} nats per token" in said
     # The loss that transformers itself computes, by its own shift.
     windows = ids[:1]
-    assert float(loaded(input_ids=windows, labels=windows).loss.detach()) == pytest.approx(float(next_token_loss(loaded, windows).detach()), rel=1e-5)
-    generator = pipeline("text-generation", model=str(folder), tokenizer=AutoTokenizer.from_pretrained(folder))
+    assert float(loaded(input_ids=windows, labels=windows).loss.detach()) == pytest.approx(
+        float(next_token_loss(loaded, windows).detach()), rel=1e-5
+    )
+    generator = pipeline(
+        "text-generation", model=str(folder), tokenizer=AutoTokenizer.from_pretrained(folder)
+    )
     text = generator("alpha", max_new_tokens=5, do_sample=False)[0]["generated_text"]
     assert text.startswith("alpha") and len(text) > len("alpha")
     card = (folder / "README.md").read_text()
-    assert "final_val_loss" in card and "[method]" in card and card.startswith("---\nlibrary_name: transformers")
+    assert (
+        "final_val_loss" in card
+        and "[method]" in card
+        and card.startswith("---\nlibrary_name: transformers")
+    )
 
 
 def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import pipeline
 
-    rows = "".join(json.dumps({"text": ("good " if row % 2 else "bad ") + "x" * (row % 9), "label": row % 2}) + "\n" for row in range(80))
+    rows = "".join(
+        json.dumps({"text": ("good " if row % 2 else "bad ") + "x" * (row % 9), "label": row % 2})
+        + "\n"
+        for row in range(80)
+    )
     (tmp_path / "rows.jsonl").write_text(rows)
     sizes = "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, max_position_embeddings = 32 }"
-    assert main([
-        "train", "single", "--task.kind", "classification", "--model.source", "transformers", "--model.name", "bert", "--model.pretrained", "false",
-        "--model.overrides", sizes, "--data.path", str(tmp_path / "rows.jsonl"), "--data.context_tokens", "16",
-        "--data.cache", str(tmp_path / "cache"), "--data.validation_samples", "20", "--task.evaluation_per_class", "10", "--run.tokens", "8000",
-        "--inner.lr", "5e-3", "--run.trackers", "none", "--run.folder", str(tmp_path / "run"),
-    ]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "train",
+                "single",
+                "--task.kind",
+                "classification",
+                "--model.source",
+                "transformers",
+                "--model.name",
+                "bert",
+                "--model.pretrained",
+                "false",
+                "--model.overrides",
+                sizes,
+                "--data.path",
+                str(tmp_path / "rows.jsonl"),
+                "--data.context_tokens",
+                "16",
+                "--data.cache",
+                str(tmp_path / "cache"),
+                "--data.validation_samples",
+                "20",
+                "--task.evaluation_per_class",
+                "10",
+                "--run.tokens",
+                "8000",
+                "--inner.lr",
+                "5e-3",
+                "--run.trackers",
+                "none",
+                "--run.folder",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
+    )
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "exported")]) == 0
     classifier = pipeline("text-classification", model=str(tmp_path / "exported"))
     trained = load_trained(tmp_path / "run")
     ids = torch.tensor(trained.stored.tokenizer.encode_whole(["good xxx"], 16))
     assert classifier.tokenizer("good xxx")["input_ids"] == ids[0].tolist()
-    expected = int(trained.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.argmax())
+    expected = int(
+        trained.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.argmax()
+    )
     assert classifier("good xxx")[0]["label"] == f"LABEL_{expected}"
 
 
@@ -87,5 +145,7 @@ def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "there").mkdir()
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "there")]) == 2
     assert "exists already; give a folder that does not" in capsys.readouterr().err
-    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "y"), "--trainer", "7"]) == 2
+    assert (
+        main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "y"), "--trainer", "7"]) == 2
+    )
     assert not (tmp_path / "y").exists()

@@ -1,4 +1,6 @@
-"""Memory by phase: a phase's peak is its own, a run records every phase, and PyTorch's snapshot is asked for and written where it is promised."""
+"""Memory by phase: a phase's peak is its own, a run records every phase, and PyTorch's snapshot is
+asked for and written where it is promised.
+"""
 
 import json
 import mmap
@@ -20,13 +22,17 @@ MEBIBYTE = 2**20
 
 
 def fresh(size: int) -> torch.Tensor:
-    """Pages of the system's own, resident: torch's allocator may hand out what earlier tests freed, which is no new memory."""
+    """Pages of the system's own, resident: torch's allocator may hand out what earlier tests freed,
+    which is no new memory.
+    """
     return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8).fill_(1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets a process's peak")
 def test_a_phase_has_its_own_peak() -> None:
-    """64 MiB live only within the first phase, 48 MiB from the second on: what is known of each is what it took."""
+    """64 MiB live only within the first phase, 48 MiB from the second on: what is known of each is
+    what it took.
+    """
     memory = Memory(torch.device("cpu"))
     before = memory.peak_bytes
     with memory.phase("inner_steps"):
@@ -45,7 +51,9 @@ def test_a_phase_has_its_own_peak() -> None:
 
 
 def test_a_phase_that_comes_twice_keeps_the_larger_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, whose allocator says peaks of 7, then 5 since the last reset: the phase's is 7, what is held the last."""
+    """On a GPU, whose allocator says peaks of 7, then 5 since the last reset: the phase's is 7,
+    what is held the last.
+    """
     resets = []
     readings = iter([(0, 0), (7, 3), (7, 3), (5, 4), (5, 4)])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
@@ -60,15 +68,30 @@ def test_a_phase_that_comes_twice_keeps_the_larger_peak(monkeypatch: pytest.Monk
 
 
 def test_metrics_hold_every_phase(small: list[str], tmp_path: Path) -> None:
-    """Evaluated every second round, saved before the first and after every third: a checkpoint stands in the line of the next round."""
-    assert main(["train", "diloco", *small, "--evaluation.every", "2", "--run.checkpoint_every", "3"]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    """Evaluated every second round, saved before the first and after every third: a checkpoint
+    stands in the line of the next round.
+    """
+    assert (
+        main(["train", "diloco", *small, "--evaluation.every", "2", "--run.checkpoint_every", "3"])
+        == 0
+    )
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert len(lines) >= 5
     for line in lines:
         evaluated, saved = line["round"] % 2 == 0 or line is lines[-1], line["round"] % 3 == 1
-        expected = {"inner_steps", "sync", *(["evaluation"] if evaluated else []), *(["checkpoint"] if saved else [])}
+        expected = {
+            "inner_steps",
+            "sync",
+            *(["evaluation"] if evaluated else []),
+            *(["checkpoint"] if saved else []),
+        }
         assert list(line["memory"]) == [phase for phase in PHASES if phase in expected]
-        assert all(0 < row["current_bytes"] <= row["peak_bytes"] <= line["memory_bytes"] for row in line["memory"].values())
+        assert all(
+            0 < row["current_bytes"] <= row["peak_bytes"] <= line["memory_bytes"]
+            for row in line["memory"].values()
+        )
 
 
 def test_a_round_enters_its_phases_in_order() -> None:
@@ -90,14 +113,21 @@ def test_a_round_enters_its_phases_in_order() -> None:
     assert entered[10:] == [*training, *syncing]  # Whether to stop is agreed on before a sync.
 
 
-def test_a_snapshot_is_refused_on_a_cpu(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_snapshot_is_refused_on_a_cpu(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "single", *small, "--run.device", "cpu", "--profile.memory", "true"]) == 2
-    assert capsys.readouterr().err == "adloco: profile.memory needs a GPU, but the run is on cpu; leave it out (recipe section [profile])\n"
+    assert (
+        capsys.readouterr().err
+        == "adloco: profile.memory needs a GPU, but the run is on cpu; leave it out (recipe section [profile])\n"
+    )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("failure", [None, ValueError("diverged"), KeyboardInterrupt()])
-def test_a_snapshot_is_written_however_the_run_ends(failure: BaseException | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_is_written_however_the_run_ends(
+    failure: BaseException | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
 
     def record(enabled: str | None = "all", *, max_entries: int = 0, stacks: str = "all") -> None:

@@ -1,4 +1,6 @@
-"""Trackers: TensorBoard's files hold what metrics.jsonl holds, and a tracker that fails at any point stops nothing."""
+"""Trackers: TensorBoard's files hold what metrics.jsonl holds, and a tracker that fails at any
+point stops nothing.
+"""
 
 import importlib.util
 import json
@@ -29,7 +31,11 @@ for record in TrainingRun.create(build_recipe(read_values(sys.argv[1]))).rounds(
 
 def expected(line: dict[str, Any]) -> dict[str, float]:
     """The numbers of a line, named as the trackers name them."""
-    top = {key: value for key, value in line.items() if key not in ("trainers", "workers", "merges", "memory", "sync")}
+    top = {
+        key: value
+        for key, value in line.items()
+        if key not in ("trainers", "workers", "merges", "memory", "sync")
+    }
     top |= {f"sync/{key}": value for key, value in line["sync"].items()}
     for phase, row in line["memory"].items():
         top |= {f"memory-{phase}/{key}": value for key, value in row.items()}
@@ -60,18 +66,30 @@ def same_as_metrics(run: Path) -> int:
     found = tensorboard_scalars(run)
     assert list(found) == [line["tokens"] for line in lines]
     for line in lines:
-        assert found[line["tokens"]] == pytest.approx(expected(line), rel=1e-6)  # The files hold float32.
+        assert found[line["tokens"]] == pytest.approx(
+            expected(line), rel=1e-6
+        )  # The files hold float32.
     return len(lines)
 
 
-def test_tensorboard_holds_the_numbers_of_the_metrics_also_after_a_resume(small: list[str], tmp_path: Path) -> None:
-    """Rounds 2 and 3 are trained twice, with the folder left after the third and the only checkpoint before the first."""
+def test_tensorboard_holds_the_numbers_of_the_metrics_also_after_a_resume(
+    small: list[str], tmp_path: Path
+) -> None:
+    """Rounds 2 and 3 are trained twice, with the folder left after the third and the only
+    checkpoint before the first.
+    """
     assert main(["train", "adloco", *small, "--run.trackers", "auto"]) == 0
     whole, parts = tmp_path / "run", tmp_path / "parts"
     assert same_as_metrics(whole) > 3
 
-    (tmp_path / "again.toml").write_text((whole / "recipe.toml").read_text().replace(f'folder = "{whole}"', f'folder = "{parts}"'))
-    subprocess.run([sys.executable, "-c", BEGIN_AND_LEAVE, str(tmp_path / "again.toml")], check=True, timeout=100)
+    (tmp_path / "again.toml").write_text(
+        (whole / "recipe.toml").read_text().replace(f'folder = "{whole}"', f'folder = "{parts}"')
+    )
+    subprocess.run(
+        [sys.executable, "-c", BEGIN_AND_LEAVE, str(tmp_path / "again.toml")],
+        check=True,
+        timeout=100,
+    )
     assert len(tensorboard_scalars(parts)) == 3
     assert main(["train", "--resume", str(parts)]) == 0
     assert same_as_metrics(parts) == same_as_metrics(whole)
@@ -108,37 +126,65 @@ class Fails:
 @pytest.mark.parametrize("at", ["init", "start", "store", "log", "finish"])
 @pytest.mark.filterwarnings("default")
 def test_a_tracker_that_fails_is_one_warning(
-    at: str, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    at: str,
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(Fails, "at", at)
     monkeypatch.setattr(Fails, "calls", [])
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Fails)
-    assert main(["train", "single", *small, "--run.tokens", "4000", "--run.trackers", "tensorboard"]) == 0
-    assert capsys.readouterr().err == "adloco: tracker tensorboard failed and is left out from here on: no network here\n"
+    assert (
+        main(["train", "single", *small, "--run.tokens", "4000", "--run.trackers", "tensorboard"])
+        == 0
+    )
+    assert (
+        capsys.readouterr().err
+        == "adloco: tracker tensorboard failed and is left out from here on: no network here\n"
+    )
     assert Fails.calls.count(at) == 1
     assert Fails.calls[-1] == at
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_the_library_warns_too(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_warns_too(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Fails, "at", "start")
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Fails)
-    following = trackers.Trackers(["tensorboard"], tmp_path).following({"method.sync_every": 4}, tokens=0)
+    following = trackers.Trackers(["tensorboard"], tmp_path).following(
+        {"method.sync_every": 4}, tokens=0
+    )
     with pytest.warns(TrackerWarning, match="tracker tensorboard failed"), following:
         pass
 
 
-def test_one_that_is_not_installed_or_not_known_is_named(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    absent = next(name for name in ("clearml", "trackio", "mlflow", "wandb") if importlib.util.find_spec(name) is None)
+def test_one_that_is_not_installed_or_not_known_is_named(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = next(
+        name
+        for name in ("clearml", "trackio", "mlflow", "wandb")
+        if importlib.util.find_spec(name) is None
+    )
     assert main(["train", "single", *small, "--run.trackers", f"tensorboard,{absent}"]) == 2
     message = capsys.readouterr().err
-    assert message == f"adloco: run.trackers names {absent}, which is not installed; pip install 'adloco[{absent}]', or leave it out\n"
+    assert (
+        message
+        == f"adloco: run.trackers names {absent}, which is not installed; pip install 'adloco[{absent}]', or leave it out\n"
+    )
     assert main(["train", "single", *small, "--run.trackers", "tensorbord"]) == 2
-    assert "run.trackers must be auto, none, or of tensorboard, wandb, clearml, mlflow, trackio" in capsys.readouterr().err
+    assert (
+        "run.trackers must be auto, none, or of tensorboard, wandb, clearml, mlflow, trackio"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "run").exists()
 
 
-def test_auto_is_nothing_where_nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_nothing_where_nothing_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with trackers.Trackers(["auto"], tmp_path).following({}, tokens=0):
         pass
@@ -179,7 +225,9 @@ assert not torch.distributed.is_initialized()
 
 def test_accelerate_starts_no_process_group_and_sets_no_threads(tmp_path: Path) -> None:
     """As rank 0 of two: had it tried, it would wait for the other."""
-    subprocess.run([sys.executable, "-W", "error", "-c", ALONE, str(tmp_path)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", ALONE, str(tmp_path)], check=True, timeout=60
+    )
     assert (tmp_path / "tensorboard").exists()
 
 
@@ -190,12 +238,29 @@ def test_accelerate_starts_no_process_group_and_sets_no_threads(tmp_path: Path) 
         ("mlflow", {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}, "mlflow.db"),
     ],
 )
-def test_other_tools_offline(name: str, offline: dict[str, str], left: str, small: list[str], tmp_path: Path) -> None:
+def test_other_tools_offline(
+    name: str, offline: dict[str, str], left: str, small: list[str], tmp_path: Path
+) -> None:
     pytest.importorskip(name)
     done = subprocess.run(
-        [sys.executable, "-m", "adloco", "train", "single", *small, "--run.tokens", "4000", "--run.trackers", name],
-        cwd=tmp_path, env=os.environ | offline, capture_output=True, text=True, timeout=150,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "adloco",
+            "train",
+            "single",
+            *small,
+            "--run.tokens",
+            "4000",
+            "--run.trackers",
+            name,
+        ],
+        cwd=tmp_path,
+        env=os.environ | offline,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stderr
     assert list(tmp_path.glob(left))

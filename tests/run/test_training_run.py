@@ -21,16 +21,50 @@ from tests.problems import SHARED_DATA, needs_shared_data, without_timings
 SHAKESPEARE = SHARED_DATA / "tinyshakespeare" / "input.txt"
 MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
 METRICS = {
-    "round", "tokens", "samples", "inner_steps", "syncs", "bytes_communicated", "bytes_sent", "bytes_inside", "bytes_ddp_equivalent", "seconds",
-    "tokens_per_second", "train_loss", "val_loss", "val_perplexity", "pass_limit", "learning_rate", "memory_bytes", "memory",
-    "sync", "trainers", "workers", "merges",
-}  # fmt: skip
+    "round",
+    "tokens",
+    "samples",
+    "inner_steps",
+    "syncs",
+    "bytes_communicated",
+    "bytes_sent",
+    "bytes_inside",
+    "bytes_ddp_equivalent",
+    "seconds",
+    "tokens_per_second",
+    "train_loss",
+    "val_loss",
+    "val_perplexity",
+    "pass_limit",
+    "learning_rate",
+    "memory_bytes",
+    "memory",
+    "sync",
+    "trainers",
+    "workers",
+    "merges",
+}
 TRAINER = {
-    "trainer", "workers", "requested_batch", "worker_batch", "micro_batch", "accumulation_steps", "rounded_up", "grad_variance", "grad_norm_sq",
-    "noise_scale", "train_loss", "val_loss", "val_perplexity", "cosine_similarity", "wire_error",
-}  # fmt: skip
+    "trainer",
+    "workers",
+    "requested_batch",
+    "worker_batch",
+    "micro_batch",
+    "accumulation_steps",
+    "rounded_up",
+    "grad_variance",
+    "grad_norm_sq",
+    "noise_scale",
+    "train_loss",
+    "val_loss",
+    "val_perplexity",
+    "cosine_similarity",
+    "wire_error",
+}
 FROM_THE_HUB = ("adloco-c4", "adloco-imdb")
-"""Recipes whose model and data come from the hub; test_classification.py and test_hub_recipes.py run them on local copies."""
+"""Recipes whose model and data come from the hub; test_classification.py and test_hub_recipes.py
+run them on local copies.
+"""
 SUMMARY = {
     "final_val_loss",
     "best_val_loss",
@@ -69,26 +103,58 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert main(["train", name, *small]) == 0
     folder = tmp_path / "run"
     assert {path.name for path in folder.iterdir()} == {
-        "recipe.toml", "environment.json", "metrics.jsonl", "steps.jsonl", "checkpoints", "plots", "report.html", "summary.json", "tokenizer",
+        "recipe.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "steps.jsonl",
+        "checkpoints",
+        "plots",
+        "report.html",
+        "summary.json",
+        "tokenizer",
         "model",
-    }  # fmt: skip
-    metrics, summary, steps = lines(folder / "metrics.jsonl"), json.loads((folder / "summary.json").read_text()), lines(folder / "steps.jsonl")
-    assert all(set(line) >= METRICS and set(row) >= TRAINER for line in metrics for row in line["trainers"])
+    }
+    metrics, summary, steps = (
+        lines(folder / "metrics.jsonl"),
+        json.loads((folder / "summary.json").read_text()),
+        lines(folder / "steps.jsonl"),
+    )
+    assert all(
+        set(line) >= METRICS and set(row) >= TRAINER for line in metrics for row in line["trainers"]
+    )
     assert set(summary) == SUMMARY
-    assert (summary["recipe"], summary["rounds"], summary["tokens"]) == (name, len(metrics), metrics[-1]["tokens"])
-    assert 16000 <= summary["tokens"] < 16000 + 32 * sum(row["trainer_batch"] for row in metrics[-1]["trainers"])
+    assert (summary["recipe"], summary["rounds"], summary["tokens"]) == (
+        name,
+        len(metrics),
+        metrics[-1]["tokens"],
+    )
+    assert (
+        16000
+        <= summary["tokens"]
+        < 16000 + 32 * sum(row["trainer_batch"] for row in metrics[-1]["trainers"])
+    )
     assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
     # Step losses add up to the counters: samples of all steps, and the loss of the first round.
     assert sum(step["samples"] for step in steps) == metrics[-1]["samples"]
     first = [step for step in steps if step["round"] == 1]
-    assert sum(step["loss"] * step["samples"] for step in first) / sum(step["samples"] for step in first) == pytest.approx(metrics[0]["train_loss"])
-    pictures = {"loss", "batch", "trainers", "communication", "memory"} | ({"workers"} if len(metrics[0]["workers"]) > 1 else set())
-    pictures |= {"noise_scale"} if any(row["noise_scale"] for line in metrics for row in line["trainers"]) else set()
+    assert sum(step["loss"] * step["samples"] for step in first) / sum(
+        step["samples"] for step in first
+    ) == pytest.approx(metrics[0]["train_loss"])
+    pictures = {"loss", "batch", "trainers", "communication", "memory"} | (
+        {"workers"} if len(metrics[0]["workers"]) > 1 else set()
+    )
+    pictures |= (
+        {"noise_scale"}
+        if any(row["noise_scale"] for line in metrics for row in line["trainers"])
+        else set()
+    )
     pictures |= {"wire"} if summary["syncs"] else set()
     assert {path.stem for path in (folder / "plots").iterdir()} == pictures
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == len(pictures)
-    text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)  # In which any four letters occur now and then.
+    text = re.sub(
+        r"base64,[A-Za-z0-9+/=]+", "", page
+    )  # In which any four letters occur now and then.
     assert "http" not in text.replace("http-equiv", "")
     assert build_recipe(read_values(str(folder / "recipe.toml"))).run.folder == str(folder)
 
@@ -96,9 +162,34 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
 @pytest.mark.parametrize(
     "choices",
     [
-        ["--batch.rule", "warmup", "--batch.batches", "[12, 16]", "--batch.after_samples", "[100, 300]"],
-        ["--batch.rule", "inner-product", "--merge.policy", "largest-with-smallest", "--merge.streams", "balance", "--learning_rate.shape", "wsd"],
-        ["--batch.rule", "augmented", "--merge.policy", "none", "--inner.optimizer", "sgd", "--learning_rate.shape", "constant"],
+        [
+            "--batch.rule",
+            "warmup",
+            "--batch.batches",
+            "[12, 16]",
+            "--batch.after_samples",
+            "[100, 300]",
+        ],
+        [
+            "--batch.rule",
+            "inner-product",
+            "--merge.policy",
+            "largest-with-smallest",
+            "--merge.streams",
+            "balance",
+            "--learning_rate.shape",
+            "wsd",
+        ],
+        [
+            "--batch.rule",
+            "augmented",
+            "--merge.policy",
+            "none",
+            "--inner.optimizer",
+            "sgd",
+            "--learning_rate.shape",
+            "constant",
+        ],
         [
             "--inner.optimizer",
             "muon",
@@ -111,7 +202,16 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
             "--outer.options",
             "{}",
         ],
-        ["--merge.parameters", "uniform", "--merge.inner_state", "mean", "--merge.outer_momentum", "reset", "--merge.requested_batch", "sum"],
+        [
+            "--merge.parameters",
+            "uniform",
+            "--merge.inner_state",
+            "mean",
+            "--merge.outer_momentum",
+            "reset",
+            "--merge.requested_batch",
+            "sum",
+        ],
         [
             "--model.tie_embeddings",
             "true",
@@ -127,7 +227,9 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     ],
     ids=["warmup", "inner-product", "augmented", "muon", "fates", "tied"],
 )
-def test_choices_of_a_recipe_run_and_learn(choices: list[str], small: list[str], tmp_path: Path) -> None:
+def test_choices_of_a_recipe_run_and_learn(
+    choices: list[str], small: list[str], tmp_path: Path
+) -> None:
     assert main(["train", "adloco", *small, "--run.tokens", "8000", *choices]) == 0
     metrics = lines(tmp_path / "run" / "metrics.jsonl")
     assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
@@ -135,12 +237,41 @@ def test_choices_of_a_recipe_run_and_learn(choices: list[str], small: list[str],
 
 @needs_shared_data
 def test_a_text_file_trains(small: list[str], tmp_path: Path) -> None:
-    assert main(["train", "diloco", *small, "--data.path", str(SHAKESPEARE), "--data.validation_fraction", "0.1"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "diloco",
+                *small,
+                "--data.path",
+                str(SHAKESPEARE),
+                "--data.validation_fraction",
+                "0.1",
+            ]
+        )
+        == 0
+    )
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"] < 4.5
 
 
 def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path: Path) -> None:
-    assert main(["train", "adloco", *small, *MERGING, "--batch.eta", "0.2", "--batch.maximum", "64", "--run.tokens", "40000"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "adloco",
+                *small,
+                *MERGING,
+                "--batch.eta",
+                "0.2",
+                "--batch.maximum",
+                "64",
+                "--run.tokens",
+                "40000",
+            ]
+        )
+        == 0
+    )
     metrics = lines(tmp_path / "run" / "metrics.jsonl")
     merged = [line for line in metrics if line["merges"]]
     assert len(merged) == 1
@@ -154,10 +285,22 @@ def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path
 
 @pytest.mark.pictures
 def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_path: Path) -> None:
-    fragments = ["--wire.format", "int4", "--wire.error_feedback", "1", "--streaming.fragments", "2", "--streaming.tau", "1"]
+    fragments = [
+        "--wire.format",
+        "int4",
+        "--wire.error_feedback",
+        "1",
+        "--streaming.fragments",
+        "2",
+        "--streaming.tau",
+        "1",
+    ]
     assert main(["train", "diloco", *small, *fragments]) == 0
     folder = tmp_path / "run"
-    metrics, summary = lines(folder / "metrics.jsonl"), json.loads((folder / "summary.json").read_text())
+    metrics, summary = (
+        lines(folder / "metrics.jsonl"),
+        json.loads((folder / "summary.json").read_text()),
+    )
     for line in metrics:
         sync, (trainer,) = line["sync"], line["trainers"]
         # 128 values cross as 68 bytes and were 512, less what pads the last block of each tensor.
@@ -170,10 +313,21 @@ def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_pat
     assert (summary["wire_error"], summary["cosine_similarity"]) == tuple(
         metrics[-1]["trainers"][0][key] for key in ("wire_error", "cosine_similarity")
     )
-    assert summary["hidden_seconds"] == pytest.approx(sum(line["sync"]["hidden_seconds"] for line in metrics))
+    assert summary["hidden_seconds"] == pytest.approx(
+        sum(line["sync"]["hidden_seconds"] for line in metrics)
+    )
     assert summary["compression_ratio"] == pytest.approx(metrics[0]["sync"]["compression_ratio"])
     page = (folder / "report.html").read_text()
-    assert all(label in page for label in ("compressed by", "lost by the wire", "cosine of workers", "hidden: training", 'alt="wire"'))
+    assert all(
+        label in page
+        for label in (
+            "compressed by",
+            "lost by the wire",
+            "cosine of workers",
+            "hidden: training",
+            'alt="wire"',
+        )
+    )
     assert "rate of sending" not in page
 
 
@@ -198,21 +352,35 @@ def in_a_new_process(*words: str) -> str:
 
 
 def test_resume_is_bit_for_bit_across_merges_twice(small: list[str], tmp_path: Path) -> None:
-    """All rounds at once = 1, new process, 3 more, new process, the rest; merges happen after rounds 2 and 5."""
+    """All rounds at once = 1, new process, 3 more, new process, the rest; merges happen after
+    rounds 2 and 5.
+    """
     trainers = ["--method.num_trainers", "3", "--method.workers_per_trainer", "1", *MERGING]
     assert main(["train", "adloco", *small, *trainers, "--run.checkpoint_every", "1"]) == 0
     whole, parts = tmp_path / "run", tmp_path / "parts"
     expected = numbers(whole)
     assert len(expected) >= 6
-    assert [bool(line["merges"]) for line in expected[:6]] == [False, True, False, False, True, False]
+    assert [bool(line["merges"]) for line in expected[:6]] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
 
-    (tmp_path / "again.toml").write_text((whole / "recipe.toml").read_text().replace(f'folder = "{whole}"', f'folder = "{parts}"'))
+    (tmp_path / "again.toml").write_text(
+        (whole / "recipe.toml").read_text().replace(f'folder = "{whole}"', f'folder = "{parts}"')
+    )
     in_a_new_process("-c", UNTIL, "create", str(tmp_path / "again.toml"), "1")
     in_a_new_process("-c", UNTIL, "resume", str(parts), "4")
     in_a_new_process("-m", "adloco", "train", "--resume", str(parts))
     assert numbers(parts) == expected
     assert lines(parts / "steps.jsonl") == lines(whole / "steps.jsonl")
-    last = [load_file(list_checkpoints(folder / "checkpoints")[-1] / "tensors.safetensors") for folder in (whole, parts)]
+    last = [
+        load_file(list_checkpoints(folder / "checkpoints")[-1] / "tensors.safetensors")
+        for folder in (whole, parts)
+    ]
     assert last[0].keys() == last[1].keys()
     assert all(last[0][key].equal(last[1][key]) for key in last[0])
 
@@ -241,7 +409,10 @@ def test_a_line_cut_by_a_kill_does_not_hinder_resuming(small: list[str], tmp_pat
     metrics = tmp_path / "run" / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text(whole + whole.splitlines()[-1].rpartition("}, {")[0] + "}")
-    assert [record["round"] for record in TrainingRun.resume(tmp_path / "run").history] == [first["round"], second["round"]]
+    assert [record["round"] for record in TrainingRun.resume(tmp_path / "run").history] == [
+        first["round"],
+        second["round"],
+    ]
     assert metrics.read_text() == whole
 
 
@@ -249,7 +420,21 @@ def test_threads_do_not_change_a_run(small: list[str], tmp_path: Path) -> None:
     results = []
     for threads in ("1", "2"):
         folder = tmp_path / threads
-        assert main(["train", "adloco", *small, *MERGING, "--run.threads", threads, "--run.folder", str(folder)]) == 0
+        assert (
+            main(
+                [
+                    "train",
+                    "adloco",
+                    *small,
+                    *MERGING,
+                    "--run.threads",
+                    threads,
+                    "--run.folder",
+                    str(folder),
+                ]
+            )
+            == 0
+        )
         results.append(numbers(folder))
     assert results[0] == results[1]
 
@@ -279,24 +464,42 @@ def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path)
     assert numbers(tmp_path / "stopped") == expected
 
 
-def test_a_bpe_run_keeps_its_tokenizer(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bpe_run_keeps_its_tokenizer(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "single", *small, "--data.tokenizer", "bpe:300"]) == 0
     assert main(["generate", str(tmp_path / "run"), "--prompt", "alpha beta", "--tokens", "5"]) == 0
     assert "\nalpha beta" in capsys.readouterr().out
 
 
-def test_evaluate_agrees_with_the_run(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], corpus: Path) -> None:
+def test_evaluate_agrees_with_the_run(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], corpus: Path
+) -> None:
     assert main(["train", "diloco", *small, "--evaluation.windows", "0"]) == 0
     capsys.readouterr()
     final = json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"]
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     assert f"loss {final:.4f} nats per token" in capsys.readouterr().out
-    assert main(["evaluate", str(tmp_path / "run"), "--data.path", str(corpus / "00.txt"), "--windows", "5"]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                str(tmp_path / "run"),
+                "--data.path",
+                str(corpus / "00.txt"),
+                "--windows",
+                "5",
+            ]
+        )
+        == 0
+    )
     assert "over 160 tokens" in capsys.readouterr().out
 
 
 @pytest.mark.pictures
-def test_report_can_be_drawn_again(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_can_be_drawn_again(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "single", *small]) == 0
     (tmp_path / "run" / "report.html").unlink()
     assert main(["report", str(tmp_path / "run")]) == 0
@@ -305,11 +508,16 @@ def test_report_can_be_drawn_again(small: list[str], tmp_path: Path, capsys: pyt
     assert "has spent its budget" in capsys.readouterr().out
 
 
-def test_a_run_folder_is_trained_by_one_process_at_a_time(small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_run_folder_is_trained_by_one_process_at_a_time(
+    small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     run = make_run("single", [*small, "--run.checkpoint_every", "1"])
     rounds = run.rounds()
     next(rounds)
     assert main(["train", "--resume", str(tmp_path / "run")]) == 2
-    assert "is in use by another process; wait until it has ended, or end it" in capsys.readouterr().err
+    assert (
+        "is in use by another process; wait until it has ended, or end it"
+        in capsys.readouterr().err
+    )
     rounds.close()
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0

@@ -1,4 +1,6 @@
-"""Sequence classification: batches, padding that enters nothing, balanced evaluation, and runs from rows to accuracy."""
+"""Sequence classification: batches, padding that enters nothing, balanced evaluation, and runs from
+rows to accuracy.
+"""
 
 import json
 from pathlib import Path
@@ -26,26 +28,38 @@ def reviews(tmp_path: Path) -> Path:
     """200 texts whose first words give the label away."""
     draw = np.random.default_rng(0)
     file = tmp_path / "reviews.jsonl"
-    rows = [{"text": ("good " if row % 2 else "bad ") + "x" * int(draw.integers(1, 40)), "label": row % 2} for row in range(200)]
+    rows = [
+        {
+            "text": ("good " if row % 2 else "bad ") + "x" * int(draw.integers(1, 40)),
+            "label": row % 2,
+        }
+        for row in range(200)
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
 
 def opened(path: Path, per_class: int = 2, context_tokens: int = 16) -> Classification:
     settings = DataSettings(path=str(path), context_tokens=context_tokens, validation_samples=40)
-    task = ClassificationSettings(evaluation_per_class=per_class).open(settings, EvaluationSettings())
+    task = ClassificationSettings(evaluation_per_class=per_class).open(
+        settings, EvaluationSettings()
+    )
     assert isinstance(task, Classification)
     return task
 
 
 def test_rows_become_batches(tmp_path: Path) -> None:
-    """By hand: bytes after the token that stands for the text, cut at five; zeros where there is no text."""
+    """By hand: bytes after the token that stands for the text, cut at five; zeros where there is no
+    text.
+    """
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "ab", "label": 1}\n{"text": "abcdefgh", "label": 0}\n')
     data = DataSettings(path=str(file), context_tokens=5, validation_samples=1)
     short = Examples.read(data, "validation", "label", ByteTokenizer()).batch(np.array([0]), pad=9)
     assert short["input_ids"].tolist() == [[0, 97, 98]]
-    both = Examples.read(data, "validation", "label", ByteTokenizer()).joined(Examples.read(data, "train", "label", ByteTokenizer()))
+    both = Examples.read(data, "validation", "label", ByteTokenizer()).joined(
+        Examples.read(data, "train", "label", ByteTokenizer())
+    )
     batch = both.batch(np.array([1, 0]), pad=9)
     assert batch["input_ids"].tolist() == [[0, 97, 98, 99, 100], [0, 97, 98, 9, 9]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
@@ -56,9 +70,20 @@ def test_rows_become_batches(tmp_path: Path) -> None:
 def test_padding_enters_neither_the_loss_nor_a_gradient(name: str, reviews: Path) -> None:
     """A batch of texts of different lengths is the mean of its texts one by one."""
     task = opened(reviews, context_tokens=30)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     config = task.configure(NamedModel(name=name, pretrained=False, overrides=sizes).config(256))
-    model: Any = ModelBuilder(config=config, head="AutoModelForSequenceClassification", options=ModelOptions(), seed=0).whole().eval()
+    model: Any = (
+        ModelBuilder(
+            config=config, head="AutoModelForSequenceClassification", options=ModelOptions(), seed=0
+        )
+        .whole()
+        .eval()
+    )
     source = task.train_source(num_streams=1, seed=0, least=4)
     batch = source.read(0, 0, 6)
     assert not batch["attention_mask"].all()
@@ -66,7 +91,9 @@ def test_padding_enters_neither_the_loss_nor_a_gradient(name: str, reviews: Path
     together = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     singles = [task.loss(model, source.read(0, index, 1)) for index in range(6)]
     torch.testing.assert_close(loss, sum(singles, start=torch.zeros(())) / 6, rtol=1e-5, atol=0)
-    apart = torch.autograd.grad(sum(singles, start=torch.zeros(())) / 6, list(model.parameters()), allow_unused=True)
+    apart = torch.autograd.grad(
+        sum(singles, start=torch.zeros(())) / 6, list(model.parameters()), allow_unused=True
+    )
     for mine, theirs in zip(together, apart, strict=True):
         assert (mine is None) == (theirs is None)
         if mine is not None and theirs is not None:
@@ -74,7 +101,9 @@ def test_padding_enters_neither_the_loss_nor_a_gradient(name: str, reviews: Path
 
 
 def test_evaluation_is_balanced_and_shared(reviews: Path) -> None:
-    """The first 40 rows validate, 10 of them of class 0; a model that always says 1 is right on half of a balanced set."""
+    """The first 40 rows validate, 10 of them of class 0; a model that always says 1 is right on
+    half of a balanced set.
+    """
     rows = [json.loads(line) for line in reviews.read_text().splitlines()]
     for number, row in enumerate(rows):
         row["label"] = int(number % 4 != 3)
@@ -92,21 +121,66 @@ def test_evaluation_is_balanced_and_shared(reviews: Path) -> None:
     assert (correct, count) == (5, 10)
     assert loss == pytest.approx(5 * (np.log(1 + np.e) - 1) + 5 * np.log(1 + np.e))
     parts = [task.measure(AlwaysOne(), torch.device("cpu"), 2, part, 3) for part in range(3)]
-    assert [sum(column) for column in zip(*parts, strict=True)] == pytest.approx([loss, correct, count])
+    assert [sum(column) for column in zip(*parts, strict=True)] == pytest.approx(
+        [loss, correct, count]
+    )
 
 
 FLAGS = [
-    "--task.kind", "classification", "--model.source", "transformers", "--model.name", "bert", "--model.pretrained", "false",
-    "--model.overrides", BERT, "--data.context_tokens", "32", "--data.validation_samples", "40", "--task.evaluation_per_class", "15",
-]  # fmt: skip
+    "--task.kind",
+    "classification",
+    "--model.source",
+    "transformers",
+    "--model.name",
+    "bert",
+    "--model.pretrained",
+    "false",
+    "--model.overrides",
+    BERT,
+    "--data.context_tokens",
+    "32",
+    "--data.validation_samples",
+    "40",
+    "--task.evaluation_per_class",
+    "15",
+]
 
 
 @pytest.mark.parametrize("recipe", ["adloco", "diloco"])
-def test_a_run_from_rows_to_accuracy(recipe: str, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_from_rows_to_accuracy(
+    recipe: str, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With dropout, as BERT has it; resumed in the middle, it ends where the undisturbed run does."""
-    flags = [*FLAGS, "--data.path", str(reviews), "--data.cache", str(tmp_path / "cache"), "--run.trackers", "none", "--method.sync_every", "10"]
-    assert main(["train", recipe, *flags, "--run.tokens", "60000", "--inner.lr", "5e-3", "--run.folder", str(tmp_path / "run")]) == 0
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    flags = [
+        *FLAGS,
+        "--data.path",
+        str(reviews),
+        "--data.cache",
+        str(tmp_path / "cache"),
+        "--run.trackers",
+        "none",
+        "--method.sync_every",
+        "10",
+    ]
+    assert (
+        main(
+            [
+                "train",
+                recipe,
+                *flags,
+                "--run.tokens",
+                "60000",
+                "--inner.lr",
+                "5e-3",
+                "--run.folder",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
+    )
+    records = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert records[-1]["val_accuracy"] >= 0.9
     assert records[-1]["val_loss"] < records[0]["val_loss"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -133,55 +207,150 @@ def test_rows_left_out_of_both_splits_are_counted(tmp_path: Path) -> None:
         lines = [*rows, *({"text": " ", "label": 0} for _ in range(empty))]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     two = DataSettings(dataset=str(tmp_path), validation_split="test", bad_rows="skip")
-    assert ClassificationSettings(evaluation_per_class=2).open(two, EvaluationSettings()).skipped().startswith("5 of 45 rows were left out")
+    assert (
+        ClassificationSettings(evaluation_per_class=2)
+        .open(two, EvaluationSettings())
+        .skipped()
+        .startswith("5 of 45 rows were left out")
+    )
     one = DataSettings(path=str(tmp_path / "train.jsonl"), validation_samples=6, bad_rows="skip")
-    assert ClassificationSettings(evaluation_per_class=2).open(one, EvaluationSettings()).skipped().startswith("3 of 23 rows were left out")
+    assert (
+        ClassificationSettings(evaluation_per_class=2)
+        .open(one, EvaluationSettings())
+        .skipped()
+        .startswith("3 of 23 rows were left out")
+    )
 
 
-def test_a_resumed_run_pads_as_it_did(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A Llama looks for the last token that is not its padding, which here is not the tokenizer's end of text."""
+def test_a_resumed_run_pads_as_it_did(
+    reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Llama looks for the last token that is not its padding, which here is not the tokenizer's
+    end of text.
+    """
     llama = "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, pad_token_id = 1 }"
-    flags = [*FLAGS, "--model.name", "llama", "--model.overrides", llama, "--data.path", str(reviews), "--data.cache", str(tmp_path / "cache")]
-    more = ["--run.trackers", "none", "--method.sync_every", "5", "--run.tokens", "5000", "--run.checkpoint_every", "1"]
+    flags = [
+        *FLAGS,
+        "--model.name",
+        "llama",
+        "--model.overrides",
+        llama,
+        "--data.path",
+        str(reviews),
+        "--data.cache",
+        str(tmp_path / "cache"),
+    ]
+    more = [
+        "--run.trackers",
+        "none",
+        "--method.sync_every",
+        "5",
+        "--run.tokens",
+        "5000",
+        "--run.checkpoint_every",
+        "1",
+    ]
     assert main(["train", "single", *flags, *more, "--run.folder", str(tmp_path / "whole")]) == 0
     words = [*flags, *more, "--run.folder", str(tmp_path / "parts")]
-    settings = [(flag.removeprefix("--"), value) for flag, value in zip(words[::2], words[1::2], strict=True)]
+    settings = [
+        (flag.removeprefix("--"), value)
+        for flag, value in zip(words[::2], words[1::2], strict=True)
+    ]
     stopped = TrainingRun.create(build_recipe(override(read_values("single"), settings)))
     rounds = stopped.rounds()
     next(rounds)
     rounds.close()
     assert main(["train", "--resume", str(tmp_path / "parts")]) == 0
-    whole, parts = ([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()] for name in ("whole", "parts"))
-    assert [(row["train_loss"], row["val_loss"]) for row in parts] == [(row["train_loss"], row["val_loss"]) for row in whole]
+    whole, parts = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
+    )
+    assert [(row["train_loss"], row["val_loss"]) for row in parts] == [
+        (row["train_loss"], row["val_loss"]) for row in whole
+    ]
     capsys.readouterr()
     assert main(["evaluate", str(tmp_path / "parts")]) == 0
     assert f"loss {whole[-1]['val_loss']:.4f} nats per text" in capsys.readouterr().out
 
 
-def test_classes_that_are_missing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_that_are_missing_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rows sorted by label: the first to validate on are of one class, the first to train on too."""
     file = tmp_path / "sorted.jsonl"
-    file.write_text("".join(json.dumps({"text": f"text {row}", "label": row // 100}) + "\n" for row in range(200)))
-    words = ["train", "single", *FLAGS, "--data.path", str(file), "--data.cache", str(tmp_path / "cache"), "--run.folder", str(tmp_path / "run")]
+    file.write_text(
+        "".join(
+            json.dumps({"text": f"text {row}", "label": row // 100}) + "\n" for row in range(200)
+        )
+    )
+    words = [
+        "train",
+        "single",
+        *FLAGS,
+        "--data.path",
+        str(file),
+        "--data.cache",
+        str(tmp_path / "cache"),
+        "--run.folder",
+        str(tmp_path / "run"),
+    ]
     assert main(words) == 2
-    assert "task.evaluation_per_class is 15, but class 1 has 0 texts; lower it (0: all there are), or hold out more" in capsys.readouterr().err
+    assert (
+        "task.evaluation_per_class is 15, but class 1 has 0 texts; lower it (0: all there are), or hold out more"
+        in capsys.readouterr().err
+    )
     assert main([*words, "--data.samples", "90", "--data.validation_samples", "30"]) == 2
-    assert "the texts to train on have 1 of the 2 classes or more that there are; data.samples takes the first rows" in capsys.readouterr().err
+    assert (
+        "the texts to train on have 1 of the 2 classes or more that there are; data.samples takes the first rows"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--data.context_tokens", "80"], "data.context_tokens must be <= 64, the longest context of the model, where texts have"),
-        (["--task.evaluation_per_class", "500"], "task.evaluation_per_class is 500, but class 0 has 20 texts; lower it (0: all there are)"),
+        (
+            ["--data.context_tokens", "80"],
+            "data.context_tokens must be <= 64, the longest context of the model, where texts have",
+        ),
+        (
+            ["--task.evaluation_per_class", "500"],
+            "task.evaluation_per_class is 500, but class 0 has 20 texts; lower it (0: all there are)",
+        ),
         (["--task.label_column", "stars"], "stars"),
-        (["--data.tokenizer", "bpe:300"], "data.tokenizer must be bytes or a Hugging Face tokenizer here, got 'bpe:300'"),
-        (["--task.kind", "regression"], "task.kind must be one of language-model, classification, got 'regression'"),
+        (
+            ["--data.tokenizer", "bpe:300"],
+            "data.tokenizer must be bytes or a Hugging Face tokenizer here, got 'bpe:300'",
+        ),
+        (
+            ["--task.kind", "regression"],
+            "task.kind must be one of language-model, classification, got 'regression'",
+        ),
     ],
 )
-def test_refusals(flags: list[str], message: str, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(
+    flags: list[str],
+    message: str,
+    reviews: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rows = [json.loads(line) | {"text": "x" * 100} for line in reviews.read_text().splitlines()]
     reviews.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["train", "single", *FLAGS, "--data.path", str(reviews), "--run.folder", str(tmp_path / "run"), *flags]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "single",
+                *FLAGS,
+                "--data.path",
+                str(reviews),
+                "--run.folder",
+                str(tmp_path / "run"),
+                *flags,
+            ]
+        )
+        == 2
+    )
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,6 @@
-"""The task: labels are next tokens, the loss is summed over tokens, and a model that memorises says what comes next."""
+"""The task: labels are next tokens, the loss is summed over tokens, and a model that memorises says
+what comes next.
+"""
 
 import math
 from pathlib import Path
@@ -13,7 +15,12 @@ from adloco.cli.main import main
 from adloco.data.sources import TokenSource
 from adloco.models.build import build_llama
 from adloco.models.model_sources import LlamaShape
-from adloco.tasks.language_model import evaluation_windows, generate, loss_on_windows, next_token_loss
+from adloco.tasks.language_model import (
+    evaluation_windows,
+    generate,
+    loss_on_windows,
+    next_token_loss,
+)
 from tests.problems import make_run
 
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=64)
@@ -33,29 +40,42 @@ def test_labels_are_the_next_tokens() -> None:
     counting = torch.arange(12)[None] % 10
     assert float(next_token_loss(Oracle(), counting)) == pytest.approx(0, abs=1e-6)
     # Twice shifted labels (token t + 2) would be as wrong for this oracle as these.
-    assert float(next_token_loss(Oracle(), torch.arange(0, 24, 2)[None] % 10)) == pytest.approx(50, rel=1e-3)
+    assert float(next_token_loss(Oracle(), torch.arange(0, 24, 2)[None] % 10)) == pytest.approx(
+        50, rel=1e-3
+    )
 
 
 def test_loss_of_uniform_predictions_is_log_vocabulary() -> None:
     model = build_llama(TINY, vocab_size=10, seed=0)
     nn.init.zeros_(model.lm_head.weight)  # type: ignore[union-attr, arg-type]
     source = TokenSource(np.arange(101, dtype=np.uint16) % 10, context_tokens=5)
-    total, count = loss_on_windows(model, source, evaluation_windows(source, 0), torch.device("cpu"))
+    total, count = loss_on_windows(
+        model, source, evaluation_windows(source, 0), torch.device("cpu")
+    )
     assert count == 100
     assert total / count == pytest.approx(math.log(10), rel=1e-6)
 
 
 def test_evaluation_sums_over_tokens_however_it_is_shared() -> None:
     model = build_llama(TINY, vocab_size=10, seed=0)
-    source = TokenSource(np.random.default_rng(0).integers(0, 10, 500).astype(np.uint16), context_tokens=7)
+    source = TokenSource(
+        np.random.default_rng(0).integers(0, 10, 500).astype(np.uint16), context_tokens=7
+    )
     windows = evaluation_windows(source, 41)
     assert len(set(windows.tolist())) == 41
     whole = loss_on_windows(model, source, windows, torch.device("cpu"))
-    parts = [loss_on_windows(model, source, windows[part::3], torch.device("cpu")) for part in range(3)]
+    parts = [
+        loss_on_windows(model, source, windows[part::3], torch.device("cpu")) for part in range(3)
+    ]
     assert sum(count for _, count in parts) == whole[1] == 41 * 7
     assert sum(total for total, _ in parts) == pytest.approx(whole[0], rel=1e-6)
     with torch.no_grad():
-        expected = sum(float(next_token_loss(model, source.windows(windows[i : i + 1]))) for i in range(41)) / 41
+        expected = (
+            sum(
+                float(next_token_loss(model, source.windows(windows[i : i + 1]))) for i in range(41)
+            )
+            / 41
+        )
     assert whole[0] / whole[1] == pytest.approx(expected, rel=1e-5)
 
 
@@ -80,14 +100,35 @@ def test_a_periodic_text_is_memorised_and_continued() -> None:
     last = list(run.rounds(20))[-1]
     assert last.train_loss < 0.05
     model = run.model(0)
-    continued = list(generate(model, list(b"the quick"), max_tokens=60, temperature=0, context_tokens=32, stop=0, seed=0))
+    continued = list(
+        generate(
+            model,
+            list(b"the quick"),
+            max_tokens=60,
+            temperature=0,
+            context_tokens=32,
+            stop=0,
+            seed=0,
+        )
+    )
     assert bytes(continued).decode() == ("the quick brown fox; " * 4)[9:69]
 
 
 def test_generation_stops_at_the_end_of_text_and_draws_by_seed() -> None:
-    assert list(generate(_WithParameters(), [7], max_tokens=20, temperature=0, context_tokens=8, stop=0, seed=0)) == [8, 9]
+    assert list(
+        generate(
+            _WithParameters(), [7], max_tokens=20, temperature=0, context_tokens=8, stop=0, seed=0
+        )
+    ) == [8, 9]
     model = build_llama(TINY, 256, 0)
-    draws = [list(generate(model, [1], max_tokens=10, temperature=1.0, context_tokens=8, stop=0, seed=seed)) for seed in (0, 0, 1)]
+    draws = [
+        list(
+            generate(
+                model, [1], max_tokens=10, temperature=1.0, context_tokens=8, stop=0, seed=seed
+            )
+        )
+        for seed in (0, 0, 1)
+    ]
     assert draws[0] == draws[1] != draws[2]
 
 
@@ -101,7 +142,10 @@ class _WithParameters(Oracle):
     ("settings", "message"),
     [
         ({"num_layers": -1}, "model.num_layers must be >= 0"),
-        ({"hidden_size": 30, "num_heads": 4}, "model.hidden_size must be a multiple of 2 x model.num_heads = 8, got 30"),
+        (
+            {"hidden_size": 30, "num_heads": 4},
+            "model.hidden_size must be a multiple of 2 x model.num_heads = 8, got 30",
+        ),
         ({"num_kv_heads": 3}, "model.num_kv_heads must divide model.num_heads = 4, got 3"),
     ],
 )
@@ -110,12 +154,41 @@ def test_refusals(settings: dict[str, int], message: str) -> None:
         LlamaShape(**settings)
 
 
-def test_a_model_that_sees_what_it_predicts_is_refused(small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_model_that_sees_what_it_predicts_is_refused(
+    small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """BERT reads in both directions unless it is told not to."""
-    sizes = "hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64"
-    own = [word for index, word in enumerate(small) if not (word.startswith("--model.") or small[index - 1].startswith("--model."))]
-    bert = ["--model.source", "transformers", "--model.name", "bert", "--model.pretrained", "false", "--run.tokens", "2000"]
+    sizes = (
+        "hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64"
+    )
+    own = [
+        word
+        for index, word in enumerate(small)
+        if not (word.startswith("--model.") or small[index - 1].startswith("--model."))
+    ]
+    bert = [
+        "--model.source",
+        "transformers",
+        "--model.name",
+        "bert",
+        "--model.pretrained",
+        "false",
+        "--run.tokens",
+        "2000",
+    ]
     assert main(["train", "single", *own, *bert, "--model.overrides", f"{{ {sizes} }}"]) == 2
     assert "the model sees the tokens that it is to predict" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-    assert main(["train", "single", *own, *bert, "--model.overrides", f"{{ {sizes}, is_decoder = true }}"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "single",
+                *own,
+                *bert,
+                "--model.overrides",
+                f"{{ {sizes}, is_decoder = true }}",
+            ]
+        )
+        == 0
+    )

@@ -1,11 +1,10 @@
-"""AdLoCo (arXiv 2508.18182, algorithm 1): rounds of inner steps with adaptive batches, an outer step
-per trainer, and merges. `AdLoCo.round` is the algorithm.
+"""AdLoCo (arXiv 2508.18182, algorithm 1): rounds of inner steps with adaptive batches, an outer
+step per trainer, and merges. `AdLoCo.round` is the algorithm.
 
 With one trainer and a constant batch this is DiLoCo; with a plain mean as the outer step, LocalSGD;
 with one worker, plain training.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event
@@ -13,21 +12,25 @@ from typing import Any
 
 from torch import nn
 
-from adloco.algorithms.dropout import uses_dropout
+from adloco.algorithms.building import build_workers, check_sections
 from adloco.algorithms.evaluation import Share, evaluate
 from adloco.algorithms.merging import Merging, apply_merge
 from adloco.algorithms.method import Batching, Execution, Method, Problem
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizers import InnerFactory, check_shards
 from adloco.algorithms.outer_sync import OuterSync, Syncing
-from adloco.algorithms.planning import Planner, agreed_pass_limit, check_groups
-from adloco.algorithms.reports import RoundReport, TrainerReport, WorkerRound, report_round, report_trainer
+from adloco.algorithms.planning import Planner, agreed_pass_limit
+from adloco.algorithms.reports import (
+    RoundReport,
+    TrainerReport,
+    WorkerRound,
+    report_round,
+    report_trainer,
+)
 from adloco.algorithms.trainer import Trainer
-from adloco.algorithms.worker import InnerSettings, RoundTask, Worker
+from adloco.algorithms.worker import RoundTask
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.compressed import keeps_residuals
 from adloco.distributed.comm.metered import SyncMeter
-from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.one_process import OneProcess, Placement
 from adloco.distributed.traffic import Bytes, num_bytes
@@ -78,25 +81,37 @@ class AdLoCo:
         self._merging = merging or Merging()
         self._syncing = syncing
         execution = execution or Execution()
-        self._check(problem, learning_rate)
+        check_sections(problem, method, self._batching, learning_rate, self.placement)
         self._planner = Planner(
             batching=self._batching,
             learning_rate=learning_rate,
             tokens_per_sample=problem.tokens_per_sample,
             ranks=self.placement.ranks_per_worker,
         )
-        workers = self._build_workers(problem, inner, execution)
-        first = next(iter(workers.values()))
+        self.workers = build_workers(
+            problem,
+            method,
+            inner=inner,
+            syncing=syncing,
+            batching=self._batching,
+            execution=execution,
+            placement=self.placement,
+        )
+        """Those that live in this process, by id."""
+        first = next(iter(self.workers.values()))
         self.num_parameters = sum(parameter.numel() for parameter in first.replica.params)
         self._model, self._first_rate = first.model, first.base_rates[0][0]
         self._model_bytes = num_bytes(first.replica.params)
         self._fragments = syncing.streaming.cut(layers(first.model), method.sync_every)
-        self.workers = workers
-        """Those that live in this process, by id."""
         each = method.workers_per_trainer
-        self.trainers = {trainer: self._new_trainer(trainer, range(trainer * each, (trainer + 1) * each)) for trainer in range(method.num_trainers)}
+        self.trainers = {
+            trainer: self._new_trainer(trainer, range(trainer * each, (trainer + 1) * each))
+            for trainer in range(method.num_trainers)
+        }
         """The living ones, by id."""
-        outers = [trainer.outer.optimizer for trainer in self.trainers.values() if trainer.outer.optimizer]
+        outers = [
+            trainer.outer.optimizer for trainer in self.trainers.values() if trainer.outer.optimizer
+        ]
         check_shards([*first.optimizers, *outers], self.placement.shards)
         self.rounds_done = self.samples = self.inner_steps = self.syncs = 0
         self.speeds: dict[int, float] = {}
@@ -123,7 +138,9 @@ class AdLoCo:
                 return
             yield report
 
-    def round(self, inner_steps: int | None = None, phase: Phase = nullcontext, *, last: bool = False) -> RoundReport | None:
+    def round(
+        self, inner_steps: int | None = None, phase: Phase = nullcontext, *, last: bool = False
+    ) -> RoundReport | None:
         """One round of algorithm 1, or what is left of it: None if `stop` was called.
 
         Args:
@@ -137,7 +154,11 @@ class AdLoCo:
         for event in self._syncing.streaming.events(self.round_steps)[self._events_done :]:
             with phase("inner_steps"):
                 # Nobody stops while a fragment is in flight: a state to resume from has none.
-                self._train(tasks, until=event.step, halted=None if event.kind == "receive" else self._halted)
+                self._train(
+                    tasks,
+                    until=event.step,
+                    halted=None if event.kind == "receive" else self._halted,
+                )
             with phase("sync"), self._meter.exposed():
                 if event.kind != "receive" and self._stopped():
                     return None
@@ -171,7 +192,9 @@ class AdLoCo:
     @property
     def samples_so_far(self) -> int:
         """Samples trained on, with those of the round in progress of the workers in this process."""
-        return self.samples + (sum(worker.round_samples for worker in self.workers.values()) if self.in_round else 0)
+        return self.samples + (
+            sum(worker.round_samples for worker in self.workers.values()) if self.in_round else 0
+        )
 
     def average_replicas(self) -> None:
         """Make the workers' mean each trainer's model, where syncs have left workers diverged.
@@ -190,8 +213,14 @@ class AdLoCo:
         Training goes on from it: copy it before you change it.
         """
         require(not self.in_round, "a round is in progress, and workers differ; ask between rounds")
-        require(not self._diverged, "syncs have left the workers diverged; call average_replicas() first")
-        require(trainer in self.trainers, f"there is no trainer {trainer}; living ones are {sorted(self.trainers)}")
+        require(
+            not self._diverged,
+            "syncs have left the workers diverged; call average_replicas() first",
+        )
+        require(
+            trainer in self.trainers,
+            f"there is no trainer {trainer}; living ones are {sorted(self.trainers)}",
+        )
         return self.workers[self.trainers[trainer].worker_ids[0]].model
 
     def evaluate(self, share: Share) -> dict[int, list[float]]:
@@ -199,7 +228,9 @@ class AdLoCo:
 
         The work is shared among the trainer's workers.
         """
-        require(not self.in_round, "a round is in progress, and workers differ; evaluate between rounds")
+        require(
+            not self.in_round, "a round is in progress, and workers differ; evaluate between rounds"
+        )
         return evaluate(self.trainers, self.workers, self.placement, share, diverged=self._diverged)
 
     def state_dict(self) -> dict[str, Any]:
@@ -207,9 +238,16 @@ class AdLoCo:
 
         Called on all ranks; complete on rank 0. Tensors are the live ones.
         """
-        kept = [trainer for trainer in self.trainers.values() if self.placement.local(trainer.worker_ids[:1])]
+        kept = [
+            trainer
+            for trainer in self.trainers.values()
+            if self.placement.local(trainer.worker_ids[:1])
+        ]
         with_params = self.in_round or self._diverged
-        workers = [(str(worker.id), worker.state_dict(with_params=with_params)) for worker in self.workers.values()]
+        workers = [
+            (str(worker.id), worker.state_dict(with_params=with_params))
+            for worker in self.workers.values()
+        ]
         return {
             "rounds_done": self.rounds_done,
             "samples": self.samples,
@@ -221,7 +259,9 @@ class AdLoCo:
             "pass_limit": self.pass_limit,
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "bytes": list(self._bytes_handed()),
-            "trainers": self.placement.collect(self.placement.whole([trainer.state_dict() for trainer in kept])),
+            "trainers": self.placement.collect(
+                self.placement.whole([trainer.state_dict() for trainer in kept])
+            ),
             "workers": dict(self.placement.collect(self.placement.whole(workers))),
         }
 
@@ -240,14 +280,15 @@ class AdLoCo:
         workers = {int(worker): saved for worker, saved in state["workers"].items()}
         self._last_samples = {worker: saved["round_samples"] for worker, saved in workers.items()}
         saved_trainers = sorted(state["trainers"], key=lambda saved: int(saved["trainer"]))
-        self.trainers = {int(saved["trainer"]): self._new_trainer(int(saved["trainer"]), range(0)) for saved in saved_trainers}
+        self.trainers = {
+            int(saved["trainer"]): self._new_trainer(int(saved["trainer"]), range(0))
+            for saved in saved_trainers
+        }
         for trainer, saved in zip(self.trainers.values(), saved_trainers, strict=True):
             trainer.load_state_dict(saved)
             trainer.outer.broadcast_all(self._replicas(trainer))
         for worker in self.workers.values():
             worker.load_state_dict(workers[worker.id])
-
-    # ---- The steps of a round -------------------------------------------------------------------
 
     def _begin_round(self, inner_steps: int) -> None:
         self.round_steps, self._events_done = inner_steps, 0
@@ -273,7 +314,11 @@ class AdLoCo:
         try:
             # All of them, also those that are there already: how many run at once must not change
             # how they compute.
-            self.placement.map(lambda worker: worker.advance(tasks[worker.id], until, stop), list(self.workers.values()), on_failure=stop.set)
+            self.placement.map(
+                lambda worker: worker.advance(tasks[worker.id], until, stop),
+                list(self.workers.values()),
+                on_failure=stop.set,
+            )
         except BaseException:
             stop.clear()
             raise
@@ -288,7 +333,9 @@ class AdLoCo:
         return stopped
 
     def _count_sync(self) -> None:
-        for worker, stats in zip(self.workers.values(), self._meter.take(list(self.workers)), strict=True):
+        for worker, stats in zip(
+            self.workers.values(), self._meter.take(list(self.workers)), strict=True
+        ):
             worker.count_sync(stats)
 
     def _end_round(self, tasks: Tasks) -> dict[int, WorkerRound]:
@@ -298,7 +345,12 @@ class AdLoCo:
             trainer.outer.average_buffers(replicas, weights, comm)
         longest = max(worker.busy_seconds for worker in self.workers.values())
         turns = max(1.0, self._training_seconds / max(longest, 1e-9))
-        rows = self.placement.gather({worker.id: WorkerRound.of(worker, turns).to_numbers() for worker in self.workers.values()})
+        rows = self.placement.gather(
+            {
+                worker.id: WorkerRound.of(worker, turns).to_numbers()
+                for worker in self.workers.values()
+            }
+        )
         done = {worker: WorkerRound.from_numbers(row) for worker, row in rows.items()}
         self._last_samples = {worker: row.samples for worker, row in done.items()}
         self.rounds_done += 1
@@ -307,29 +359,54 @@ class AdLoCo:
         sizes = [len(trainer.worker_ids) for trainer in self.trainers.values()]
         self.syncs += any(size > 1 for size in sizes)
         self._diverged = any(self._syncing.diverges(size) for size in sizes)
-        self.speeds = self._batching.shares.update(self.speeds, {worker: row.samples / row.turn_seconds for worker, row in done.items()})
+        self.speeds = self._batching.shares.update(
+            self.speeds, {worker: row.samples / row.turn_seconds for worker, row in done.items()}
+        )
         self.round_steps = 0
         return done
 
-    def _request_batches(self, tasks: Tasks, done: Mapping[int, WorkerRound]) -> list[TrainerReport]:
+    def _request_batches(
+        self, tasks: Tasks, done: Mapping[int, WorkerRound]
+    ) -> list[TrainerReport]:
         """Pool each trainer's gradient statistics and let the batch rule set its next request."""
         reports = []
         for trainer in self.trainers.values():
             mine = [done[worker] for worker in trainer.worker_ids]
             requested = trainer.requested_batch
-            trainer.update_batch([row.moments for row in mine], int(sum(row.samples for row in mine)))
-            reports.append(report_trainer(trainer, requested, [tasks[worker] for worker in trainer.worker_ids], mine, self._first_rate))
+            trainer.update_batch(
+                [row.moments for row in mine], int(sum(row.samples for row in mine))
+            )
+            reports.append(
+                report_trainer(
+                    trainer,
+                    requested,
+                    [tasks[worker] for worker in trainer.worker_ids],
+                    mine,
+                    self._first_rate,
+                )
+            )
         return reports
 
     def _merge_trainers(self, last: bool) -> Merge | None:
-        merge = self._merging.policy.decide(self.rounds_done, {trainer.id: trainer.requested_batch for trainer in self.trainers.values()})
+        merge = self._merging.policy.decide(
+            self.rounds_done,
+            {trainer.id: trainer.requested_batch for trainer in self.trainers.values()},
+        )
         if merge or last:
             self.average_replicas()
         if merge:
-            self.trainers = apply_merge(merge, self.trainers, self.workers, self._merging.fates, self.placement)
+            self.trainers = apply_merge(
+                merge, self.trainers, self.workers, self._merging.fates, self.placement
+            )
         return merge
 
-    def _report(self, tasks: Tasks, done: Mapping[int, WorkerRound], trainers: Sequence[TrainerReport], merge: Merge | None) -> RoundReport:
+    def _report(
+        self,
+        tasks: Tasks,
+        done: Mapping[int, WorkerRound],
+        trainers: Sequence[TrainerReport],
+        merge: Merge | None,
+    ) -> RoundReport:
         return report_round(
             tasks,
             done,
@@ -345,13 +422,20 @@ class AdLoCo:
             placement=self.placement,
         )
 
-    def _synced(self, samples: Mapping[int, float]) -> Iterator[tuple[Trainer, list[Replica], list[float], Comm]]:
-        """Each trainer with local workers: their replicas, their weights, and all its workers' comm.
+    def _synced(
+        self, samples: Mapping[int, float]
+    ) -> Iterator[tuple[Trainer, list[Replica], list[float], Comm]]:
+        """Each trainer with local workers: their replicas, their weights, and all its workers'
+        comm.
 
         samples: Of every worker of the run, as weights.
+
         """
         # On all ranks, and before any is used: process groups may be made.
-        comms = {trainer.id: self.placement.comm(trainer.worker_ids) for trainer in self.trainers.values()}
+        comms = {
+            trainer.id: self.placement.comm(trainer.worker_ids)
+            for trainer in self.trainers.values()
+        }
         for trainer in self.trainers.values():
             here = self.placement.local(trainer.worker_ids)
             if here:
@@ -367,52 +451,6 @@ class AdLoCo:
     def _bytes_handed(self) -> Bytes:
         """Since the run began."""
         return self.placement.bytes_handed() - self._bytes_before
-
-    # ---- Building a run -------------------------------------------------------------------------
-
-    def _check(self, problem: Problem, learning_rate: LearningRate | None) -> None:
-        rule, switch, workers = self._batching.rule, self._batching.switch, self.method.num_workers
-        require(
-            problem.data.num_streams >= workers,
-            f"data has {problem.data.num_streams} streams, but there are {workers} workers",
-        )
-        whole = self.placement.shards == 1
-        require(
-            whole or rule.inner_products is None,
-            "inner-product tests need whole gradients; use the norm test, or one shard per worker",
-        )
-        check_groups(rule, switch, self._batching.test.groups, self.placement.ranks_per_worker)
-        scheduled = learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
-        require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
-
-    def _build_workers(self, problem: Problem, inner: InnerFactory, execution: Execution) -> dict[int, Worker]:
-        """The workers of this process, all with rank 0's parameters: averages of models from
-        different starts mean nothing.
-        """
-        model = problem.build_model()
-        if problem.fill is None:
-            self.placement.broadcast_model(model)
-        require(
-            not (execution.compile and uses_dropout(model)),
-            "a compiled model cannot draw dropout for each worker; set compile False or dropout 0",
-        )
-        require(bool(trainable(model)), "build_model returned a model without trainable parameters")
-        settings = InnerSettings(
-            problem=problem,
-            max_grad_norm=self.method.max_grad_norm,
-            rule=self._batching.rule,
-            test=self._batching.test,
-            execution=execution,
-            device=self.placement.device,
-            with_residuals=keeps_residuals(self._syncing.codec),
-            on_host=self._syncing.memory.on_host,
-        )
-        here = self.placement.local(range(self.method.num_workers))
-        copies = [model, *(copy.deepcopy(model) for _ in here[1:])]
-        return {
-            worker: Worker(worker, own, inner, settings, self.placement.engine(own, execution.compile, problem.fill))
-            for worker, own in zip(here, copies, strict=True)
-        }
 
     def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
         replica = Replica.of(self._model, with_residuals=False, on_host=False)

@@ -1,5 +1,5 @@
-"""DiLoCo (arXiv 2311.08105) in a training loop of one's own: the outer step, called after each inner
-optimizer step.
+"""DiLoCo (arXiv 2311.08105) in a training loop of one's own: the outer step, called after each
+inner optimizer step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,14 +58,29 @@ class DiLoCo:
         self.placement = placement or OneProcess()
         self.num_workers = num_workers or len(self.models)
         self._here = self.placement.local(range(self.num_workers))
-        require(len(self.models) == len(self._here), f"models must be one for each of the {len(self._here)} workers here, got {len(self.models)}")
-        self._syncing = Syncing(outer=outer, codec=wire, streaming=streaming or Streaming(), memory=memory or OuterMemory())
+        require(
+            len(self.models) == len(self._here),
+            f"models must be one for each of the {len(self._here)} workers here, got {len(self.models)}",
+        )
+        self._syncing = Syncing(
+            outer=outer,
+            codec=wire,
+            streaming=streaming or Streaming(),
+            memory=memory or OuterMemory(),
+        )
         fragments = self._syncing.streaming.cut(layers(self.models[0]), sync_every)
         self._comm = self.placement.comm(range(self.num_workers))
-        start = self._comm.broadcast(all_tensors(self.models[0]), source=0, receivers=range(1, self.num_workers))
+        start = self._comm.broadcast(
+            all_tensors(self.models[0]), source=0, receivers=range(1, self.num_workers)
+        )
         for model in self.models:
             copy_all(start, all_tensors(model))
-        self._replicas = [Replica.of(model, with_residuals=keeps_residuals(wire), on_host=self._syncing.memory.on_host) for model in self.models]
+        self._replicas = [
+            Replica.of(
+                model, with_residuals=keeps_residuals(wire), on_host=self._syncing.memory.on_host
+            )
+            for model in self.models
+        ]
         self._outer = OuterSync(self._replicas[0], self._syncing, fragments)
         self._samples = [[0.0] * len(self.models) for _ in [*fragments, "round"]]
         """Of each model since each fragment was sent, and last since the round began."""
@@ -81,8 +96,14 @@ class DiLoCo:
             Equal by default; given on all ranks or on none.
         """
         counts = [1.0] * len(self.models) if samples is None else samples
-        require(len(counts) == len(self.models), f"samples must have one number for each of {len(self.models)} models, got {len(counts)}")
-        self._samples = [[before + count for before, count in zip(own, counts, strict=True)] for own in self._samples]
+        require(
+            len(counts) == len(self.models),
+            f"samples must have one number for each of {len(self.models)} models, got {len(counts)}",
+        )
+        self._samples = [
+            [before + count for before, count in zip(own, counts, strict=True)]
+            for own in self._samples
+        ]
         self._counted = self._counted or samples is not None
         self._inner_steps += 1
         now = (self._inner_steps - 1) % self.sync_every + 1
@@ -98,18 +119,23 @@ class DiLoCo:
         return True
 
     def average_replicas(self) -> None:
-        """Make the replicas' mean the model of all, where syncs leave them diverged at a round's end.
+        """Make the replicas' mean the model of all, where syncs leave them diverged at a round's
+        end.
 
         Called on all ranks, after a step that returned True. Weights are the samples of the round:
         what a replica without any has not sent is dropped.
+
         """
-        require(self._inner_steps % self.sync_every == 0, "a round is in progress; average replicas after a step that returned True")
+        require(
+            self._inner_steps % self.sync_every == 0,
+            "a round is in progress; average replicas after a step that returned True",
+        )
         if self._syncing.diverges(self.num_workers) and self._inner_steps > 0:
             self._outer.average_replicas(self._replicas, self._round_weights, self._comm)
 
     def state_dict(self) -> dict[str, Any]:
-        """The outer step's state; models and inner optimizers are yours to save. Called on all ranks
-        after the same step.
+        """The outer step's state; models and inner optimizers are yours to save. Called on all
+        ranks after the same step.
         """
         self._outer.step()  # What is in flight arrives here, and at the workers when it would have.
         return {
@@ -127,7 +153,11 @@ class DiLoCo:
         self._outer.load_state_dict(state["outer"])
         for replica, saved in zip(self._replicas, state["residuals"], strict=True):
             copy_all(saved, replica.residuals)
-        self._samples, self._counted, self._inner_steps = list(state["samples"]), state["counted"], state["inner_steps"]
+        self._samples, self._counted, self._inner_steps = (
+            list(state["samples"]),
+            state["counted"],
+            state["inner_steps"],
+        )
         self._round_weights = list(state["round_weights"])
 
     def _require_finite(self) -> None:
@@ -139,7 +169,9 @@ class DiLoCo:
         counts, self._samples[which] = self._samples[which], [0.0] * len(self.models)
         if not self._counted:
             return [1 / self.num_workers] * len(self.models)
-        everyone = self.placement.gather({worker: [count] for worker, count in zip(self._here, counts, strict=True)})
+        everyone = self.placement.gather(
+            {worker: [count] for worker, count in zip(self._here, counts, strict=True)}
+        )
         total = sum(count for (count,) in everyone.values())
         require(total > 0, "samples must not be 0 on every worker for all steps of a round")
         return [count / total for count in counts]

@@ -1,7 +1,9 @@
-"""Dropout that draws from a generator of each worker's own, seeded for each micro-batch by the stream and the position of its first sample.
+"""Dropout that draws from a generator of each worker's own, seeded for each micro-batch by the
+stream and the position of its first sample.
 
-So nothing needs saving for a resumed run to draw alike, workers of one process do not disturb one another, and a second pass over the same samples
-(inner products, recomputed activations) sees the same masks. Draws other than dropout's come from torch's global generator.
+So nothing needs saving for a resumed run to draw alike, workers of one process do not disturb one
+another, and a second pass over the same samples (inner products, recomputed activations) sees the
+same masks. Draws other than dropout's come from torch's global generator.
 """
 
 import hashlib
@@ -36,12 +38,18 @@ class OwnDropout(TorchFunctionMode):
         _open.reset(self._token)
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func is functional.dropout:
             return self._dropout(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention and (kwargs.get("dropout_p", 0.0) or (len(args) > 4 and args[4])):
+        if func is functional.scaled_dot_product_attention and (
+            kwargs.get("dropout_p", 0.0) or (len(args) > 4 and args[4])
+        ):
             return self._attention(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -49,7 +57,9 @@ class OwnDropout(TorchFunctionMode):
         """One that draws what this one is going to draw."""
         return OwnDropout(self._generator.clone_state())
 
-    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    def _dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
         if not training or p == 0:
             return input
         if p == 1:
@@ -58,17 +68,35 @@ class OwnDropout(TorchFunctionMode):
         return input.mul_(kept) if inplace else input * kept
 
     def _attention(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-        scale: float | None = None, enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
         """The fused operator takes no generator."""
         if enable_gqa:
-            key, value = (tensor.repeat_interleave(query.size(-3) // tensor.size(-3), -3) for tensor in (key, value))
-        scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.size(-1)) if scale is None else scale)
+            key, value = (
+                tensor.repeat_interleave(query.size(-3) // tensor.size(-3), -3)
+                for tensor in (key, value)
+            )
+        scores = (
+            query
+            @ key.transpose(-2, -1)
+            * (1 / math.sqrt(query.size(-1)) if scale is None else scale)
+        )
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+            scores = (
+                scores.masked_fill(~attn_mask, -math.inf)
+                if attn_mask.dtype == torch.bool
+                else scores + attn_mask
+            )
         # A query that may attend to nothing (padding) gets zeros, as from the fused operator.
         weights = scores.softmax(-1).masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
         return self._dropout(weights, dropout_p) @ value
@@ -80,13 +108,20 @@ def own_dropout(seed: int, stream: int, position: int, device: torch.device) -> 
 
 
 def uses_dropout(model: nn.Module) -> bool:
-    """Whether any module of the model drops anything: as a dropout module, or by a rate of its own whose name says so."""
+    """Whether any module of the model drops anything: as a dropout module, or by a rate of its own
+    whose name says so.
+    """
     named = [(name, value) for module in model.modules() for name, value in vars(module).items()]
-    return any(isinstance(value, float) and value > 0 and (name == "p" or "drop" in name) for name, value in named)
+    return any(
+        isinstance(value, float) and value > 0 and (name == "p" or "drop" in name)
+        for name, value in named
+    )
 
 
 def recomputed_alike() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Contexts for activation checkpointing (`context_fn`): what is computed again draws what it drew the first time."""
+    """Contexts for activation checkpointing (`context_fn`): what is computed again draws what it
+    drew the first time.
+    """
     draws = _open.get()
     return nullcontext(), draws.again() if draws else nullcontext()
 

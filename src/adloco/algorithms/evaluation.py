@@ -1,4 +1,6 @@
-"""Evaluating trainers' global parameters, the work shared among the workers that stand at them and their ranks."""
+"""Evaluating trainers' global parameters, the work shared among the workers that stand at them and
+their ranks.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -11,14 +13,20 @@ from adloco.algorithms.worker import Worker
 from adloco.distributed.placement.one_process import Placement
 
 Share = Callable[[nn.Module, int, int], Sequence[float]]
-"""(model, part, parts) -> sums of one or more quantities, and last the count, over the part-th of `parts` shares of the evaluation set.
+"""(model, part, parts) -> sums of one or more quantities, and last the count, over the part-th of
+`parts` shares of the evaluation set.
 
 It must call the model as often for each part: a sharded one takes all ranks of its island.
 """
 
 
 def evaluate(
-    trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement, share: Share, *, diverged: bool
+    trainers: Mapping[int, Trainer],
+    workers: Mapping[int, Worker],
+    placement: Placement,
+    share: Share,
+    *,
+    diverged: bool,
 ) -> dict[int, list[float]]:
     """Means of the quantities for each trainer.
 
@@ -26,21 +34,38 @@ def evaluate(
         workers: Those that live here.
         diverged: Whether their parameters differ from their trainer's global ones.
     """
-    places = {worker: (trainer, index) for trainer in trainers.values() for index, worker in enumerate(trainer.worker_ids)}
+    places = {
+        worker: (trainer, index)
+        for trainer in trainers.values()
+        for index, worker in enumerate(trainer.worker_ids)
+    }
     ranks = placement.ranks_per_worker
 
     def run(worker: Worker) -> list[float]:
         trainer, index = places[worker.id]
         outer = trainer.outer
-        swapped = worker.swapped_params(outer.global_params, outer.buffers) if diverged else nullcontext()
+        swapped = (
+            worker.swapped_params(outer.global_params, outer.buffers) if diverged else nullcontext()
+        )
         worker.model.eval()
         with swapped, torch.no_grad():
-            part = share(worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks)
+            part = share(
+                worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks
+            )
         worker.engine.after_evaluation()
         return worker.engine.sum(part)
 
     results = placement.map(run, list(workers.values()), on_failure=lambda: None)
     gathered = placement.gather(dict(zip(workers, results, strict=True)))
-    sums = {trainer.id: [gathered[worker] for worker in trainer.worker_ids] for trainer in trainers.values()}
-    totals = {trainer: [sum(column) for column in zip(*rows, strict=True)] for trainer, rows in sums.items()}
-    return {trainer: [total / count for total in quantities] for trainer, (*quantities, count) in totals.items()}
+    sums = {
+        trainer.id: [gathered[worker] for worker in trainer.worker_ids]
+        for trainer in trainers.values()
+    }
+    totals = {
+        trainer: [sum(column) for column in zip(*rows, strict=True)]
+        for trainer, rows in sums.items()
+    }
+    return {
+        trainer: [total / count for total in quantities]
+        for trainer, (*quantities, count) in totals.items()
+    }

@@ -1,8 +1,9 @@
-"""The statistics that a worker takes on a test step, while it computes the step's gradient (DESIGN section 4).
+"""The statistics that a worker takes on a test step, while it computes the step's gradient (DESIGN
+section 4).
 
 The batch is split into groups, the micro-batches of the step's plan. |g_j|^2 of each comes from
-hooks while gradients are accumulated. The inner-product tests need <g_j, gbar> as well, which
-takes a second pass once gbar is known; docs/method.md says what follows from them.
+hooks while gradients are accumulated. The inner-product tests need <g_j, gbar> as well, which takes
+a second pass once gbar is known; docs/method.md says what follows from them.
 """
 
 import contextlib
@@ -38,7 +39,9 @@ class MeasuredStep:
     """How Var<g_i, G> is estimated, if it is."""
 
     def backward(self) -> tuple[Tensor, Moments]:
-        """Losses of this rank's micro-batches, and the moments of all; leaves the step's gradients in `grad`."""
+        """Losses of this rank's micro-batches, and the moments of all; leaves the step's gradients
+        in `grad`.
+        """
         losses, norms_sq = [], self._zeros()
         even = self._sums() if self.inner_products == "unbiased" else []
         steps = self.passes(self.plan)

@@ -1,4 +1,6 @@
-"""Carrying out a merge: the fate of parameters, outer momentum, inner optimizer state, streams and batch (AdLoCo section 3.2; DESIGN section 4)."""
+"""Carrying out a merge: the fate of parameters, outer momentum, inner optimizer state, streams and
+batch (AdLoCo section 3.2; DESIGN section 4).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,19 +30,29 @@ class MergeFates:
     """What becomes of each thing that trainers own when they merge."""
 
     parameters: Literal["weighted", "uniform", "survivor"] = "weighted"
-    """weighted: mean of the merged trainers' parameters by requested batch; uniform: plain mean; survivor: the others' are dropped."""
+    """weighted: mean of the merged trainers' parameters by requested batch; uniform: plain mean;
+    survivor: the others' are dropped.
+    """
     outer_momentum: Literal["weighted", "survivor", "reset"] = "weighted"
     """weighted: mean by requested batch; survivor: the survivor's own; reset: as at the start."""
     inner_state: Literal["keep", "mean", "reset"] = "keep"
-    """Of the merged trainers' workers, what error feedback keeps included. keep: each its own; mean: by requested batch; reset: as at the start."""
+    """Of the merged trainers' workers, what error feedback keeps included. keep: each its own;
+    mean: by requested batch; reset: as at the start.
+    """
     streams: Literal["keep", "balance"] = "keep"
-    """keep: a worker takes its stream along; balance: the least-read streams go to the trainers with the largest requests."""
+    """keep: a worker takes its stream along; balance: the least-read streams go to the trainers
+    with the largest requests.
+    """
     requested_batch: Literal["survivor", "weighted", "sum"] = "survivor"
-    """survivor: the survivor's; weighted: mean by requested batch; sum. Never above batch.maximum."""
+    """survivor: the survivor's; weighted: mean by requested batch; sum. Never above batch.maximum.
+    """
 
     def __post_init__(self) -> None:
         for name, allowed in FATES.items():
-            require(getattr(self, name) in allowed, f"merge.{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {getattr(self, name)!r}")
+            require(
+                getattr(self, name) in allowed,
+                f"merge.{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {getattr(self, name)!r}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +64,17 @@ class Merging:
 
 
 def apply_merge(
-    merge: Merge, trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], fates: MergeFates, placement: Placement
+    merge: Merge,
+    trainers: Mapping[int, Trainer],
+    workers: Mapping[int, Worker],
+    fates: MergeFates,
+    placement: Placement,
 ) -> dict[int, Trainer]:
-    """The living trainers after the merge; workers of the absorbed serve others and stand at their parameters.
+    """The living trainers after the merge; workers of the absorbed serve others and stand at their
+    parameters.
 
     workers: those of all trainers that live in this process, at their trainers' global parameters.
+
     """
     members = [trainers[trainer] for trainer in sorted(merge.weights)]
     survivor = trainers[merge.survivor]
@@ -65,21 +83,46 @@ def apply_merge(
     _merge_inner_state(merge, members, workers, fates, placement)
     _merge_requests(merge, members, survivor, fates)
     living = {trainer: trainers[trainer] for trainer in trainers if trainer not in merge.absorbed}
-    _reassign(survivor, [trainers[trainer] for trainer in merge.absorbed], living, workers, fates, placement)
+    _reassign(
+        survivor,
+        [trainers[trainer] for trainer in merge.absorbed],
+        living,
+        workers,
+        fates,
+        placement,
+    )
     if fates.streams == "balance":
         _balance_streams(living, workers, placement)
     return living
 
 
-def _merge_parameters(merge: Merge, members: Sequence[Trainer], survivor: Trainer, fates: MergeFates, placement: Placement) -> None:
+def _merge_parameters(
+    merge: Merge,
+    members: Sequence[Trainer],
+    survivor: Trainer,
+    fates: MergeFates,
+    placement: Placement,
+) -> None:
     if fates.parameters == "survivor":
         return
-    weights = merge.weights if fates.parameters == "weighted" else dict.fromkeys(merge.weights, 1 / len(members))
+    weights = (
+        merge.weights
+        if fates.parameters == "weighted"
+        else dict.fromkeys(merge.weights, 1 / len(members))
+    )
     entries = {member.id: member.outer.parameters() for member in members}
-    _copy_if_taken_part(_mean_over_trainers(members, entries, weights, placement), entries[survivor.id])
+    _copy_if_taken_part(
+        _mean_over_trainers(members, entries, weights, placement), entries[survivor.id]
+    )
 
 
-def _merge_momentum(merge: Merge, members: Sequence[Trainer], survivor: Trainer, fates: MergeFates, placement: Placement) -> None:
+def _merge_momentum(
+    merge: Merge,
+    members: Sequence[Trainer],
+    survivor: Trainer,
+    fates: MergeFates,
+    placement: Placement,
+) -> None:
     if survivor.outer.optimizer is None or fates.outer_momentum == "survivor":
         return
     if fates.outer_momentum == "reset":
@@ -87,11 +130,15 @@ def _merge_momentum(merge: Merge, members: Sequence[Trainer], survivor: Trainer,
         return
     _share_momentum_shape(members, placement)
     entries = {member.id: member.outer.momentum() for member in members}
-    _copy_if_taken_part(_mean_over_trainers(members, entries, merge.weights, placement), entries[survivor.id])
+    _copy_if_taken_part(
+        _mean_over_trainers(members, entries, merge.weights, placement), entries[survivor.id]
+    )
 
 
 def _share_momentum_shape(members: Sequence[Trainer], placement: Placement) -> None:
-    """Where a trainer has never stepped, because its workers lived elsewhere, give it the state of one that has, to be overwritten."""
+    """Where a trainer has never stepped, because its workers lived elsewhere, give it the state of
+    one that has, to be overwritten.
+    """
     here = next((member for member in members if placement.local(member.worker_ids)), None)
     for member in members:
         if here is not None and not member.outer.momentum():
@@ -105,15 +152,34 @@ def _copy_if_taken_part(means: Sequence[torch.Tensor], targets: Sequence[torch.T
 
 
 def _mean_over_trainers(
-    members: Sequence[Trainer], entries: Mapping[int, Sequence[torch.Tensor]], weights: Mapping[int, float], placement: Placement
+    members: Sequence[Trainer],
+    entries: Mapping[int, Sequence[torch.Tensor]],
+    weights: Mapping[int, float],
+    placement: Placement,
 ) -> list[torch.Tensor]:
-    """Mean over all workers of the merged trainers of what each one's trainer holds, so that every worker ends with the result."""
-    per_worker: PerWorker = [entries[member.id] for member in members for _ in placement.local(member.worker_ids)]
-    per_worker_weights = [weights[member.id] / len(member.worker_ids) for member in members for _ in placement.local(member.worker_ids)]
-    return placement.comm([worker for member in members for worker in member.worker_ids]).mean(per_worker, per_worker_weights)
+    """Mean over all workers of the merged trainers of what each one's trainer holds, so that every
+    worker ends with the result.
+    """
+    per_worker: PerWorker = [
+        entries[member.id] for member in members for _ in placement.local(member.worker_ids)
+    ]
+    per_worker_weights = [
+        weights[member.id] / len(member.worker_ids)
+        for member in members
+        for _ in placement.local(member.worker_ids)
+    ]
+    return placement.comm([worker for member in members for worker in member.worker_ids]).mean(
+        per_worker, per_worker_weights
+    )
 
 
-def _merge_inner_state(merge: Merge, members: Sequence[Trainer], workers: Mapping[int, Worker], fates: MergeFates, placement: Placement) -> None:
+def _merge_inner_state(
+    merge: Merge,
+    members: Sequence[Trainer],
+    workers: Mapping[int, Worker],
+    fates: MergeFates,
+    placement: Placement,
+) -> None:
     if fates.inner_state == "keep":
         return
     local = {worker: member for member in members for worker in placement.local(member.worker_ids)}
@@ -125,18 +191,37 @@ def _merge_inner_state(merge: Merge, members: Sequence[Trainer], workers: Mappin
                 residual.zero_()
         return
     # Residuals in the parameters were averaged with them before the merge.
-    unsent = {worker: [] if member.outer.syncing.residual_in_params else workers[worker].replica.residuals for worker, member in local.items()}
-    states = [[*(tensor for optimizer in workers[worker].optimizers for tensor in optimizer_tensors(optimizer)), *unsent[worker]] for worker in local]
+    unsent = {
+        worker: [] if member.outer.syncing.residual_in_params else workers[worker].replica.residuals
+        for worker, member in local.items()
+    }
+    states = [
+        [
+            *(
+                tensor
+                for optimizer in workers[worker].optimizers
+                for tensor in optimizer_tensors(optimizer)
+            ),
+            *unsent[worker],
+        ]
+        for worker in local
+    ]
     weights = [merge.weights[member.id] / len(member.worker_ids) for member in local.values()]
-    means = placement.comm([worker for member in members for worker in member.worker_ids]).mean(states, weights)
+    means = placement.comm([worker for member in members for worker in member.worker_ids]).mean(
+        states, weights
+    )
     for state in states:
         copy_all(means, state)
 
 
-def _merge_requests(merge: Merge, members: Sequence[Trainer], survivor: Trainer, fates: MergeFates) -> None:
+def _merge_requests(
+    merge: Merge, members: Sequence[Trainer], survivor: Trainer, fates: MergeFates
+) -> None:
     wanted = {
         "survivor": survivor.requested_batch,
-        "weighted": round(sum(merge.weights[member.id] * member.requested_batch for member in members)),
+        "weighted": round(
+            sum(merge.weights[member.id] * member.requested_batch for member in members)
+        ),
         "sum": sum(member.requested_batch for member in members),
     }[fates.requested_batch]
     survivor.controller.requested_batch = min(wanted, survivor.controller.guards.maximum)
@@ -156,15 +241,23 @@ def _reassign(
     counts = {trainer.id: len(trainer.worker_ids) for trainer in living.values()}
     homes = assign_workers(requests, counts, len(freed))
     for trainer in living.values():
-        newcomers = [worker for worker, home in zip(freed, homes, strict=True) if home == trainer.id]
+        newcomers = [
+            worker for worker, home in zip(freed, homes, strict=True) if home == trainer.id
+        ]
         source = trainer.worker_ids[0]
         if newcomers and (trainer is not survivor or fates.outer_momentum == "survivor"):
             _share_momentum_shape([*absorbed, trainer], placement)
         trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
         # All workers of merged trainers took part in the means, and hold these already.
-        lacking = _not_averaged(survivor, fates) if trainer is survivor else [*trainer.outer.parameters(), *trainer.outer.momentum()]
+        lacking = (
+            _not_averaged(survivor, fates)
+            if trainer is survivor
+            else [*trainer.outer.parameters(), *trainer.outer.momentum()]
+        )
         copy_all(placement.comm(trainer.worker_ids).broadcast(lacking, source, newcomers), lacking)
-        trainer.outer.broadcast_all([workers[worker].replica for worker in placement.local(trainer.worker_ids)])
+        trainer.outer.broadcast_all(
+            [workers[worker].replica for worker in placement.local(trainer.worker_ids)]
+        )
 
 
 def _not_averaged(survivor: Trainer, fates: MergeFates) -> list[torch.Tensor]:
@@ -172,10 +265,17 @@ def _not_averaged(survivor: Trainer, fates: MergeFates) -> list[torch.Tensor]:
     return [*parameters, *(survivor.outer.momentum() if fates.outer_momentum == "survivor" else [])]
 
 
-def _balance_streams(living: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement) -> None:
-    by_demand = sorted(living.values(), key=lambda trainer: (-trainer.requested_batch / len(trainer.worker_ids), trainer.id))
+def _balance_streams(
+    living: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement
+) -> None:
+    by_demand = sorted(
+        living.values(),
+        key=lambda trainer: (-trainer.requested_batch / len(trainer.worker_ids), trainer.id),
+    )
     readers = [worker for trainer in by_demand for worker in trainer.worker_ids]
-    read = placement.gather({worker.id: [worker.position, worker.stream] for worker in workers.values()})
+    read = placement.gather(
+        {worker.id: [worker.position, worker.stream] for worker in workers.values()}
+    )
     for reader, (position, stream) in zip(readers, sorted(read.values()), strict=True):
         if reader in workers:
             workers[reader].stream, workers[reader].position = int(stream), int(position)

@@ -71,7 +71,10 @@ class Method:
 
     def __post_init__(self) -> None:
         require(self.num_trainers >= 1, f"num_trainers must be >= 1, got {self.num_trainers}")
-        require(self.workers_per_trainer >= 1, f"workers_per_trainer must be >= 1, got {self.workers_per_trainer}")
+        require(
+            self.workers_per_trainer >= 1,
+            f"workers_per_trainer must be >= 1, got {self.workers_per_trainer}",
+        )
         require(self.sync_every >= 1, f"sync_every must be >= 1, got {self.sync_every}")
         require(self.max_grad_norm >= 0, f"max_grad_norm must be >= 0, got {self.max_grad_norm}")
 

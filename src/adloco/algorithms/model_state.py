@@ -30,7 +30,8 @@ class Replica:
     buffers: Sequence[Tensor]
     """The floating-point buffers of the model's state (running statistics), averaged at a sync."""
     residuals: Sequence[Tensor]
-    """With error feedback, what no sync has sent yet, like the parameters in float32; else empty."""
+    """With error feedback, what no sync has sent yet, like the parameters in float32; else empty.
+    """
 
     @staticmethod
     def of(model: nn.Module, *, with_residuals: bool, on_host: bool) -> "Replica":
@@ -44,7 +45,9 @@ class Replica:
             residuals=[zeros_like(parameter, torch.float32, to_host=on_host) for parameter in kept],
         )
 
-    def require_finite(self, where: str, add_up: Callable[[Sequence[float]], list[float]] = list) -> None:
+    def require_finite(
+        self, where: str, add_up: Callable[[Sequence[float]], list[float]] = list
+    ) -> None:
         """Raise NonFiniteLossError, with the parameter's name, unless all parameters are finite.
 
         Args:
@@ -55,14 +58,20 @@ class Replica:
             return
         norms_sq = add_up([squared_norm([parameter]) for parameter in self.params])
         limit = LARGEST**2 / len(norms_sq)
-        name = next(name for name, norm_sq in zip(self.names, norms_sq, strict=True) if not norm_sq < limit)
+        name = next(
+            name for name, norm_sq in zip(self.names, norms_sq, strict=True) if not norm_sq < limit
+        )
         raise NonFiniteLossError(f"parameter {name} is not finite in {where}; {ADVICE}")
 
 
 def averaged_buffers(model: nn.Module) -> list[Tensor]:
     """The floating-point buffers of the model's state (running statistics)."""
     names = model.state_dict().keys()
-    return [buffer for name, buffer in model.named_buffers() if name in names and buffer.is_floating_point()]
+    return [
+        buffer
+        for name, buffer in model.named_buffers()
+        if name in names and buffer.is_floating_point()
+    ]
 
 
 def counters(model: nn.Module) -> list[Tensor]:
@@ -70,7 +79,11 @@ def counters(model: nn.Module) -> list[Tensor]:
     and not averaged.
     """
     names = model.state_dict().keys()
-    return [buffer for name, buffer in model.named_buffers() if name in names and not buffer.is_floating_point()]
+    return [
+        buffer
+        for name, buffer in model.named_buffers()
+        if name in names and not buffer.is_floating_point()
+    ]
 
 
 def all_tensors(model: nn.Module) -> list[Tensor]:
@@ -82,7 +95,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """State tensors of an optimizer, in the order of its parameters and then of their names."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states = [optimizer.state.get(parameter, {}) for parameter in parameters]
-    return [state[key] for state in states for key in sorted(state) if isinstance(state[key], Tensor)]
+    return [
+        state[key] for state in states for key in sorted(state) if isinstance(state[key], Tensor)
+    ]
 
 
 @torch.no_grad()
@@ -99,12 +114,22 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def placed(value: Any, parameter: Tensor) -> Any:
-        return scattered(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value
+        return (
+            scattered(value, parameter)
+            if isinstance(value, Tensor) and value.shape == parameter.shape
+            else value
+        )
 
-    states = {index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()} for index, entry in saved["state"].items()}
+    states = {
+        index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()}
+        for index, entry in saved["state"].items()
+    }
     # How the step is computed belongs to the placement, not to the state: fused kernels know no
     # sharded tensors.
-    own = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
+    own = [
+        {key: group[key] for key in ("fused", "foreach") if key in group}
+        for group in optimizer.param_groups
+    ]
     groups = [{**group, **kept} for group, kept in zip(saved["param_groups"], own, strict=True)]
     # A copy, because torch would keep the given tensors.
     optimizer.load_state_dict(copy.deepcopy({**saved, "state": states, "param_groups": groups}))

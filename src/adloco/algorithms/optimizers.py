@@ -20,23 +20,37 @@ OuterFactory = Callable[[Sequence[Tensor]], Optimizer]
 
 
 ELEMENTWISE = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam,
-    torch.optim.RAdam, torch.optim.RMSprop, torch.optim.ASGD,
-)  # fmt: skip
-"""Optimizers whose update of an element needs nothing else of its tensor, so that they do the same on shards."""
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.ASGD,
+)
+"""Optimizers whose update of an element needs nothing else of its tensor, so that they do the same
+on shards.
+"""
 
 
 def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
     """Refuse what cannot be the same over several shards."""
     for optimizer in optimizers:
         known = f"{type(optimizer).__name__} is not known to work element by element, so {shards} shards might not train as one does"
-        advice = "use placement.shard_size 1 (replicas are no problem), or an optimizer such as AdamW"
+        advice = (
+            "use placement.shard_size 1 (replicas are no problem), or an optimizer such as AdamW"
+        )
         require(shards == 1 or type(optimizer) in ELEMENTWISE, f"{known}; {advice}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OuterOptimizer:
-    """The optimizer that applies the pseudo-gradient to a trainer's global parameters: any of torch.optim, by name."""
+    """The optimizer that applies the pseudo-gradient to a trainer's global parameters: any of
+    torch.optim, by name.
+    """
 
     optimizer: str = "SGD"
     """Name of a class in torch.optim."""
@@ -49,20 +63,29 @@ class OuterOptimizer:
         require(self.lr > 0, f"outer.lr must be > 0, got {self.lr}")
         kind = getattr(torch.optim, self.optimizer, None)
         known = isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
-        require(known, f"outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got {self.optimizer!r}")
+        require(
+            known,
+            f"outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got {self.optimizer!r}",
+        )
         parameters = [nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         try:
             self(parameters).step()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"outer.options do not fit torch.optim.{self.optimizer}, or it cannot serve outside: {error}") from error
+            raise ValueError(
+                f"outer.options do not fit torch.optim.{self.optimizer}, or it cannot serve outside: {error}"
+            ) from error
 
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:
         kind = getattr(torch.optim, self.optimizer)
         options = dict(self.options)
         chosen = {"fused", "foreach"} & options.keys()
-        if "fused" in inspect.signature(kind).parameters and not chosen and _fused_is_right(kind, parameters):
+        if (
+            "fused" in inspect.signature(kind).parameters
+            and not chosen
+            and _fused_is_right(kind, parameters)
+        ):
             # One pass over memory instead of one for each term: a sync is bound by memory where the
             # link is fast.
             options["fused"] = True
@@ -78,5 +101,8 @@ def _fused_is_right(kind: type[Optimizer], parameters: Sequence[Tensor]) -> bool
     """
     if any(map(is_sharded, parameters)):
         return False
-    half_on_cpu = any(tensor.device.type == "cpu" and tensor.dtype in (torch.float16, torch.bfloat16) for tensor in parameters)
+    half_on_cpu = any(
+        tensor.device.type == "cpu" and tensor.dtype in (torch.float16, torch.bfloat16)
+        for tensor in parameters
+    )
     return not (kind is torch.optim.SGD and half_on_cpu)

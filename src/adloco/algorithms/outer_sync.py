@@ -72,7 +72,9 @@ class Syncing:
 class OuterSync:
     """Global parameters as of the last sync, and the optimizer that moves them."""
 
-    def __init__(self, replica: Replica, syncing: Syncing, fragments: Sequence[Sequence[int]] | None = None) -> None:
+    def __init__(
+        self, replica: Replica, syncing: Syncing, fragments: Sequence[Sequence[int]] | None = None
+    ) -> None:
         """
         Args:
             replica: A worker at the starting point.
@@ -80,7 +82,10 @@ class OuterSync:
         """
         memory = syncing.memory
         self.global_params = [
-            nn.Parameter(copied(parameter, to_host=memory.on_host, dtype=memory.of(parameter.dtype))) for parameter in replica.params
+            nn.Parameter(
+                copied(parameter, to_host=memory.on_host, dtype=memory.of(parameter.dtype))
+            )
+            for parameter in replica.params
         ]
         self.buffers = [buffer.clone() for buffer in replica.buffers]
         self.optimizer = syncing.outer(self.global_params) if syncing.outer else None
@@ -88,7 +93,9 @@ class OuterSync:
         self.syncing = syncing
         self._in_flight: tuple[int, Work] | None = None
 
-    def sync(self, event: SyncEvent, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm) -> None:
+    def sync(
+        self, event: SyncEvent, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
+    ) -> None:
         """Do what the schedule has at this point: start a fragment's mean, finish it, or both.
 
         Args:
@@ -102,7 +109,15 @@ class OuterSync:
             self.step()
             self.broadcast(event.fragment, replicas)
 
-    def start(self, fragment: int, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm, *, overlapped: bool = False) -> None:
+    def start(
+        self,
+        fragment: int,
+        replicas: Sequence[Replica],
+        weights: Sequence[float],
+        comm: Comm,
+        *,
+        overlapped: bool = False,
+    ) -> None:
         """Start the mean of the workers' pseudo-gradients, global - worker, in the wire format.
 
         overlapped: Let the exchange go on while training does.
@@ -113,7 +128,9 @@ class OuterSync:
             # To the last bit: global - (global - worker) would be rounded.
             copy_all(per_worker[0], global_params)
             return
-        residuals = [self._pick(fragment, replica.residuals) for replica in replicas if replica.residuals]
+        residuals = [
+            self._pick(fragment, replica.residuals) for replica in replicas if replica.residuals
+        ]
         given = Contributions(
             per_worker=per_worker,
             weights=weights,
@@ -129,7 +146,9 @@ class OuterSync:
         if self._in_flight is None:
             return
         (fragment, work), self._in_flight = self._in_flight, None
-        for parameter, pseudo_gradient in zip(self._pick(fragment, self.global_params), work.wait(), strict=True):
+        for parameter, pseudo_gradient in zip(
+            self._pick(fragment, self.global_params), work.wait(), strict=True
+        ):
             parameter.grad = in_memory_of(pseudo_gradient, parameter).to(parameter.dtype)
             if self.optimizer is None:
                 parameter.sub_(parameter.grad)
@@ -154,20 +173,28 @@ class OuterSync:
                     start = start - local(replica.residuals[index]).to(worker.device)
                 worker.copy_(torch.lerp(worker.to(start.dtype), start, 1 - kept) if kept else start)
 
-    def average_buffers(self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm) -> None:
+    def average_buffers(
+        self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
+    ) -> None:
         """Set the local workers' buffers to the mean over all workers."""
         if self.buffers:
             copy_all(comm.mean([replica.buffers for replica in replicas], weights), self.buffers)
         for replica in replicas:
             copy_all(self.buffers, replica.buffers)
 
-    def average_replicas(self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm) -> None:
-        """Make the workers' mean the global parameters, and the workers' own, without an outer step.
+    def average_replicas(
+        self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
+    ) -> None:
+        """Make the workers' mean the global parameters, and the workers' own, without an outer
+        step.
 
         Brings workers together that streaming or residuals in the parameters have left apart.
+
         """
         for fragment in range(len(self.fragments)):
-            means = comm.mean([self._pick(fragment, replica.params) for replica in replicas], weights)
+            means = comm.mean(
+                [self._pick(fragment, replica.params) for replica in replicas], weights
+            )
             copy_all(means, self._pick(fragment, self.global_params))
         self.broadcast_all(replicas)
 
@@ -207,7 +234,10 @@ class OuterSync:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         before, now = state["feedback"], feedback(self.syncing.codec)
         advice = "give the same error_feedback and step_ahead"
-        require(before == now, f"error feedback was {before!r} when the state was saved and is {now!r} here; {advice}")
+        require(
+            before == now,
+            f"error feedback was {before!r} when the state was saved and is {now!r} here; {advice}",
+        )
         copy_all(state["params"], self.global_params)
         copy_all(state["buffers"], self.buffers)
         if self.optimizer:

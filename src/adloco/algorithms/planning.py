@@ -1,4 +1,6 @@
-"""What each worker does in the coming round: micro-batches from its trainer's request, and learning rates from the schedule."""
+"""What each worker does in the coming round: micro-batches from its trainer's request, and learning
+rates from the schedule.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -32,25 +34,56 @@ class Planner:
 
     def samples_per_inner_step(self, trainers: Trainers, speeds: Mapping[int, float]) -> int:
         """Samples that one inner step takes over all trainers."""
-        return sum(plan.worker_batch for trainer in trainers.values() for plan in self.plans(trainer, speeds).values())
+        return sum(
+            plan.worker_batch
+            for trainer in trainers.values()
+            for plan in self.plans(trainer, speeds).values()
+        )
 
     def tasks(
-        self, trainers: Trainers, speeds: Mapping[int, float], *, samples: int, steps_before: int, inner_steps: int, pass_limit: int
+        self,
+        trainers: Trainers,
+        speeds: Mapping[int, float],
+        *,
+        samples: int,
+        steps_before: int,
+        inner_steps: int,
+        pass_limit: int,
     ) -> dict[int, RoundTask]:
-        """By worker. samples, steps_before: trained on and done before this round; pass_limit: largest micro-batch since memory ran out, or 0."""
+        """By worker. samples, steps_before: trained on and done before this round; pass_limit:
+        largest micro-batch since memory ran out, or 0.
+        """
         step_tokens = self.samples_per_inner_step(trainers, speeds) * self.tokens_per_sample
         tasks: dict[int, RoundTask] = {}
         for trainer in trainers.values():
             plans = self.plans(trainer, speeds)
-            factor = self._lr_factor(samples * self.tokens_per_sample, step_tokens, sum(plan.worker_batch for plan in plans.values()))
+            factor = self._lr_factor(
+                samples * self.tokens_per_sample,
+                step_tokens,
+                sum(plan.worker_batch for plan in plans.values()),
+            )
             for worker, plan in plans.items():
                 own = plan.at_most(pass_limit) if pass_limit else plan
-                tasks[worker] = RoundTask(trainer=trainer.id, plan=own, inner_steps=inner_steps, first_step=steps_before, lr_factor=factor)
+                tasks[worker] = RoundTask(
+                    trainer=trainer.id,
+                    plan=own,
+                    inner_steps=inner_steps,
+                    first_step=steps_before,
+                    lr_factor=factor,
+                )
         return tasks
 
-    def _lr_factor(self, tokens_before: int, step_tokens: int, trainer_batch: int) -> Callable[[int], float] | None:
+    def _lr_factor(
+        self, tokens_before: int, step_tokens: int, trainer_batch: int
+    ) -> Callable[[int], float] | None:
         schedule = self.learning_rate
-        return None if schedule is None else lambda step: schedule.factor(tokens_before + (step + 1) * step_tokens, trainer_batch)
+        return (
+            None
+            if schedule is None
+            else lambda step: schedule.factor(
+                tokens_before + (step + 1) * step_tokens, trainer_batch
+            )
+        )
 
 
 def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: int) -> None:
@@ -71,7 +104,9 @@ def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: i
 
 
 def agreed_pass_limit(workers: Mapping[int, Worker], current: int, placement: Placement) -> int:
-    """The largest micro-batch from here on: smaller where a worker, on whatever rank, ran out of memory. 0: no limit."""
+    """The largest micro-batch from here on: smaller where a worker, on whatever rank, ran out of
+    memory. 0: no limit.
+    """
     if placement.any(any(worker.pass_limit for worker in workers.values())):
         rows = placement.gather({worker.id: [worker.pass_limit] for worker in workers.values()})
         limits = [current, *(int(limit) for (limit,) in rows.values())]

@@ -19,7 +19,9 @@ class WorkerRound:
 
     busy_seconds: float
     turn_seconds: float
-    """The same, times how often its rank's workers had to wait for one another's turn: 1 where all run at once."""
+    """The same, times how often its rank's workers had to wait for one another's turn: 1 where all
+    run at once.
+    """
     loss_sum: float
     """Over samples."""
     samples: float
@@ -70,9 +72,13 @@ class TrainerReport:
     trainer: int
     workers: int
     requested_batch: int
-    """In force in this round: samples per inner step over all its workers, before clipping at what fits."""
+    """In force in this round: samples per inner step over all its workers, before clipping at what
+    fits.
+    """
     worker_batch: int
-    """Samples per inner step of its first worker, which has the largest share unless shares go by speed."""
+    """Samples per inner step of its first worker, which has the largest share unless shares go by
+    speed.
+    """
     micro_batch: int
     """Of a rank, the largest."""
     accumulation_steps: int
@@ -96,9 +102,13 @@ class TrainerReport:
     learning_rate: float
     """Of the last inner step, in the first group of the inner optimizer."""
     cosine_similarity: float | None
-    """Of its workers' pseudo-gradients, as sent: mean over pairs, weighted by their norms; None for a worker alone."""
+    """Of its workers' pseudo-gradients, as sent: mean over pairs, weighted by their norms; None for
+    a worker alone.
+    """
     wire_error: float | None
-    """Norm of what the wire format has lost, relative to what was to be sent; None for a worker alone."""
+    """Norm of what the wire format has lost, relative to what was to be sent; None for a worker
+    alone.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +122,9 @@ class WorkerReport:
     busy_seconds: float = field(compare=False)
     """Taken by its inner steps."""
     wait_seconds: float = field(compare=False)
-    """The rest of the time until the slowest rank's workers were done: waiting for its turn on its rank, and for others at the sync."""
+    """The rest of the time until the slowest rank's workers were done: waiting for its turn on its
+    rank, and for others at the sync.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,15 +134,23 @@ class SyncReport:
     bytes: float
     """What one worker has handed over in them (payload, mean over workers)."""
     compression_ratio: float | None
-    """What it would have handed over in the parameters' own type, over that; None where nothing was."""
+    """What it would have handed over in the parameters' own type, over that; None where nothing
+    was.
+    """
     exposed_seconds: float = field(compare=False)
-    """That training stood still: waiting for others, encoding, whatever of a transfer was not hidden, the outer step."""
+    """That training stood still: waiting for others, encoding, whatever of a transfer was not
+    hidden, the outer step.
+    """
     hidden_seconds: float = field(compare=False)
     """That fragments travelled while training went on."""
     transfer_seconds: float = field(compare=False)
-    """That fragments travelled, hidden or not; where training stands still for them, encoding them included."""
+    """That fragments travelled, hidden or not; where training stands still for them, encoding them
+    included.
+    """
     peak_bytes_per_second: float | None = field(compare=False)
-    """Of a worker, while the fragment travelled that was fastest; None where nothing was sent, or all workers live on one island."""
+    """Of a worker, while the fragment travelled that was fastest; None where nothing was sent, or
+    all workers live on one island.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +167,9 @@ class StepLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """One round: inner steps, sync, and merge if one was due. Counters are totals since the start of the run."""
+    """One round: inner steps, sync, and merge if one was due. Counters are totals since the start
+    of the run.
+    """
 
     round: int
     samples: int
@@ -156,13 +178,21 @@ class RoundReport:
     syncs: int
     """Rounds so far in which workers exchanged parameters."""
     bytes_communicated: float
-    """What one worker has handed to reductions with others (payload, one direction, mean over workers)."""
+    """What one worker has handed to reductions with others (payload, one direction, mean over
+    workers).
+    """
     bytes_sent: float
-    """What has left one worker by them, as in a ring: for more than two workers, more than it has handed over."""
+    """What has left one worker by them, as in a ring: for more than two workers, more than it has
+    handed over.
+    """
     bytes_inside: float
-    """What one rank has handed to collectives with the others of its island (payload, one direction, mean over ranks)."""
+    """What one rank has handed to collectives with the others of its island (payload, one
+    direction, mean over ranks).
+    """
     bytes_ddp_equivalent: int
-    """What it would have handed over in data-parallel training with as many steps: the trainable parameters x inner steps."""
+    """What it would have handed over in data-parallel training with as many steps: the trainable
+    parameters x inner steps.
+    """
     train_loss: float
     """Mean over all samples of the round."""
     pass_limit: int
@@ -175,7 +205,9 @@ class RoundReport:
     """Step losses of all workers."""
 
 
-def step_losses(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]) -> tuple[StepLoss, ...]:
+def step_losses(
+    tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]
+) -> tuple[StepLoss, ...]:
     """Losses of all inner steps of the round, by worker."""
     return tuple(
         StepLoss(
@@ -190,7 +222,9 @@ def step_losses(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound])
     )
 
 
-def report_workers(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]) -> tuple[WorkerReport, ...]:
+def report_workers(
+    tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]
+) -> tuple[WorkerReport, ...]:
     """All workers, in rising order."""
     slowest = max(row.turn_seconds for row in done.values())
     return tuple(
@@ -205,8 +239,15 @@ def report_workers(tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRoun
     )
 
 
-def report_sync(done: Mapping[int, WorkerRound], trainers: Sequence[TrainerReport], model_bytes: int, islands: int) -> SyncReport:
-    """The syncs of a round. model_bytes: of all that is synced, in its own type; islands: over how many the workers are spread."""
+def report_sync(
+    done: Mapping[int, WorkerRound],
+    trainers: Sequence[TrainerReport],
+    model_bytes: int,
+    islands: int,
+) -> SyncReport:
+    """The syncs of a round. model_bytes: of all that is synced, in its own type; islands: over how
+    many the workers are spread.
+    """
     syncs = [row.sync for row in done.values()]
     handed = sum(sync.num_bytes for sync in syncs)
     plain = model_bytes * sum(trainer.workers for trainer in trainers if trainer.workers > 1)
@@ -216,7 +257,9 @@ def report_sync(done: Mapping[int, WorkerRound], trainers: Sequence[TrainerRepor
         exposed_seconds=max(sync.exposed_seconds for sync in syncs),
         hidden_seconds=max(sync.hidden_seconds for sync in syncs),
         transfer_seconds=max(sync.transfer_seconds for sync in syncs),
-        peak_bytes_per_second=max(sync.peak_bytes_per_second for sync in syncs) if islands > 1 and handed else None,
+        peak_bytes_per_second=max(sync.peak_bytes_per_second for sync in syncs)
+        if islands > 1 and handed
+        else None,
     )
 
 
@@ -254,7 +297,8 @@ def report_round(
         bytes_sent=handed.sent / len(done),
         bytes_inside=handed.inside / placement.num_ranks,
         bytes_ddp_equivalent=model_bytes * inner_steps,
-        train_loss=sum(row.loss_sum for row in done.values()) / sum(row.samples for row in done.values()),
+        train_loss=sum(row.loss_sum for row in done.values())
+        / sum(row.samples for row in done.values()),
         sync=report_sync(done, trainers, model_bytes, islands),
         trainers=tuple(trainers),
         workers=report_workers(tasks, done),
@@ -292,7 +336,16 @@ def report_trainer(
         grad_norm_sq=seen.grad_norm_sq if seen else None,
         noise_scale=seen.noise_scale if seen else None,
         train_loss=sum(row.loss_sum for row in done) / sum(row.samples for row in done),
-        learning_rate=base_rate * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),
-        cosine_similarity=mean_cosine([row.sync.sent_sq for row in done], sum(row.sync.total_sq for row in done)) if several else None,
-        wire_error=relative_error([row.sync.error_sq for row in done], [row.sync.wanted_sq for row in done]) if several else None,
+        learning_rate=base_rate
+        * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),
+        cosine_similarity=mean_cosine(
+            [row.sync.sent_sq for row in done], sum(row.sync.total_sq for row in done)
+        )
+        if several
+        else None,
+        wire_error=relative_error(
+            [row.sync.error_sq for row in done], [row.sync.wanted_sq for row in done]
+        )
+        if several
+        else None,
     )

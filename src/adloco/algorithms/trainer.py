@@ -1,4 +1,5 @@
-"""A trainer: one independent trajectory, served by workers, with its own outer optimizer and its own request for samples.
+"""A trainer: one independent trajectory, served by workers, with its own outer optimizer and its
+own request for samples.
 
 (The loop object that others call a trainer is `AdLoCo` here.)
 """
@@ -17,7 +18,9 @@ from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
 class Trainer:
     """Global parameters, outer optimizer, batch controller, and the workers that serve them."""
 
-    def __init__(self, trainer: int, outer: OuterSync, controller: BatchController, worker_ids: Sequence[int]) -> None:
+    def __init__(
+        self, trainer: int, outer: OuterSync, controller: BatchController, worker_ids: Sequence[int]
+    ) -> None:
         self.id = trainer
         self.outer = outer
         self.controller = controller
@@ -29,14 +32,21 @@ class Trainer:
         """Samples per inner step over all workers, before clipping at what fits."""
         return self.controller.requested_batch
 
-    def plans(self, shares_rule: Shares, speeds: Mapping[int, float], switch: SwitchMode, ranks: int) -> dict[int, BatchPlan]:
-        """Each worker's micro-batches for an inner step. speeds: samples per second by worker; ranks: how many serve a worker."""
+    def plans(
+        self, shares_rule: Shares, speeds: Mapping[int, float], switch: SwitchMode, ranks: int
+    ) -> dict[int, BatchPlan]:
+        """Each worker's micro-batches for an inner step. speeds: samples per second by worker;
+        ranks: how many serve a worker.
+        """
         smallest = smallest_share(groups_to_compare(self.controller.rule), ranks)
         workers = len(self.worker_ids)
         wanted = switch.clipped(self.requested_batch, workers, ranks)
         most = switch.most_per_worker(self.requested_batch, workers, ranks)
         shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest, maximum=most)
-        return {worker: switch.plan(share, ranks) for worker, share in zip(self.worker_ids, shares, strict=True)}
+        return {
+            worker: switch.plan(share, ranks)
+            for worker, share in zip(self.worker_ids, shares, strict=True)
+        }
 
     def weights(self, samples: Mapping[int, float], workers: Sequence[int]) -> list[float]:
         """The share of these workers in the trainer's samples. samples: By worker of the run."""
@@ -44,7 +54,9 @@ class Trainer:
         return [samples[worker] / total for worker in workers]
 
     def update_batch(self, moments: Sequence[Moments], samples: int) -> None:
-        """Pool the workers' moments and set the request for the next round. samples: trained on in this round by all workers."""
+        """Pool the workers' moments and set the request for the next round. samples: trained on in
+        this round by all workers.
+        """
         self.samples += samples
         self.controller.update(pooled(moments), self.samples)
 

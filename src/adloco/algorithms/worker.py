@@ -1,7 +1,8 @@
-"""A worker: one model copy, one inner optimizer, one data stream, and its inner steps (AdLoCo algorithm 1, arXiv 2508.18182).
+"""A worker: one model copy, one inner optimizer, one data stream, and its inner steps (AdLoCo
+algorithm 1, arXiv 2508.18182).
 
-H counts inner optimizer steps, not micro-batches. Gradient statistics are taken on the first inner step of a round, where all workers of a
-trainer stand at the same point.
+H counts inner optimizer steps, not micro-batches. Gradient statistics are taken on the first inner
+step of a round, where all workers of a trainer stand at the same point.
 """
 
 import contextlib
@@ -59,19 +60,32 @@ class RoundTask:
     first_step: int
     """Inner steps of the run before this round, for messages."""
     lr_factor: Callable[[int], float] | None
-    """Factor on the optimizers' own learning rates for each inner step of the round, counted from 0."""
+    """Factor on the optimizers' own learning rates for each inner step of the round, counted from
+    0.
+    """
 
 
 class Worker:
     """One model copy that trains on its own stream between syncs."""
 
-    def __init__(self, worker: int, model: nn.Module, inner: InnerFactory, settings: InnerSettings, engine: Engine) -> None:
+    def __init__(
+        self,
+        worker: int,
+        model: nn.Module,
+        inner: InnerFactory,
+        settings: InnerSettings,
+        engine: Engine,
+    ) -> None:
         self.id = worker
         self.model = model
-        self.replica = Replica.of(model, with_residuals=settings.with_residuals, on_host=settings.on_host)
+        self.replica = Replica.of(
+            model, with_residuals=settings.with_residuals, on_host=settings.on_host
+        )
         self.counters = counters(model)
         self.optimizers = list(inner(model))
-        self.base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        self.base_rates = [
+            [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
+        ]
         self.stream = worker
         self.position = 0
         self.inner_step = 0
@@ -101,7 +115,9 @@ class Worker:
         self.sync += SyncStats.from_numbers(self.engine.sum(part.to_numbers()))
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
-        """Inner steps of the round up to that one, or until halted between two of them (on all ranks of the island after the same one)."""
+        """Inner steps of the round up to that one, or until halted between two of them (on all
+        ranks of the island after the same one).
+        """
         if self.inner_step == until:
             return
         began = self._settings.execution.clock()
@@ -124,9 +140,13 @@ class Worker:
         plan = task.plan.in_groups(self._settings.test.groups) if testing else task.plan
         parts = self._backward(plan, testing)
         norm_sq = self.engine.norm_sq_part() if self._settings.max_grad_norm > 0 else 0.0
-        loss, norm_sq, halting = self.engine.sum([float(parts.double().sum()), norm_sq, float(halted.is_set())])
+        loss, norm_sq, halting = self.engine.sum(
+            [float(parts.double().sum()), norm_sq, float(halted.is_set())]
+        )
         if not math.isfinite(loss):
-            raise NonFiniteLossError(f"loss is {loss} in {self._place(task, self.inner_step + 1)}; {ADVICE}")
+            raise NonFiniteLossError(
+                f"loss is {loss} in {self._place(task, self.inner_step + 1)}; {ADVICE}"
+            )
         if self._settings.max_grad_norm > 0:
             clip(self.replica.params, math.sqrt(norm_sq), self._settings.max_grad_norm)
         for optimizer in self.optimizers:
@@ -139,21 +159,34 @@ class Worker:
         return halting > 0
 
     def _backward(self, plan: BatchPlan, testing: bool) -> Tensor:
-        """Gradients of a step and its micro-batches' losses; the same samples in halved micro-batches wherever memory runs out."""
+        """Gradients of a step and its micro-batches' losses; the same samples in halved
+        micro-batches wherever memory runs out.
+        """
         statistics = [buffer.clone() for buffer in (*self.replica.buffers, *self.counters)]
         while True:
             plan = plan.at_most(self.pass_limit) if self.pass_limit else plan
             try:
-                return self._backward_with_moments(plan) if testing else torch.stack(list(self._micro_steps(plan)))
+                return (
+                    self._backward_with_moments(plan)
+                    if testing
+                    else torch.stack(list(self._micro_steps(plan)))
+                )
             except RuntimeError as error:
                 if not ran_out_of_memory(error):
                     raise
                 self.pass_limit = plan.micro_batch // 2
                 if plan.ranks > 1 or self.pass_limit == 0:
-                    # The other ranks of the island are in the middle of the step: it cannot be repeated.
-                    advice = f"set switch.pass_limit {self.pass_limit}" if self.pass_limit else "one sample does not fit: see adloco probe"
+                    # The other ranks of the island are in the middle of the step: it cannot be
+                    # repeated.
+                    advice = (
+                        f"set switch.pass_limit {self.pass_limit}"
+                        if self.pass_limit
+                        else "one sample does not fit: see adloco probe"
+                    )
                     where = f"with micro-batches of {plan.micro_batch} on {self._settings.device}"
-                    raise OutOfMemoryError(f"memory ran out {where}; {advice}", self.pass_limit) from error
+                    raise OutOfMemoryError(
+                        f"memory ran out {where}; {advice}", self.pass_limit
+                    ) from error
             # Here, where the error no longer holds what it was raised from.
             self._drop_gradients()
             copy_all(statistics, [*self.replica.buffers, *self.counters])
@@ -162,28 +195,46 @@ class Worker:
     def _tests(self, task: RoundTask) -> bool:
         """Whether gradient statistics are taken on the coming inner step."""
         every = self._settings.test.every
-        return self.inner_step == 0 if every == 0 else (task.first_step + self.inner_step) % every == 0
+        return (
+            self.inner_step == 0 if every == 0 else (task.first_step + self.inner_step) % every == 0
+        )
 
     def _place(self, task: RoundTask, inner_step: int) -> str:
-        return f"trainer {task.trainer}, worker {self.id}, inner step {task.first_step + inner_step}"
+        return (
+            f"trainer {task.trainer}, worker {self.id}, inner step {task.first_step + inner_step}"
+        )
 
     def _micro_steps(self, plan: BatchPlan) -> Iterator[Tensor]:
-        """Forward and backward of each micro-batch of this rank, weighted by its samples; yields its part of the mean loss."""
+        """Forward and backward of each micro-batch of this rank, weighted by its samples; yields
+        its part of the mean loss.
+        """
         own = plan.of_rank(self.engine.rank)
         for index, (offset, samples) in enumerate(own):
             # Where this rank has no samples it takes part in the reductions with one that weighs 0.
-            batch = self._settings.problem.data.read(self.stream, self.position + offset, max(samples, 1))
+            batch = self._settings.problem.data.read(
+                self.stream, self.position + offset, max(samples, 1)
+            )
             batch = to_device(batch, self._settings.device)
             with self.engine.reducing(last=index == len(own) - 1):
-                with self._own_dropout(offset), autocast(self._settings.device, self._settings.execution.autocast):
-                    loss = self._settings.problem.loss_fn(self.engine.forward, batch) * (samples / plan.worker_batch)
+                with (
+                    self._own_dropout(offset),
+                    autocast(self._settings.device, self._settings.execution.autocast),
+                ):
+                    loss = self._settings.problem.loss_fn(self.engine.forward, batch) * (
+                        samples / plan.worker_batch
+                    )
                 loss.backward()  # type: ignore[no-untyped-call]
             yield loss.detach()
 
     def _own_dropout(self, offset: int) -> contextlib.AbstractContextManager[Any]:
         if not self._drops:
             return contextlib.nullcontext()
-        return own_dropout(self._settings.execution.seed, self.stream, self.position + offset, self._settings.device)
+        return own_dropout(
+            self._settings.execution.seed,
+            self.stream,
+            self.position + offset,
+            self._settings.device,
+        )
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
         """The step's losses; adds its moments to those of the round."""

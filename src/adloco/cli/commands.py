@@ -28,7 +28,14 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import to_toml
 from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
-from adloco.distributed.launch.launcher import INTERRUPTED, island_shape, num_ranks, process_group, start_ranks, this_rank
+from adloco.distributed.launch.launcher import (
+    INTERRUPTED,
+    island_shape,
+    num_ranks,
+    process_group,
+    start_ranks,
+    this_rank,
+)
 from adloco.report.page import write_report
 from adloco.run.export import export as export_trained
 from adloco.run.records import Records
@@ -47,16 +54,28 @@ RUN_SETTINGS = {field.name for field in fields(RunSettings)}
 def train(words: Sequence[str]) -> int:
     """Train a recipe, or go on with a run."""
     parser = parser_of("train", "Train a recipe; every setting is a flag, see `adloco config`.")
-    parser.add_argument("recipe", nargs="?", help="a file, or the name of a shipped recipe (default: adloco)")
+    parser.add_argument(
+        "recipe", nargs="?", help="a file, or the name of a shipped recipe (default: adloco)"
+    )
     parser.add_argument("--resume", metavar="RUN", type=Path, help="run folder to go on with")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes on this machine to spread the workers over (default: 1)")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes on this machine to spread the workers over (default: 1)",
+    )
     settings, others = take_settings(words)
     known = parser.parse_args(others)
     if known.resume and known.recipe:
         raise ValueError(f"--resume goes on with the recipe of the run; leave out {known.recipe}")
 
     def recipe() -> Recipe:
-        return resumed_recipe(known.resume, settings) if known.resume else build_recipe(override(read_values(known.recipe or "adloco"), settings))
+        return (
+            resumed_recipe(known.resume, settings)
+            if known.resume
+            else build_recipe(override(read_values(known.recipe or "adloco"), settings))
+        )
 
     if known.ranks != 1 and num_ranks() == 1:
         return _train_on_ranks(known.ranks, recipe(), words, known.resume)
@@ -64,22 +83,34 @@ def train(words: Sequence[str]) -> int:
     with process_group(end_rank):
         with console.status("reading and tokenising text, building models ..."):
             run = (
-                TrainingRun.resume(known.resume, settings) if known.resume else TrainingRun.create(recipe())
+                TrainingRun.resume(known.resume, settings)
+                if known.resume
+                else TrainingRun.create(recipe())
             )  # Here, so that a bad one on one rank ends all.
         return _train(run, console)
 
 
 def _train_on_ranks(count: int, recipe: Recipe, words: Sequence[str], resumed: Path | None) -> int:
-    """Train in that many processes, which start again, from the newest checkpoint, where memory ran out on ranks that could not repeat the step."""
+    """Train in that many processes, which start again, from the newest checkpoint, where memory ran
+    out on ranks that could not repeat the step.
+    """
     folder = resumed or new_folder(recipe)
     records = Records(folder)
     limit = records.pass_limit()
-    code = on_ranks(count, recipe, ["train", *words] if resumed else ["train", *words, "--run.folder", str(folder)])
+    code = on_ranks(
+        count,
+        recipe,
+        ["train", *words] if resumed else ["train", *words, "--run.folder", str(folder)],
+    )
     # What a new run was given stands in its folder; a resumed one is given again what is not.
     again = ["train", *words] if resumed else ["train", "--resume", str(folder)]
     while code not in (0, INTERRUPTED) and records.pass_limit() != limit:
         limit = records.pass_limit()
-        print(f"adloco: the ranks start again from the newest checkpoint, with micro-batches of at most {limit}", file=sys.stderr, flush=True)
+        print(
+            f"adloco: the ranks start again from the newest checkpoint, with micro-batches of at most {limit}",
+            file=sys.stderr,
+            flush=True,
+        )
         code = start_ranks(count, again)
     return code
 
@@ -101,7 +132,10 @@ def end_rank(message: str) -> None:
 
 def _train(run: TrainingRun, console: Console) -> int:
     if run.finished:
-        console.print(f"{run.folder} has spent its budget of {run.recipe.run.tokens:,} tokens already", soft_wrap=True)
+        console.print(
+            f"{run.folder} has spent its budget of {run.recipe.run.tokens:,} tokens already",
+            soft_wrap=True,
+        )
     for notice in run.notices:
         console.print(notice, style="bold red", soft_wrap=True)
     with _interruptible(run), open_view(run, console) as view, _plain_warnings():
@@ -110,9 +144,11 @@ def _train(run: TrainingRun, console: Console) -> int:
     if run.recipe.data.streaming and (left_out := run.task.skipped()):
         console.print(left_out, style="bold red", soft_wrap=True)
     if not run.finished:  # Stopped, here or on another rank.
-        console.print(f"stopped and saved; go on with: adloco train --resume {run.folder}", soft_wrap=True)
+        console.print(
+            f"stopped and saved; go on with: adloco train --resume {run.folder}", soft_wrap=True
+        )
         return INTERRUPTED
-    if not run.placement.first:
+    if not run.placement.is_rank_zero:
         return 0
     with console.status("drawing the report ..."):
         summary = run.finish()
@@ -124,17 +160,23 @@ def _train(run: TrainingRun, console: Console) -> int:
 
 @contextmanager
 def _interruptible(run: TrainingRun) -> Iterator[None]:
-    """Ctrl+C (or a polite kill) ends the run after the inner step in progress; a second one ends it at once."""
+    """Ctrl+C (or a polite kill) ends the run after the inner step in progress; a second one ends it
+    at once.
+    """
     received: list[float] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        # Launchers pass on what the terminal has sent already: a second signal counts only after a while.
+        # Launchers pass on what the terminal has sent already: a second signal counts only after a
+        # while.
         if received and time.monotonic() - received[0] > SECOND_SIGNAL_SECONDS:
             raise KeyboardInterrupt
         received.append(time.monotonic())
         run.stop()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, stop)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:
@@ -150,7 +192,12 @@ def _plain_warnings() -> Iterator[None]:
         others = warnings.showwarning
 
         def show(
-            message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
         ) -> None:
             if issubclass(category, TrackerWarning):
                 print(f"adloco: {message}", file=sys.stderr)
@@ -164,7 +211,12 @@ def _plain_warnings() -> Iterator[None]:
 def config(words: Sequence[str]) -> int:
     """Print a resolved recipe."""
     parser = parser_of("config", "Print a resolved recipe: every setting, with its meaning.")
-    parser.add_argument("recipe", nargs="?", default="adloco", help="a file, or the name of a shipped recipe (default: adloco)")
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        default="adloco",
+        help="a file, or the name of a shipped recipe (default: adloco)",
+    )
     settings, others = take_settings(words)
     recipe = build_recipe(override(read_values(parser.parse_args(others).recipe), settings))
     print(to_toml(recipe, with_meanings=True), end="")
@@ -173,11 +225,26 @@ def config(words: Sequence[str]) -> int:
 
 def evaluate(words: Sequence[str]) -> int:
     """Print the loss of a run's model."""
-    parser = parser_of("evaluate", "Loss of a run's model on its validation text, or on all text of another path.")
+    parser = parser_of(
+        "evaluate", "Loss of a run's model on its validation text, or on all text of another path."
+    )
     parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--data.path", dest="path", metavar="PATH", help="text file, folder, jsonl or parquet to evaluate on instead")
-    parser.add_argument("--trainer", type=int, help="trainer to evaluate (default: the one with the lowest validation loss)")
-    parser.add_argument("--windows", type=int, help="windows to evaluate on, evenly spaced; 0: all (default: the run's evaluation.windows)")
+    parser.add_argument(
+        "--data.path",
+        dest="path",
+        metavar="PATH",
+        help="text file, folder, jsonl or parquet to evaluate on instead",
+    )
+    parser.add_argument(
+        "--trainer",
+        type=int,
+        help="trainer to evaluate (default: the one with the lowest validation loss)",
+    )
+    parser.add_argument(
+        "--windows",
+        type=int,
+        help="windows to evaluate on, evenly spaced; 0: all (default: the run's evaluation.windows)",
+    )
     known = parser.parse_args(words)
     if (known.windows or 0) < 0:
         raise ValueError(f"--windows must be >= 0, got {known.windows}")
@@ -192,7 +259,10 @@ def evaluate(words: Sequence[str]) -> int:
         windows = recipe.evaluation.windows if known.windows is None else known.windows
         measured, count = evaluate_trained(trained, known.path, windows)
     console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
-    numbers = [f"{measure.label} {measure.text(measured[measure.name])} {measure.unit.name}".rstrip() for measure in recipe.task.measures]
+    numbers = [
+        f"{measure.label} {measure.text(measured[measure.name])} {measure.unit.name}".rstrip()
+        for measure in recipe.task.measures
+    ]
     console.print(f"{', '.join(numbers)}, over {count:,} {recipe.task.counted}", soft_wrap=True)
     return 0
 
@@ -203,15 +273,28 @@ def generate(words: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--prompt", required=True, help="text to continue")
     parser.add_argument("--tokens", type=int, default=200, help="most tokens to add (default: 200)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the most likely token (default: 0.8)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="0: always the most likely token (default: 0.8)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default: 0)")
-    parser.add_argument("--trainer", type=int, help="trainer to use (default: the one with the lowest validation loss)")
+    parser.add_argument(
+        "--trainer",
+        type=int,
+        help="trainer to use (default: the one with the lowest validation loss)",
+    )
     known = parser.parse_args(words)
     if known.tokens <= 0 or not 0 <= known.temperature < math.inf:
-        raise ValueError(f"--tokens must be > 0 and --temperature >= 0 and finite, got {known.tokens} and {known.temperature}")
+        raise ValueError(
+            f"--tokens must be > 0 and --temperature >= 0 and finite, got {known.tokens} and {known.temperature}"
+        )
     trained = load_trained(known.run, known.trainer)
     if not trained.stored.recipe.task.generates:
-        raise ValueError(f"adloco generate needs a language model, and the run in {known.run} trains another task; use adloco evaluate")
+        raise ValueError(
+            f"adloco generate needs a language model, and the run in {known.run} trains another task; use adloco evaluate"
+        )
     tokenizer = trained.stored.tokenizer
     prompt = tokenizer.encode([known.prompt])[0] or [tokenizer.end_of_text]
     context = trained.stored.recipe.data.context_tokens
@@ -239,10 +322,23 @@ def generate(words: Sequence[str]) -> int:
 
 def export(words: Sequence[str]) -> int:
     """Write a run's model for transformers."""
-    parser = parser_of("export", "Write a run's model as a folder that transformers loads: weights, configuration, tokenizer, model card.")
+    parser = parser_of(
+        "export",
+        "Write a run's model as a folder that transformers loads: weights, configuration, tokenizer, model card.",
+    )
     parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder to write; must not exist yet")
-    parser.add_argument("--trainer", type=int, help="trainer to export (default: the one with the lowest validation loss)")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder to write; must not exist yet",
+    )
+    parser.add_argument(
+        "--trainer",
+        type=int,
+        help="trainer to export (default: the one with the lowest validation loss)",
+    )
     known = parser.parse_args(words)
     console = Console(highlight=False)
     with console.status("writing the model ..."):
@@ -264,7 +360,9 @@ def report(words: Sequence[str]) -> int:
 
 
 def take_settings(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """(section.key, value) of every --section.key VALUE or --section.key=VALUE, and the words that are none."""
+    """(section.key, value) of every --section.key VALUE or --section.key=VALUE, and the words that
+    are none.
+    """
     settings, others, left = [], [], list(words)
     while left:
         word = left.pop(0)

@@ -1,4 +1,6 @@
-"""adloco train | prepare | probe | config | evaluate | generate | export | report. Bad input ends with one sentence on stderr and exit code 2."""
+"""adloco train | prepare | probe | config | evaluate | generate | export | report. Bad input ends
+with one sentence on stderr and exit code 2.
+"""
 
 import atexit
 import difflib
@@ -53,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _is_for_users(error: Exception) -> bool:
     """Whether the message is all that a user needs."""
     memory = sys.modules.get("adloco.distributed.device_memory")
-    return isinstance(error, _user_errors()) or (memory is not None and isinstance(error, RuntimeError) and memory.ran_out_of_memory(error))
+    return isinstance(error, _user_errors()) or (
+        memory is not None and isinstance(error, RuntimeError) and memory.ran_out_of_memory(error)
+    )
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
@@ -73,8 +77,11 @@ def _dispatch(words: list[str]) -> int:
     if words[0] not in COMMANDS:
         nearest = difflib.get_close_matches(words[0], COMMANDS, n=1)
         suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-        raise ValueError(f"there is no command {words[0]!r}{suggestion}; commands are {', '.join(COMMANDS)}")
-    # At its end Python would look for over a second for garbage among all that torch and transformers have made.
+        raise ValueError(
+            f"there is no command {words[0]!r}{suggestion}; commands are {', '.join(COMMANDS)}"
+        )
+    # At its end Python would look for over a second for garbage among all that torch and
+    # transformers have made.
     atexit.register(gc.freeze)
     # Commands import late: transformers takes seconds, and a wrong word should not.
     from adloco.cli import commands, prepare, probe

@@ -19,15 +19,31 @@ SECONDS_PER_LINE = 10.0
 
 def prepare(words: Sequence[str]) -> int:
     """Tokenise the text of a recipe."""
-    parser = parser_of("prepare", "Tokenise the text of a recipe ahead of time; cut off at any point, the same command goes on.")
-    parser.add_argument("recipe", nargs="?", default="adloco", help="a file, or the name of a shipped recipe (default: adloco)")
-    parser.add_argument("--processes", type=int, default=num_cores(), metavar="N", help="processes that tokenise (default: one per core)")
+    parser = parser_of(
+        "prepare",
+        "Tokenise the text of a recipe ahead of time; cut off at any point, the same command goes on.",
+    )
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        default="adloco",
+        help="a file, or the name of a shipped recipe (default: adloco)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=num_cores(),
+        metavar="N",
+        help="processes that tokenise (default: one per core)",
+    )
     settings, others = take_settings(words)
     known = parser.parse_args(others)
     console = Console(highlight=False)
     recipe = build_recipe(override(read_values(known.recipe), settings))
     if not recipe.task.packed:
-        raise ValueError("adloco prepare packs text into windows, as language models train on; a run of this task tokenises its texts at the start")
+        raise ValueError(
+            "adloco prepare packs text into windows, as language models train on; a run of this task tokenises its texts at the start"
+        )
     data = recipe.data
     preparation = prepare_cache(data, known.processes)
     if preparation.notice:
@@ -36,7 +52,10 @@ def prepare(words: Sequence[str]) -> int:
         state = _show(preparation, console)
     except KeyboardInterrupt:
         state = preparation.cache.growth.state
-        console.print(f"stopped; {state.rows:,} rows stand in {preparation.cache.folder}, and the same command goes on", soft_wrap=True)
+        console.print(
+            f"stopped; {state.rows:,} rows stand in {preparation.cache.folder}, and the same command goes on",
+            soft_wrap=True,
+        )
         return INTERRUPTED
     text = f"{state.train:,} tokens to train on and {state.validation:,} to validate on, from {state.documents:,} texts in {state.rows:,} rows"
     console.print(f"{preparation.cache.folder}: {text}", soft_wrap=True)
@@ -47,8 +66,15 @@ def prepare(words: Sequence[str]) -> int:
 
 def _show(preparation: Preparation, console: Console) -> State:
     """A bar on a terminal, a line now and then elsewhere."""
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("tokenising", total=preparation.total_rows, numbers="")
         state = preparation.cache.growth.state
         rows_before, started = state.rows, time.monotonic()

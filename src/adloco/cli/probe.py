@@ -14,10 +14,26 @@ from adloco.run.start import find_micro_batch
 
 def probe(words: Sequence[str]) -> int:
     """Print what `switch.max_micro_batch = "auto"` finds for a recipe."""
-    parser = parser_of("probe", "Find the largest micro-batch that fits, by real steps; on a CPU, --memory.gib says what may be taken.")
-    parser.add_argument("recipe", nargs="?", default="adloco", help="a file, or the name of a shipped recipe (default: adloco)")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes on this machine to spread the workers over (default: 1)")
-    parser.add_argument("--again", action="store_true", help="measure, also if it is known from before")
+    parser = parser_of(
+        "probe",
+        "Find the largest micro-batch that fits, by real steps; on a CPU, --memory.gib says what may be taken.",
+    )
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        default="adloco",
+        help="a file, or the name of a shipped recipe (default: adloco)",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes on this machine to spread the workers over (default: 1)",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="measure, also if it is known from before"
+    )
     settings, others = take_settings(words)
     known = parser.parse_args(others)
     recipe = build_recipe(override(read_values(known.recipe), settings))
@@ -34,7 +50,14 @@ def probe(words: Sequence[str]) -> int:
 
 
 def _show(found: Probe, console: Console) -> None:
-    table = Table("micro-batch", "peak memory of a worker", "part of its budget", "seconds per step", "samples per second", "fits")
+    table = Table(
+        "micro-batch",
+        "peak memory of a worker",
+        "part of its budget",
+        "seconds per step",
+        "samples per second",
+        "fits",
+    )
     for column in table.columns[:-1]:
         column.justify = "right"
     for row in found.measured:
@@ -50,5 +73,10 @@ def _show(found: Probe, console: Console) -> None:
     console.print(table)
     again = " (known from before; --again measures anew)" if found.cached else ""
     budget = f"a budget of {found.budget_bytes / 2**20:,.0f} MiB for each worker of a rank"
-    console.print(f"largest micro-batch: {found.max_micro_batch} samples within {budget}{again}", soft_wrap=True)
-    console.print(f'use it with --switch.max_micro_batch {found.max_micro_batch}, or "auto"', soft_wrap=True)
+    console.print(
+        f"largest micro-batch: {found.max_micro_batch} samples within {budget}{again}",
+        soft_wrap=True,
+    )
+    console.print(
+        f'use it with --switch.max_micro_batch {found.max_micro_batch}, or "auto"', soft_wrap=True
+    )

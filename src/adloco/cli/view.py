@@ -1,4 +1,6 @@
-"""What a person sees while a run trains: a live view on a terminal, one plain line per round elsewhere, five lines at the end."""
+"""What a person sees while a run trains: a live view on a terminal, one plain line per round
+elsewhere, five lines at the end.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -84,7 +86,11 @@ class LiveView:
 
     def _take_measures(self, record: Record) -> None:
         measures = self._run.recipe.task.measures
-        self._measured |= {row["trainer"]: _measured(row, measures) for row in record["trainers"] if row["val_loss"] is not None}
+        self._measured |= {
+            row["trainer"]: _measured(row, measures)
+            for row in record["trainers"]
+            if row["val_loss"] is not None
+        }
 
     def render(self) -> RenderableType:
         """The view as of now."""
@@ -103,19 +109,31 @@ class LiveView:
 
     def _progress(self) -> RenderableType:
         now = self._run.progress()
-        speed = (now.tokens - self._resumed_at.tokens) / max(1e-9, now.seconds - self._resumed_at.seconds)
+        speed = (now.tokens - self._resumed_at.tokens) / max(
+            1e-9, now.seconds - self._resumed_at.seconds
+        )
         # The last inner step may train on more than the budget.
         left = max(0, now.total_tokens - now.tokens) / speed if speed > 0 else None
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)
         label = f"{now.tokens:,} / {now.total_tokens:,} tokens   {_clock(now.seconds)} gone, {_clock(left)} left   {speed:,.0f} tokens/s"
-        grid.add_row(ProgressBar(total=now.total_tokens, completed=min(now.tokens, now.total_tokens)), label)
+        grid.add_row(
+            ProgressBar(total=now.total_tokens, completed=min(now.tokens, now.total_tokens)), label
+        )
         return grid
 
     def _trainers(self, record: Record) -> RenderableType:
         table = Table(expand=True, box=None, header_style="bold", padding=(0, 1))
-        for column in ("trainer", "val loss", "train loss", "requested batch", "micro x steps", "noise scale", "workers"):
+        for column in (
+            "trainer",
+            "val loss",
+            "train loss",
+            "requested batch",
+            "micro x steps",
+            "noise scale",
+            "workers",
+        ):
             table.add_column(column, justify="right")
         gone = {trainer for merge in record["merges"] for trainer in merge["absorbed"]}
         for row in record["trainers"]:
@@ -146,11 +164,23 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
     last = run.history[-1]
     merges = sum(len(record["merges"]) for record in run.history)
     batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
-    ratio = f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP" if summary["syncs"] else ""
+    ratio = (
+        f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP"
+        if summary["syncs"]
+        else ""
+    )
     shrunk = _compressed(summary, wire_name(run), "", ", ")
-    seconds = f"; in them {summary['exposed_seconds']:,.1f} s waited, {summary['hidden_seconds']:,.1f} s hidden" if summary["syncs"] else ""
+    seconds = (
+        f"; in them {summary['exposed_seconds']:,.1f} s waited, {summary['hidden_seconds']:,.1f} s hidden"
+        if summary["syncs"]
+        else ""
+    )
     return [
-        "; ".join(_first_to_last(validation(measure), run.history, summary) for measure in run.recipe.task.measures if measure.panel),
+        "; ".join(
+            _first_to_last(validation(measure), run.history, summary)
+            for measure in run.recipe.task.measures
+            if measure.panel
+        ),
         f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, {_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
         f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, {len(last['trainers'])} trainers in the last round",
         f"{summary['syncs']} syncs, {_sent(last)} sent per worker{shrunk}{ratio}{seconds}",
@@ -167,7 +197,13 @@ def wire_name(run: TrainingRun) -> str:
 
 def _event_texts(record: Record) -> list[str]:
     limit = record["pass_limit"]
-    ran_out = [f"round {record['round']}: memory ran out; from here on with micro-batches of at most {limit}"] if limit else []
+    ran_out = (
+        [
+            f"round {record['round']}: memory ran out; from here on with micro-batches of at most {limit}"
+        ]
+        if limit
+        else []
+    )
     return ran_out + [
         f"round {record['round']}: trainer {', '.join(map(str, merge['absorbed']))} merged into trainer {merge['survivor']}, weights "
         + ", ".join(f"{trainer}: {weight:.2f}" for trainer, weight in merge["weights"].items())
@@ -177,7 +213,11 @@ def _event_texts(record: Record) -> list[str]:
 
 def _measured(row: Record, measures: Sequence[Metric]) -> str:
     """The validation loss, and the task's other measures that have a picture, with their names."""
-    texts = [f"{measure.label} {measure.text(row.get(validation(measure).name))}" for measure in measures if measure.panel]
+    texts = [
+        f"{measure.label} {measure.text(row.get(validation(measure).name))}"
+        for measure in measures
+        if measure.panel
+    ]
     return ", ".join(texts).removeprefix(f"{measures[0].label} ")
 
 
@@ -208,7 +248,9 @@ def _sent(record: Record) -> str:
 
 
 def _compressed(syncs: Record, wire: str, after: str, before: str = "") -> str:
-    """What the wire format made of syncs, for instance `int4, 7.5x`, between these; nothing where it made nothing smaller."""
+    """What the wire format made of syncs, for instance `int4, 7.5x`, between these; nothing where
+    it made nothing smaller.
+    """
     ratio = syncs["compression_ratio"]
     return "" if ratio is None or round(ratio, 1) == 1 else f"{before}{wire}, {ratio:.1f}x{after}"
 

@@ -19,7 +19,11 @@ Values = dict[str, dict[str, Any]]
 
 def shipped_recipes() -> list[str]:
     """Names of the recipes inside the package."""
-    return sorted(Path(entry.name).stem for entry in resources.files("adloco.recipes").iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        Path(entry.name).stem
+        for entry in resources.files("adloco.recipes").iterdir()
+        if entry.name.endswith(".toml")
+    )
 
 
 def read_values(recipe: str) -> Values:
@@ -29,7 +33,10 @@ def read_values(recipe: str) -> Values:
     else:
         path = Path(recipe)
         names = ", ".join(shipped_recipes())
-        require(path.is_file(), f"recipe {recipe!r} is neither a file nor a shipped recipe; shipped are {names}{_suggest(recipe, shipped_recipes())}")
+        require(
+            path.is_file(),
+            f"recipe {recipe!r} is neither a file nor a shipped recipe; shipped are {names}{_suggest(recipe, shipped_recipes())}",
+        )
         try:
             text = path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as error:
@@ -39,7 +46,10 @@ def read_values(recipe: str) -> Values:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"recipe {recipe!r} is not valid TOML: {error}") from error
     for section, content in values.items():
-        require(isinstance(content, dict), f"recipe key {section!r} stands outside a section; put it under one of {', '.join(SECTIONS)}")
+        require(
+            isinstance(content, dict),
+            f"recipe key {section!r} stands outside a section; put it under one of {', '.join(SECTIONS)}",
+        )
     named = {"name": Path(recipe).stem} | values.get("run", {})
     return values | {"run": named}
 
@@ -50,15 +60,21 @@ def override(values: Values, flags: Sequence[tuple[str, str]]) -> Values:
     given: Values = {}
     for name, text in flags:
         section, _, key = name.partition(".")
-        require(bool(key), f"--{name} must name a section and a key, for instance --run.tokens 1000000")
+        require(
+            bool(key), f"--{name} must name a section and a key, for instance --run.tokens 1000000"
+        )
         given.setdefault(section, {})[key] = FlagText(text)
     for section, content in given.items():
         result[section] = _without_unchosen(section, result.get(section, {}), content) | content
     return result
 
 
-def _without_unchosen(section: str, values: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's values less those that only what it had chosen knows, where a flag chooses something else."""
+def _without_unchosen(
+    section: str, values: Mapping[str, Any], flags: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The recipe's values less those that only what it had chosen knows, where a flag chooses
+    something else.
+    """
     choice = SECTIONS[section].choice if section in SECTIONS else None
     if choice is None or choice.key not in flags:
         return dict(values)
@@ -67,9 +83,14 @@ def _without_unchosen(section: str, values: Mapping[str, Any], flags: Mapping[st
 
 
 def build_recipe(values: Values) -> Recipe:
-    """The recipe of these sections; a ValueError names the first key that is unknown, of the wrong type or out of range."""
+    """The recipe of these sections; a ValueError names the first key that is unknown, of the wrong
+    type or out of range.
+    """
     for section in values:
-        require(section in SECTIONS, f"there is no recipe section [{section}]{_suggest(section, list(SECTIONS))}; sections are {', '.join(SECTIONS)}")
+        require(
+            section in SECTIONS,
+            f"there is no recipe section [{section}]{_suggest(section, list(SECTIONS))}; sections are {', '.join(SECTIONS)}",
+        )
     built: dict[str, Any] = {}
     for name in SECTIONS:
         built.update(_build_section(name, values.get(name, {})))
@@ -84,16 +105,26 @@ def _build_section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         where = f" with {choice.key} = {values.get(choice.key, choice.default)!r}" if choice else ""
         if not (choice and key == choice.key):
             allowed = sorted([*known, *([choice.key] if choice else [])])
-            require(key in known, f"{name}.{key} is not a setting of [{name}]{where}{_suggest(key, allowed)}; settings are {', '.join(allowed)}")
+            require(
+                key in known,
+                f"{name}.{key} is not a setting of [{name}]{where}{_suggest(key, allowed)}; settings are {', '.join(allowed)}",
+            )
     return {part: _construct(name, owner, values) for part, owner in classes.items()}
 
 
 def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(owner)
-    missing = [field.name for field in fields(owner) if field.name not in values and _required(field)]
-    require(not missing, f"{section}.{missing[0] if missing else ''} must be given (recipe section [{section}])")
+    missing = [
+        field.name for field in fields(owner) if field.name not in values and _required(field)
+    ]
+    require(
+        not missing,
+        f"{section}.{missing[0] if missing else ''} must be given (recipe section [{section}])",
+    )
     given = {
-        field.name: _convert(f"{section}.{field.name}", hints[field.name], values[field.name]) for field in fields(owner) if field.name in values
+        field.name: _convert(f"{section}.{field.name}", hints[field.name], values[field.name])
+        for field in fields(owner)
+        if field.name in values
     }
     try:
         return owner(**given)
@@ -113,7 +144,9 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
         return pydantic.TypeAdapter(hint).validate_python([value] if wrong_bool else value)
     except pydantic.ValidationError as error:
         problem = error.errors()[0]["msg"].removeprefix("Input should be ")
-        raise ValueError(f"{name} must be {problem}, got {value!r} (recipe section [{section}])") from error
+        raise ValueError(
+            f"{name} must be {problem}, got {value!r} (recipe section [{section}])"
+        ) from error
 
 
 def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
@@ -122,7 +155,10 @@ def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
         return dict(section.parts)
     chosen = values.get(section.choice.key, section.choice.default)
     allowed = list(section.choice.classes)
-    require(chosen in allowed, f"{name}.{section.choice.key} must be one of {', '.join(allowed)}, got {chosen!r}{_suggest(str(chosen), allowed)}")
+    require(
+        chosen in allowed,
+        f"{name}.{section.choice.key} must be one of {', '.join(allowed)}, got {chosen!r}{_suggest(str(chosen), allowed)}",
+    )
     return {section.chosen: section.choice.classes[chosen], **section.parts}
 
 

@@ -1,4 +1,6 @@
-"""A recipe written out: every setting with its value and its meaning, as TOML that reads back to the same recipe."""
+"""A recipe written out: every setting with its value and its meaning, as TOML that reads back to
+the same recipe.
+"""
 
 import functools
 import tomllib
@@ -28,13 +30,22 @@ def settings(recipe: Recipe) -> Iterator[Setting]:
     for name, section in SECTIONS.items():
         if section.choice:
             owner = getattr(recipe, section.chosen)
-            chosen = next(key for key, kind in section.choice.classes.items() if kind is type(owner))
-            yield Setting(section=name, key=section.choice.key, value=chosen, meaning=section.choice.meaning)
+            chosen = next(
+                key for key, kind in section.choice.classes.items() if kind is type(owner)
+            )
+            yield Setting(
+                section=name, key=section.choice.key, value=chosen, meaning=section.choice.meaning
+            )
         for part in [*([section.chosen] if section.choice else []), *section.parts]:
             owner = getattr(recipe, part)
             meanings = field_meanings(owner.__class__)
             for field in fields(owner):
-                yield Setting(section=name, key=field.name, value=getattr(owner, field.name), meaning=meanings[field.name])
+                yield Setting(
+                    section=name,
+                    key=field.name,
+                    value=getattr(owner, field.name),
+                    meaning=meanings[field.name],
+                )
 
 
 def named_settings(recipe: Recipe) -> dict[str, Any]:
@@ -66,7 +77,11 @@ def field_meanings(owner: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, those it inherits included."""
     parents = [kind for kind in reversed(owner.__mro__) if kind is not object]
     described = [docstring_parser.parse_from_object(kind).params for kind in parents]
-    return {parameter.arg_name: " ".join((parameter.description or "").split()) for parameters in described for parameter in parameters}
+    return {
+        parameter.arg_name: " ".join((parameter.description or "").split())
+        for parameters in described
+        for parameter in parameters
+    }
 
 
 def _toml_line(key: str, value: Any) -> str:

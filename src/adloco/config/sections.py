@@ -1,7 +1,7 @@
 """A recipe: every setting of a run, in sections, of which frozen dataclasses own the settings.
 
-A setting is described and checked where it is used. Some sections choose one class among several by a key of their own, for instance `rule` in
-[batch]; the fields of the others are then unknown.
+A setting is described and checked where it is used. Some sections choose one class among several by
+a key of their own, for instance `rule` in [batch]; the fields of the others are then unknown.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,15 @@ from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK, WireFor
 from adloco.distributed.comm.compressed import keeps_residuals
 from adloco.errors import require
 from adloco.models.model_sources import LlamaShape, ModelOptions, ModelSource, NamedModel
-from adloco.rules.batch import AugmentedInnerProductTest, BatchRule, BatchWarmup, ConstantBatch, InnerProductTest, NormTest, groups_to_compare
+from adloco.rules.batch import (
+    AugmentedInnerProductTest,
+    BatchRule,
+    BatchWarmup,
+    ConstantBatch,
+    InnerProductTest,
+    NormTest,
+    groups_to_compare,
+)
 from adloco.rules.controller import BatchGuards
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmallest, NoMerge
@@ -67,19 +75,38 @@ BATCH_RULES: dict[str, type] = {
     "inner-product": InnerProductTest,
     "augmented": AugmentedInnerProductTest,
 }
-MERGE_POLICIES: dict[str, type] = {"none": NoMerge, "smallest": MergeSmallest, "largest-with-smallest": MergeLargestWithSmallest}
+MERGE_POLICIES: dict[str, type] = {
+    "none": NoMerge,
+    "smallest": MergeSmallest,
+    "largest-with-smallest": MergeLargestWithSmallest,
+}
 SHARES: dict[str, type] = {"equal": EqualShares, "speed": SpeedShares}
-TASKS: dict[str, type] = {"language-model": LanguageModelSettings, "classification": ClassificationSettings}
+TASKS: dict[str, type] = {
+    "language-model": LanguageModelSettings,
+    "classification": ClassificationSettings,
+}
 MODEL_SOURCES: dict[str, type] = {"llama": LlamaShape, "transformers": NamedModel}
 INNER_OPTIMIZERS: dict[str, type] = {"adamw": InnerAdamW, "sgd": InnerSGD, "muon": InnerMuon}
 OUTER_UPDATES: dict[str, type] = {"mean": OuterMean, "optimizer": OuterOptimizer}
-WIRE_FORMATS: dict[str, type] = {"fp32": PlainWire, "bf16": Bf16, "int8": Int8, "int4": Int4, "int2": Int2, "topk": TopK}
+WIRE_FORMATS: dict[str, type] = {
+    "fp32": PlainWire,
+    "bf16": Bf16,
+    "int8": Int8,
+    "int4": Int4,
+    "int2": Int2,
+    "topk": TopK,
+}
 
 SECTIONS: dict[str, Section] = {
     "run": Section(parts={"run": RunSettings}),
     "task": Section(
         parts={},
-        choice=Choice(key="kind", classes=TASKS, default="language-model", meaning="What the model is trained for: " + ", ".join(TASKS) + "."),
+        choice=Choice(
+            key="kind",
+            classes=TASKS,
+            default="language-model",
+            meaning="What the model is trained for: " + ", ".join(TASKS) + ".",
+        ),
         chosen="task",
     ),
     "model": Section(
@@ -139,7 +166,10 @@ SECTIONS: dict[str, Section] = {
     "batch": Section(
         parts={"guards": BatchGuards},
         choice=Choice(
-            key="rule", classes=BATCH_RULES, default="constant", meaning="How a trainer's batch is decided: " + ", ".join(BATCH_RULES) + "."
+            key="rule",
+            classes=BATCH_RULES,
+            default="constant",
+            meaning="How a trainer's batch is decided: " + ", ".join(BATCH_RULES) + ".",
         ),
         chosen="batch",
     ),
@@ -147,7 +177,12 @@ SECTIONS: dict[str, Section] = {
     "switch": Section(parts={"switch": SwitchMode}),
     "merge": Section(
         parts={"fates": MergeFates},
-        choice=Choice(key="policy", classes=MERGE_POLICIES, default="none", meaning="Which trainers merge: " + ", ".join(MERGE_POLICIES) + "."),
+        choice=Choice(
+            key="policy",
+            classes=MERGE_POLICIES,
+            default="none",
+            meaning="Which trainers merge: " + ", ".join(MERGE_POLICIES) + ".",
+        ),
         chosen="merge",
     ),
     "evaluation": Section(parts={"evaluation": EvaluationSettings}),
@@ -195,13 +230,23 @@ class Recipe:
 
     @property
     def syncs(self) -> bool:
-        """Whether a trainer has several workers, at first or after a merge: otherwise nothing is sent in any format."""
-        return self.method.workers_per_trainer > 1 or (self.method.num_trainers > 1 and not isinstance(self.merge, NoMerge))
+        """Whether a trainer has several workers, at first or after a merge: otherwise nothing is
+        sent in any format.
+        """
+        return self.method.workers_per_trainer > 1 or (
+            self.method.num_trainers > 1 and not isinstance(self.merge, NoMerge)
+        )
 
     @property
     def batching(self) -> Batching:
         """How batches are decided and carried out."""
-        return Batching(rule=self.batch, guards=self.guards, test=self.test, switch=self.switch, shares=self.shares)
+        return Batching(
+            rule=self.batch,
+            guards=self.guards,
+            test=self.test,
+            switch=self.switch,
+            shares=self.shares,
+        )
 
     @property
     def merging(self) -> Merging:
@@ -227,7 +272,9 @@ class Recipe:
     def unused(self) -> str:
         """A sentence on settings that change nothing, or empty."""
         idle = not self.syncs and not isinstance(self.wire, PlainWire)
-        return "wire.format changes nothing: no trainer ever has two workers to sync" if idle else ""
+        return (
+            "wire.format changes nothing: no trainer ever has two workers to sync" if idle else ""
+        )
 
     @property
     def feedback(self) -> bool:

@@ -13,19 +13,27 @@ class RunSettings:
     """How long a run is, where it goes, and on what it runs."""
 
     folder: str = ""
-    """Folder of the run's files; must not exist yet. Empty: runs/ with the recipe's name and the time."""
+    """Folder of the run's files; must not exist yet. Empty: runs/ with the recipe's name and the
+    time.
+    """
     name: str = ""
     """Name of the recipe, shown in tables and reports. Empty: that of the recipe's file."""
     tokens: int = 1_200_000
-    """Budget: tokens trained on, over all trainers. The last round ends with the inner step that reaches it."""
+    """Budget: tokens trained on, over all trainers. The last round ends with the inner step that
+    reaches it.
+    """
     seed: int = 0
     """Seed of the initial parameters and of the order of the data."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
     threads: int = 0
-    """Workers that run at once; 0: one per core on a CPU, one on a GPU. Does not change the numbers."""
+    """Workers that run at once; 0: one per core on a CPU, one on a GPU. Does not change the
+    numbers.
+    """
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: mixed precision by autocast; auto: bf16 where the device computes it natively, else fp32."""
+    """bf16: mixed precision by autocast; auto: bf16 where the device computes it natively, else
+    fp32.
+    """
     compile: bool = False
     """Whether to compile the model with torch.compile (slow to start, faster steps)."""
     checkpoint_every: int = 10
@@ -33,36 +41,62 @@ class RunSettings:
     keep_checkpoints: int = 2
     """How many of the newest checkpoints stay."""
     trackers: str = "auto"
-    """auto (TensorBoard where it is installed), none, or names separated by commas: tensorboard, wandb, clearml, mlflow, trackio."""
+    """auto (TensorBoard where it is installed), none, or names separated by commas: tensorboard,
+    wandb, clearml, mlflow, trackio.
+    """
 
     def __post_init__(self) -> None:
         require(self.tokens > 0, f"run.tokens must be > 0, got {self.tokens}")
         require(0 <= self.seed < 2**63, f"run.seed must be >= 0 and < 2^63, got {self.seed}")
         require(self.threads >= 0, f"run.threads must be >= 0, got {self.threads}")
-        require(self.checkpoint_every > 0, f"run.checkpoint_every must be > 0, got {self.checkpoint_every}")
-        require(self.keep_checkpoints > 0, f"run.keep_checkpoints must be > 0, got {self.keep_checkpoints}")
+        require(
+            self.checkpoint_every > 0,
+            f"run.checkpoint_every must be > 0, got {self.checkpoint_every}",
+        )
+        require(
+            self.keep_checkpoints > 0,
+            f"run.keep_checkpoints must be > 0, got {self.keep_checkpoints}",
+        )
         known = self.trackers in ("auto", "none") or set(self.tracker_names) <= set(TRACKERS)
-        require(known, f"run.trackers must be auto, none, or of {', '.join(TRACKERS)}, separated by commas, got {self.trackers!r}")
+        require(
+            known,
+            f"run.trackers must be auto, none, or of {', '.join(TRACKERS)}, separated by commas, got {self.trackers!r}",
+        )
 
     @property
     def tracker_names(self) -> list[str]:
         """The trackers asked for, each once; auto as it stands."""
-        return [] if self.trackers == "none" else list(dict.fromkeys(name.strip() for name in self.trackers.split(",")))
+        return (
+            []
+            if self.trackers == "none"
+            else list(dict.fromkeys(name.strip() for name in self.trackers.split(",")))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementSettings:
-    """How several ranks serve a worker. The ranks of an island are neighbours: shard_size x replica_size of them."""
+    """How several ranks serve a worker. The ranks of an island are neighbours: shard_size x
+    replica_size of them.
+    """
 
     shard_size: int = 1
-    """Ranks over which a worker's parameters are sharded (FSDP2); 0: as many as there are for each worker."""
+    """Ranks over which a worker's parameters are sharded (FSDP2); 0: as many as there are for each
+    worker.
+    """
     replica_size: int = 1
-    """Copies of a worker (or of its shards), whose gradients are summed at every step (DDP, HSDP); 0: as many as there are for each worker."""
+    """Copies of a worker (or of its shards), whose gradients are summed at every step (DDP, HSDP);
+    0: as many as there are for each worker.
+    """
 
     def __post_init__(self) -> None:
         require(self.shard_size >= 0, f"placement.shard_size must be >= 0, got {self.shard_size}")
-        require(self.replica_size >= 0, f"placement.replica_size must be >= 0, got {self.replica_size}")
-        require(self.shard_size + self.replica_size > 0, "one of placement.shard_size and placement.replica_size must be > 0, got 0 and 0")
+        require(
+            self.replica_size >= 0, f"placement.replica_size must be >= 0, got {self.replica_size}"
+        )
+        require(
+            self.shard_size + self.replica_size > 0,
+            "one of placement.shard_size and placement.replica_size must be > 0, got 0 and 0",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +104,9 @@ class MemorySettings:
     """The budget in which switch.max_micro_batch = "auto" looks for the largest micro-batch."""
 
     gib: float = 0.0
-    """Memory that this process may take, in GiB; needed on a CPU. 0: what is free on the GPU when the run starts."""
+    """Memory that this process may take, in GiB; needed on a CPU. 0: what is free on the GPU when
+    the run starts.
+    """
     fraction: float = 0.9
     """Part of it to plan for; the rest is a margin."""
 
@@ -84,7 +120,9 @@ class ProfileSettings:
     """What to record of a run's resources, beyond the metrics."""
 
     memory: bool = False
-    """On a GPU: PyTorch's history of allocations in the first process, written to profile/memory-rank0.pickle at the end."""
+    """On a GPU: PyTorch's history of allocations in the first process, written to
+    profile/memory-rank0.pickle at the end.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""Text that fits in memory: the documents of a path, or by default the source of Python's standard library, split into train and validation."""
+"""Text that fits in memory: the documents of a path, or by default the source of Python's standard
+library, split into train and validation.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -24,7 +26,9 @@ def load_corpus(data: DataSettings) -> Corpus:
     rows = open_rows(data, stage, {data.text_column: str}, Position())
     kept = [(number, row[data.text_column]) for number, row in rows if row is not None]
     column = f"jsonl/parquet with column {data.text_column!r}"
-    require(bool(kept), f"{data.source} holds no text; give a text file, a folder of them, or {column}")
+    require(
+        bool(kept), f"{data.source} holds no text; give a text file, a folder of them, or {column}"
+    )
     if data.validation_samples:
         train = tuple(text for number, text in kept if stage.split_of(number) == "train")
         validation = tuple(text for number, text in kept if stage.split_of(number) == "validation")
@@ -33,13 +37,19 @@ def load_corpus(data: DataSettings) -> Corpus:
     return Corpus(train=train, validation=validation, skipped=rows.position.skipped)
 
 
-def _split(documents: list[str], validation_fraction: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _split(
+    documents: list[str], validation_fraction: float
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Every k-th document validates; of fewer than k documents, the tail of each."""
     every = round(1 / validation_fraction)
     if len(documents) >= every:
         held_out = [index % every == every - 1 for index in range(len(documents))]
         pairs = list(zip(documents, held_out, strict=True))
-        return tuple(document for document, held in pairs if not held), tuple(document for document, held in pairs if held)
+        return tuple(document for document, held in pairs if not held), tuple(
+            document for document, held in pairs if held
+        )
     cuts = [round(len(document) * (1 - validation_fraction)) for document in documents]
     parts = list(zip(documents, cuts, strict=True))
-    return tuple(document[:cut] for document, cut in parts), tuple(document[cut:] for document, cut in parts)
+    return tuple(document[:cut] for document, cut in parts), tuple(
+        document[cut:] for document, cut in parts
+    )

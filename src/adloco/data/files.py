@@ -1,4 +1,6 @@
-"""Rows from files: a text file is one row, jsonl and parquet have one per line or record; and the default corpus, Python's standard library."""
+"""Rows from files: a text file is one row, jsonl and parquet have one per line or record; and the
+default corpus, Python's standard library.
+"""
 
 import json
 import sysconfig
@@ -9,15 +11,27 @@ from pathlib import Path
 
 from adloco.data.row_groups import BadRow, Columns, Row, Shard, SourceUnreachableError, no_column
 
-NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
-"""Folders left out of the default corpus: tests differ between distributions, packages between machines."""
+NOT_LIBRARY = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
+"""Folders left out of the default corpus: tests differ between distributions, packages between
+machines.
+"""
 Numbered = Iterator[tuple[int, Row | BadRow]]
 
 
 def file_shards(path: Path, text_column: str) -> list[Shard]:
     """The files at a path, by suffix; of a folder all, sorted."""
     if not path.exists():
-        raise SourceUnreachableError(f"data.path {str(path)!r} does not exist; give a text file, a folder, or jsonl/parquet")
+        raise SourceUnreachableError(
+            f"data.path {str(path)!r} does not exist; give a text file, a folder, or jsonl/parquet"
+        )
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     return [SHARDS.get(file.suffix.lower(), TextFile)(file, text_column) for file in files]
 
@@ -75,7 +89,11 @@ class JsonLines:
         except UnicodeDecodeError as error:
             return _not_utf8(error)
         except json.JSONDecodeError as error:
-            return BadRow(reason="not JSON", problem=f" is not JSON ({error.msg})", advice="mend or remove the line")
+            return BadRow(
+                reason="not JSON",
+                problem=f" is not JSON ({error.msg})",
+                advice="mend or remove the line",
+            )
         present = list(row) if isinstance(row, dict) else []
         missing = [column for column in columns if column not in present]
         return no_column(missing[0], present, self.text_column) if missing else row
@@ -101,7 +119,9 @@ class Parquet:
             import pyarrow
             import pyarrow.parquet
         except ImportError as error:
-            raise ValueError(f"reading {self.file} needs pyarrow; install it with: pip install 'adloco[parquet]'") from error
+            raise ValueError(
+                f"reading {self.file} needs pyarrow; install it with: pip install 'adloco[parquet]'"
+            ) from error
         number = 0
         try:
             table = pyarrow.parquet.ParquetFile(self.file)
@@ -118,11 +138,18 @@ class Parquet:
             yield number + 1, GONE
         except (pyarrow.ArrowException, OSError) as error:
             problem = f" is not a readable parquet file from row {number + 1} on ({error})"
-            yield number + 1, BadRow(reason="unreadable file", problem=problem, advice="mend or remove it", rest=True)
+            yield (
+                number + 1,
+                BadRow(
+                    reason="unreadable file", problem=problem, advice="mend or remove it", rest=True
+                ),
+            )
 
 
 class StandardLibrary:
-    """The source of Python's own standard library: one row per file, each text once, empty ones left out."""
+    """The source of Python's own standard library: one row per file, each text once, empty ones
+    left out.
+    """
 
     unit = "file"
     name = "the default corpus"
@@ -146,12 +173,25 @@ class StandardLibrary:
                 yield text
 
 
-GONE = BadRow(reason="vanished file", problem=" is gone, though it was there when reading began", advice="restore it", rest=True)
+GONE = BadRow(
+    reason="vanished file",
+    problem=" is gone, though it was there when reading began",
+    advice="restore it",
+    rest=True,
+)
 
 
 def _not_utf8(error: UnicodeDecodeError) -> BadRow:
     problem = f" is not UTF-8 text (byte {error.start})"
-    return BadRow(reason="not UTF-8", problem=problem, advice="convert it, for instance with iconv, or leave it out")
+    return BadRow(
+        reason="not UTF-8",
+        problem=problem,
+        advice="convert it, for instance with iconv, or leave it out",
+    )
 
 
-SHARDS: dict[str, type[JsonLines] | type[Parquet]] = {".jsonl": JsonLines, ".ndjson": JsonLines, ".parquet": Parquet}
+SHARDS: dict[str, type[JsonLines] | type[Parquet]] = {
+    ".jsonl": JsonLines,
+    ".ndjson": JsonLines,
+    ".parquet": Parquet,
+}

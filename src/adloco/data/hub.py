@@ -1,6 +1,8 @@
-"""Rows of a Hugging Face dataset, by hub id or local folder, always read as a stream: only the rows asked for are fetched, whatever its size.
+"""Rows of a Hugging Face dataset, by hub id or local folder, always read as a stream: only the rows
+asked for are fetched, whatever its size.
 
-A dataset's shards are read one after another, in their own order, so that a row has a number that does not depend on where reading began.
+A dataset's shards are read one after another, in their own order, so that a row has a number that
+does not depend on where reading began.
 """
 
 import hashlib
@@ -24,15 +26,33 @@ def dataset_shards(data: DataSettings, split: str) -> list[Shard]:
     try:
         streams = builder.as_streaming_dataset()
     except ConnectionError as error:
-        raise SourceUnreachableError(f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}") from error
+        raise SourceUnreachableError(
+            f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}"
+        ) from error
     except Exception as error:  # Whatever a broken file makes its reader raise.
-        first = next((file for files in (builder.config.data_files or {}).values() for file in files), "its first file")
-        raise ValueError(f"{what} cannot be opened ({_first_line(error)}); mend or remove {first}, which tells the columns of all") from error
-    require(split in streams, f"{what} has no split {split!r}; set data.split or data.validation_split to one of {', '.join(streams)}")
+        first = next(
+            (file for files in (builder.config.data_files or {}).values() for file in files),
+            "its first file",
+        )
+        raise ValueError(
+            f"{what} cannot be opened ({_first_line(error)}); mend or remove {first}, which tells the columns of all"
+        ) from error
+    require(
+        split in streams,
+        f"{what} has no split {split!r}; set data.split or data.validation_split to one of {', '.join(streams)}",
+    )
     stream, files = streams[split], (builder.config.data_files or {}).get(split, [])
-    names = [str(file) for file in files] if len(files) == stream.num_shards else [f"shard {index + 1}" for index in range(stream.num_shards)]
+    names = (
+        [str(file) for file in files]
+        if len(files) == stream.num_shards
+        else [f"shard {index + 1}" for index in range(stream.num_shards)]
+    )
     return [
-        DatasetShard(stream=stream.shard(num_shards=stream.num_shards, index=index), name=f"{what}: {name}", text_column=data.text_column)
+        DatasetShard(
+            stream=stream.shard(num_shards=stream.num_shards, index=index),
+            name=f"{what}: {name}",
+            text_column=data.text_column,
+        )
         for index, name in enumerate(names)
     ]
 
@@ -42,8 +62,14 @@ def local_fingerprint(dataset: str) -> str:
     root = Path(dataset).expanduser()
     if not root.is_dir():
         return ""
-    stats = [(file.relative_to(root).as_posix(), file.stat()) for file in sorted(root.rglob("*")) if file.is_file()]
-    return hashlib.sha256(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]).encode()).hexdigest()
+    stats = [
+        (file.relative_to(root).as_posix(), file.stat())
+        for file in sorted(root.rglob("*"))
+        if file.is_file()
+    ]
+    return hashlib.sha256(
+        repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]).encode()
+    ).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,29 +99,44 @@ class DatasetShard:
         except (ConnectionError, TimeoutError, HfHubHTTPError) as error:
             raise self._unreachable(number, error) from error
         except FileNotFoundError:
-            yield number + 1, BadRow(reason="vanished file", problem=f" is gone, from row {number + 1} on", advice="restore it", rest=True)
+            yield (
+                number + 1,
+                BadRow(
+                    reason="vanished file",
+                    problem=f" is gone, from row {number + 1} on",
+                    advice="restore it",
+                    rest=True,
+                ),
+            )
         except (EOFError, zlib.error, ValueError, pyarrow.ArrowException) as error:
             yield number + 1, _unreadable(number, error)
         except Exception as error:
-            # Decoders raise OSError without a number. All else may go away by itself, so that nothing is left out for it.
+            # Decoders raise OSError without a number. All else may go away by itself, so that
+            # nothing is left out for it.
             if not isinstance(error, OSError) or error.errno is not None:
                 raise self._unreachable(number, error) from error
             yield number + 1, _unreadable(number, error)
 
     def _unreachable(self, number: int, error: Exception) -> SourceUnreachableError:
-        return SourceUnreachableError(f"{self.name} cannot be reached from row {number + 1} on ({_first_line(error)}); go on when it can be")
+        return SourceUnreachableError(
+            f"{self.name} cannot be reached from row {number + 1} on ({_first_line(error)}); go on when it can be"
+        )
 
 
 def _unreadable(number: int, error: Exception) -> BadRow:
     problem = f" cannot be read from row {number + 1} on ({_first_line(error)})"
-    return BadRow(reason="unreadable file", problem=problem, advice="mend or fetch the file again", rest=True)
+    return BadRow(
+        reason="unreadable file", problem=problem, advice="mend or fetch the file again", rest=True
+    )
 
 
 def _builder(data: DataSettings) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise ValueError(f"data.dataset {data.dataset!r} needs the library datasets; install it with: pip install 'adloco[datasets]'") from error
+        raise ValueError(
+            f"data.dataset {data.dataset!r} needs the library datasets; install it with: pip install 'adloco[datasets]'"
+        ) from error
     path = Path(data.dataset).expanduser()
     local = path.is_dir()
     name = str(path) if local else data.dataset
@@ -105,16 +146,26 @@ def _builder(data: DataSettings) -> Any:
     try:
         return datasets.load_dataset_builder(name, data.config or None)
     except (datasets.exceptions.DatasetNotFoundError, ConnectionError) as error:
-        raise SourceUnreachableError(f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}") from error
+        raise SourceUnreachableError(
+            f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}"
+        ) from error
     except (datasets.exceptions.DatasetsError, FileNotFoundError) as error:
-        raise ValueError(f"{what} holds no data files that can be read ({_first_line(error)}); give one with json, parquet, csv or text") from error
+        raise ValueError(
+            f"{what} holds no data files that can be read ({_first_line(error)}); give one with json, parquet, csv or text"
+        ) from error
     except (ValueError, RuntimeError) as error:
         known = _configs(name)
         fits = not known or data.config in known or (not data.config and len(known) == 1)
-        require(fits, f"{what} has no configuration {data.config!r}; set data.config to one of {known}")
-        raise ValueError(f"{what} cannot be opened ({_first_line(error)}); mend it or use another") from error
+        require(
+            fits, f"{what} has no configuration {data.config!r}; set data.config to one of {known}"
+        )
+        raise ValueError(
+            f"{what} cannot be opened ({_first_line(error)}); mend it or use another"
+        ) from error
     except Exception as error:  # Errors of several libraries for the network.
-        raise SourceUnreachableError(f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}") from error
+        raise SourceUnreachableError(
+            f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}"
+        ) from error
 
 
 def _configs(name: str) -> list[str]:

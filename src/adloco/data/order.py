@@ -1,7 +1,9 @@
-"""Which sample stands at a position of a stream: a function of (seed, stream, position) alone (DESIGN section 3, seam 2).
+"""Which sample stands at a position of a stream: a function of (seed, stream, position) alone
+(DESIGN section 3, seam 2).
 
-Stream s of S owns the samples s, s + S, s + 2S, ... Each pass over them (an epoch of that stream) is a permutation of its own. So no sample comes
-twice in an epoch, whatever the batch schedule; resuming takes one integer per stream; and a merge hands streams over by handing over that integer.
+Stream s of S owns the samples s, s + S, s + 2S, ... Each pass over them (an epoch of that stream)
+is a permutation of its own. So no sample comes twice in an epoch, whatever the batch schedule;
+resuming takes one integer per stream; and a merge hands streams over by handing over that integer.
 """
 
 from functools import lru_cache
@@ -16,7 +18,10 @@ class StreamOrder:
     """The order of `num_samples` samples in `num_streams` disjoint streams."""
 
     def __init__(self, *, num_samples: int, num_streams: int, seed: int) -> None:
-        require(num_samples >= num_streams, f"the data has {num_samples} samples, fewer than one for each of {num_streams} streams")
+        require(
+            num_samples >= num_streams,
+            f"the data has {num_samples} samples, fewer than one for each of {num_streams} streams",
+        )
         self.num_samples = num_samples
         self.num_streams = num_streams
         self.seed = seed

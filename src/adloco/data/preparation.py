@@ -1,4 +1,6 @@
-"""Filling a token cache ahead of time, with processes that tokenise while this one reads and writes; the result does not depend on how many."""
+"""Filling a token cache ahead of time, with processes that tokenise while this one reads and
+writes; the result does not depend on how many.
+"""
 
 import multiprocessing
 import os
@@ -31,16 +33,22 @@ class Preparation:
     def total_rows(self) -> int | None:
         """Rows that will have been read in the end, where the recipe says how many at most."""
         data = self.cache.data
-        limits = [data.samples, data.validation_samples] if data.validation_split else [data.samples]
+        limits = (
+            [data.samples, data.validation_samples] if data.validation_split else [data.samples]
+        )
         return sum(limits) if all(limits) else None
 
     def states(self) -> Iterator[State]:
-        """Fill the cache from where it stands; yields what it holds after each chunk, at least once."""
+        """Fill the cache from where it stands; yields what it holds after each chunk, at least
+        once.
+        """
         yield self.cache.growth.state
         if self.cache.growth.state.complete:
             return
         with _pool(self.processes) as pool:
-            yield from self.cache.growth.grow(lambda state: state.complete, pool, ahead=CHUNKS_PER_PROCESS * self.processes)
+            yield from self.cache.growth.grow(
+                lambda state: state.complete, pool, ahead=CHUNKS_PER_PROCESS * self.processes
+            )
 
 
 def prepare(data: DataSettings, processes: int) -> Preparation:
@@ -51,7 +59,11 @@ def prepare(data: DataSettings, processes: int) -> Preparation:
         "how much of a stream to prepare must be said; set data.samples, or data.streaming to false for all of it",
     )
     notice = reachable(data)
-    return Preparation(cache=begin_cache(data.second() if notice else data), notice=notice, processes=processes)
+    return Preparation(
+        cache=begin_cache(data.fallback_settings() if notice else data),
+        notice=notice,
+        processes=processes,
+    )
 
 
 @contextmanager
@@ -59,7 +71,9 @@ def _pool(processes: int) -> Iterator[Executor | None]:
     if processes == 1:
         yield None
         return
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_process)
+    pool = ProcessPoolExecutor(
+        processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_process
+    )
     try:
         yield pool
     finally:
@@ -67,7 +81,8 @@ def _pool(processes: int) -> Iterator[Executor | None]:
 
 
 def _begin_process() -> None:
-    # Ctrl+C is the first process's business, and when that one is killed this one has nobody to work for.
+    # Ctrl+C is the first process's business, and when that one is killed this one has nobody to
+    # work for.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     Thread(target=_end_with_parent, daemon=True).start()

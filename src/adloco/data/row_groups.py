@@ -1,4 +1,6 @@
-"""What a source is made of: shards, each read from any of its rows on, and what can be wrong with a row, a shard or a whole source."""
+"""What a source is made of: shards, each read from any of its rows on, and what can be wrong with a
+row, a shard or a whole source.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,15 +38,23 @@ class Shard(Protocol):
         ...
 
     def read(self, columns: Columns, start: int) -> Iterator[tuple[int, Row | BadRow]]:
-        """Rows from the start-th on, each with its number in the shard as a person counts; other columns may come along."""
+        """Rows from the start-th on, each with its number in the shard as a person counts; other
+        columns may come along.
+        """
         ...
 
 
 class SourceUnreachableError(ValueError):
-    """A source is not there, or there is no way to it; the one failure for which there is a fallback."""
+    """A source is not there, or there is no way to it; the one failure for which there is a
+    fallback.
+    """
 
 
 def no_column(column: str, present: list[str], text_column: str) -> BadRow:
     """A row or shard without a column that was asked for."""
-    advice = f"set data.text_column to one of {present}" if column == text_column else f"name one of {present}"
+    advice = (
+        f"set data.text_column to one of {present}"
+        if column == text_column
+        else f"name one of {present}"
+    )
     return BadRow(reason="no such column", problem=f" has no column {column!r}", advice=advice)

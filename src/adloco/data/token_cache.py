@@ -1,7 +1,9 @@
-"""Token caches: which folder holds the tokens of a source, made now if they are not there, and the windows a run reads from them.
+"""Token caches: which folder holds the tokens of a source, made now if they are not there, and the
+windows a run reads from them.
 
-Text in memory (a path, the default corpus) is named by its content; a dataset by what was asked for, and by the files of a local one, so that a
-prepared one is found without a network. Either name is followed by the tokenizer's.
+Text in memory (a path, the default corpus) is named by its content; a dataset by what was asked
+for, and by the files of a local one, so that a prepared one is found without a network. Either name
+is followed by the tokenizer's.
 """
 
 import hashlib
@@ -21,7 +23,7 @@ from adloco.data.hub import local_fingerprint
 from adloco.data.row_groups import SourceUnreachableError
 from adloco.data.rows import left_out, read_rows
 from adloco.data.sources import StreamSource, TokenSource
-from adloco.data.token_store import Growth, State, corpus_feed, dataset_feed
+from adloco.data.token_store import State, TokenStore, corpus_feed, dataset_feed
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 
 FORMAT = 1
@@ -32,7 +34,13 @@ TOKENIZER_ROWS = 10_000
 class TokenCache:
     """Train and validation tokens of a source, each document followed by the end-of-text id."""
 
-    def __init__(self, data: DataSettings, growth: Growth, content: str, skipped: Mapping[str, int] | None) -> None:
+    def __init__(
+        self,
+        data: DataSettings,
+        growth: TokenStore,
+        content: str,
+        skipped: Mapping[str, int] | None,
+    ) -> None:
         """skipped: what was left out when the source was read just now, where it was."""
         self.data = data
         self.growth = growth
@@ -46,7 +54,7 @@ class TokenCache:
         """Equal for equal text, whatever the tokenizer; of a stream, for equal text so far."""
         return self._content or self.growth.state.corpus
 
-    def holds(self, corpus: str) -> bool:
+    def matches_fingerprint(self, corpus: str) -> bool:
         """Whether this is the text, or its continuation, that was called so."""
         chunks, _, digest = corpus.partition(":")
         if self._content or not chunks.isdecimal() or int(chunks) == 0:
@@ -68,15 +76,21 @@ class TokenCache:
         return np.concatenate([self.train, self.validation])
 
     def train_windows(self, context_tokens: int, at_least: int) -> int:
-        """How many windows there are to train on; of a stream, only as far as `at_least` asks to know."""
+        """How many windows there are to train on; of a stream, only as far as `at_least` asks to
+        know.
+        """
         tokens = self.at_least(at_least * context_tokens + 1) if self.data.streaming else self.train
         return max(0, (len(tokens) - 1) // context_tokens)
 
     def train_source(self, *, context_tokens: int, num_streams: int, seed: int) -> Source:
         """Windows to train on, in as many streams."""
         if self.data.streaming:
-            return StreamSource(self.at_least, context_tokens=context_tokens, num_streams=num_streams)
-        return TokenSource(self.train, context_tokens=context_tokens, num_streams=num_streams, seed=seed)
+            return StreamSource(
+                self.at_least, context_tokens=context_tokens, num_streams=num_streams
+            )
+        return TokenSource(
+            self.train, context_tokens=context_tokens, num_streams=num_streams, seed=seed
+        )
 
     def at_least(self, tokens: int) -> NDArray[Any]:
         """The train tokens so far, after fetching so many; fewer only at the end of the source."""
@@ -92,35 +106,59 @@ class TokenCache:
 
 
 def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenCache:
-    """The tokens of a source, read and packed now as far as they are not yet; with the recipe's tokenizer unless one is given.
+    """The tokens of a source, read and packed now as far as they are not yet; with the recipe's
+    tokenizer unless one is given.
 
     Of a stream only what validates is read; the rest follows as it is asked for.
+
     """
     cache = begin_cache(data, tokenizer)
-    _exhaust(cache.growth.grow((lambda state: _validation_stands(data, state)) if data.streaming else (lambda state: state.complete)))
+    _exhaust(
+        cache.growth.grow(
+            (lambda state: _validation_stands(data, state))
+            if data.streaming
+            else (lambda state: state.complete)
+        )
+    )
     return cache
 
 
 def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenCache:
     """The cache as it stands, perhaps empty."""
-    # A tokenizer trained on the text follows from the text and its name; any other is part of the key by what it does.
+    # A tokenizer trained on the text follows from the text and its name; any other is part of the
+    # key by what it does.
     own = data.tokenizer.startswith("bpe:")
     if tokenizer is None and not own:
         tokenizer = make_tokenizer(data.tokenizer, ())
     corpus = None if data.dataset else load_corpus(data)
     content = _corpus_key(corpus) if corpus else ""
     named = data.tokenizer if tokenizer is None or (own and not corpus) else tokenizer.fingerprint()
-    folder = Path(data.cache).expanduser() / f"{content or _dataset_key(data)}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
+    folder = (
+        Path(data.cache).expanduser()
+        / f"{content or _dataset_key(data)}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
+    )
     feed = corpus_feed(corpus) if corpus else dataset_feed(data)
     try:
-        growth = Growth(folder, feed, data.source, lambda: tokenizer or make_tokenizer(data.tokenizer, corpus.train if corpus else _sample(data)))
+        growth = TokenStore(
+            folder,
+            feed,
+            data.source,
+            lambda: (
+                tokenizer
+                or make_tokenizer(data.tokenizer, corpus.train if corpus else _sample(data))
+            ),
+        )
     except OSError as error:
-        raise ValueError(f"data.cache {data.cache!r} cannot be written ({error.strerror}); use another folder (recipe section [data])") from error
+        raise ValueError(
+            f"data.cache {data.cache!r} cannot be written ({error.strerror}); use another folder (recipe section [data])"
+        ) from error
     return TokenCache(data, growth, content, corpus.skipped if corpus else None)
 
 
 def reachable(data: DataSettings) -> str:
-    """Empty if the source can be read, or if the recipe names no fallback for it; else the sentence that the fallback is used, and why."""
+    """Empty if the source can be read, or if the recipe names no fallback for it; else the sentence
+    that the fallback is used, and why.
+    """
     if not data.fallback:
         return ""
     try:
@@ -147,13 +185,29 @@ def _corpus_key(corpus: Corpus) -> str:
 
 
 def _dataset_key(data: DataSettings) -> str:
-    asked = [data.dataset, data.config, data.split, data.validation_split, data.samples, data.validation_samples, data.text_column, data.bad_rows]
-    held_out = None if data.validation_split or data.validation_samples else data.validation_fraction
-    return hashlib.sha256(json.dumps([FORMAT, *asked, held_out, local_fingerprint(data.dataset)]).encode()).hexdigest()[:24]
+    asked = [
+        data.dataset,
+        data.config,
+        data.split,
+        data.validation_split,
+        data.samples,
+        data.validation_samples,
+        data.text_column,
+        data.bad_rows,
+    ]
+    held_out = (
+        None if data.validation_split or data.validation_samples else data.validation_fraction
+    )
+    return hashlib.sha256(
+        json.dumps([FORMAT, *asked, held_out, local_fingerprint(data.dataset)]).encode()
+    ).hexdigest()[:24]
 
 
 def _sample(data: DataSettings) -> list[str]:
-    return [row[data.text_column] for row in islice(read_rows(data, "train", {data.text_column: str}), TOKENIZER_ROWS)]
+    return [
+        row[data.text_column]
+        for row in islice(read_rows(data, "train", {data.text_column: str}), TOKENIZER_ROWS)
+    ]
 
 
 def _exhaust(states: Iterator[State]) -> None:

@@ -1,7 +1,9 @@
-"""A token cache that grows: chunks of rows are tokenised and appended, each committed as a whole, so that whoever goes on ends with the same bytes.
+"""A token cache that grows: chunks of rows are tokenised and appended, each committed as a whole,
+so that whoever goes on ends with the same bytes.
 
-A chunk is committed by replacing meta.json, after its tokens and its digest stand in the files; what stands there beyond is from a chunk that was
-cut off, and is overwritten. The digest of chunk i covers the texts of chunks 0 .. i: two caches with the same one hold the same text.
+A chunk is committed by replacing meta.json, after its tokens and its digest stand in the files;
+what stands there beyond is from a chunk that was cut off, and is overwritten. The digest of chunk i
+covers the texts of chunks 0 .. i: two caches with the same one hold the same text.
 """
 
 import hashlib
@@ -80,12 +82,24 @@ def corpus_feed(corpus: Corpus) -> Feed:
     """Chunks of a corpus in memory: the train documents, then those to validate on."""
 
     def feed(state: State) -> Iterator[Chunk]:
-        documents: list[tuple[Split, str]] = [("train", text) for text in corpus.train] + [("validation", text) for text in corpus.validation]
+        documents: list[tuple[Split, str]] = [("train", text) for text in corpus.train] + [
+            ("validation", text) for text in corpus.validation
+        ]
         for start in range(state.row, len(documents), ROWS_AT_ONCE):
             part = documents[start : start + ROWS_AT_ONCE]
             end = start + len(part)
-            texts: dict[Split, list[str]] = {split: [text for to, text in part if to == split] for split in SPLITS}
-            yield Chunk(texts=texts, after={"row": end, "rows": end, "skipped": dict(corpus.skipped), "complete": end == len(documents)})
+            texts: dict[Split, list[str]] = {
+                split: [text for to, text in part if to == split] for split in SPLITS
+            }
+            yield Chunk(
+                texts=texts,
+                after={
+                    "row": end,
+                    "rows": end,
+                    "skipped": dict(corpus.skipped),
+                    "complete": end == len(documents),
+                },
+            )
 
     return feed
 
@@ -95,7 +109,9 @@ def dataset_feed(data: DataSettings) -> Feed:
 
     def feed(state: State) -> Iterator[Chunk]:
         passes = stages(data)
-        position = Position(row=state.row, shard_rows=list(state.shard_rows), skipped=Counter(state.skipped))
+        position = Position(
+            row=state.row, shard_rows=list(state.shard_rows), skipped=Counter(state.skipped)
+        )
         before = state.rows - state.row
         for index in range(state.stage, len(passes)):
             texts: dict[Split, list[str]] = {split: [] for split in SPLITS}
@@ -103,24 +119,47 @@ def dataset_feed(data: DataSettings) -> Feed:
                 if row is not None:
                     texts[passes[index].split_of(number)].append(row[data.text_column])
                 if (number + 1) % ROWS_AT_ONCE == 0:
-                    yield Chunk(texts=texts, after={"stage": index, "rows": before + position.row, **_position_fields(position)})
+                    yield Chunk(
+                        texts=texts,
+                        after={
+                            "stage": index,
+                            "rows": before + position.row,
+                            **_position_fields(position),
+                        },
+                    )
                     texts = {split: [] for split in SPLITS}
             before += position.row
             position = Position(skipped=position.skipped)
             last = index + 1 == len(passes)
-            yield Chunk(texts=texts, after={"stage": index + 1, "rows": before, "complete": last, **_position_fields(position)})
+            yield Chunk(
+                texts=texts,
+                after={
+                    "stage": index + 1,
+                    "rows": before,
+                    "complete": last,
+                    **_position_fields(position),
+                },
+            )
 
     return feed
 
 
 def _position_fields(position: Position) -> dict[str, Any]:
-    return {"row": position.row, "shard_rows": list(position.shard_rows), "skipped": dict(position.skipped)}
+    return {
+        "row": position.row,
+        "shard_rows": list(position.shard_rows),
+        "skipped": dict(position.skipped),
+    }
 
 
-class Growth:
-    """A cache folder under way. Several processes may share one: whoever has the lock appends, the others see it."""
+class TokenStore:
+    """A cache folder under way. Several processes may share one: whoever has the lock appends, the
+    others see it.
+    """
 
-    def __init__(self, folder: Path, feed: Feed, source: str, tokenizer: Callable[[], Tokenizer]) -> None:
+    def __init__(
+        self, folder: Path, feed: Feed, source: str, tokenizer: Callable[[], Tokenizer]
+    ) -> None:
         """Opens the folder, or begins it with this tokenizer; what is damaged is begun again."""
         self.folder = folder
         self._feed = feed
@@ -136,8 +175,12 @@ class Growth:
         self.tokenizer = load_tokenizer(folder)
         self.state = _read(folder)
 
-    def grow(self, enough: Callable[[State], bool], pool: Executor | None = None, ahead: int = 1) -> Iterator[State]:
-        """Appends until there is enough or the source has ended; yields each new state. pool: processes that tokenise `ahead` chunks at a time."""
+    def grow(
+        self, enough: Callable[[State], bool], pool: Executor | None = None, ahead: int = 1
+    ) -> Iterator[State]:
+        """Appends until there is enough or the source has ended; yields each new state. pool:
+        processes that tokenise `ahead` chunks at a time.
+        """
         with self._threads:
             while not (self.state.complete or enough(self.state)):
                 try:
@@ -153,7 +196,13 @@ class Growth:
     def tokens(self, split: Split) -> NDArray[Any]:
         """The tokens of a split so far, each document followed by the end-of-text id."""
         count = self.state.train if split == "train" else self.state.validation
-        return np.memmap(self.folder / f"{split}.bin", dtype=self.state.dtype, mode="r", shape=(count,)) if count else np.zeros(0, self.state.dtype)
+        return (
+            np.memmap(
+                self.folder / f"{split}.bin", dtype=self.state.dtype, mode="r", shape=(count,)
+            )
+            if count
+            else np.zeros(0, self.state.dtype)
+        )
 
     def digest(self, chunks: int) -> str:
         """Digest of the texts of the first so many chunks."""
@@ -168,14 +217,20 @@ class Growth:
             self.state = state
             return
         if self._pending_from != state.chunks:
-            self._pending = _encoded(self._feed(state), self.folder, self.tokenizer, state.dtype, pool, ahead)
+            self._pending = _encoded(
+                self._feed(state), self.folder, self.tokenizer, state.dtype, pool, ahead
+            )
         chunk, arrays = next(self._pending)
         self.state = self._append(state, chunk, arrays)
         self._pending_from = self.state.chunks
 
     def _append(self, state: State, chunk: Chunk, arrays: "Arrays") -> State:
         for split in SPLITS:
-            _write_at(self.folder / f"{split}.bin", getattr(state, split) * np.dtype(state.dtype).itemsize, arrays[split].tobytes())
+            _write_at(
+                self.folder / f"{split}.bin",
+                getattr(state, split) * np.dtype(state.dtype).itemsize,
+                arrays[split].tobytes(),
+            )
         digest = hashlib.sha256(bytes.fromhex(state.digest))
         for split in SPLITS:
             for text in chunk.texts[split]:
@@ -201,7 +256,12 @@ Arrays = dict[Split, NDArray[Any]]
 
 
 def _encoded(
-    chunks: Iterator[Chunk], folder: Path, tokenizer: Tokenizer, dtype: str, pool: Executor | None, ahead: int
+    chunks: Iterator[Chunk],
+    folder: Path,
+    tokenizer: Tokenizer,
+    dtype: str,
+    pool: Executor | None,
+    ahead: int,
 ) -> Iterator[tuple[Chunk, Arrays]]:
     """The chunks in their order, with their tokens."""
     if pool is None:
@@ -213,7 +273,9 @@ def _encoded(
     while True:
         try:
             while len(under_way) < ahead and failure is None and (following := next(chunks, None)):
-                under_way.append((following, pool.submit(_encode_in, str(folder), following.texts, dtype)))
+                under_way.append(
+                    (following, pool.submit(_encode_in, str(folder), following.texts, dtype))
+                )
         except ValueError as error:
             # What came before the bad row is committed first.
             failure = error
@@ -230,7 +292,9 @@ def encode(tokenizer: Tokenizer, texts: dict[Split, list[str]], dtype: str) -> A
 
     def packed(part: list[str]) -> NDArray[Any]:
         encoded = tokenizer.encode(part) if part else []
-        return np.array([token for ids in encoded for token in (*ids, tokenizer.end_of_text)], dtype=dtype)
+        return np.array(
+            [token for ids in encoded for token in (*ids, tokenizer.end_of_text)], dtype=dtype
+        )
 
     return {split: packed(part) for split, part in texts.items()}
 
@@ -250,7 +314,9 @@ def _begin(folder: Path, source: str, tokenizer: Tokenizer) -> None:
     tokenizer.save(folder)
     for name in (*(f"{split}.bin" for split in SPLITS), DIGESTS):
         (folder / name).touch()
-    _commit(folder, State(source=source, dtype="uint16" if tokenizer.vocab_size <= 2**16 else "uint32"))
+    _commit(
+        folder, State(source=source, dtype="uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
+    )
 
 
 def _commit(folder: Path, state: State) -> None:
@@ -265,11 +331,19 @@ def _read(folder: Path) -> State:
 
 def _intact(folder: Path) -> bool:
     """Whether a cache of this format is there, with all that was committed."""
-    if not (folder / META).exists() or json.loads((folder / META).read_text()).get("format") != FORMAT:
+    if (
+        not (folder / META).exists()
+        or json.loads((folder / META).read_text()).get("format") != FORMAT
+    ):
         return False
     state = _read(folder)
-    sizes = {f"{split}.bin": getattr(state, split) * np.dtype(state.dtype).itemsize for split in SPLITS} | {DIGESTS: state.chunks * DIGEST_BYTES}
-    return all((folder / name).exists() and (folder / name).stat().st_size >= size for name, size in sizes.items())
+    sizes = {
+        f"{split}.bin": getattr(state, split) * np.dtype(state.dtype).itemsize for split in SPLITS
+    } | {DIGESTS: state.chunks * DIGEST_BYTES}
+    return all(
+        (folder / name).exists() and (folder / name).stat().st_size >= size
+        for name, size in sizes.items()
+    )
 
 
 def _write_at(file: Path, offset: int, content: bytes) -> None:

@@ -1,4 +1,6 @@
-"""Tokenizers: bytes, a byte-level BPE trained on the corpus, or any Hugging Face tokenizer by folder or hub name."""
+"""Tokenizers: bytes, a byte-level BPE trained on the corpus, or any Hugging Face tokenizer by
+folder or hub name.
+"""
 
 import copy
 import hashlib
@@ -12,8 +14,14 @@ from adloco.errors import require
 
 PROBE = "Hello, world!  The quick brown fox\n\tjumps over 13 lazy dogs. Ünïcödé"
 END_OF_TEXT = "<|endoftext|>"
-BARE_VOCABULARIES = {"merges.txt": "GPT2Tokenizer", "vocab.txt": "BertTokenizer", "tokenizer.model": "LlamaTokenizer"}
-"""Class in transformers for a folder that holds a vocabulary by this file and says nothing about it."""
+BARE_VOCABULARIES = {
+    "merges.txt": "GPT2Tokenizer",
+    "vocab.txt": "BertTokenizer",
+    "tokenizer.model": "LlamaTokenizer",
+}
+"""Class in transformers for a folder that holds a vocabulary by this file and says nothing about
+it.
+"""
 
 SENTENCEPIECE = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
 """Packages that a tokenizer.model is read with, by module."""
@@ -33,7 +41,9 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
 
     def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """Each text on its own, with the special tokens that a model expects around it, cut to so many tokens."""
+        """Each text on its own, with the special tokens that a model expects around it, cut to so
+        many tokens.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -52,7 +62,9 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """UTF-8 bytes; the zero byte ends a document (one inside a text reads as the end of a document)."""
+    """UTF-8 bytes; the zero byte ends a document (one inside a text reads as the end of a
+    document).
+    """
 
     vocab_size = 256
     end_of_text = 0
@@ -69,11 +81,14 @@ class ByteTokenizer:
     def to_transformers(self, *, whole: bool) -> Any:
         import tokenizers
 
-        # A vocabulary of the bytes and no merges; the zero byte's place is taken by the token that ends a document.
+        # A vocabulary of the bytes and no merges; the zero byte's place is taken by the token that
+        # ends a document.
         names = {byte: name for name, byte in _names_of_bytes().items() if byte > 0}
         vocabulary = {END_OF_TEXT: 0, **{name: byte for byte, name in sorted(names.items())}}
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
-        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+            add_prefix_space=False, use_regex=False
+        )
         tokenizer.decoder = tokenizers.decoders.ByteLevel()
         return _fast(tokenizer, whole)
 
@@ -109,7 +124,10 @@ class BytePairTokenizer:
         return BytePairTokenizer(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        return [
+            encoding.ids
+            for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        ]
 
     def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         return [[self.end_of_text, *ids][:max_tokens] for ids in self.encode(texts)]
@@ -135,17 +153,27 @@ class PretrainedTokenizer:
     def __init__(self, tokenizer: Any, name: str) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = len(tokenizer)
-        ending = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-        require(ending is not None, f"data.tokenizer {name!r} has neither an end-of-sequence nor a separator token; use another")
+        ending = (
+            tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+        )
+        require(
+            ending is not None,
+            f"data.tokenizer {name!r} has neither an end-of-sequence nor a separator token; use another",
+        )
         self.end_of_text: int = ending
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        # verbose=False: documents longer than the tokenizer's model are cut into windows later, no reason to warn.
-        encoded: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        # verbose=False: documents longer than the tokenizer's model are cut into windows later, no
+        # reason to warn.
+        encoded: list[list[int]] = self._tokenizer(
+            list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
+        )["input_ids"]
         return encoded
 
     def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        encoded: list[list[int]] = self._tokenizer(list(texts), truncation=True, max_length=max_tokens, return_attention_mask=False)["input_ids"]
+        encoded: list[list[int]] = self._tokenizer(
+            list(texts), truncation=True, max_length=max_tokens, return_attention_mask=False
+        )["input_ids"]
         return encoded
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -155,8 +183,14 @@ class PretrainedTokenizer:
         import tokenizers
 
         tokenizer = copy.deepcopy(self._tokenizer)
-        if not whole and tokenizer(PROBE)["input_ids"] != self.encode([PROBE])[0] and tokenizer.is_fast:
-            tokenizer.backend_tokenizer.post_processor = tokenizers.processors.Sequence([])  # Documents were packed without special tokens.
+        if (
+            not whole
+            and tokenizer(PROBE)["input_ids"] != self.encode([PROBE])[0]
+            and tokenizer.is_fast
+        ):
+            tokenizer.backend_tokenizer.post_processor = tokenizers.processors.Sequence(
+                []
+            )  # Documents were packed without special tokens.
         return tokenizer
 
     def save(self, folder: Path) -> None:
@@ -174,7 +208,9 @@ def _fast(tokenizer: Any, whole: bool) -> Any:
 
     if whole:
         begin = (END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))
-        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[begin])
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{END_OF_TEXT} $A", special_tokens=[begin]
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TEXT,
@@ -187,18 +223,29 @@ def _fast(tokenizer: Any, whole: bool) -> Any:
 
 def _names_of_bytes() -> dict[str, int]:
     """The byte that each printable character stands for in byte-level vocabularies (GPT-2's table)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
 
 
 def make_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
-    """The tokenizer of a recipe: 'bytes', 'bpe:SIZE' (trained on these texts), or a folder or hub name."""
+    """The tokenizer of a recipe: 'bytes', 'bpe:SIZE' (trained on these texts), or a folder or hub
+    name.
+    """
     if name == "bytes":
         return ByteTokenizer()
     if name.startswith("bpe:"):
         size = name.removeprefix("bpe:")
-        require(size.isdecimal() and int(size) > 256, f"data.tokenizer bpe needs a size above 256 as in bpe:2048, got {name!r}")
+        require(
+            size.isdecimal() and int(size) > 256,
+            f"data.tokenizer bpe needs a size above 256 as in bpe:2048, got {name!r}",
+        )
         return BytePairTokenizer.train(texts, int(size))
     return _pretrained(name)
 
@@ -211,15 +258,28 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         return ByteTokenizer()
     if (folder / "bpe.json").exists():
         return BytePairTokenizer(tokenizers.Tokenizer.from_file(str(folder / "bpe.json")))
-    require((folder / "pretrained").exists(), f"{folder} holds no tokenizer; it is written by `adloco train`")
+    require(
+        (folder / "pretrained").exists(),
+        f"{folder} holds no tokenizer; it is written by `adloco train`",
+    )
     return _pretrained(str(folder / "pretrained"))
 
 
 def _pretrained(name: str) -> Tokenizer:
     import transformers
 
-    described = any((Path(name) / file).exists() for file in ("tokenizer.json", "tokenizer_config.json", "config.json"))
-    bare = next((kind for file, kind in BARE_VOCABULARIES.items() if (Path(name) / file).exists() and not described), "AutoTokenizer")
+    described = any(
+        (Path(name) / file).exists()
+        for file in ("tokenizer.json", "tokenizer_config.json", "config.json")
+    )
+    bare = next(
+        (
+            kind
+            for file, kind in BARE_VOCABULARIES.items()
+            if (Path(name) / file).exists() and not described
+        ),
+        "AutoTokenizer",
+    )
     try:
         tokenizer = getattr(transformers, bare).from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError and errors of hub clients here, in paragraphs.
@@ -227,9 +287,13 @@ def _pretrained(name: str) -> Tokenizer:
         if missing and "tiktoken" in str(error):
             # What transformers tries last, and then blames.
             needed = f"data.tokenizer {name!r} needs {' and '.join(missing)} to be read"
-            raise ValueError(f"{needed}; install with: pip install 'adloco[sentencepiece]'") from error
+            raise ValueError(
+                f"{needed}; install with: pip install 'adloco[sentencepiece]'"
+            ) from error
         advice = "download it and give its folder, or set bytes or bpe:SIZE"
-        raise ValueError(f"data.tokenizer {name!r} could not be loaded ({type(error).__name__}); {advice}") from error
+        raise ValueError(
+            f"data.tokenizer {name!r} could not be loaded ({type(error).__name__}); {advice}"
+        ) from error
     return PretrainedTokenizer(tokenizer, name)
 
 

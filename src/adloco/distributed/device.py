@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 
-def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+def autocast(
+    device: torch.device, dtype: torch.dtype | None
+) -> contextlib.AbstractContextManager[Any]:
     """Mixed precision in this data type, or none."""
     return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
 

@@ -1,6 +1,8 @@
-"""The one helper that knows DTensor: from sharded tensors to this rank's shard, to whole ones, and back.
+"""The one helper that knows DTensor: from sharded tensors to this rank's shard, to whole ones, and
+back.
 
-Elementwise work (outer step, pseudo-gradients, merges) acts on sharded tensors as on others. Reductions between islands act on the local shards.
+Elementwise work (outer step, pseudo-gradients, merges) acts on sharded tensors as on others.
+Reductions between islands act on the local shards.
 """
 
 import functools
@@ -26,15 +28,26 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def with_local(shard: Tensor, like: Tensor) -> Tensor:
-    """A tensor sharded like another, of which this rank has the given shard; the shard itself where the other is not sharded."""
+    """A tensor sharded like another, of which this rank has the given shard; the shard itself where
+    the other is not sharded.
+    """
     if not isinstance(like, DTensor):
         return shard
-    return DTensor.from_local(shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+    return DTensor.from_local(
+        shard,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
 
 
 @torch.no_grad()
 def in_memory_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """The tensor where another of its shape and shards lives, on a device or in host memory; as it is if it lives there already."""
+    """The tensor where another of its shape and shards lives, on a device or in host memory; as it
+    is if it lives there already.
+    """
     return with_local(local(tensor).to(local(like).device), like=like)
 
 
@@ -42,7 +55,11 @@ def in_memory_of(tensor: Tensor, like: Tensor) -> Tensor:
 def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool) -> Tensor:
     """Zeros sharded like a tensor, in host memory or where it is."""
     shard = local(tensor)
-    return _kept(torch.zeros_like(shard, dtype=dtype, device="cpu" if to_host else shard.device), tensor, to_host)
+    return _kept(
+        torch.zeros_like(shard, dtype=dtype, device="cpu" if to_host else shard.device),
+        tensor,
+        to_host,
+    )
 
 
 @torch.no_grad()
@@ -58,27 +75,45 @@ def copied(tensor: Tensor, *, to_host: bool, dtype: torch.dtype | None = None) -
 def _kept(shard: Tensor, like: Tensor, to_host: bool) -> Tensor:
     if not isinstance(like, DTensor) or not to_host:
         return with_local(shard, like)
-    return DTensor.from_local(shard, _host_mesh(like.device_mesh), like.placements, run_check=False, shape=like.shape, stride=like.stride())
+    return DTensor.from_local(
+        shard,
+        _host_mesh(like.device_mesh),
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
 
 
 @functools.cache
 def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The same ranks for tensors in host memory, which a sharded tensor on a mesh of GPUs cannot be in."""
+    """The same ranks for tensors in host memory, which a sharded tensor on a mesh of GPUs cannot be
+    in.
+    """
     groups = mesh.get_all_groups()
     return DeviceMesh.from_group(
-        groups if len(groups) > 1 else groups[0], "cpu", mesh=mesh.mesh if len(groups) > 1 else None, mesh_dim_names=mesh.mesh_dim_names
+        groups if len(groups) > 1 else groups[0],
+        "cpu",
+        mesh=mesh.mesh if len(groups) > 1 else None,
+        mesh_dim_names=mesh.mesh_dim_names,
     )
 
 
 def scattered(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor sharded like another, without communication: every rank has the whole and keeps its shard."""
+    """A whole tensor sharded like another, without communication: every rank has the whole and
+    keeps its shard.
+    """
     if not isinstance(like, DTensor) or isinstance(tensor, DTensor):
         return tensor
-    return distribute_tensor(tensor.detach().to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return distribute_tensor(
+        tensor.detach().to(like.device), like.device_mesh, like.placements, src_data_rank=None
+    )
 
 
 def whole(value: Any) -> Any:
-    """The value, any nesting of dictionaries, lists and tuples, with its sharded tensors gathered, on the CPU. Called on all ranks of an island."""
+    """The value, any nesting of dictionaries, lists and tuples, with its sharded tensors gathered,
+    on the CPU. Called on all ranks of an island.
+    """
     if isinstance(value, DTensor):
         sharded: DTensor = value.detach()  # type: ignore[assignment]
         return sharded.full_tensor().cpu()

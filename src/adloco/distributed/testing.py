@@ -1,4 +1,6 @@
-"""For tests: a function on several gloo ranks of this machine, with the failing rank's own traceback."""
+"""For tests: a function on several gloo ranks of this machine, with the failing rank's own
+traceback.
+"""
 
 import faulthandler
 import multiprocessing
@@ -16,20 +18,30 @@ import torch
 import torch.distributed as dist
 
 
-def run_on_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout_seconds: float = 120.0) -> list[Any]:
-    """What the function returned on each rank; a RuntimeError with the first failing rank's traceback if one failed or did not end in time.
+def run_on_ranks(
+    function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout_seconds: float = 120.0
+) -> list[Any]:
+    """What the function returned on each rank; a RuntimeError with the first failing rank's
+    traceback if one failed or did not end in time.
 
-    function: importable by name. The ranks are forked from a server that has imported torch and done nothing else: a tenth of the time of a fresh
-    interpreter each, without what a fork of the caller would inherit. The rendezvous is a file, so that no two tests meet on a port.
+    function: importable by name. The ranks are forked from a server that has imported torch and
+    done nothing else: a tenth of the time of a fresh interpreter each, without what a fork of the
+    caller would inherit. The rendezvous is a file, so that no two tests meet on a port.
     """
     context = multiprocessing.get_context("forkserver")
     # The first optimizer of a process imports torch._dynamo, in half a second.
-    context.set_forkserver_preload(["adloco", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"])
+    context.set_forkserver_preload(
+        ["adloco", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
         rendezvous = str(Path(folder) / "rendezvous")
         ranks = [
-            context.Process(target=_rank, args=(sender, rendezvous, rank, num_ranks, timeout_seconds, function, arguments), daemon=True)
+            context.Process(
+                target=_rank,
+                args=(sender, rendezvous, rank, num_ranks, timeout_seconds, function, arguments),
+                daemon=True,
+            )
             for rank, (_, sender) in enumerate(pipes)
         ]
         for process, (_, sender) in zip(ranks, pipes, strict=True):
@@ -55,25 +67,42 @@ def _results(receivers: Sequence[Connection], timeout_seconds: float, folder: Pa
         try:
             failed, results[rank] = pickle.loads(receivers[rank].recv_bytes())
         except EOFError:
-            failed, results[rank] = True, f"the process died\n{_crash_report(folder, rank).read_text()}"
+            failed, results[rank] = (
+                True,
+                f"the process died\n{_crash_report(folder, rank).read_text()}",
+            )
         if failed:
             raise RuntimeError(f"rank {rank} failed:\n{results[rank]}")
     return [results[rank] for rank in range(len(receivers))]
 
 
 def _rank(
-    sender: Connection, rendezvous: str, rank: int, num_ranks: int, timeout_seconds: float, function: Callable[..., Any], arguments: tuple[Any, ...]
+    sender: Connection,
+    rendezvous: str,
+    rank: int,
+    num_ranks: int,
+    timeout_seconds: float,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
     faulthandler.enable(_crash_report(Path(rendezvous).parent, rank).open("w"))
     try:
         limit = timedelta(seconds=timeout_seconds)
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks, timeout=limit)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{rendezvous}",
+            rank=rank,
+            world_size=num_ranks,
+            timeout=limit,
+        )
         result = function(*arguments)
         dist.barrier()
         dist.destroy_process_group()
-        sender.send_bytes(pickle.dumps((False, result)))  # Plain pickle: torch's own shares memory of a process that is gone by then.
+        sender.send_bytes(
+            pickle.dumps((False, result))
+        )  # Plain pickle: torch's own shares memory of a process that is gone by then.
     except BaseException:
         sender.send_bytes(pickle.dumps((True, traceback.format_exc())))
 

@@ -1,7 +1,8 @@
 """Bytes that cross between workers, and between the ranks of an island.
 
-Traffic between workers is counted as if every worker stood on an island of its own, so that the figure is a property of the algorithm and not of the
-placement; what the ranks of one island exchange is counted apart.
+Traffic between workers is counted as if every worker stood on an island of its own, so that the
+figure is a property of the algorithm and not of the placement; what the ranks of one island
+exchange is counted apart.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ class Bytes(NamedTuple):
     between: float
     """Handed to reductions with other workers."""
     sent: float
-    """What of it leaves a worker's island, over and over where it has to: a ring of W sends 2 (W - 1) / W of what it adds up."""
+    """What of it leaves a worker's island, over and over where it has to: a ring of W sends 2 (W -
+    1) / W of what it adds up.
+    """
     inside: float
     """Handed to collectives among the ranks that serve one worker."""
 
@@ -46,7 +49,9 @@ class Traffic:
 
 
 def ring(workers: int) -> float:
-    """How often each byte of an all-reduce leaves a worker of so many: once in the reduce-scatter and once in the all-gather, less its own part."""
+    """How often each byte of an all-reduce leaves a worker of so many: once in the reduce-scatter
+    and once in the all-gather, less its own part.
+    """
     return 2 * (workers - 1) / workers
 
 

@@ -1,7 +1,8 @@
 """Building a run's model, from scratch or with trained weights.
 
-A model is built without memory and filled part by part, so that a rank that shards it never holds the whole. From scratch, the draws of a part depend
-on the seed and the part's name alone: the same on every placement. Trained weights are read part by part too, where `training.weights` finds them.
+A model is built without memory and filled part by part, so that a rank that shards it never holds
+the whole. From scratch, the draws of a part depend on the seed and the part's name alone: the same
+on every placement. Trained weights are read part by part too, where `training.weights` finds them.
 """
 
 import math
@@ -24,7 +25,9 @@ from adloco.models.weights import StoredWeights, find_weights
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBuilder:
-    """Builds a run's model. Calling it gives one without memory (on the meta device), to be filled by `filling`, or whole, where that is None."""
+    """Builds a run's model. Calling it gives one without memory (on the meta device), to be filled
+    by `filling`, or whole, where that is None.
+    """
 
     config: Any
     head: Head
@@ -35,19 +38,27 @@ class ModelBuilder:
     def __call__(self) -> nn.Module:
         model = self._whole_from_library() if self.stored.only_whole else self._empty()
         if self.options.gradient_checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": recomputed_alike})
+            model.activation_checkpointing_enable(
+                {"use_reentrant": False, "context_fn": recomputed_alike}
+            )
         built: nn.Module = model
         return built
 
     @property
     def filling(self) -> Fill | None:
-        """Gives memory and values to a part of the model that a call has built; None where it has them."""
+        """Gives memory and values to a part of the model that a call has built; None where it has
+        them.
+        """
         return None if self.stored.only_whole else self.fill
 
     @cached_property
     def stored(self) -> StoredWeights:
         """Where the trained weights are; nowhere for a model from scratch."""
-        return find_weights(self.weights, self._empty(), self._must_be_there, self._dtype) if self.weights else StoredWeights()
+        return (
+            find_weights(self.weights, self._empty(), self._must_be_there, self._dtype)
+            if self.weights
+            else StoredWeights()
+        )
 
     @property
     def _auto(self) -> Any:
@@ -62,13 +73,19 @@ class ModelBuilder:
     def _empty(self) -> Any:
         try:
             with torch.device("meta"):
-                return self._auto.from_config(self.config, dtype=self._dtype, trust_remote_code=False)
+                return self._auto.from_config(
+                    self.config, dtype=self._dtype, trust_remote_code=False
+                )
         except Exception as error:  # Sizes that do not go together, types without this head: in the library's own words, a paragraph or more.
             reason = " ".join(str(error).split())[:160]
-            raise ValueError(f"no {self.head} of a {self.config.model_type} can be built with these sizes ({reason}); see model.name") from error
+            raise ValueError(
+                f"no {self.head} of a {self.config.model_type} can be built with these sizes ({reason}); see model.name"
+            ) from error
 
     def _must_be_there(self, name: str, base: str) -> bool:
-        """Whether trained weights without this tensor are refused: a new head is drawn, a body must be there. base: the body's name."""
+        """Whether trained weights without this tensor are refused: a new head is drawn, a body must
+        be there. base: the body's name.
+        """
         return "pooler" not in name and (is_causal(self.head) or name.startswith(f"{base}."))
 
     def _whole_from_library(self) -> Any:
@@ -76,21 +93,42 @@ class ModelBuilder:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)  # For a new head, drawn alike on all ranks.
             try:
-                model, report = auto.from_pretrained(self.weights, config=self.config, dtype=dtype, trust_remote_code=False, output_loading_info=True)
+                model, report = auto.from_pretrained(
+                    self.weights,
+                    config=self.config,
+                    dtype=dtype,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                )
             except Exception as error:
                 advice = "give a folder with weights or a hub name that can be reached, leave its sizes as they are, or set model.pretrained false"
-                raise ValueError(f"the weights of model.name {self.weights!r} could not be loaded ({type(error).__name__}); {advice}") from error
-        missing = sorted(key for key in report["missing_keys"] if self._must_be_there(key, model.base_model_prefix))
+                raise ValueError(
+                    f"the weights of model.name {self.weights!r} could not be loaded ({type(error).__name__}); {advice}"
+                ) from error
+        missing = sorted(
+            key
+            for key in report["missing_keys"]
+            if self._must_be_there(key, model.base_model_prefix)
+        )
         rest = f"{len(missing)} tensors of the model, {missing[0]} for one" if missing else ""
-        require(not missing, f"the weights of model.name {self.weights!r} lack {rest}; leave its sizes as they are, or set model.pretrained false")
+        require(
+            not missing,
+            f"the weights of model.name {self.weights!r} lack {rest}; leave its sizes as they are, or set model.pretrained false",
+        )
         return model
 
     def fill(self, model: Any, part: nn.Module) -> None:
-        """Give memory on the CPU, and values as stored or drawn, to a part of a model, or to what is left of the whole."""
+        """Give memory on the CPU, and values as stored or drawn, to a part of a model, or to what
+        is left of the whole.
+        """
         from transformers.initialization import guard_torch_init_functions
 
         name = next(name for name, module in model.named_modules() if module is part)
-        fresh = {module for module in part.modules() if any(tensor.is_meta for tensor in _own_tensors(module))}
+        fresh = {
+            module
+            for module in part.modules()
+            if any(tensor.is_meta for tensor in _own_tensors(module))
+        }
         for module in fresh:
             module.to_empty(device="cpu", recurse=False)
             for tensor in _own_tensors(module):
@@ -103,9 +141,20 @@ class ModelBuilder:
             # A new head on a trained body is drawn as from_pretrained draws it.
             torch.manual_seed(self.seed if self.weights else mixed_seed(self.seed, name))
             _draw(model, part, to_draw)
-        if not all(_is_drawn(tensor) for module in to_draw for tensor in _own_tensors(module) if tensor not in held):
-            advice = "and its trained weights lack them" if self.weights else "it can only start from trained weights"
-            raise ValueError(f"a {self.config.model_type} leaves weights undrawn (in {name or 'its root'}); {advice}")
+        if not all(
+            _is_drawn(tensor)
+            for module in to_draw
+            for tensor in _own_tensors(module)
+            if tensor not in held
+        ):
+            advice = (
+                "and its trained weights lack them"
+                if self.weights
+                else "it can only start from trained weights"
+            )
+            raise ValueError(
+                f"a {self.config.model_type} leaves weights undrawn (in {name or 'its root'}); {advice}"
+            )
         if part is model:
             model.tie_weights()  # type: ignore[operator]  # Filling gave each user of a tied weight its own.
 
@@ -127,11 +176,18 @@ class ModelBuilder:
 
 def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
     """A causal Llama with weights drawn from the seed."""
-    return ModelBuilder(config=shape.config(vocab_size), head="AutoModelForCausalLM", options=ModelOptions(), seed=seed).whole()
+    return ModelBuilder(
+        config=shape.config(vocab_size),
+        head="AutoModelForCausalLM",
+        options=ModelOptions(),
+        seed=seed,
+    ).whole()
 
 
 def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
-    """Initialise a module after its children, as transformers does, where anything in it is fresh; returns whether."""
+    """Initialise a module after its children, as transformers does, where anything in it is fresh;
+    returns whether.
+    """
     drawn = [_draw(model, child, fresh) for child in module.children()]
     if module not in fresh and not any(drawn):
         return False

@@ -1,4 +1,5 @@
-"""Where a run's model comes from: a shipped Llama shape, or any model of transformers by hub name, folder or type; settings of section [model].
+"""Where a run's model comes from: a shipped Llama shape, or any model of transformers by hub name,
+folder or type; settings of section [model].
 
 Whether trained weights come along must be said. Code from the hub is never run.
 """
@@ -31,7 +32,9 @@ SHAPES = {
     "tinyllama": Shape(2048, 22, 32, 4, 5632, 2048, 32_000, 1e-5),
     "openllama-3b": Shape(3200, 26, 32, 32, 8640, 2048, 32_000, 1e-6),
 }
-"""869,504 parameters with bytes; 304,636,928, 1,100,048,384 and 3,426,473,600 with 32,000 tokens. A vocabulary of 0 is the tokenizer's."""
+"""869,504 parameters with bytes; 304,636,928, 1,100,048,384 and 3,426,473,600 with 32,000 tokens. A
+vocabulary of 0 is the tokenizer's.
+"""
 
 Head = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 """Class in transformers that puts the task's head on a model."""
@@ -60,7 +63,9 @@ class LlamaShape:
     """A Llama with random weights. Sizes of 0 are those of the shape."""
 
     shape: Literal["nano", "microllama", "tinyllama", "openllama-3b"] = "nano"
-    """nano (0.9M parameters with bytes), microllama (305M), tinyllama (1.1B) or openllama-3b (3.4B); sizes given below replace its own."""
+    """nano (0.9M parameters with bytes), microllama (305M), tinyllama (1.1B) or openllama-3b
+    (3.4B); sizes given below replace its own.
+    """
     hidden_size: int = 0
     """Width of the residual stream."""
     num_layers: int = 0
@@ -74,21 +79,38 @@ class LlamaShape:
     max_position: int = 0
     """Longest context in tokens."""
     vocab_size: int = 0
-    """Rows of the embedding; 0: 32,000 for all shapes but nano, whose vocabulary is the tokenizer's."""
+    """Rows of the embedding; 0: 32,000 for all shapes but nano, whose vocabulary is the
+    tokenizer's.
+    """
     tie_embeddings: bool = False
     """Whether the output head shares the embedding's weights."""
 
     def __post_init__(self) -> None:
-        require(self.shape in SHAPES, f"model.shape must be one of {', '.join(SHAPES)}, got {self.shape!r}")
-        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size", "max_position", "vocab_size"):
-            require(getattr(self, name) >= 0, f"model.{name} must be >= 0 (0: as the shape has it), got {getattr(self, name)}")
+        require(
+            self.shape in SHAPES,
+            f"model.shape must be one of {', '.join(SHAPES)}, got {self.shape!r}",
+        )
+        for name in (
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "intermediate_size",
+            "max_position",
+            "vocab_size",
+        ):
+            require(
+                getattr(self, name) >= 0,
+                f"model.{name} must be >= 0 (0: as the shape has it), got {getattr(self, name)}",
+            )
         sizes = self.sizes
         require(
             sizes.hidden_size % (2 * sizes.num_heads) == 0,
             f"model.hidden_size must be a multiple of 2 x model.num_heads = {2 * sizes.num_heads}, got {sizes.hidden_size}",
         )
         require(
-            sizes.num_heads % sizes.num_kv_heads == 0, f"model.num_kv_heads must divide model.num_heads = {sizes.num_heads}, got {sizes.num_kv_heads}"
+            sizes.num_heads % sizes.num_kv_heads == 0,
+            f"model.num_kv_heads must divide model.num_heads = {sizes.num_heads}, got {sizes.num_kv_heads}",
         )
 
     @property
@@ -149,11 +171,19 @@ class NamedModel:
 
         from_type = not self.pretrained and self.name in CONFIG_MAPPING
         try:
-            default = CONFIG_MAPPING[self.name]() if from_type else AutoConfig.from_pretrained(self.name, trust_remote_code=False)
+            default = (
+                CONFIG_MAPPING[self.name]()
+                if from_type
+                else AutoConfig.from_pretrained(self.name, trust_remote_code=False)
+            )
         except Exception as error:  # transformers raises OSError, ValueError and errors of hub clients here, in paragraphs.
             allowed = "allowed are a folder with config.json, a hub name that can be reached, or from scratch a type such as bert"
-            raise ValueError(f"model.name {self.name!r} could not be loaded ({type(error).__name__}); {allowed}") from error
-        language = hasattr(default, "vocab_size") and not getattr(default, "is_encoder_decoder", False)
+            raise ValueError(
+                f"model.name {self.name!r} could not be loaded ({type(error).__name__}); {allowed}"
+            ) from error
+        language = hasattr(default, "vocab_size") and not getattr(
+            default, "is_encoder_decoder", False
+        )
         require(
             language,
             f"model.name {self.name!r} is a {default.model_type}, which no task here trains; take a decoder such as gpt2 or an encoder such as bert",
@@ -161,17 +191,28 @@ class NamedModel:
         for key in self.overrides:
             nearest = difflib.get_close_matches(key, list(default.to_dict()), n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "see its config.json"
-            require(hasattr(default, key), f"model.overrides has {key!r}, which the configuration of {self.name!r} does not know; {advice}")
+            require(
+                hasattr(default, key),
+                f"model.overrides has {key!r}, which the configuration of {self.name!r} does not know; {advice}",
+            )
         sizes = ({"vocab_size": vocab_size} if from_type else {}) | dict(self.overrides)
         try:
-            # Built anew, as values that follow from others (a head's width, say) must follow from the new ones.
-            config = CONFIG_MAPPING[self.name](**sizes) if from_type else AutoConfig.from_pretrained(self.name, trust_remote_code=False, **sizes)
+            # Built anew, as values that follow from others (a head's width, say) must follow from
+            # the new ones.
+            config = (
+                CONFIG_MAPPING[self.name](**sizes)
+                if from_type
+                else AutoConfig.from_pretrained(self.name, trust_remote_code=False, **sizes)
+            )
         except Exception as error:  # Values of wrong types and sizes that do not go together, in the library's own words.
-            raise ValueError(f"model.overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}") from error
+            raise ValueError(
+                f"model.overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}"
+            ) from error
         require(
             vocab_size <= config.vocab_size,
             f"model.name {self.name!r} has {config.vocab_size} embeddings, fewer than the {vocab_size} ids of the tokenizer; "
-            "set data.tokenizer to the model's own" + ("" if self.pretrained else ", or model.overrides { vocab_size = ... }"),
+            "set data.tokenizer to the model's own"
+            + ("" if self.pretrained else ", or model.overrides { vocab_size = ... }"),
         )
         return config
 
@@ -181,6 +222,8 @@ class ModelOptions:
     """How a model is held and run."""
 
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Data type of parameters, gradients and optimizer state; run.precision is that of the computation."""
+    """Data type of parameters, gradients and optimizer state; run.precision is that of the
+    computation.
+    """
     gradient_checkpointing: bool = False
     """Whether to compute activations a second time in the backward pass instead of keeping them."""

@@ -1,7 +1,9 @@
-"""Trained weights as they lie on disk, read part by part: which tensor of which safetensors file is which of the model.
+"""Trained weights as they lie on disk, read part by part: which tensor of which safetensors file is
+which of the model.
 
-transformers' own rules say where a model's files are, what their keys are called in the model and what is tied. Where a tensor of the model is not
-one of a file as it stands there (other formats, keys that are split or merged, other sizes), transformers reads all of them and puts them together.
+transformers' own rules say where a model's files are, what their keys are called in the model and
+what is tied. Where a tensor of the model is not one of a file as it stands there (other formats,
+keys that are split or merged, other sizes), transformers reads all of them and puts them together.
 """
 
 import hashlib
@@ -35,10 +37,16 @@ class StoredWeights:
     """Why they cannot be read part by part; empty if they can."""
 
     def read(self, model: nn.Module, modules: Collection[nn.Module]) -> set[torch.Tensor]:
-        """Copy into these modules' own tensors what is stored of them; returns those that have their values, or get them by being tied."""
+        """Copy into these modules' own tensors what is stored of them; returns those that have
+        their values, or get them by being tied.
+        """
         wanted = dict(_named_tensors(model, modules))
         known = self.places.keys() | self.tied
-        unknown = [name for name, tensor in wanted.items() if isinstance(tensor, nn.Parameter) and name not in known | self.new]
+        unknown = [
+            name
+            for name, tensor in wanted.items()
+            if isinstance(tensor, nn.Parameter) and name not in known | self.new
+        ]
         assert not (self.places and unknown), f"{unknown} would be drawn although they are stored"
         by_file: dict[str, list[tuple[str, torch.Tensor]]] = {}
         for name in sorted(wanted.keys() & self.places.keys()):
@@ -58,14 +66,23 @@ class StoredWeights:
                 tensor = stored.get_slice(key)
                 about.update(f"{name} {tensor.get_dtype()} {tensor.get_shape()} ".encode())
                 first = tensor[:1] if tensor.get_shape() else stored.get_tensor(key)
-                about.update(first.flatten()[:DIGEST_ELEMENTS].contiguous().view(torch.uint8).numpy().tobytes())
+                about.update(
+                    first.flatten()[:DIGEST_ELEMENTS]
+                    .contiguous()
+                    .view(torch.uint8)
+                    .numpy()
+                    .tobytes()
+                )
         return about.hexdigest()
 
 
-def find_weights(name: str, model: Any, must_be_there: Callable[[str, str], bool], dtype: torch.dtype) -> StoredWeights:
+def find_weights(
+    name: str, model: Any, must_be_there: Callable[[str, str], bool], dtype: torch.dtype
+) -> StoredWeights:
     """Where the trained weights of that hub name or folder are for a model without memory.
 
-    must_be_there: (name of a tensor, name of the model's body) -> whether weights that lack it are refused.
+    must_be_there: (name of a tensor, name of the model's body) -> whether weights that lack it are
+    refused.
     """
     if model._get_dtype_plan(dtype):
         return StoredWeights(only_whole="some stay in float32")
@@ -75,20 +92,37 @@ def find_weights(name: str, model: Any, must_be_there: Callable[[str, str], bool
         return StoredWeights(only_whole=type(error).__name__)
     try:
         places, reason = _places(model, files)
-    except (OSError, SafetensorError, ImportError) as error:  # Damaged files; a transformers that keeps its rules elsewhere.
+    except (
+        OSError,
+        SafetensorError,
+        ImportError,
+    ) as error:  # Damaged files; a transformers that keeps its rules elsewhere.
         return StoredWeights(only_whole=type(error).__name__)
     tied: Mapping[str, str] = model.all_tied_weights_keys
     absent = model.state_dict().keys() - places.keys() - tied.keys()
-    in_blocks = {key for key, _ in _named_tensors(model, {module for block in blocks(model) for module in block.modules()})}
+    in_blocks = {
+        key
+        for key, _ in _named_tensors(
+            model, {module for block in blocks(model) for module in block.modules()}
+        )
+    }
     if not reason and (tied.keys() & places.keys() or absent & set(tied.values())):
         reason = "tied weights are stored under other names"
-    if not reason and any(name in in_blocks or must_be_there(name, model.base_model_prefix) for name in absent):
+    if not reason and any(
+        name in in_blocks or must_be_there(name, model.base_model_prefix) for name in absent
+    ):
         reason = "some are missing"
-    return StoredWeights(only_whole=reason) if reason else StoredWeights(places=places, tied=frozenset(tied), new=frozenset(absent))
+    return (
+        StoredWeights(only_whole=reason)
+        if reason
+        else StoredWeights(places=places, tied=frozenset(tied), new=frozenset(absent))
+    )
 
 
 def _files(name: str, config: Any) -> list[str]:
-    """The safetensors files of a model, downloaded if need be; none where transformers would read others, or more."""
+    """The safetensors files of a model, downloaded if need be; none where transformers would read
+    others, or more.
+    """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
     from transformers.utils.hub import get_checkpoint_shard_files
 
@@ -96,7 +130,11 @@ def _files(name: str, config: Any) -> list[str]:
         found: str | None = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
         return found
 
-    special = getattr(config, "quantization_config", None) or getattr(config, "transformers_weights", None) or type(config).extra_files
+    special = (
+        getattr(config, "quantization_config", None)
+        or getattr(config, "transformers_weights", None)
+        or type(config).extra_files
+    )
     if special or find("adapter_config.json"):
         return []
     if single := find(SAFE_WEIGHTS_NAME):
@@ -108,13 +146,20 @@ def _files(name: str, config: Any) -> list[str]:
 def _places(model: Any, files: list[str]) -> tuple[dict[str, tuple[str, str]], str]:
     """(file, key) by name in the model, and why that is not all there is to it; empty if it is."""
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming, rename_source_key
+    from transformers.core_model_loading import (
+        PrefixChange,
+        WeightConverter,
+        WeightRenaming,
+        rename_source_key,
+    )
 
     if not files:
         return {}, "they are not safetensors alone"
     tensors, prefix = model.state_dict(), model.base_model_prefix
     changes = get_model_conversion_mapping(model)
-    if any(type(change) not in (WeightRenaming, PrefixChange, WeightConverter) for change in changes):
+    if any(
+        type(change) not in (WeightRenaming, PrefixChange, WeightConverter) for change in changes
+    ):
         return {}, "their keys follow rules of their own"
     renamings = [change for change in changes if not isinstance(change, WeightConverter)]
     converters = [change for change in changes if isinstance(change, WeightConverter)]
@@ -141,9 +186,13 @@ def _sizes(file: str) -> Iterator[tuple[str, list[int]]]:
             yield key, list(stored.get_slice(key).get_shape())
 
 
-def _named_tensors(model: nn.Module, modules: Collection[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+def _named_tensors(
+    model: nn.Module, modules: Collection[nn.Module]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """(name in the model, tensor) of these modules' own parameters and buffers."""
     for place, module in model.named_modules():
         if module in modules:
-            for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+            for name, tensor in chain(
+                module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+            ):
                 yield f"{place}.{name}" if place else name, tensor

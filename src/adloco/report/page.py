@@ -1,4 +1,6 @@
-"""report.html: one self-contained page with the pictures, the merges, the rounds and the settings of a run."""
+"""report.html: one self-contained page with the pictures, the merges, the rounds and the settings
+of a run.
+"""
 
 import base64
 import json
@@ -21,7 +23,9 @@ ROWS = 60
 
 def write_report(folder: Path) -> Path:
     """Draw the plots and the page from the files of a run folder, finished or not."""
-    from adloco.report.plots import draw_plots  # Late: matplotlib takes half a second, and most ranks draw nothing.
+    from adloco.report.plots import (
+        draw_plots,  # Late: matplotlib takes half a second, and most ranks draw nothing.
+    )
 
     records = Records(folder).read()
     require(bool(records), f"{folder} has no finished round to report; train it first")
@@ -29,18 +33,36 @@ def write_report(folder: Path) -> Path:
     images = draw_plots(records, folder / "plots", recipe.task.measures)
     described = folder / "environment.json"
     environment = json.loads(described.read_text()) if described.exists() else {}
-    template = jinja2.Environment(loader=jinja2.PackageLoader("adloco.report"), autoescape=True, undefined=jinja2.StrictUndefined)
-    page = template.get_template("report.html").render(_content(recipe, records, images, environment))
+    template = jinja2.Environment(
+        loader=jinja2.PackageLoader("adloco.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    page = template.get_template("report.html").render(
+        _content(recipe, records, images, environment)
+    )
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
 
 
-def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], environment: dict[str, Any]) -> dict[str, Any]:
+def _content(
+    recipe: Recipe, records: Sequence[Record], images: Sequence[Path], environment: dict[str, Any]
+) -> dict[str, Any]:
     last = records[-1]
     shown = [validation(measure) for measure in recipe.task.measures if measure.panel]
-    ratio = last["bytes_ddp_equivalent"] / last["bytes_communicated"] if last["bytes_communicated"] else None
-    of_trainers = ("requested_batch", "trainer_batch", "micro_batch", "accumulation_steps", "noise_scale")
+    ratio = (
+        last["bytes_ddp_equivalent"] / last["bytes_communicated"]
+        if last["bytes_communicated"]
+        else None
+    )
+    of_trainers = (
+        "requested_batch",
+        "trainer_batch",
+        "micro_batch",
+        "accumulation_steps",
+        "noise_scale",
+    )
     columns = [
         *(ROUND[name] for name in ("round", "tokens", "train_loss")),
         *shown,
@@ -53,29 +75,49 @@ def _content(recipe: Recipe, records: Sequence[Record], images: Sequence[Path], 
         "name": recipe.run.name,
         "subtitle": f"trainers: {method.num_trainers}, workers of each: {method.workers_per_trainer}, inner steps per round: {method.sync_every}",
         "cards": [
-            *_cards([*shown, *(ROUND[name] for name in ("tokens", "round", "syncs", "bytes_communicated"))], records),
-            *_cards([ROUND["bytes_sent"]] if last["bytes_sent"] > 1.01 * last["bytes_communicated"] else [], records),
+            *_cards(
+                [
+                    *shown,
+                    *(ROUND[name] for name in ("tokens", "round", "syncs", "bytes_communicated")),
+                ],
+                records,
+            ),
+            *_cards(
+                [ROUND["bytes_sent"]]
+                if last["bytes_sent"] > 1.01 * last["bytes_communicated"]
+                else [],
+                records,
+            ),
             ("less than DDP by", f"{ratio:,.0f} x" if ratio else "-"),
             *_cards([ROUND["bytes_inside"]] if last["bytes_inside"] else [], records),
             ("merges", str(sum(len(record["merges"]) for record in records))),
             *_cards([ROUND["seconds"]], records),
         ],
         "sync_cards": _sync_cards(records),
-        "images": [{"name": image.stem, "data": base64.b64encode(image.read_bytes()).decode()} for image in images],
+        "images": [
+            {"name": image.stem, "data": base64.b64encode(image.read_bytes()).decode()}
+            for image in images
+        ],
         "merges": [
             {
                 "round": record["round"],
                 "tokens": f"{record['tokens']:,}",
                 "survivor": merge["survivor"],
                 "absorbed": ", ".join(f"trainer {trainer}" for trainer in merge["absorbed"]),
-                "weights": ", ".join(f"{trainer}: {weight:.3f}" for trainer, weight in merge["weights"].items()),
+                "weights": ", ".join(
+                    f"{trainer}: {weight:.3f}" for trainer, weight in merge["weights"].items()
+                ),
             }
             for record in records
             for merge in record["merges"]
         ],
         "columns": [metric.label for metric in columns],
         "rows": [
-            [" / ".join(metric.text(row.get(metric.name)) for row in rows(record, metric.per)) for metric in columns] for record in _spaced(records)
+            [
+                " / ".join(metric.text(row.get(metric.name)) for row in rows(record, metric.per))
+                for metric in columns
+            ]
+            for record in _spaced(records)
         ],
         "settings": list(settings(recipe)),
         "environment": list(environment.items()),
@@ -87,12 +129,24 @@ def _cards(metrics: Sequence[Metric], records: Sequence[Record]) -> list[tuple[s
 
 
 def _sync_cards(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """What the rounds' syncs took, without numbers that are 0; none where workers exchanged nothing."""
+    """What the rounds' syncs took, without numbers that are 0; none where workers exchanged
+    nothing.
+    """
     metrics = [
-        SYNC["bytes"], SYNC["compression_ratio"], TRAINER["wire_error"], TRAINER["cosine_similarity"],
-        SYNC["exposed_seconds"], SYNC["hidden_seconds"], SYNC["peak_bytes_per_second"],
-    ]  # fmt: skip
-    return _cards([metric for metric in metrics if aggregate(metric, records)] if aggregate(SYNC["bytes"], records) else [], records)
+        SYNC["bytes"],
+        SYNC["compression_ratio"],
+        TRAINER["wire_error"],
+        TRAINER["cosine_similarity"],
+        SYNC["exposed_seconds"],
+        SYNC["hidden_seconds"],
+        SYNC["peak_bytes_per_second"],
+    ]
+    return _cards(
+        [metric for metric in metrics if aggregate(metric, records)]
+        if aggregate(SYNC["bytes"], records)
+        else [],
+        records,
+    )
 
 
 def _spaced(records: Sequence[Record]) -> list[Record]:

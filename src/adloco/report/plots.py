@@ -27,14 +27,28 @@ def draw_plots(records: Sequence[Record], folder: Path, measures: Sequence[Metri
     folder.mkdir(parents=True, exist_ok=True)
     per_trainer = validation(measures[0], "trainer", panel="trainers")
     metrics = [*(validation(measure) for measure in measures), per_trainer, *METRICS]
-    drawn = {metric.panel for metric in metrics if any(number for numbers in values(metric, records) for number in numbers)}
+    drawn = {
+        metric.panel
+        for metric in metrics
+        if any(number for numbers in values(metric, records) for number in numbers)
+    }
     drawn -= set() if len(records[0]["workers"]) > 1 else {"workers"}
     drawn -= set() if any(record["sync"]["bytes"] for record in records) else {"wire"}
     pictures: dict[str, tuple[Draw, str]] = {
         "loss": (_loss, "Loss (dotted: merges)"),
-        **{measure.panel: (_measure, f"Validation {measure.label} of the trainer with the lowest loss") for measure in measures[1:] if measure.panel},
+        **{
+            measure.panel: (
+                _measure,
+                f"Validation {measure.label} of the trainer with the lowest loss",
+            )
+            for measure in measures[1:]
+            if measure.panel
+        },
         "batch": (_each, "Batch of each trainer, and micro-batches per inner step"),
-        "noise_scale": (_noise_scale, "Gradient statistics, smoothed as the batch rule sees them (none where noise hides |G|²)"),
+        "noise_scale": (
+            _noise_scale,
+            "Gradient statistics, smoothed as the batch rule sees them (none where noise hides |G|²)",
+        ),
         "trainers": (_each, "Trainers (dotted: merges)"),
         "workers": (_each, "Share of each worker, and how long it waited for the slowest"),
         "communication": (_communication, "Communication (dotted: merges)"),
@@ -59,8 +73,14 @@ def _figure(height: float = 3.8) -> Figure:
 def _loss(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
     figure = _figure(6.4)
     measured, trained = metrics
-    sent = ROUND["bytes_communicated"] if records[-1]["bytes_communicated"] else ROUND["bytes_inside"]
-    for axis, x in zip(figure.subplots(2, 2, sharey=True).flatten(), (ROUND["tokens"], ROUND["round"], sent, ROUND["seconds"]), strict=True):
+    sent = (
+        ROUND["bytes_communicated"] if records[-1]["bytes_communicated"] else ROUND["bytes_inside"]
+    )
+    for axis, x in zip(
+        figure.subplots(2, 2, sharey=True).flatten(),
+        (ROUND["tokens"], ROUND["round"], sent, ROUND["seconds"]),
+        strict=True,
+    ):
         _over(axis, x, trained, records, color=GREY, linewidth=1.2, label="train")
         _over(axis, x, measured, records, color=COLOURS[0], linewidth=2, label="validation")
         _label(axis, x, f"loss ({measured.unit.name})")
@@ -71,7 +91,9 @@ def _loss(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
 def _measure(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
     figure = _figure(3.6)
     (metric,) = metrics
-    for axis, x in zip(figure.subplots(1, 2, sharey=True), (ROUND["tokens"], ROUND["round"]), strict=True):
+    for axis, x in zip(
+        figure.subplots(1, 2, sharey=True), (ROUND["tokens"], ROUND["round"]), strict=True
+    ):
         _over(axis, x, metric, records, color=COLOURS[0], linewidth=2)
         _label(axis, x, metric.axis)
     if metric.unit.form.endswith("%"):
@@ -112,7 +134,15 @@ def _communication(metrics: Sequence[Metric], records: Sequence[Record]) -> Figu
     axis = figure.subplots()
     for metric, colour in zip(metrics, (COLOURS[0], COLOURS[1], GREY), strict=True):
         if records[-1][metric.name] or metric is not ROUND["bytes_inside"]:
-            _over(axis, ROUND["tokens"], metric, records, color=colour, linewidth=2, label=metric.label)
+            _over(
+                axis,
+                ROUND["tokens"],
+                metric,
+                records,
+                color=colour,
+                linewidth=2,
+                label=metric.label,
+            )
     if records[-1]["bytes_communicated"]:
         axis.set_yscale("log")
     _label(axis, ROUND["tokens"], f"sent ({metrics[0].unit.shown})")
@@ -139,7 +169,9 @@ def _wire(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
         rest[-1].plot(*_steps(points), color=colour, linewidth=2, label=metric.label)
     _label(rest[-1], ROUND["tokens"], "seconds of syncs per round")
     # Room for the legend above the curves.
-    rest[-1].set_ylim(0, 1.35 * max(number for metric in seconds for (number,) in values(metric, records)))
+    rest[-1].set_ylim(
+        0, 1.35 * max(number for metric in seconds for (number,) in values(metric, records))
+    )
     rest[-1].legend(frameon=False, loc="upper right")
     return figure
 
@@ -151,9 +183,20 @@ def _memory(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
     _over(axes[0], ROUND["tokens"], whole, records, color=GREY, linewidth=5, label=whole.label)
     for axis, metric in zip(axes, of_phases, strict=True):
         for phase, colour in zip(PHASES, COLOURS, strict=False):
-            points = [(record["tokens"], record["memory"][phase][metric.name]) for record in records if phase in record["memory"]]
+            points = [
+                (record["tokens"], record["memory"][phase][metric.name])
+                for record in records
+                if phase in record["memory"]
+            ]
             known = [(x, y / metric.unit.scale) for x, y in points if y is not None]
-            axis.plot([x for x, _ in known], [y for _, y in known], color=colour, marker="o", markersize=2.5, label=phase.replace("_", " "))
+            axis.plot(
+                [x for x, _ in known],
+                [y for _, y in known],
+                color=colour,
+                marker="o",
+                markersize=2.5,
+                label=phase.replace("_", " "),
+            )
         _label(axis, ROUND["tokens"], metric.axis)
     axes[0].set_ylim(0, 1.1 * records[-1][whole.name] / whole.unit.scale)
     axes[0].legend(frameon=False, loc="lower right")
@@ -162,7 +205,11 @@ def _memory(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
 
 def _over(axis: Axes, x: Metric, y: Metric, records: Sequence[Record], **style: Any) -> None:
     """A number of the round over another one."""
-    points = [(record[x.name], record[y.name] / y.unit.scale) for record in records if record.get(y.name) is not None]
+    points = [
+        (record[x.name], record[y.name] / y.unit.scale)
+        for record in records
+        if record.get(y.name) is not None
+    ]
     axis.plot([at for at, _ in points], [value for _, value in points], **style)
     _mark_merges(axis, x, records)
 
@@ -170,15 +217,21 @@ def _over(axis: Axes, x: Metric, y: Metric, records: Sequence[Record], **style: 
 def _lines(axis: Axes, metric: Metric, records: Sequence[Record], **style: Any) -> None:
     """A line per trainer or worker over tokens.
 
-    Counts and numbers of workers are a staircase, as they held in the whole round; others are points.
+    Counts and numbers of workers are a staircase, as they held in the whole round; others are
+    points.
     """
-    for number in sorted({row[metric.per] for record in records for row in rows(record, metric.per)}):
+    for number in sorted(
+        {row[metric.per] for record in records for row in rows(record, metric.per)}
+    ):
         found = zip(records, values(metric, records, number), strict=True)
         points = [(record["tokens"], value) for record, numbers in found for value in numbers]
         if not points:
             continue
         # Equal curves stay visible: those drawn first are wider.
-        look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "linewidth": max(1.2, 3.6 - 0.8 * number)}
+        look: dict[str, Any] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "linewidth": max(1.2, 3.6 - 0.8 * number),
+        }
         look |= {"label": f"{metric.per} {number}"} | style
         if metric.whole or metric.per == "worker":
             axis.plot(*_steps(points), **look)

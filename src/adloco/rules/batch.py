@@ -1,7 +1,8 @@
-"""How many samples a trainer asks for: the norm test and its relatives (DESIGN section 4; AdLoCo section 3, arXiv 2508.18182).
+"""How many samples a trainer asks for: the norm test and its relatives (DESIGN section 4; AdLoCo
+section 3, arXiv 2508.18182).
 
-A rule turns one smoothed estimate of the gradient's statistics into a number of samples, without memory. The memory (smoothing, growth limits,
-what the trainer asks for now) is in `controller.py`.
+A rule turns one smoothed estimate of the gradient's statistics into a number of samples, without
+memory. The memory (smoothing, growth limits, what the trainer asks for now) is in `controller.py`.
 """
 
 import math
@@ -13,13 +14,16 @@ from adloco.errors import require
 from adloco.rules.moments import GradientEstimate
 
 UNBOUNDED = 2**40
-"""A request that no machine serves: what a rule asks for when the estimated |G|^2 is not positive."""
+"""A request that no machine serves: what a rule asks for when the estimated |G|^2 is not positive.
+"""
 
 Estimator = Literal["unbiased", "plug-in"]
 
 
 class BatchRule(Protocol):
-    """Decides a trainer's batch. `requested` is pure: the same numbers give the same answer on every rank."""
+    """Decides a trainer's batch. `requested` is pure: the same numbers give the same answer on
+    every rank.
+    """
 
     @property
     def needs_moments(self) -> bool:
@@ -35,10 +39,13 @@ class BatchRule(Protocol):
         """
         ...
 
-    def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
         """Samples per inner step over all workers of the trainer.
 
-        estimate: smoothed statistics, None if none were taken. trainer_samples: what the trainer has seen so far. current: what it asks for now.
+        estimate: smoothed statistics, None if none were taken. trainer_samples: what the trainer
+        has seen so far. current: what it asks for now.
         """
         ...
 
@@ -59,7 +66,10 @@ def _samples(variance: float, tolerance: float, norm: float) -> int:
 
 
 def _check_estimator(estimator: str) -> None:
-    require(estimator in ("unbiased", "plug-in"), f"batch.estimator must be unbiased or plug-in, got {estimator!r}")
+    require(
+        estimator in ("unbiased", "plug-in"),
+        f"batch.estimator must be unbiased or plug-in, got {estimator!r}",
+    )
 
 
 def _norm_sq(estimate: GradientEstimate, estimator: Estimator) -> float:
@@ -73,13 +83,17 @@ class ConstantBatch:
     needs_moments = False
     inner_products = None
 
-    def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
         return current
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchWarmup:
-    """Stage-wise warm-up: the batch of the last stage that has begun, in samples seen by the trainer."""
+    """Stage-wise warm-up: the batch of the last stage that has begun, in samples seen by the
+    trainer.
+    """
 
     batches: Sequence[int]
     """Batch of each stage after the initial one, in samples."""
@@ -95,10 +109,19 @@ class BatchWarmup:
             f"batch.batches and batch.after_samples must have the same length, at least 1, got {len(self.batches)} and {len(self.after_samples)}",
         )
         require(min(self.batches) > 0, f"batch.batches must be > 0, got {list(self.batches)}")
-        require(list(self.after_samples) == sorted(set(self.after_samples)), f"batch.after_samples must increase, got {list(self.after_samples)}")
+        require(
+            list(self.after_samples) == sorted(set(self.after_samples)),
+            f"batch.after_samples must increase, got {list(self.after_samples)}",
+        )
 
-    def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
-        begun = [batch for batch, start in zip(self.batches, self.after_samples, strict=True) if trainer_samples >= start]
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
+        begun = [
+            batch
+            for batch, start in zip(self.batches, self.after_samples, strict=True)
+            if trainer_samples >= start
+        ]
         return begun[-1] if begun else current
 
 
@@ -106,14 +129,17 @@ class BatchWarmup:
 class NormTest:
     """Norm test: S / b <= eta^2 |G|^2, so b = ceil(S / (eta^2 |G|^2)).
 
-    Applied at every test, the plug-in form grows by at most 1/eta^2 and settles at B (1 - eta^2) / eta^2; the unbiased form settles at B / eta^2
-    with B = S / |G|^2. (One summary of the paper prints a square root around the bound; its dimensions and the original condition exclude it.)
+    Applied at every test, the plug-in form grows by at most 1/eta^2 and settles at B (1 - eta^2) /
+    eta^2; the unbiased form settles at B / eta^2 with B = S / |G|^2. (One summary of the paper
+    prints a square root around the bound; its dimensions and the original condition exclude it.)
     """
 
     eta: float = 0.8
     """Tolerated relative error of the gradient; smaller asks for more samples."""
     estimator: Estimator = "unbiased"
-    """How |G|^2 is estimated: unbiased, or plug-in (as published, without the correction for the batch's own noise)."""
+    """How |G|^2 is estimated: unbiased, or plug-in (as published, without the correction for the
+    batch's own noise).
+    """
 
     needs_moments = True
     inner_products = None
@@ -122,13 +148,21 @@ class NormTest:
         require(self.eta > 0, f"batch.eta must be > 0, got {self.eta}")
         _check_estimator(self.estimator)
 
-    def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
-        return current if estimate is None else _samples(estimate.grad_variance, self.eta, _norm_sq(estimate, self.estimator))
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
+        return (
+            current
+            if estimate is None
+            else _samples(estimate.grad_variance, self.eta, _norm_sq(estimate, self.estimator))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class InnerProductTest:
-    """Inner-product test: Var<g_i, G> / b <= theta^2 |G|^4 (Bollapragada, Byrd and Nocedal, arXiv 1710.11258)."""
+    """Inner-product test: Var<g_i, G> / b <= theta^2 |G|^4 (Bollapragada, Byrd and Nocedal, arXiv
+    1710.11258).
+    """
 
     theta: float = 0.9
     """Tolerated relative error of the gradient's length along the true one."""
@@ -147,7 +181,9 @@ class InnerProductTest:
     def inner_products(self) -> Estimator:
         return self.estimator
 
-    def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
         if estimate is None:
             return current
         norm_sq = _norm_sq(estimate, self.estimator)
@@ -156,10 +192,11 @@ class InnerProductTest:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentedInnerProductTest:
-    """Inner-product test and orthogonality test together: the larger request of the two (arXiv 1710.11258).
+    """Inner-product test and orthogonality test together: the larger request of the two (arXiv
+    1710.11258).
 
-    Orthogonality: Var_orth / b <= nu^2 |G|^2, with Var_orth = S - Var<g_i, G> / |G|^2: the trace (not the mean over coordinates) of the
-    covariance across G.
+    Orthogonality: Var_orth / b <= nu^2 |G|^2, with Var_orth = S - Var<g_i, G> / |G|^2: the trace
+    (not the mean over coordinates) of the covariance across G.
     """
 
     theta: float = 0.9
@@ -182,12 +219,16 @@ class AugmentedInnerProductTest:
     def inner_products(self) -> Estimator:
         return self.estimator
 
-    def requested(self, estimate: GradientEstimate | None, trainer_samples: int, current: int) -> int:
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
         if estimate is None:
             return current
         norm_sq = max(_norm_sq(estimate, self.estimator), 0.0)
         if norm_sq == 0:
             return UNBOUNDED
         along = _samples(estimate.inner_variance, self.theta, norm_sq**2)
-        across = _samples(estimate.grad_variance - estimate.inner_variance / norm_sq, self.nu, norm_sq)
+        across = _samples(
+            estimate.grad_variance - estimate.inner_variance / norm_sq, self.nu, norm_sq
+        )
         return max(along, across)

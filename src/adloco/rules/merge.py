@@ -1,7 +1,9 @@
-"""Which trainers merge, and where the freed workers go (AdLoCo section 3.2, arXiv 2508.18182; DESIGN section 4).
+"""Which trainers merge, and where the freed workers go (AdLoCo section 3.2, arXiv 2508.18182;
+DESIGN section 4).
 
-A trainer that asks for a small batch is far from its noise floor and holds back nothing by being merged; the published policy therefore merges the
-trainers with the smallest requests, by an average weighted with these requests. The survivor is the one with the largest request among them.
+A trainer that asks for a small batch is far from its noise floor and holds back nothing by being
+merged; the published policy therefore merges the trainers with the smallest requests, by an average
+weighted with these requests. The survivor is the one with the largest request among them.
 """
 
 from collections.abc import Mapping
@@ -25,7 +27,9 @@ class MergePolicy(Protocol):
     """Decides merges. Pure: the same requests give the same merge on every rank."""
 
     def decide(self, round: int, requests: Mapping[int, int]) -> Merge | None:
-        """The merge at the end of this round (counted from 1), or None. requests: requested batch of each living trainer, by id."""
+        """The merge at the end of this round (counted from 1), or None. requests: requested batch
+        of each living trainer, by id.
+        """
         ...
 
 
@@ -76,16 +80,21 @@ class MergeLargestWithSmallest(_Timed):
         return _merge([*ranked[: min(self.count, len(ranked)) - 1], ranked[-1]], requests)
 
 
-def assign_workers(requests: Mapping[int, int], current: Mapping[int, int], freed: int) -> list[int]:
+def assign_workers(
+    requests: Mapping[int, int], current: Mapping[int, int], freed: int
+) -> list[int]:
     """Trainer id for each freed worker, in proportion to the requests.
 
-    Each in turn goes to the trainer with the largest request per worker it would then have (D'Hondt's rule), ties to the smallest id. Nobody
-    loses a worker, so no trainer is ever left without one. current: number of workers of each living trainer.
+    Each in turn goes to the trainer with the largest request per worker it would then have
+    (D'Hondt's rule), ties to the smallest id. Nobody loses a worker, so no trainer is ever left
+    without one. current: number of workers of each living trainer.
     """
     counts = dict(current)
     chosen = []
     for _ in range(freed):
-        trainer = max(sorted(counts), key=lambda candidate: requests[candidate] / (counts[candidate] + 1))
+        trainer = max(
+            sorted(counts), key=lambda candidate: requests[candidate] / (counts[candidate] + 1)
+        )
         counts[trainer] += 1
         chosen.append(trainer)
     return chosen
@@ -97,7 +106,8 @@ def _by_request(requests: Mapping[int, int]) -> list[int]:
 
 
 def _merge(members: list[int], requests: Mapping[int, int]) -> Merge:
-    # Among equal largest requests the smallest id survives, so that identical trainers keep the first name.
+    # Among equal largest requests the smallest id survives, so that identical trainers keep the
+    # first name.
     survivor = max(members, key=lambda trainer: (requests[trainer], -trainer))
     total = sum(requests[trainer] for trainer in members)
     return Merge(

@@ -1,7 +1,8 @@
 """The largest micro-batch that fits: doubling, then bisection, over measured steps.
 
-Memory grows linearly with the micro-batch, so that two measured sizes predict the next. A size that is predicted to exceed what there is altogether
-is not run: an out-of-memory error on one rank of an island would leave the others waiting.
+Memory grows linearly with the micro-batch, so that two measured sizes predict the next. A size that
+is predicted to exceed what there is altogether is not run: an out-of-memory error on one rank of an
+island would leave the others waiting.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,14 @@ class Measured:
     fits: bool
 
 
-def largest_micro_batch(measure: Callable[[int], Measured], *, limit_bytes: int, largest: int) -> tuple[int, list[Measured]]:
-    """(size, all measured sizes in rising order); ValueError if not even one sample fits. measure: runs a step.
+def largest_micro_batch(
+    measure: Callable[[int], Measured], *, limit_bytes: int, largest: int
+) -> tuple[int, list[Measured]]:
+    """(size, all measured sizes in rising order); ValueError if not even one sample fits. measure:
+    runs a step.
 
-    limit_bytes: what a worker may take before it runs out for certain; largest: size beyond which nobody asks.
+    limit_bytes: what a worker may take before it runs out for certain; largest: size beyond which
+    nobody asks.
     """
     seen: dict[int, Measured] = {}
 
@@ -35,7 +40,10 @@ def largest_micro_batch(measure: Callable[[int], Measured], *, limit_bytes: int,
         seen[size] = measure(size)
         return seen[size].fits
 
-    require(fits(1), "not even a micro-batch of 1 fits: use a smaller model or context, gradient checkpointing, shards, or fewer workers")
+    require(
+        fits(1),
+        "not even a micro-batch of 1 fits: use a smaller model or context, gradient checkpointing, shards, or fewer workers",
+    )
     low, high = 1, 2
     while high <= largest and fits(high):
         low, high = high, 2 * high

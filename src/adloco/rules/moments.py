@@ -1,8 +1,10 @@
 """What a norm test needs to know about a gradient, in a few numbers per worker (DESIGN section 4).
 
-A worker draws J groups of m_j samples with mean gradients g_j. From |g_j|^2 and the |gbar|^2 of their mean alone follows an unbiased
-estimate of S, the trace of the per-sample gradient covariance, for any sizes of the groups. Several workers that stand at the same point are
-pooled by adding these numbers; no vector is exchanged. Source: AdLoCo (arXiv 2508.18182) section 3, McCandlish et al. (arXiv 1812.06162) appendix A.
+A worker draws J groups of m_j samples with mean gradients g_j. From |g_j|^2 and the |gbar|^2 of
+their mean alone follows an unbiased estimate of S, the trace of the per-sample gradient covariance,
+for any sizes of the groups. Several workers that stand at the same point are pooled by adding these
+numbers; no vector is exchanged. Source: AdLoCo (arXiv 2508.18182) section 3, McCandlish et al.
+(arXiv 1812.06162) appendix A.
 """
 
 import math
@@ -12,7 +14,9 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Sums over workers of the sufficient statistics of their gradients. Moments add; one worker's are `group_moments`."""
+    """Sums over workers of the sufficient statistics of their gradients. Moments add; one worker's
+    are `group_moments`.
+    """
 
     scatter: float = 0.0
     """sum_j m_j |g_j|^2 - b |gbar|^2; its expectation is dof * S."""
@@ -31,7 +35,10 @@ class Moments:
     """How many workers are in these sums."""
 
     def __add__(self, other: "Moments") -> "Moments":
-        return Moments.from_numbers(mine + theirs for mine, theirs in zip(self.to_numbers(), other.to_numbers(), strict=True))
+        return Moments.from_numbers(
+            mine + theirs
+            for mine, theirs in zip(self.to_numbers(), other.to_numbers(), strict=True)
+        )
 
     def to_numbers(self) -> list[float]:
         """The float64 scalars that cross the network."""
@@ -39,7 +46,9 @@ class Moments:
 
     @staticmethod
     def from_numbers(numbers: Iterable[float]) -> "Moments":
-        return Moments(**{field.name: number for field, number in zip(fields(Moments), numbers, strict=True)})
+        return Moments(
+            **{field.name: number for field, number in zip(fields(Moments), numbers, strict=True)}
+        )
 
 
 def group_moments(
@@ -99,7 +108,9 @@ class GradientEstimate:
 
     @property
     def noise_scale(self) -> float:
-        """B = S / |G|^2 in samples (the simple noise scale); infinite where the estimate of |G|^2 is not positive."""
+        """B = S / |G|^2 in samples (the simple noise scale); infinite where the estimate of |G|^2
+        is not positive.
+        """
         if self.grad_variance <= 0:
             return 0.0
         return self.grad_variance / self.grad_norm_sq if self.grad_norm_sq > 0 else float("inf")
@@ -141,7 +152,10 @@ def _inner_variance(
         return math.nan
     even_samples, odd_samples = sum(samples[::2]), sum(samples[1::2])
     total = even_samples + odd_samples
-    odd_products = [(total * inner - even_samples * even) / odd_samples for inner, even in zip(inner_products, even_products, strict=True)]
+    odd_products = [
+        (total * inner - even_samples * even) / odd_samples
+        for inner, even in zip(inner_products, even_products, strict=True)
+    ]
     a = _Half.of(samples[::2], norms_sq[::2], even_products[::2], odd_products[::2])
     b = _Half.of(samples[1::2], norms_sq[1::2], odd_products[1::2], even_products[1::2])
     shared = (a.with_both + b.with_both) / 2
@@ -176,7 +190,10 @@ class _Half:
         size = sum(samples)
         pairs = size**2 - sum(m**2 for m in samples)
         # sum over k != j of m_j m_k <g_j, g_k>, as a part of all pairs.
-        own = [m * (size * product - m * norm) / pairs for m, product, norm in zip(samples, own_products, norms_sq, strict=True)]
+        own = [
+            m * (size * product - m * norm) / pairs
+            for m, product, norm in zip(samples, own_products, norms_sq, strict=True)
+        ]
         other = [m * product for m, product in zip(samples, other_products, strict=True)]
         return _Half(
             within=sum(own),

@@ -1,7 +1,9 @@
-"""Switch mode: from a requested batch to micro-batches that fit (AdLoCo section 3.3, arXiv 2508.18182; DESIGN section 4).
+"""Switch mode: from a requested batch to micro-batches that fit (AdLoCo section 3.3, arXiv
+2508.18182; DESIGN section 4).
 
-As long as the request is at most n times what fits in one pass, a worker takes one micro-batch, clipped at what fits; once it is more, the worker
-accumulates gradients over balanced micro-batches, so that an update costs several passes but carries the whole request.
+As long as the request is at most n times what fits in one pass, a worker takes one micro-batch,
+clipped at what fits; once it is more, the worker accumulates gradients over balanced micro-batches,
+so that an update costs several passes but carries the whole request.
 """
 
 import math
@@ -14,7 +16,9 @@ from adloco.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """One worker's inner step: its micro-batches, in samples. The ranks that serve the worker take them in turns."""
+    """One worker's inner step: its micro-batches, in samples. The ranks that serve the worker take
+    them in turns.
+    """
 
     micro_batches: tuple[int, ...]
     ranks: int = 1
@@ -55,12 +59,18 @@ class BatchPlan:
         return replace(self, micro_batches=balanced(self.worker_batch, groups))
 
     def at_most(self, size: int) -> "BatchPlan":
-        """The same samples (one for each rank, if there are fewer) in micro-batches of that size or smaller, as they are if they fit."""
+        """The same samples (one for each rank, if there are fewer) in micro-batches of that size or
+        smaller, as they are if they fit.
+        """
         if self.micro_batch <= size:
             return self
         parts = math.ceil(self.worker_batch / (size * self.ranks)) * self.ranks
         samples = max(self.worker_batch, parts)  # Every rank has work in every pass.
-        return replace(self, micro_batches=balanced(samples, parts), rounded_up=self.rounded_up + samples - self.worker_batch)
+        return replace(
+            self,
+            micro_batches=balanced(samples, parts),
+            rounded_up=self.rounded_up + samples - self.worker_batch,
+        )
 
     def of_rank(self, rank: int) -> list[tuple[int, int]]:
         """(offset, samples) of the micro-batches that this rank takes, one in each pass.
@@ -78,29 +88,44 @@ class SwitchMode:
     """When a worker accumulates gradients."""
 
     max_micro_batch: int | Literal["auto"] = 8
-    """Samples that fit in one forward and backward pass of a rank (b_max), on each of a worker's ranks; auto: found by real steps at the start."""
+    """Samples that fit in one forward and backward pass of a rank (b_max), on each of a worker's
+    ranks; auto: found by real steps at the start.
+    """
     pass_limit: int = 0
-    """Samples of one pass at most, should b_max not fit after all; 0: b_max. Batches and what decides them stay as they are."""
+    """Samples of one pass at most, should b_max not fit after all; 0: b_max. Batches and what
+    decides them stay as they are.
+    """
     multiplier: float = 2.0
-    """n: accumulate once a trainer's request exceeds n times what fits in one pass of its workers; below, clip at what fits."""
+    """n: accumulate once a trainer's request exceeds n times what fits in one pass of its workers;
+    below, clip at what fits.
+    """
     mode: Literal["switch", "always", "never"] = "switch"
-    """switch: as above; always: accumulate as soon as the request does not fit; never: always clip."""
+    """switch: as above; always: accumulate as soon as the request does not fit; never: always clip.
+    """
 
     def __post_init__(self) -> None:
         positive = self.max_micro_batch == "auto" or self.max_micro_batch > 0
         require(positive, f"switch.max_micro_batch must be > 0 or auto, got {self.max_micro_batch}")
         require(self.pass_limit >= 0, f"switch.pass_limit must be >= 0, got {self.pass_limit}")
         require(self.multiplier >= 1, f"switch.multiplier must be >= 1, got {self.multiplier}")
-        require(self.mode in ("switch", "always", "never"), f"switch.mode must be switch, always or never, got {self.mode!r}")
+        require(
+            self.mode in ("switch", "always", "never"),
+            f"switch.mode must be switch, always or never, got {self.mode!r}",
+        )
 
     @property
     def b_max(self) -> int:
         """Samples that fit, known by now."""
-        require(self.max_micro_batch != "auto", "switch.max_micro_batch auto is for recipes, where a probe finds it; give a number")
+        require(
+            self.max_micro_batch != "auto",
+            "switch.max_micro_batch auto is for recipes, where a probe finds it; give a number",
+        )
         return int(self.max_micro_batch)
 
     def clipped(self, requested: int, workers: int = 1, ranks: int = 1) -> int:
-        """What a trainer with these workers, each served by that many ranks, takes of its request: all of it, or what fits in one pass."""
+        """What a trainer with these workers, each served by that many ranks, takes of its request:
+        all of it, or what fits in one pass.
+        """
         fits = workers * ranks * self.b_max
         return min(requested, fits) if requested <= self._threshold(workers, ranks) else requested
 
@@ -119,12 +144,16 @@ class SwitchMode:
         return {"switch": self.multiplier * fits, "always": fits, "never": math.inf}[self.mode]
 
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:
-        """Micro-batches for a worker that takes `share` samples (in mode never, as many as fit), served by that many ranks."""
+        """Micro-batches for a worker that takes `share` samples (in mode never, as many as fit),
+        served by that many ranks.
+        """
         if self.mode == "never":
             share = min(share, ranks * self.b_max)
         parts = math.ceil(share / (ranks * self.b_max)) * ranks
         samples = max(share, parts)
-        plan = BatchPlan(micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - share)
+        plan = BatchPlan(
+            micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - share
+        )
         return plan.at_most(self.pass_limit) if self.pass_limit else plan
 
 
@@ -138,6 +167,8 @@ def smallest_share(groups: int, ranks: int) -> int:
 
 
 def balanced(total: int, parts: int) -> tuple[int, ...]:
-    """`total` in `parts` whole numbers that differ by at most one, the larger first: 17 in 3 is (6, 6, 5)."""
+    """`total` in `parts` whole numbers that differ by at most one, the larger first: 17 in 3 is (6,
+    6, 5).
+    """
     small, larger = divmod(total, parts)
     return (small + 1,) * larger + (small,) * (parts - larger)

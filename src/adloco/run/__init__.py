@@ -1,1 +1,3 @@
-"""A run and its folder: what it needs before the first round, its loop, records, checkpoints, trackers."""
+"""A run and its folder: what it needs before the first round, its loop, records, checkpoints,
+trackers.
+"""

@@ -1,7 +1,8 @@
-"""Checkpoints: tensors as safetensors, everything else as JSON, checksums of both, written atomically. No pickle.
+"""Checkpoints: tensors as safetensors, everything else as JSON, checksums of both, written
+atomically. No pickle.
 
-A state is any nesting of dictionaries, lists and tuples over tensors and plain values. Tensors go to one file under the path at which they stand; the
-rest keeps that path in their place.
+A state is any nesting of dictionaries, lists and tuples over tensors and plain values. Tensors go
+to one file under the path at which they stand; the rest keeps that path in their place.
 """
 
 import hashlib
@@ -24,7 +25,9 @@ TENSORS, STATE, CHECKSUMS = "tensors.safetensors", "state.json", "checksums.json
 
 
 def save(folder: Path, name: str, state: Any, keep: int) -> Path:
-    """Write a checkpoint into folder/name and remove all but the newest `keep`; names must sort by age."""
+    """Write a checkpoint into folder/name and remove all but the newest `keep`; names must sort by
+    age.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
     try:
@@ -32,7 +35,9 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
         plain = _split(state, "", tensors)
         save_file(tensors, temporary / TENSORS)
         (temporary / STATE).write_text(json.dumps({"format": FORMAT, "state": plain}))
-        (temporary / CHECKSUMS).write_text(json.dumps({part: _checksum(temporary / part) for part in (TENSORS, STATE)}))
+        (temporary / CHECKSUMS).write_text(
+            json.dumps({part: _checksum(temporary / part) for part in (TENSORS, STATE)})
+        )
         make_readable(temporary)
         _to_disk(temporary)
         target = folder / name
@@ -48,7 +53,9 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
 
 
 def make_readable(folder: Path) -> None:
-    """Let others read a folder and its files, which temporary folders and safetensors keep for their owner alone."""
+    """Let others read a folder and its files, which temporary folders and safetensors keep for
+    their owner alone.
+    """
     folder.chmod(0o755)
     for file in folder.iterdir():
         file.chmod(0o644)
@@ -56,7 +63,11 @@ def make_readable(folder: Path) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints in a folder, oldest first."""
-    return sorted(path.parent for path in folder.glob(f"*/{CHECKSUMS}") if not path.parent.name.startswith("."))
+    return sorted(
+        path.parent
+        for path in folder.glob(f"*/{CHECKSUMS}")
+        if not path.parent.name.startswith(".")
+    )
 
 
 def newest(folder: Path) -> Path:
@@ -70,14 +81,22 @@ def load(checkpoint: Path) -> Any:
     """The state that was saved, on the CPU; a ValueError if a file is damaged or foreign."""
     try:
         expected = json.loads((checkpoint / CHECKSUMS).read_text())
-        damaged = [part for part in (TENSORS, STATE) if _checksum(checkpoint / part) != expected[part]]
+        damaged = [
+            part for part in (TENSORS, STATE) if _checksum(checkpoint / part) != expected[part]
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{checkpoint} is not a checkpoint of adloco; name a run folder that `adloco train` wrote") from error
+        raise ValueError(
+            f"{checkpoint} is not a checkpoint of adloco; name a run folder that `adloco train` wrote"
+        ) from error
     advice = "remove it to go on from the one before"
-    require(not damaged, f"checkpoint {checkpoint} is damaged ({', '.join(damaged)} does not match its checksum); {advice}")
+    require(
+        not damaged,
+        f"checkpoint {checkpoint} is damaged ({', '.join(damaged)} does not match its checksum); {advice}",
+    )
     saved = json.loads((checkpoint / STATE).read_text())
     require(
-        saved.get("format") == FORMAT, f"checkpoint {checkpoint} has format {saved.get('format')!r}, this version reads {FORMAT!r}; use its version"
+        saved.get("format") == FORMAT,
+        f"checkpoint {checkpoint} has format {saved.get('format')!r}, this version reads {FORMAT!r}; use its version",
     )
     return _join(saved["state"], load_file(checkpoint / TENSORS))
 
@@ -88,10 +107,21 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = value.detach().cpu().contiguous()
         return {"tensor": path}
     if isinstance(value, Mapping):
-        return {"items": [[key, _split(item, f"{path}.{key}" if path else str(key), tensors)] for key, item in value.items()]}
+        return {
+            "items": [
+                [key, _split(item, f"{path}.{key}" if path else str(key), tensors)]
+                for key, item in value.items()
+            ]
+        }
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_split(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]}
-    assert value is None or isinstance(value, (bool, int, float, str)), f"{path} is a {type(value)}, which a checkpoint cannot hold"
+        return {
+            type(value).__name__: [
+                _split(item, f"{path}.{index}", tensors) for index, item in enumerate(value)
+            ]
+        }
+    assert value is None or isinstance(value, (bool, int, float, str)), (
+        f"{path} is a {type(value)}, which a checkpoint cannot hold"
+    )
     return value
 
 

@@ -19,7 +19,9 @@ PACKAGES = ("adloco", "torch", "transformers", "tokenizers", "safetensors", "num
 def code_checksum() -> str:
     """Of all modules of this package."""
     package = Path(__file__).parents[1]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(package.rglob("*.py")))).hexdigest()
+    return hashlib.sha256(
+        b"".join(file.read_bytes() for file in sorted(package.rglob("*.py")))
+    ).hexdigest()
 
 
 def choose_device(name: str) -> torch.device:
@@ -29,14 +31,21 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"run.device must be auto, cpu or cuda, got {name!r} (recipe section [run])") from error
+        raise ValueError(
+            f"run.device must be auto, cpu or cuda, got {name!r} (recipe section [run])"
+        ) from error
     available = device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
-    require(available, f"run.device {name!r} is not available on this machine; use auto or cpu (recipe section [run])")
+    require(
+        available,
+        f"run.device {name!r} is not available on this machine; use auto or cpu (recipe section [run])",
+    )
     return device
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
-    """Data type for autocast, or None for fp32; auto takes bf16 where the device computes it natively."""
+    """Data type for autocast, or None for fp32; auto takes bf16 where the device computes it
+    natively.
+    """
     if name == "auto":
         return torch.bfloat16 if _native_bf16(device) else None
     return torch.bfloat16 if name == "bf16" else None
@@ -47,7 +56,9 @@ def _native_bf16(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # Without these instructions torch emulates bf16, 3x slower than fp32 (measured).
     cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and any(flag in cpuinfo.read_text() for flag in ("avx512_bf16", "amx_bf16"))
+    return cpuinfo.exists() and any(
+        flag in cpuinfo.read_text() for flag in ("avx512_bf16", "amx_bf16")
+    )
 
 
 def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
@@ -63,13 +74,20 @@ def set_rng_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["device"], device)
 
 
-def describe_environment(device: torch.device, precision: torch.dtype | None, seed: int) -> dict[str, Any]:
+def describe_environment(
+    device: torch.device, precision: torch.dtype | None, seed: int
+) -> dict[str, Any]:
     """Contents of environment.json."""
     return {
         "command": sys.argv,
-        "versions": {"python": platform.python_version(), **{package: metadata.version(package) for package in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            **{package: metadata.version(package) for package in PACKAGES},
+        },
         "git": _git_state(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or platform.machine(),
         "device_type": str(device),
         "precision": "bf16" if precision else "fp32",
         "cores": num_cores(),
@@ -84,7 +102,13 @@ def _git_state() -> dict[str, Any] | None:
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
 
     try:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}

@@ -1,4 +1,6 @@
-"""A run's model as a folder that transformers loads: weights, configuration, tokenizer, and a model card with the recipe and the results."""
+"""A run's model as a folder that transformers loads: weights, configuration, tokenizer, and a model
+card with the recipe and the results.
+"""
 
 import shutil
 import tempfile
@@ -15,12 +17,16 @@ from adloco.run.trained import Trained
 
 def export(trained: Trained, folder: Path) -> None:
     """Write the folder, as a whole or not at all. It must not exist yet."""
-    require(not folder.exists(), f"--to {str(folder)!r} exists already; give a folder that does not")
+    require(
+        not folder.exists(), f"--to {str(folder)!r} exists already; give a folder that does not"
+    )
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".exporting-", dir=folder.parent))
     try:
         model: Any = trained.model
-        tokenizer = trained.stored.tokenizer.to_transformers(whole=not trained.stored.recipe.task.packed)
+        tokenizer = trained.stored.tokenizer.to_transformers(
+            whole=not trained.stored.recipe.task.packed
+        )
         end = trained.stored.tokenizer.end_of_text
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
@@ -29,7 +35,10 @@ def export(trained: Trained, folder: Path) -> None:
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.eos_token_id = model.generation_config.pad_token_id = end
         model.save_pretrained(temporary)
-        tokenizer.model_max_length = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", tokenizer.model_max_length))
+        tokenizer.model_max_length = min(
+            tokenizer.model_max_length,
+            getattr(model.config, "max_position_embeddings", tokenizer.model_max_length),
+        )
         tokenizer.save_pretrained(temporary)
         (temporary / "README.md").write_text(_card(trained))
         make_readable(temporary)
@@ -42,8 +51,17 @@ def _card(trained: Trained) -> str:
     """The model card."""
     recipe, records = trained.stored.recipe, Records(trained.stored.folder).read()
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
-    summary = summarise(records, recipe.task.measures, num_parameters=parameters, recipe=recipe.run.name, trainer=trained.trainer)
-    results = "\n".join(f"| {name} | {value:,.4f} |" if isinstance(value, float) else f"| {name} | {value} |" for name, value in summary.items())
+    summary = summarise(
+        records,
+        recipe.task.measures,
+        num_parameters=parameters,
+        recipe=recipe.run.name,
+        trainer=trained.trainer,
+    )
+    results = "\n".join(
+        f"| {name} | {value:,.4f} |" if isinstance(value, float) else f"| {name} | {value} |"
+        for name, value in summary.items()
+    )
     return f"""---
 library_name: transformers
 pipeline_tag: {recipe.task.pipeline}

@@ -1,7 +1,9 @@
-"""Memory of this process by phase of a round: its peak within the phase, and what is held at the end; and PyTorch's own snapshot on a GPU.
+"""Memory of this process by phase of a round: its peak within the phase, and what is held at the
+end; and PyTorch's own snapshot on a GPU.
 
-On a GPU the numbers are those of torch's allocator. On a CPU they are the resident memory of the process, the interpreter and all libraries included.
-Linux can forget a process's peak (`proc(5)`, clear_refs); elsewhere a phase's peak is that of the process so far, and what is held is not known.
+On a GPU the numbers are those of torch's allocator. On a CPU they are the resident memory of the
+process, the interpreter and all libraries included. Linux can forget a process's peak (`proc(5)`,
+clear_refs); elsewhere a phase's peak is that of the process so far, and what is held is not known.
 """
 
 import contextlib
@@ -59,7 +61,11 @@ def usage(device: torch.device) -> tuple[int, int | None]:
         return torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
-    kilobytes = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("VmHWM:", "VmRSS:"))}
+    kilobytes = {
+        line.partition(":")[0]: int(line.split()[1])
+        for line in lines
+        if line.startswith(("VmHWM:", "VmRSS:"))
+    }
     if len(kilobytes) < 2:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else 1024 * peak, None
@@ -76,14 +82,21 @@ def forget_peak(device: torch.device) -> None:
 
 
 def snapshot_file(folder: Path, device: torch.device) -> Path:
-    """Where in a run's folder the first process writes its snapshot, to be opened at pytorch.org/memory_viz; ValueError for a CPU."""
-    require(device.type == "cuda", f"profile.memory needs a GPU, but the run is on {device}; leave it out (recipe section [profile])")
+    """Where in a run's folder the first process writes its snapshot, to be opened at
+    pytorch.org/memory_viz; ValueError for a CPU.
+    """
+    require(
+        device.type == "cuda",
+        f"profile.memory needs a GPU, but the run is on {device}; leave it out (recipe section [profile])",
+    )
     return folder / "profile" / "memory-rank0.pickle"
 
 
 @contextlib.contextmanager
 def memory_snapshot(file: Path | None) -> Iterator[None]:
-    """PyTorch's history of allocations on GPUs, written at the end, however it comes. file: None for nothing."""
+    """PyTorch's history of allocations on GPUs, written at the end, however it comes. file: None
+    for nothing.
+    """
     if file is None:
         yield
         return

@@ -1,7 +1,9 @@
-"""The largest micro-batch that fits a recipe's model on this device, by real steps of a worker, one answer for all ranks (DESIGN section 4, b_max).
+"""The largest micro-batch that fits a recipe's model on this device, by real steps of a worker, one
+answer for all ranks (DESIGN section 4, b_max).
 
-A worker is built as the run builds it (sharded, replicated), trains a step per size on the run's own data, and is thrown away. What it holds at most
-is compared with what is free, less what the trainers' global parameters will take, divided by the workers that share the device.
+A worker is built as the run builds it (sharded, replicated), trains a step per size on the run's
+own data, and is thrown away. What it holds at most is compared with what is free, less what the
+trainers' global parameters will take, divided by the workers that share the device.
 """
 
 import hashlib
@@ -52,55 +54,115 @@ def outer_copies(recipe: Recipe, device: torch.device) -> int:
     return 0 if elsewhere else OUTER_COPIES * size * recipe.method.num_trainers
 
 
-def probe(recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None, *, again: bool = False) -> Probe:
-    """The largest micro-batch of a recipe; from the cache if it was found before for the same model, shape and device, unless `again`."""
-    file = Path(recipe.data.cache).expanduser() / "probes" / f"{_key(recipe, builder, placement, precision)}.json"
+def probe(
+    recipe: Recipe,
+    task: Task,
+    builder: ModelBuilder,
+    placement: Placement,
+    precision: torch.dtype | None,
+    *,
+    again: bool = False,
+) -> Probe:
+    """The largest micro-batch of a recipe; from the cache if it was found before for the same
+    model, shape and device, unless `again`.
+    """
+    file = (
+        Path(recipe.data.cache).expanduser()
+        / "probes"
+        / f"{_key(recipe, builder, placement, precision)}.json"
+    )
     known = placement.agree(json.loads(file.read_text()) if file.exists() and not again else None)
     if known:
-        return Probe(**(known | {"measured": tuple(Measured(**row) for row in known["measured"]), "cached": True}))
+        return Probe(
+            **(
+                known
+                | {"measured": tuple(Measured(**row) for row in known["measured"]), "cached": True}
+            )
+        )
     together = int(placement.largest(len(placement.local(range(recipe.method.num_workers)))))
-    # What decides whether a step is run must be the same on all ranks, or some would wait for the others.
+    # What decides whether a step is run must be the same on all ranks, or some would wait for the
+    # others.
     free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
     outer = outer_copies(recipe, placement.device) * builder.num_bytes() // placement.shards
     held = recipe.memory.gib - free / 2**30
-    require(free > 0, f"memory.gib {recipe.memory.gib} is less than the {held:.1f} GiB that this process holds already; raise it")
+    require(
+        free > 0,
+        f"memory.gib {recipe.memory.gib} is less than the {held:.1f} GiB that this process holds already; raise it",
+    )
     budget = int((recipe.memory.fraction * free - outer) / together)
     trainers = f"{recipe.method.num_trainers} trainers' global parameters"
-    require(budget > 0, f"memory.fraction of {free / 2**30:.1f} GiB, what is free, does not hold {trainers}; use fewer, or give more memory")
+    require(
+        budget > 0,
+        f"memory.fraction of {free / 2**30:.1f} GiB, what is free, does not hold {trainers}; use fewer, or give more memory",
+    )
     stepper = _Stepper(recipe, task, builder, placement, precision)
 
     def measure(size: int) -> Measured:
         peak, seconds = stepper.step(size)
         most = int(placement.largest(peak))
-        return Measured(micro_batch=size, peak_bytes=most, seconds=seconds if most < NO_END else 0.0, fits=most <= budget)
+        return Measured(
+            micro_batch=size,
+            peak_bytes=most,
+            seconds=seconds if most < NO_END else 0.0,
+            fits=most <= budget,
+        )
 
-    # The ranks of an island share a batch, so that one never takes more than its part of the largest.
+    # The ranks of an island share a batch, so that one never takes more than its part of the
+    # largest.
     largest = math.ceil(recipe.guards.maximum / placement.ranks_per_worker)
-    found, measured = largest_micro_batch(measure, limit_bytes=(free - outer) // together, largest=largest)
-    result = Probe(max_micro_batch=found, budget_bytes=budget, measured=tuple(measured), cached=False)
-    if placement.first:
+    found, measured = largest_micro_batch(
+        measure, limit_bytes=(free - outer) // together, largest=largest
+    )
+    result = Probe(
+        max_micro_batch=found, budget_bytes=budget, measured=tuple(measured), cached=False
+    )
+    if placement.is_rank_zero:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(result), indent=2) + "\n")
     return result
 
 
-def _key(recipe: Recipe, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None) -> str:
+def _key(
+    recipe: Recipe, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None
+) -> str:
     """Of everything on which the answer depends."""
     device, values = placement.device, to_values(recipe)
     about = [
-        builder.config.to_dict(), asdict(builder.options), values["task"], recipe.data.tokenizer, recipe.data.context_tokens,
-        values["inner"], asdict(recipe.method), asdict(recipe.memory), asdict(recipe.outer_memory), recipe.feedback,
-        recipe.batch.needs_moments, recipe.batch.inner_products,
-        recipe.guards.maximum, recipe.run.compile, str(precision), placement.num_ranks, placement.ranks_per_worker, placement.shards,
-        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type, metadata.version("torch"),
-    ]  # fmt: skip
+        builder.config.to_dict(),
+        asdict(builder.options),
+        values["task"],
+        recipe.data.tokenizer,
+        recipe.data.context_tokens,
+        values["inner"],
+        asdict(recipe.method),
+        asdict(recipe.memory),
+        asdict(recipe.outer_memory),
+        recipe.feedback,
+        recipe.batch.needs_moments,
+        recipe.batch.inner_products,
+        recipe.guards.maximum,
+        recipe.run.compile,
+        str(precision),
+        placement.num_ranks,
+        placement.ranks_per_worker,
+        placement.shards,
+        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        metadata.version("torch"),
+    ]
     return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 class _Stepper:
     """A worker like those of the run, and what it holds."""
 
-    def __init__(self, recipe: Recipe, task: Task, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        task: Task,
+        builder: ModelBuilder,
+        placement: Placement,
+        precision: torch.dtype | None,
+    ) -> None:
         self._device = placement.device
         self._ranks = placement.ranks_per_worker
         free_memory(self._device)
@@ -118,12 +180,15 @@ class _Stepper:
         model = builder()
         engine = placement.engine(model, recipe.run.compile, builder.filling)
         self._worker = Worker(0, model, recipe.inner, settings, engine)
-        # A round begins with a step on which statistics are taken, in smaller pieces but perhaps with a second copy of the gradients.
+        # A round begins with a step on which statistics are taken, in smaller pieces but perhaps
+        # with a second copy of the gradients.
         self._steps = 2 if recipe.batch.needs_moments else 1
         self._run(1)  # Optimizer state is made at the first step.
 
     def step(self, size: int) -> tuple[int, float]:
-        """(most bytes held in a step of micro-batches of this size, its seconds); more than any budget if memory runs out."""
+        """(most bytes held in a step of micro-batches of this size, its seconds); more than any
+        budget if memory runs out.
+        """
         free_memory(self._device)
         forget_peak(self._device)
         try:
@@ -136,20 +201,30 @@ class _Stepper:
         plan = BatchPlan(micro_batches=(size,) * self._ranks, ranks=self._ranks)
         self._worker.begin_round()
         self._worker.pass_limit = 0
-        self._worker.advance(RoundTask(trainer=0, plan=plan, inner_steps=self._steps, first_step=0, lr_factor=None), self._steps, Event())
+        self._worker.advance(
+            RoundTask(trainer=0, plan=plan, inner_steps=self._steps, first_step=0, lr_factor=None),
+            self._steps,
+            Event(),
+        )
         if self._worker.pass_limit:
             raise OutOfMemoryError("it went on with smaller micro-batches")
 
 
 def _free_bytes(gib: float, device: torch.device) -> int:
-    """What the run may take: what is free on the GPU, or of the given budget what this process does not hold yet."""
+    """What the run may take: what is free on the GPU, or of the given budget what this process does
+    not hold yet.
+    """
     if gib > 0:
         return int(gib * 2**30) - _held(device)
     require(
         device.type == "cuda",
         "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may take (recipe section [memory])",
     )
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (
+        torch.cuda.mem_get_info(device)[0]
+        + torch.cuda.memory_reserved(device)
+        - torch.cuda.memory_allocated(device)
+    )
 
 
 def _held(device: torch.device) -> int:

@@ -1,5 +1,6 @@
-"""The files of a run folder that grow with it: metrics.jsonl (a line per round), steps.jsonl (a line per inner step of each worker) and
-out_of_memory.jsonl (a line where memory ran out in a step that could not be repeated).
+"""The files of a run folder that grow with it: metrics.jsonl (a line per round), steps.jsonl (a
+line per inner step of each worker) and out_of_memory.jsonl (a line where memory ran out in a step
+that could not be repeated).
 """
 
 import json
@@ -65,17 +66,29 @@ def round_record(
         **evaluated(min(measured.values(), key=lambda found: found["loss"], default={})),
         "memory": memory,
         "sync": asdict(report.sync),
-        "trainers": [asdict(trainer) | evaluated(measured.get(trainer.trainer, {})) for trainer in report.trainers],
+        "trainers": [
+            asdict(trainer) | evaluated(measured.get(trainer.trainer, {}))
+            for trainer in report.trainers
+        ],
         "workers": [asdict(worker) for worker in report.workers],
         "merges": [
-            {"survivor": merge.survivor, "absorbed": list(merge.absorbed), "weights": {str(key): weight for key, weight in merge.weights.items()}}
+            {
+                "survivor": merge.survivor,
+                "absorbed": list(merge.absorbed),
+                "weights": {str(key): weight for key, weight in merge.weights.items()},
+            }
             for merge in report.merges
         ],
     }
 
 
 def summarise(
-    records: Sequence[Record], measures: Sequence[Metric], *, num_parameters: int, recipe: str, trainer: int | None = None
+    records: Sequence[Record],
+    measures: Sequence[Metric],
+    *,
+    num_parameters: int,
+    recipe: str,
+    trainer: int | None = None,
 ) -> dict[str, Any]:
     """Contents of summary.json.
 
@@ -86,7 +99,9 @@ def summarise(
         metric = validation(measure, "round" if trainer is None else "trainer")
         every = [number for numbers in values(metric, records, trainer) for number in numbers]
         summary[f"final_{metric.name}"] = every[-1] if every else None
-        summary[f"best_{metric.name}"] = (min if measure.better == "lower" else max)(every, default=None)
+        summary[f"best_{metric.name}"] = (min if measure.better == "lower" else max)(
+            every, default=None
+        )
     summary |= {key: aggregate(metric, records) for key, metric in SUMMARY.items()}
     return summary | {"num_parameters": num_parameters, "recipe": recipe}
 
@@ -99,7 +114,9 @@ class Records:
 
     def add(self, record: Record, report: RoundReport) -> None:
         # Steps first: a metrics line says that its round is complete.
-        _append(self.folder / STEPS, [{"round": report.round, **asdict(step)} for step in report.steps])
+        _append(
+            self.folder / STEPS, [{"round": report.round, **asdict(step)} for step in report.steps]
+        )
         _append(self.folder / METRICS, [record])
 
     def read(self) -> list[Record]:
@@ -107,11 +124,18 @@ class Records:
         return list(_lines(self.folder / METRICS))
 
     def add_out_of_memory(self, rounds: int, message: str, pass_limit: int) -> None:
-        """By whichever rank it was, for whoever goes on with the run: a line is appended at once, so that ranks do not disturb one another."""
-        _append(self.folder / OUT_OF_MEMORY, [{"rounds_done": rounds, "message": message, "pass_limit": pass_limit}])
+        """By whichever rank it was, for whoever goes on with the run: a line is appended at once,
+        so that ranks do not disturb one another.
+        """
+        _append(
+            self.folder / OUT_OF_MEMORY,
+            [{"rounds_done": rounds, "message": message, "pass_limit": pass_limit}],
+        )
 
     def pass_limit(self) -> int:
-        """The largest micro-batch that is left to try since memory ran out; 0 if it never did where a step could not be repeated."""
+        """The largest micro-batch that is left to try since memory ran out; 0 if it never did where
+        a step could not be repeated.
+        """
         return min((line["pass_limit"] for line in _lines(self.folder / OUT_OF_MEMORY)), default=0)
 
     def cut(self, rounds: int) -> None:

@@ -1,4 +1,6 @@
-"""What a run needs before its first round: its folder, where its workers live, its task with the data, its model, and the micro-batch that fits."""
+"""What a run needs before its first round: its folder, where its workers live, its task with the
+data, its model, and the micro-batch that fits.
+"""
 
 import os
 from dataclasses import replace
@@ -38,57 +40,100 @@ def place_workers(recipe: Recipe) -> Placement:
         "the version of adloco": metadata.version("adloco"),
         "the code of adloco": code_checksum(),
     }
-    return place(workers, device, recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared)
+    return place(
+        workers, device, recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared
+    )
 
 
 def with_reachable_data(recipe: Recipe, placement: Placement) -> tuple[Recipe, str]:
-    """The recipe with its fallback in place of a source that cannot be reached, and the sentence that says so; as it is, and empty, otherwise."""
+    """The recipe with its fallback in place of a source that cannot be reached, and the sentence
+    that says so; as it is, and empty, otherwise.
+    """
     # Paths may differ between ranks, but not whether the first source is there.
-    notice = placement.agree(reachable(recipe.data) if placement.first else "")
-    return (replace(recipe, data=recipe.data.second()) if notice else recipe), notice
+    notice = placement.agree(reachable(recipe.data) if placement.is_rank_zero else "")
+    return (replace(recipe, data=recipe.data.fallback_settings()) if notice else recipe), notice
 
 
 def find_micro_batch(recipe: Recipe, *, again: bool) -> tuple[Probe, str]:
-    """What `switch.max_micro_batch = "auto"` is for a recipe, and what a person should know. again: measure it also if it is known from before."""
+    """What `switch.max_micro_batch = "auto"` is for a recipe, and what a person should know. again:
+    measure it also if it is known from before.
+    """
     placement = place_workers(recipe)
     recipe, notice = with_reachable_data(recipe, placement)
     task = open_task(recipe, None, placement)
     precision = choose_precision(recipe.run.precision, placement.device)
-    return probe(recipe, task, model_builder(recipe, task, None, placement), placement, precision, again=again), notice
+    return probe(
+        recipe,
+        task,
+        model_builder(recipe, task, None, placement),
+        placement,
+        precision,
+        again=again,
+    ), notice
 
 
 def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
-    """The task and its data; what it keeps on disk is made by the first process while the others wait."""
+    """The task and its data; what it keeps on disk is made by the first process while the others
+    wait.
+    """
 
     def open_here() -> Task:
-        return recipe.task.open(recipe.data, recipe.evaluation, stored.tokenizer if stored else None)
+        return recipe.task.open(
+            recipe.data, recipe.evaluation, stored.tokenizer if stored else None
+        )
 
-    made = open_here() if placement.first else None
+    made = open_here() if placement.is_rank_zero else None
     placement.agree(None)
     task = made or open_here()
     where = "data.dataset" if recipe.data.dataset else "data.path"
-    require(task.holds(placement.agree(task.corpus)), f"the text of {where} differs between ranks; give all of them the same")
+    require(
+        task.matches_fingerprint(placement.agree(task.corpus)),
+        f"the text of {where} differs between ranks; give all of them the same",
+    )
     return task
 
 
-def model_builder(recipe: Recipe, task: Task, stored: StoredRun | None, placement: Placement) -> ModelBuilder:
-    """What builds the run's model; of a stored run from the configuration in its folder, without trained weights: the checkpoint has its own."""
-    config = task.configure(load_config(stored.folder / MODEL) if stored else recipe.model.config(task.tokenizer.vocab_size))
+def model_builder(
+    recipe: Recipe, task: Task, stored: StoredRun | None, placement: Placement
+) -> ModelBuilder:
+    """What builds the run's model; of a stored run from the configuration in its folder, without
+    trained weights: the checkpoint has its own.
+    """
+    config = task.configure(
+        load_config(stored.folder / MODEL)
+        if stored
+        else recipe.model.config(task.tokenizer.vocab_size)
+    )
     require(
         task.tokenizer.vocab_size <= config.vocab_size,
         f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got {config.vocab_size}",
     )
     weights = "" if stored else recipe.model.weights
-    builder = ModelBuilder(config=config, head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed, weights=weights)
+    builder = ModelBuilder(
+        config=config,
+        head=recipe.task.head,
+        options=recipe.model_options,
+        seed=recipe.run.seed,
+        weights=weights,
+    )
     digest = builder.stored.digest()  # Each rank reads its own files.
-    require(digest == placement.agree(digest), "the weights of model.name differ between ranks; give all of them the same")
+    require(
+        digest == placement.agree(digest),
+        "the weights of model.name differ between ranks; give all of them the same",
+    )
     return builder
 
 
 def read_whole(builder: ModelBuilder, placement: Placement) -> str:
-    """The sentence where trained weights pass whole through the memory of ranks that hold shards; empty if they do not."""
+    """The sentence where trained weights pass whole through the memory of ranks that hold shards;
+    empty if they do not.
+    """
     reason = builder.stored.only_whole if placement.shards > 1 else ""
-    return f"the weights of model.name {builder.weights!r} are read whole on each rank before they are sharded: {reason}" if reason else ""
+    return (
+        f"the weights of model.name {builder.weights!r} are read whole on each rank before they are sharded: {reason}"
+        if reason
+        else ""
+    )
 
 
 def check_memory(recipe: Recipe, builder: ModelBuilder, placement: Placement) -> None:
@@ -98,7 +143,11 @@ def check_memory(recipe: Recipe, builder: ModelBuilder, placement: Placement) ->
     residuals = recipe.feedback and not (recipe.outer_memory.on_host and device.type != "cpu")
     copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
     needed = builder.num_bytes() * copies // placement.shards
-    memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = (
+        torch.cuda.mem_get_info(device)[1]
+        if device.type == "cuda"
+        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    )
     require(
         needed <= memory,
         f"{workers} of the method.num_trainers x method.workers_per_trainer workers, of {builder.num_parameters():,} parameters each, live here "

@@ -1,4 +1,6 @@
-"""A run folder read back: its recipe, its newest checkpoint and its tokenizer, after a check that they belong together."""
+"""A run folder read back: its recipe, its newest checkpoint and its tokenizer, after a check that
+they belong together.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,16 +17,45 @@ from adloco.tasks.task import Task
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
 FREE_SETTINGS = {
-    "run.folder", "run.name", "run.device", "run.threads", "run.checkpoint_every", "run.keep_checkpoints", "run.trackers",
-    "placement.shard_size", "placement.replica_size",  # Where workers live does not change what they compute.
-    "data.path", "data.dataset", "data.cache",  # What they lead to is checked by content.
-    "outer.on_host", "evaluation.every", "evaluation.windows", "profile.memory", "switch.pass_limit", "memory.gib", "memory.fraction",
-}  # fmt: skip
-"""Settings that may change from a run's beginning to its going on; all others decide its numbers."""
+    "run.folder",
+    "run.name",
+    "run.device",
+    "run.threads",
+    "run.checkpoint_every",
+    "run.keep_checkpoints",
+    "run.trackers",
+    # Where workers live does not change what they compute.
+    "placement.shard_size",
+    "placement.replica_size",
+    "data.path",
+    "data.dataset",
+    "data.cache",  # What they lead to is checked by content.
+    "outer.on_host",
+    "evaluation.every",
+    "evaluation.windows",
+    "profile.memory",
+    "switch.pass_limit",
+    "memory.gib",
+    "memory.fraction",
+}
+"""Settings that may change from a run's beginning to its going on; all others decide its numbers.
+"""
 
 
-OWN_SETTINGS = {"run.folder", "run.name", "run.device", "run.threads", "run.trackers", "data.path", "data.dataset", "data.cache", "profile.memory"}
-"""Settings that may differ between the ranks of one run; what the device and the paths lead to is compared."""
+OWN_SETTINGS = {
+    "run.folder",
+    "run.name",
+    "run.device",
+    "run.threads",
+    "run.trackers",
+    "data.path",
+    "data.dataset",
+    "data.cache",
+    "profile.memory",
+}
+"""Settings that may differ between the ranks of one run; what the device and the paths lead to is
+compared.
+"""
 CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
 
 
@@ -44,25 +75,41 @@ class StoredRun:
 
 def run_folder(folder: Path) -> Path:
     """The folder, after a check that a run lives there."""
-    require((folder / RECIPE).is_file(), f"{str(folder)!r} is not a run folder (no {RECIPE} in it); give one that `adloco train` wrote")
+    require(
+        (folder / RECIPE).is_file(),
+        f"{str(folder)!r} is not a run folder (no {RECIPE} in it); give one that `adloco train` wrote",
+    )
     return folder
 
 
 def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
-    """The run in a folder at its newest checkpoint; ValueError if a part is missing, damaged, foreign or changed.
+    """The run in a folder at its newest checkpoint; ValueError if a part is missing, damaged,
+    foreign or changed.
 
     flags: settings that are to be others from now on, of those that may.
+
     """
     recipe = resumed_recipe(folder, flags)
     newest = checkpoint.newest(folder / CHECKPOINTS)
     state = checkpoint.load(newest)
     known = isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
-    require(known, f"checkpoint {newest} is not that of a run; name a run folder that `adloco train` wrote")
+    require(
+        known,
+        f"checkpoint {newest} is not that of a run; name a run folder that `adloco train` wrote",
+    )
     fixed, begun = fixed_settings(recipe), state["run"]["recipe"]
     changed = [key for key, value in fixed.items() if begun.get(key, value) != value]
-    require(not changed, f"{', '.join(changed)} in {folder / RECIPE} is not what the run began with; restore it, or start another run")
-    unknown = [key for key in fixed if key not in begun]  # Another choice, which has other settings, is refused above.
-    require(not unknown, f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; go on with that, or start another run")
+    require(
+        not changed,
+        f"{', '.join(changed)} in {folder / RECIPE} is not what the run began with; restore it, or start another run",
+    )
+    unknown = [
+        key for key in fixed if key not in begun
+    ]  # Another choice, which has other settings, is refused above.
+    require(
+        not unknown,
+        f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; go on with that, or start another run",
+    )
     return StoredRun(
         folder=folder,
         recipe=recipe,
@@ -76,7 +123,10 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
 def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
     """The recipe of a run that goes on with these settings changed."""
     for name, _ in flags:
-        require(name in CHANGEABLE, f"--{name} cannot change when a run goes on; leave it out (what can: {', '.join(CHANGEABLE)})")
+        require(
+            name in CHANGEABLE,
+            f"--{name} cannot change when a run goes on; leave it out (what can: {', '.join(CHANGEABLE)})",
+        )
     path = run_folder(folder) / RECIPE
     values = read_values(str(path))
     try:
@@ -106,4 +156,7 @@ def check_corpus(stored: StoredRun, task: Task) -> None:
     """Refuse another text than the run began with."""
     data = stored.recipe.data
     where = data.source if data.dataset or not data.path else f"the text of {data.source}"
-    require(task.holds(stored.about["corpus"]), f"{where} is not what the run in {stored.folder} began with; restore it, or start another run")
+    require(
+        task.matches_fingerprint(stored.about["corpus"]),
+        f"{where} is not what the run in {stored.folder} began with; restore it, or start another run",
+    )

@@ -24,13 +24,23 @@ class Trained:
 
 
 def load_trained(folder: Path, trainer: int | None = None) -> Trained:
-    """A trainer's model from the newest checkpoint; without a number, of the trainer with the lowest validation loss."""
+    """A trainer's model from the newest checkpoint; without a number, of the trainer with the
+    lowest validation loss.
+    """
     stored = read_run(folder)
     saved = {entry["trainer"]: entry for entry in stored.algorithm["trainers"]}
     chosen = _best_trainer(folder, sorted(saved)) if trainer is None else trainer
-    require(chosen in saved, f"there is no trainer {chosen} in {stored.checkpoint}; living ones are {', '.join(map(str, sorted(saved)))}")
+    require(
+        chosen in saved,
+        f"there is no trainer {chosen} in {stored.checkpoint}; living ones are {', '.join(map(str, sorted(saved)))}",
+    )
     recipe = stored.recipe
-    builder = ModelBuilder(config=load_config(stored.folder / MODEL), head=recipe.task.head, options=recipe.model_options, seed=recipe.run.seed)
+    builder = ModelBuilder(
+        config=load_config(stored.folder / MODEL),
+        head=recipe.task.head,
+        options=recipe.model_options,
+        seed=recipe.run.seed,
+    )
     model = builder.whole().to(choose_device(recipe.run.device))
     copy_all(saved[chosen]["outer"]["params"], trainable(model))
     copy_all(saved[chosen]["buffers"], averaged_buffers(model))
@@ -38,23 +48,36 @@ def load_trained(folder: Path, trainer: int | None = None) -> Trained:
 
 
 def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str, float], int]:
-    """(each measure by name, number of tokens or texts) on the run's validation rows, or on all rows of another path.
+    """(each measure by name, number of tokens or texts) on the run's validation rows, or on all
+    rows of another path.
 
     windows: of a language model, how many, evenly spaced; 0: all.
+
     """
     stored, recipe = trained.stored, trained.stored.recipe
     data = recipe.data if path is None else recipe.data.at(path)
-    task = recipe.task.open(data, replace(recipe.evaluation, windows=windows), stored.tokenizer, everything=path is not None)
+    task = recipe.task.open(
+        data,
+        replace(recipe.evaluation, windows=windows),
+        stored.tokenizer,
+        everything=path is not None,
+    )
     task.configure(load_config(stored.folder / MODEL))
     if path is None:
         check_corpus(stored, task)
-    *sums, count = task.measure(trained.model, next(trained.model.parameters()).device, recipe.switch.b_max)
+    *sums, count = task.measure(
+        trained.model, next(trained.model.parameters()).device, recipe.switch.b_max
+    )
     return recipe.task.measured([total / count for total in sums]), int(count)
 
 
 def _best_trainer(folder: Path, living: list[int]) -> int:
     for record in reversed(Records(folder).read()):
-        losses = {row["trainer"]: row["val_loss"] for row in record["trainers"] if row["val_loss"] is not None and row["trainer"] in living}
+        losses = {
+            row["trainer"]: row["val_loss"]
+            for row in record["trainers"]
+            if row["val_loss"] is not None and row["trainer"] in living
+        }
         if losses:
             return int(min(losses, key=lambda trainer: (losses[trainer], trainer)))
     return living[0]

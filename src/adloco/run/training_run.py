@@ -1,4 +1,6 @@
-"""A whole run: from a recipe to rounds, records, checkpoints and a report. The caller owns the loop: `for record in run.rounds(): ...`."""
+"""A whole run: from a recipe to rounds, records, checkpoints and a report. The caller owns the
+loop: `for record in run.rounds(): ...`.
+"""
 
 import math
 import time
@@ -25,7 +27,15 @@ from adloco.run.environment import choose_precision, describe_environment, rng_s
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.micro_batch_probe import probe
 from adloco.run.records import Records, round_record, summarise, write_json
-from adloco.run.start import check_memory, model_builder, new_folder, open_task, place_workers, read_whole, with_reachable_data
+from adloco.run.start import (
+    check_memory,
+    model_builder,
+    new_folder,
+    open_task,
+    place_workers,
+    read_whole,
+    with_reachable_data,
+)
 from adloco.run.stored import (
     CHECKPOINTS,
     MODEL,
@@ -51,8 +61,12 @@ class Progress:
 class TrainingRun:
     """One run in its folder."""
 
-    def __init__(self, recipe: Recipe, folder: Path, placement: Placement, stored: StoredRun | None = None) -> None:
-        """Prepares everything and writes nothing but the token cache; ValueError for settings that cannot work. stored: the run to go on with."""
+    def __init__(
+        self, recipe: Recipe, folder: Path, placement: Placement, stored: StoredRun | None = None
+    ) -> None:
+        """Prepares everything and writes nothing but the token cache; ValueError for settings that
+        cannot work. stored: the run to go on with.
+        """
         self.recipe = recipe
         self.folder = folder
         self.placement = placement
@@ -63,23 +77,31 @@ class TrainingRun:
         self.device = placement.device
         self._snapshot = snapshot_file(folder, self.device) if recipe.profile.memory else None
         self._memory = Memory(self.device)
-        self._trackers = Trackers(recipe.run.tracker_names if placement.first else [], folder)
+        self._trackers = Trackers(
+            recipe.run.tracker_names if placement.is_rank_zero else [], folder
+        )
         self.task = open_task(recipe, stored, placement)
         self._precision = choose_precision(recipe.run.precision, self.device)
         self._builder = model_builder(recipe, self.task, stored, placement)
         method = recipe.method
-        self._source = self.task.train_source(method.num_workers, recipe.run.seed, recipe.guards.initial * method.num_trainers)
+        self._source = self.task.train_source(
+            method.num_workers, recipe.run.seed, recipe.guards.initial * method.num_trainers
+        )
         check_memory(recipe, self._builder, placement)
         if recipe.switch.max_micro_batch == "auto":
             # Found once: what is trained on follows from it, and a run that goes on keeps it.
-            found = probe(recipe, self.task, self._builder, placement, self._precision).max_micro_batch
+            found = probe(
+                recipe, self.task, self._builder, placement, self._precision
+            ).max_micro_batch
             self.recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=found))
-            self.notices.append(f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)")
+            self.notices.append(
+                f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)"
+            )
         self.algorithm = self._build()
         if stored is None:
             # Every rank, as a sharded model takes all of an island.
             first = next(iter(self.algorithm.workers.values()))
-            problem = self.task.problem(first.model, self.device)
+            problem = self.task.validate_model(first.model, self.device)
             first.engine.after_evaluation()
             require(not problem, problem)
         self._new_limit = 0
@@ -92,14 +114,25 @@ class TrainingRun:
         placement = place_workers(recipe)
         folder = placement.agree(new_folder(recipe))
         advice = "use another --run.folder, or go on with it by adloco train --resume"
-        require(not placement.agree(folder.exists()), f"run folder {str(folder)!r} exists already; {advice} {folder}")
+        require(
+            not placement.agree(folder.exists()),
+            f"run folder {str(folder)!r} exists already; {advice} {folder}",
+        )
         total = recipe.learning_rate.total_tokens or recipe.run.tokens
         recipe, notice = with_reachable_data(recipe, placement)
-        recipe = replace(recipe, run=replace(recipe.run, folder=str(folder)), learning_rate=replace(recipe.learning_rate, total_tokens=total))
+        recipe = replace(
+            recipe,
+            run=replace(recipe.run, folder=str(folder)),
+            learning_rate=replace(recipe.learning_rate, total_tokens=total),
+        )
         run = TrainingRun(recipe, folder, placement)
         skipped = "" if recipe.data.streaming else run.task.skipped()
-        run.notices += [text for text in (notice, recipe.unused, skipped, read_whole(run._builder, placement)) if text]
-        if placement.first:
+        run.notices += [
+            text
+            for text in (notice, recipe.unused, skipped, read_whole(run._builder, placement))
+            if text
+        ]
+        if placement.is_rank_zero:
             run._write_folder()
         run._save()
         return run
@@ -108,12 +141,16 @@ class TrainingRun:
         try:
             (self.folder / TOKENIZER).mkdir(parents=True)
         except OSError as error:
-            raise ValueError(f"run folder {str(self.folder)!r} cannot be made ({error.strerror}); use another --run.folder") from error
+            raise ValueError(
+                f"run folder {str(self.folder)!r} cannot be made ({error.strerror}); use another --run.folder"
+            ) from error
         (self.folder / RECIPE).write_text(to_toml(self.recipe))
         self.task.tokenizer.save(self.folder / TOKENIZER)
         save_config(self._builder.config, self.folder / MODEL)
         write_json(
-            self.folder / "environment.json", describe_environment(self.device, self._precision, self.recipe.run.seed) | {"notices": self.notices}
+            self.folder / "environment.json",
+            describe_environment(self.device, self._precision, self.recipe.run.seed)
+            | {"notices": self.notices},
         )
 
     @staticmethod
@@ -126,25 +163,29 @@ class TrainingRun:
         run._take_limit(run.placement.agree(run.records.pass_limit()))
         set_rng_state(stored.about["rng"], run.device)
         run._seconds_before = stored.about["seconds"]
-        if run.placement.first:
+        if run.placement.is_rank_zero:
             run.records.cut(run.algorithm.rounds_done)
         run.history = run.placement.agree(run.records.read())
         return run
 
     def _take_limit(self, limit: int) -> None:
-        """Go on with smaller micro-batches if memory has run out since the checkpoint, on ranks that could not repeat the step."""
+        """Go on with smaller micro-batches if memory has run out since the checkpoint, on ranks
+        that could not repeat the step.
+        """
         if 0 < limit < (self.algorithm.pass_limit or math.inf):
             self.algorithm.pass_limit = self._new_limit = limit
 
     def rounds(self) -> Iterator[Record]:
-        """Train until the budget is spent or `stop` is called; yields each round's line of metrics.jsonl, written already."""
+        """Train until the budget is spent or `stop` is called; yields each round's line of
+        metrics.jsonl, written already.
+        """
         if self.finished:
             return
         tokens = self.algorithm.samples * self.recipe.data.context_tokens
         with (
             self._alone(),
             self._trackers.following(named_settings(self.recipe), tokens),
-            memory_snapshot(self._snapshot if self.placement.first else None),
+            memory_snapshot(self._snapshot if self.placement.is_rank_zero else None),
         ):
             for record in self._train():
                 self._trackers.log(record)
@@ -153,14 +194,16 @@ class TrainingRun:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other process goes on with this run meanwhile."""
-        if not self.placement.first:
+        if not self.placement.is_rank_zero:
             yield
             return
         lock = FileLock(self.folder / ".lock", blocking=False)
         try:
             lock.acquire()
         except Timeout as error:
-            raise ValueError(f"run folder {str(self.folder)!r} is in use by another process; wait until it has ended, or end it") from error
+            raise ValueError(
+                f"run folder {str(self.folder)!r} is in use by another process; wait until it has ended, or end it"
+            ) from error
         try:
             yield
         finally:
@@ -176,12 +219,13 @@ class TrainingRun:
                 self._save()
                 return
             if self.finished:
-                self.algorithm.average_replicas()  # Should the round have come out larger than foreseen.
+                # Should the round have come out larger than foreseen.
+                self.algorithm.average_replicas()
             report = replace(report, pass_limit=report.pass_limit or self._new_limit)
             self._new_limit = 0
             trained = (self.algorithm.samples - samples) * self.recipe.data.context_tokens
             record = self._record(report, tokens_per_second=trained / (time.monotonic() - before))
-            if self.placement.first:
+            if self.placement.is_rank_zero:
                 self.records.add(record, report)
             self.history.append(record)
             if self.finished or report.round % self.recipe.run.checkpoint_every == 0:
@@ -195,12 +239,18 @@ class TrainingRun:
             last = samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
             return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
-            raise NonFiniteLossError(f"{error}; the last good checkpoint is {checkpoint.newest(self.folder / CHECKPOINTS)}") from error
+            raise NonFiniteLossError(
+                f"{error}; the last good checkpoint is {checkpoint.newest(self.folder / CHECKPOINTS)}"
+            ) from error
         except OutOfMemoryError as error:
-            if error.pass_limit == 0 or not self.folder.is_dir():  # A rank on another machine may not see the folder.
+            if (
+                error.pass_limit == 0 or not self.folder.is_dir()
+            ):  # A rank on another machine may not see the folder.
                 raise
             self.records.add_out_of_memory(self.algorithm.rounds_done, str(error), error.pass_limit)
-            raise OutOfMemoryError(f"{error}, as adloco train --resume {self.folder} does", error.pass_limit) from error
+            raise OutOfMemoryError(
+                f"{error}, as adloco train --resume {self.folder} does", error.pass_limit
+            ) from error
 
     def stop(self) -> None:
         """End after the inner steps in progress and save; `resume` goes on from there."""
@@ -218,7 +268,12 @@ class TrainingRun:
 
     def finish(self) -> dict[str, Any]:
         """Write summary.json and return what it says. Called in the first process alone."""
-        summary = summarise(self.history, self.recipe.task.measures, num_parameters=self.algorithm.num_parameters, recipe=self.recipe.run.name)
+        summary = summarise(
+            self.history,
+            self.recipe.task.measures,
+            num_parameters=self.algorithm.num_parameters,
+            recipe=self.recipe.run.name,
+        )
         write_json(self.folder / "summary.json", summary)
         return summary
 
@@ -239,21 +294,30 @@ class TrainingRun:
             batching=recipe.batching,
             merging=recipe.merging,
             learning_rate=recipe.learning_rate,
-            execution=Execution(autocast=self._precision, compile=recipe.run.compile, seed=recipe.run.seed),
+            execution=Execution(
+                autocast=self._precision, compile=recipe.run.compile, seed=recipe.run.seed
+            ),
             placement=self.placement,
         )
 
     def _steps_left(self) -> int:
         """Inner steps of the next round: sync_every, or fewer where the budget ends earlier."""
         left = self.recipe.run.tokens - self.algorithm.samples * self.recipe.data.context_tokens
-        return min(self.recipe.method.sync_every, math.ceil(left / (self.algorithm.samples_per_inner_step * self.recipe.data.context_tokens)))
+        return min(
+            self.recipe.method.sync_every,
+            math.ceil(
+                left / (self.algorithm.samples_per_inner_step * self.recipe.data.context_tokens)
+            ),
+        )
 
     def _record(self, report: RoundReport, tokens_per_second: float) -> Record:
         return round_record(
             report,
             self.recipe.task.measures,
             tokens_per_sample=self.recipe.data.context_tokens,
-            measured=self._evaluate() if self.finished or report.round % self.recipe.evaluation.every == 0 else {},
+            measured=self._evaluate()
+            if self.finished or report.round % self.recipe.evaluation.every == 0
+            else {},
             seconds=self._seconds(),
             tokens_per_second=tokens_per_second,
             memory_bytes=self._memory.peak_bytes,
@@ -264,14 +328,24 @@ class TrainingRun:
         """The task's measures of each trainer."""
         at_once = self.algorithm.pass_limit or self.recipe.switch.b_max
         with self._memory.phase("evaluation"):
-            means = self.algorithm.evaluate(lambda model, part, parts: self.task.measure(model, self.device, at_once, part, parts))
-        return {trainer: self.recipe.task.measured(of_trainer) for trainer, of_trainer in means.items()}
+            means = self.algorithm.evaluate(
+                lambda model, part, parts: self.task.measure(
+                    model, self.device, at_once, part, parts
+                )
+            )
+        return {
+            trainer: self.recipe.task.measured(of_trainer) for trainer, of_trainer in means.items()
+        }
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
 
     def _save(self) -> None:
-        step = self.algorithm.inner_steps + max(worker.inner_step for worker in self.algorithm.workers.values()) * self.algorithm.in_round
+        step = (
+            self.algorithm.inner_steps
+            + max(worker.inner_step for worker in self.algorithm.workers.values())
+            * self.algorithm.in_round
+        )
         name = f"round-{self.algorithm.rounds_done:06d}-step-{step:08d}"
         about = {
             "rng": rng_state(self.device),
@@ -281,5 +355,7 @@ class TrainingRun:
         }
         with self._memory.phase("checkpoint"):
             state = {"run": about, "algorithm": self.algorithm.state_dict()}
-            if self.placement.first:
-                checkpoint.save(self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints)
+            if self.placement.is_rank_zero:
+                checkpoint.save(
+                    self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints
+                )

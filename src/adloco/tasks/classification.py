@@ -1,6 +1,8 @@
-"""Sequence classification: labelled texts cut at a number of tokens, cross-entropy on the label, accuracy on a balanced evaluation set.
+"""Sequence classification: labelled texts cut at a number of tokens, cross-entropy on the label,
+accuracy on a balanced evaluation set.
 
-Texts of a batch are padded to its longest one; the attention mask hides the padding, so that it enters neither the loss nor a gradient.
+Texts of a batch are padded to its longest one; the attention mask hides the padding, so that it
+enters neither the loss nor a gradient.
 """
 
 import hashlib
@@ -51,33 +53,74 @@ class ClassificationSettings:
     """Validation texts of each class, the first of them; 0: all there are."""
 
     def __post_init__(self) -> None:
-        require(self.evaluation_per_class >= 0, f"task.evaluation_per_class must be >= 0, got {self.evaluation_per_class}")
+        require(
+            self.evaluation_per_class >= 0,
+            f"task.evaluation_per_class must be >= 0, got {self.evaluation_per_class}",
+        )
 
     def measured(self, means: Sequence[float]) -> dict[str, float]:
         return dict(zip(("loss", "accuracy"), means, strict=True))
 
-    def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
-        require(not data.streaming, "data.streaming is for language models: a classification run reads its texts at the start; set it to false")
-        require(not data.tokenizer.startswith("bpe:"), f"data.tokenizer must be bytes or a Hugging Face tokenizer here, got {data.tokenizer!r}")
+    def open(
+        self,
+        data: DataSettings,
+        evaluation: EvaluationSettings,
+        tokenizer: Tokenizer | None = None,
+        *,
+        everything: bool = False,
+    ) -> Task:
+        require(
+            not data.streaming,
+            "data.streaming is for language models: a classification run reads its texts at the start; set it to false",
+        )
+        require(
+            not data.tokenizer.startswith("bpe:"),
+            f"data.tokenizer must be bytes or a Hugging Face tokenizer here, got {data.tokenizer!r}",
+        )
         own = tokenizer or make_tokenizer(data.tokenizer, ())
-        train, validation = (Examples.read(data, split, self.label_column, own) for split in ("train", "validation"))
-        # Without a validation split both come from the same rows, and each has counted all that were left out.
-        skipped = train.skipped + validation.skipped if data.validation_split else train.skipped | validation.skipped
+        train, validation = (
+            Examples.read(data, split, self.label_column, own) for split in ("train", "validation")
+        )
+        # Without a validation split both come from the same rows, and each has counted all that
+        # were left out.
+        skipped = (
+            train.skipped + validation.skipped
+            if data.validation_split
+            else train.skipped | validation.skipped
+        )
         if everything:
             validation = train.joined(validation)
         else:
             few, many = len(set(train.labels)), len(set(validation.labels))
             advice = "data.samples takes the first rows, which may be sorted by label: raise it, or shuffle the rows"
-            require(few > 1 and few >= many, f"the texts to train on have {few} of the {max(many, 2)} classes or more that there are; {advice}")
-        return Classification(train, validation, validation.balanced(0 if everything else self.evaluation_per_class, train.num_classes), own, skipped)
+            require(
+                few > 1 and few >= many,
+                f"the texts to train on have {few} of the {max(many, 2)} classes or more that there are; {advice}",
+            )
+        return Classification(
+            train,
+            validation,
+            validation.balanced(0 if everything else self.evaluation_per_class, train.num_classes),
+            own,
+            skipped,
+        )
 
 
 class Classification:
     """Sequence classification of labelled texts."""
 
-    def __init__(self, train: "Examples", validation: "Examples", evaluated: NDArray[np.int64], tokenizer: Tokenizer, skipped: Counter[str]) -> None:
+    def __init__(
+        self,
+        train: "Examples",
+        validation: "Examples",
+        evaluated: NDArray[np.int64],
+        tokenizer: Tokenizer,
+        skipped: Counter[str],
+    ) -> None:
         self.tokenizer = tokenizer
-        self.corpus = hashlib.sha256(f"{train.digest} {validation.digest}".encode()).hexdigest()[:24]
+        self.corpus = hashlib.sha256(f"{train.digest} {validation.digest}".encode()).hexdigest()[
+            :24
+        ]
         self._train = train
         self._validation = validation
         self._evaluated = evaluated
@@ -85,7 +128,7 @@ class Classification:
         self._skipped = skipped
         self._num_texts = len(train) + len(validation)
 
-    def holds(self, corpus: str) -> bool:
+    def matches_fingerprint(self, corpus: str) -> bool:
         return self.corpus == corpus
 
     def skipped(self) -> str:
@@ -94,7 +137,10 @@ class Classification:
     def configure(self, config: Any) -> Any:
         longest = getattr(config, "max_position_embeddings", math.inf)
         most = int(max(np.diff(self._train.starts).max(), np.diff(self._validation.starts).max()))
-        require(most <= longest, f"data.context_tokens must be <= {longest}, the longest context of the model, where texts have {most} tokens")
+        require(
+            most <= longest,
+            f"data.context_tokens must be <= {longest}, the longest context of the model, where texts have {most} tokens",
+        )
         config.num_labels = max(self._train.num_classes, self._validation.num_classes)
         if config.pad_token_id is None:
             config.pad_token_id = self._pad
@@ -103,7 +149,10 @@ class Classification:
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
         needed = max(least, num_streams)
-        require(len(self._train) >= needed, f"the data has {len(self._train)} labelled texts, but one inner step needs {needed}; lower batch.initial")
+        require(
+            len(self._train) >= needed,
+            f"the data has {len(self._train)} labelled texts, but one inner step needs {needed}; lower batch.initial",
+        )
         return ExampleSource(self._train, self._pad, num_streams, seed)
 
     def loss(self, model: Any, batch: Any) -> Tensor:
@@ -112,16 +161,21 @@ class Classification:
     def largest_source(self) -> Source:
         return Longest(self._train, self._pad)
 
-    def problem(self, model: Any, device: torch.device) -> str:
+    def validate_model(self, model: Any, device: torch.device) -> str:
         return ""
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1) -> list[float]:
+    def measure(
+        self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
+    ) -> list[float]:
         model.eval()
         loss, correct, count = 0.0, 0.0, 0
         calls = math.ceil(math.ceil(len(self._evaluated) / parts) / min(at_once, EXAMPLES_AT_ONCE))
         for chunk in np.array_split(self._evaluated[part::parts], calls):
-            batch = to_device(self._validation.batch(chunk if len(chunk) else self._evaluated[:1], self._pad), device)
+            batch = to_device(
+                self._validation.batch(chunk if len(chunk) else self._evaluated[:1], self._pad),
+                device,
+            )
             logits = _logits(model, batch)
             if len(chunk):
                 loss += float(nn.functional.cross_entropy(logits, batch["labels"], reduction="sum"))
@@ -131,7 +185,9 @@ class Classification:
 
 
 def _logits(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    logits: Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.float()
+    logits: Tensor = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+    ).logits.float()
     return logits
 
 
@@ -158,7 +214,9 @@ class Longest:
         self._pad = pad
 
     def read(self, stream: int, position: int, count: int) -> dict[str, Tensor]:
-        return self._examples.batch(np.full(count, np.diff(self._examples.starts).argmax()), self._pad)
+        return self._examples.batch(
+            np.full(count, np.diff(self._examples.starts).argmax()), self._pad
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,17 +237,28 @@ class Examples:
         rows = read_rows(data, split, {data.text_column: str, label_column: int})
         for chunk in _chunks(rows, EXAMPLES_AT_ONCE):
             texts = [row[data.text_column] for row in chunk]
-            for row, encoded in zip(chunk, tokenizer.encode_whole(texts, data.context_tokens), strict=True):
+            for row, encoded in zip(
+                chunk, tokenizer.encode_whole(texts, data.context_tokens), strict=True
+            ):
                 label = row[label_column]
-                require(label >= 0, f"column {label_column!r} must hold whole numbers from 0, got {label}; set task.label_column to another")
-                digest.update(f"{label} {len(row[data.text_column])} {row[data.text_column]}".encode())
+                require(
+                    label >= 0,
+                    f"column {label_column!r} must hold whole numbers from 0, got {label}; set task.label_column to another",
+                )
+                digest.update(
+                    f"{label} {len(row[data.text_column])} {row[data.text_column]}".encode()
+                )
                 labels.append(label)
                 lengths.append(len(encoded))
                 ids.append(np.array(encoded, dtype=np.int32))
         require(bool(labels), f"{data.source} has no labelled text to use for {split}")
         return Examples(
-            ids=np.concatenate(ids), starts=np.cumsum([0, *lengths]), labels=np.array(labels), digest=digest.hexdigest()[:24], skipped=rows.skipped
-        )  # fmt: skip
+            ids=np.concatenate(ids),
+            starts=np.cumsum([0, *lengths]),
+            labels=np.array(labels),
+            digest=digest.hexdigest()[:24],
+            skipped=rows.skipped,
+        )
 
     @property
     def num_classes(self) -> int:
@@ -201,29 +270,46 @@ class Examples:
     def joined(self, other: "Examples") -> "Examples":
         """These and then the other ones."""
         return Examples(
-            ids=np.concatenate([self.ids, other.ids]), starts=np.concatenate([self.starts, other.starts[1:] + self.starts[-1]]),
-            labels=np.concatenate([self.labels, other.labels]), digest=self.digest + other.digest, skipped=self.skipped | other.skipped,
-        )  # fmt: skip
+            ids=np.concatenate([self.ids, other.ids]),
+            starts=np.concatenate([self.starts, other.starts[1:] + self.starts[-1]]),
+            labels=np.concatenate([self.labels, other.labels]),
+            digest=self.digest + other.digest,
+            skipped=self.skipped | other.skipped,
+        )
 
     def balanced(self, per_class: int, classes: int) -> NDArray[np.int64]:
-        """Numbers of the first so many examples of each class, all for 0; ValueError if a class has fewer."""
-        each = [np.flatnonzero(self.labels == label) for label in range(max(classes, self.num_classes))]
+        """Numbers of the first so many examples of each class, all for 0; ValueError if a class has
+        fewer.
+        """
+        each = [
+            np.flatnonzero(self.labels == label) for label in range(max(classes, self.num_classes))
+        ]
         if per_class == 0:
             return np.arange(len(self))
         for label, numbers in enumerate(each):
             advice = "lower it (0: all there are), or hold out more with data.validation_samples or data.validation_split"
-            require(len(numbers) >= per_class, f"task.evaluation_per_class is {per_class}, but class {label} has {len(numbers)} texts; {advice}")
+            require(
+                len(numbers) >= per_class,
+                f"task.evaluation_per_class is {per_class}, but class {label} has {len(numbers)} texts; {advice}",
+            )
         return np.sort(np.concatenate([numbers[:per_class] for numbers in each]))
 
     def batch(self, numbers: NDArray[np.int64], pad: int) -> dict[str, Tensor]:
         """input_ids and attention_mask, int64 [samples, longest], and labels, int64 [samples]."""
         texts = [self.ids[self.starts[number] : self.starts[number + 1]] for number in numbers]
         longest = max(map(len, texts))
-        ids, mask = torch.full((len(texts), longest), pad), torch.zeros(len(texts), longest, dtype=torch.int64)
+        ids, mask = (
+            torch.full((len(texts), longest), pad),
+            torch.zeros(len(texts), longest, dtype=torch.int64),
+        )
         for row, text in enumerate(texts):
             ids[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
             mask[row, : len(text)] = 1
-        return {"input_ids": ids, "attention_mask": mask, "labels": torch.from_numpy(self.labels[numbers])}
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": torch.from_numpy(self.labels[numbers]),
+        }
 
 
 def _chunks(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[list[Mapping[str, Any]]]:

@@ -1,4 +1,6 @@
-"""Causal language modelling: windows of packed tokens, the loss on next tokens, evaluation and generation. No padding anywhere."""
+"""Causal language modelling: windows of packed tokens, the loss on next tokens, evaluation and
+generation. No padding anywhere.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,9 @@ EVALUATION_WINDOWS_AT_ONCE = 32
 LARGEST_EXPONENT = 700.0
 """The exponential of more is not a finite number."""
 CHECKED_TOKENS, LEAK = 16, 1e-6
-"""Of a window, and the relative change of the logits before the last one that is more than rounding."""
+"""Of a window, and the relative change of the logits before the last one that is more than
+rounding.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,22 +49,35 @@ class LanguageModelSettings:
         (loss,) = means
         return {"loss": loss, "perplexity": math.exp(min(loss, LARGEST_EXPONENT))}
 
-    def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
+    def open(
+        self,
+        data: DataSettings,
+        evaluation: EvaluationSettings,
+        tokenizer: Tokenizer | None = None,
+        *,
+        everything: bool = False,
+    ) -> Task:
         cache = open_cache(data, tokenizer)
         tokens = cache.everything() if everything else cache.validation
         held_out = ", hold out more of it (data.validation_fraction, data.validation_samples) or lower data.context_tokens"
         require(
-            len(tokens) > data.context_tokens,  # A window predicts each of its tokens from those before it, so it takes one more.
+            len(tokens)
+            # A window predicts each of its tokens from those before it, so it takes one more.
+            > data.context_tokens,
             f"{data.source} is too short for one window of {data.context_tokens} tokens: a window takes {data.context_tokens + 1}, "
             f"and there are {len(tokens)} to evaluate on; give more text{'' if everything else held_out}",
         )
-        return LanguageModel(cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows)
+        return LanguageModel(
+            cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows
+        )
 
 
 class LanguageModel:
     """Causal language modelling on windows of a token cache."""
 
-    def __init__(self, cache: TokenCache, data: DataSettings, validation: TokenSource, windows: int) -> None:
+    def __init__(
+        self, cache: TokenCache, data: DataSettings, validation: TokenSource, windows: int
+    ) -> None:
         self.tokenizer = cache.tokenizer
         self._cache = cache
         self._data = data
@@ -71,8 +88,8 @@ class LanguageModel:
     def corpus(self) -> str:
         return self._cache.corpus
 
-    def holds(self, corpus: str) -> bool:
-        return self._cache.holds(corpus)
+    def matches_fingerprint(self, corpus: str) -> bool:
+        return self._cache.matches_fingerprint(corpus)
 
     def skipped(self) -> str:
         return self._cache.skipped()
@@ -93,7 +110,9 @@ class LanguageModel:
             f"{data.source} has {windows} windows of {data.context_tokens} tokens to train on, but one inner step needs {needed}; "
             "give more text or lower data.context_tokens, batch.initial or method.num_trainers",
         )
-        return self._cache.train_source(context_tokens=data.context_tokens, num_streams=num_streams, seed=seed)
+        return self._cache.train_source(
+            context_tokens=data.context_tokens, num_streams=num_streams, seed=seed
+        )
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         return next_token_loss(model, batch)
@@ -102,24 +121,36 @@ class LanguageModel:
         return self._validation
 
     @torch.no_grad()
-    def problem(self, model: Any, device: torch.device) -> str:
+    def validate_model(self, model: Any, device: torch.device) -> str:
         """The logits before a token must not depend on it."""
         model.eval()
-        ids = self._validation.windows(np.array([0, 0])).to(device)[:, : min(CHECKED_TOKENS, self._data.context_tokens)]
+        ids = self._validation.windows(np.array([0, 0])).to(device)[
+            :, : min(CHECKED_TOKENS, self._data.context_tokens)
+        ]
         ids[1, -1] = (ids[0, -1] + 1) % self.tokenizer.vocab_size
         first, second = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
         sees = float((first - second).abs().max() / first.abs().max().clamp(min=1e-30)) > LEAK
-        advice = "take one for causal language modelling, or add is_decoder = true to model.overrides"
+        advice = (
+            "take one for causal language modelling, or add is_decoder = true to model.overrides"
+        )
         return f"the model sees the tokens that it is to predict: {advice}" if sees else ""
 
-    def measure(self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1) -> list[float]:
-        return list(loss_on_windows(model, self._validation, self._windows, device, part, parts, at_once=at_once))
+    def measure(
+        self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
+    ) -> list[float]:
+        return list(
+            loss_on_windows(
+                model, self._validation, self._windows, device, part, parts, at_once=at_once
+            )
+        )
 
 
 def next_token_loss(model: Any, ids: Tensor) -> Tensor:
-    """Mean cross-entropy of each token given those before it, in nats. ids: int64 [samples, context + 1].
+    """Mean cross-entropy of each token given those before it, in nats. ids: int64 [samples, context
+    + 1].
 
-    The shift is here and nowhere else: position i predicts token i + 1. (Passing labels to a transformers model would shift a second time.)
+    The shift is here and nowhere else: position i predicts token i + 1. (Passing labels to a
+    transformers model would shift a second time.)
     """
     logits: Tensor = model(input_ids=ids[:, :-1], use_cache=False).logits
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
@@ -133,9 +164,14 @@ def evaluation_windows(source: TokenSource, windows: int) -> np.ndarray[Any, np.
 
 @torch.no_grad()
 def loss_on_windows(
-    model: nn.Module, source: TokenSource, indices: np.ndarray[Any, np.dtype[np.int64]], device: torch.device, part: int = 0, parts: int = 1,
+    model: nn.Module,
+    source: TokenSource,
+    indices: np.ndarray[Any, np.dtype[np.int64]],
+    device: torch.device,
+    part: int = 0,
+    parts: int = 1,
     at_once: int = EVALUATION_WINDOWS_AT_ONCE,
-) -> tuple[float, int]:  # fmt: skip
+) -> tuple[float, int]:
     """(sum of the losses, count) over the predicted tokens of every parts-th of these windows.
 
     Every part calls the model equally often, as the ranks that share a sharded model must.
@@ -152,16 +188,36 @@ def loss_on_windows(
 
 
 @torch.no_grad()
-def generate(model: Any, prompt: list[int], *, max_tokens: int, temperature: float, context_tokens: int, stop: int, seed: int) -> Iterator[int]:
-    """Token ids that continue the prompt, until the stop id; temperature 0 takes the most likely token each time."""
+def generate(
+    model: Any,
+    prompt: list[int],
+    *,
+    max_tokens: int,
+    temperature: float,
+    context_tokens: int,
+    stop: int,
+    seed: int,
+) -> Iterator[int]:
+    """Token ids that continue the prompt, until the stop id; temperature 0 takes the most likely
+    token each time.
+    """
     model.eval()
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt)
     for _ in range(max_tokens):
         # No key-value cache: the window slides once the context is full, which would invalidate it.
-        logits = model(input_ids=torch.tensor([ids[-context_tokens:]], device=device), use_cache=False).logits[0, -1].float().cpu()
-        token = int(logits.argmax()) if temperature == 0 else int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
+        logits = (
+            model(input_ids=torch.tensor([ids[-context_tokens:]], device=device), use_cache=False)
+            .logits[0, -1]
+            .float()
+            .cpu()
+        )
+        token = (
+            int(logits.argmax())
+            if temperature == 0
+            else int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
+        )
         if token == stop:
             return
         ids.append(token)

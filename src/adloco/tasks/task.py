@@ -1,4 +1,6 @@
-"""What a model is trained for. A task is one file: its settings, batches from rows, the loss and the evaluation."""
+"""What a model is trained for. A task is one file: its settings, batches from rows, the loss and
+the evaluation.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -24,7 +26,7 @@ class Task(Protocol):
         """Equal for equal text; of a stream, for equal text so far."""
         ...
 
-    def holds(self, corpus: str) -> bool:
+    def matches_fingerprint(self, corpus: str) -> bool:
         """Whether this is the text, or its continuation, that was called so."""
         ...
 
@@ -33,11 +35,15 @@ class Task(Protocol):
         ...
 
     def configure(self, config: Any) -> Any:
-        """The model's configuration (of transformers), completed for this task; ValueError if it does not fit."""
+        """The model's configuration (of transformers), completed for this task; ValueError if it
+        does not fit.
+        """
         ...
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
-        """Samples to train on. least: samples of the first inner step over all trainers, which must be there."""
+        """Samples to train on. least: samples of the first inner step over all trainers, which must
+        be there.
+        """
         ...
 
     def largest_source(self) -> Source:
@@ -48,11 +54,15 @@ class Task(Protocol):
         """Mean loss over the samples of a batch; padding never enters it."""
         ...
 
-    def problem(self, model: Any, device: torch.device) -> str:
-        """Why this model cannot be trained for the task, in one sentence; empty if it can. Calls the model as often on every rank."""
+    def validate_model(self, model: Any, device: torch.device) -> str:
+        """Why this model cannot be trained for the task, in one sentence; empty if it can. Calls
+        the model as often on every rank.
+        """
         ...
 
-    def measure(self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1) -> list[float]:
+    def measure(
+        self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
+    ) -> list[float]:
         """Sums over the part-th of `parts` shares of the evaluation set, and last the count.
 
         at_once: samples in a pass.
@@ -102,6 +112,15 @@ class TaskSettings(Protocol):
         """Each measure by name, from the means of what `Task.measure` adds up."""
         ...
 
-    def open(self, data: DataSettings, evaluation: EvaluationSettings, tokenizer: Tokenizer | None = None, *, everything: bool = False) -> Task:
-        """The task with its data. tokenizer: instead of the one that data names; everything: evaluate on all rows, and train on none."""
+    def open(
+        self,
+        data: DataSettings,
+        evaluation: EvaluationSettings,
+        tokenizer: Tokenizer | None = None,
+        *,
+        everything: bool = False,
+    ) -> Task:
+        """The task with its data. tokenizer: instead of the one that data names; everything:
+        evaluate on all rows, and train on none.
+        """
         ...

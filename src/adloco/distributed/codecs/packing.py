@@ -11,7 +11,9 @@ def packed_size(count: int, bits: int) -> int:
 
 
 def packed(numbers: Tensor, bits: int) -> Tensor:
-    """(rows, count) integers in [0, 2^bits) as (rows, bytes) uint8, one after the other without gaps, lowest bits first."""
+    """(rows, count) integers in [0, 2^bits) as (rows, bytes) uint8, one after the other without
+    gaps, lowest bits first.
+    """
     rows, count = numbers.shape
     size = packed_size(count, bits)
     ones = numbers[:, :, None] >> torch.arange(bits, device=numbers.device) & 1

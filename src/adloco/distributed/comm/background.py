@@ -13,7 +13,12 @@ import torch
 class Transfer:
     """A function that runs behind the caller's back."""
 
-    def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream | None, after: "Transfer | None") -> None:
+    def __init__(
+        self,
+        function: Callable[[], None],
+        stream: torch.cuda.Stream | None,
+        after: "Transfer | None",
+    ) -> None:
         """after: A transfer that must end first."""
         self.seconds = 0.0
         """Seconds that the function took, after `wait`."""
@@ -23,7 +28,8 @@ class Transfer:
         if stream:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
         self._error: BaseException | None = None
-        # A daemon: a process that fails meanwhile must not wait for the others' part of a collective.
+        # A daemon: a process that fails meanwhile must not wait for the others' part of a
+        # collective.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

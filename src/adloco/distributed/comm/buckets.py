@@ -13,10 +13,14 @@ from adloco.distributed.dtensor import is_sharded, local
 from adloco.distributed.parallel.gradient_norms import squares
 
 BLOCK = 1 << 16
-"""Elements that are worked on at once, so that one operation finds in the cache what the last wrote."""
+"""Elements that are worked on at once, so that one operation finds in the cache what the last
+wrote.
+"""
 
 PIECE = 1 << 20
-"""Elements that are at least sent at once: fewer would cost more in calls than they save in waiting."""
+"""Elements that are at least sent at once: fewer would cost more in calls than they save in
+waiting.
+"""
 
 PerWorker = Sequence[Sequence[Tensor]]
 """One sequence of tensors for each local worker, alike in shapes."""
@@ -28,7 +32,9 @@ class BufferPool:
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
 
-    def bucket(self, tensors: Sequence[Tensor], indices: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def bucket(
+        self, tensors: Sequence[Tensor], indices: Sequence[int], dtype: torch.dtype
+    ) -> Tensor:
         """A flat tensor with room for this rank's shards of these tensors, which are of one kind."""
         shards = [local(tensors[index]) for index in indices]
         size, device = sum(shard.numel() for shard in shards), shards[0].device
@@ -49,18 +55,27 @@ def bucket_indices(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
     """
     found: dict[tuple[bool, str, str], list[int]] = {}
     for index, tensor in enumerate(tensors):
-        found.setdefault((is_sharded(tensor), str(tensor.dtype), str(tensor.device)), []).append(index)
+        found.setdefault((is_sharded(tensor), str(tensor.dtype), str(tensor.device)), []).append(
+            index
+        )
     return [(kind[0], found[kind]) for kind in sorted(found)]
 
 
-def bucket_views(bucket: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]) -> list[tuple[int, Tensor]]:
+def bucket_views(
+    bucket: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]
+) -> list[tuple[int, Tensor]]:
     """(index, view) of each tensor's place in a bucket, in the shape of this rank's shard."""
     shards = [local(tensors[index]) for index in indices]
     views = torch.split(bucket, [shard.numel() for shard in shards])
-    return [(index, view.view_as(shard)) for index, view, shard in zip(indices, views, shards, strict=True)]
+    return [
+        (index, view.view_as(shard))
+        for index, view, shard in zip(indices, views, shards, strict=True)
+    ]
 
 
-def filled_pieces(bucket: Tensor, views: Sequence[tuple[int, Tensor]], fill: Callable[[int, Tensor], object]) -> Iterator[Tensor]:
+def filled_pieces(
+    bucket: Tensor, views: Sequence[tuple[int, Tensor]], fill: Callable[[int, Tensor], object]
+) -> Iterator[Tensor]:
     """Fill the views of a bucket one after another; yield it in consecutive pieces of at least
     PIECE elements as soon as they are filled.
     """
@@ -94,14 +109,19 @@ def fill_weighted_sum(
         origin: A tensor of the result's shape, or None.
         norms_sq: float64, shape (workers,); the squared norm of each worker's term is added to it.
     """
-    columns = [torch.split(tensor.reshape(-1), BLOCK) for tensor in (result, *entries, *([] if origin is None else [origin]))]
+    columns = [
+        torch.split(tensor.reshape(-1), BLOCK)
+        for tensor in (result, *entries, *([] if origin is None else [origin]))
+    ]
     for block, *rest in zip(*columns, strict=True):
         terms = [tensor.to(block.dtype) for tensor in rest[: len(entries)]]
         if origin is not None:
             start = rest[-1].to(rest[0].dtype).to(block.dtype)
             terms = [torch.sub(start, term) for term in terms]
         if norms_sq is not None:
-            norms_sq += torch.stack([squares(term) * weight**2 for term, weight in zip(terms, weights, strict=True)])
+            norms_sq += torch.stack(
+                [squares(term) * weight**2 for term, weight in zip(terms, weights, strict=True)]
+            )
         torch.mul(terms[0], weights[0], out=block)
         for term, weight in zip(terms[1:], weights[1:], strict=True):
             block.add_(term, alpha=weight)

@@ -148,7 +148,9 @@ class Comm(Protocol):
         """
         ...
 
-    def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
+    def broadcast(
+        self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]
+    ) -> list[Tensor]:
         """The tensors as worker `source` has them, for the workers in `receivers`.
 
         Nothing is sent if there are no receivers.

@@ -1,7 +1,9 @@
-"""Pseudo-gradients in a wire format: what each worker sends, and what it keeps back as the residual of error feedback.
+"""Pseudo-gradients in a wire format: what each worker sends, and what it keeps back as the residual
+of error feedback.
 
-Each tensor is cut into blocks of its own (of sharded ones, each rank's shard), so that the bytes of a tensor do not depend on its neighbours, on the
-fragment it belongs to, nor on the placement as long as shards are whole blocks.
+Each tensor is cut into blocks of its own (of sharded ones, each rank's shard), so that the bytes of
+a tensor do not depend on its neighbours, on the fragment it belongs to, nor on the placement as
+long as shards are whole blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +28,8 @@ sharded tensors. stats: Bytes and the squared norm of the sum are added to it. T
 """
 
 Join = Callable[[Tensor, int, bool], Tensor]
-"""(slice, rows, sharded) -> all rows, from the slices of the ranks of an island that hold the same."""
+"""(slice, rows, sharded) -> all rows, from the slices of the ranks of an island that hold the same.
+"""
 
 
 def keeps_residuals(codec: WireFormat | None) -> bool:
@@ -35,7 +38,9 @@ def keeps_residuals(codec: WireFormat | None) -> bool:
 
 
 def feedback(codec: WireFormat | None) -> Literal["none", "behind", "ahead"]:
-    """What becomes of what a sync leaves unsent: it is lost, waits in memory, or stays in the worker's parameters."""
+    """What becomes of what a sync leaves unsent: it is lost, waits in memory, or stays in the
+    worker's parameters.
+    """
     if codec is None or not keeps_residuals(codec):
         return "none"
     return "ahead" if codec.step_ahead else "behind"
@@ -45,14 +50,23 @@ class CompressedSum:
     """The weighted sum over workers of origin - entry, exchanged in a wire format."""
 
     @torch.no_grad()
-    def __init__(self, given: Contributions, codec: WireFormat, counts: Callable[[bool], bool], sum_up: BlockSum, join: Join) -> None:
+    def __init__(
+        self,
+        given: Contributions,
+        codec: WireFormat,
+        counts: Callable[[bool], bool],
+        sum_up: BlockSum,
+        join: Join,
+    ) -> None:
         """counts: Whether this rank, of those that hold the same sharded (True) or other tensors,
         is the one that counts their norms.
         """
         self._like, self._codec, self._sum_up, self._join = given.per_worker[0], codec, sum_up, join
         self._buckets = bucket_indices(self._like)
         self.stats = SumStats.zero(len(given.weights))
-        self._blocks = [self._encoded(given, indices, counts(sharded)) for sharded, indices in self._buckets]
+        self._blocks = [
+            self._encoded(given, indices, counts(sharded)) for sharded, indices in self._buckets
+        ]
         self._sums: list[Tensor] = []
 
     @torch.no_grad()
@@ -73,8 +87,19 @@ class CompressedSum:
     def _encoded(self, given: Contributions, indices: Sequence[int], counted: bool) -> Tensor:
         """(workers, rows, block_bytes) of these tensors; the residuals become what is left."""
         first = local(self._like[indices[0]])
-        values = torch.zeros(sum(map(self._rows, indices)), self._codec.block, dtype=torch.float32, device=first.device)  # Padding stays zero.
-        encoded = torch.empty(len(given.weights), len(values), self._codec.block_bytes, dtype=torch.uint8, device=first.device)
+        values = torch.zeros(
+            sum(map(self._rows, indices)),
+            self._codec.block,
+            dtype=torch.float32,
+            device=first.device,
+        )  # Padding stays zero.
+        encoded = torch.empty(
+            len(given.weights),
+            len(values),
+            self._codec.block_bytes,
+            dtype=torch.uint8,
+            device=first.device,
+        )
         places = self._places(values, indices)
         for worker, (entry, weight) in enumerate(zip(given.per_worker, given.weights, strict=True)):
             for index, place in places:
@@ -90,7 +115,9 @@ class CompressedSum:
                 sent = self._codec.decode(encoded[worker, rows])
                 if counted:
                     self._count(worker, wanted, sent)
-                if given.residuals and weight:  # A worker without weight has sent nothing, and keeps all.
+                if (
+                    given.residuals and weight
+                ):  # A worker without weight has sent nothing, and keeps all.
                     values[rows] -= sent / weight
             if given.residuals:
                 for index, place in places:
@@ -110,11 +137,16 @@ class CompressedSum:
         """(index, view) of each tensor in rows of blocks, in the shape of this rank's shard."""
         rows = torch.split(values, [self._rows(index) for index in indices])
         shards = [local(self._like[index]) for index in indices]
-        return [(index, part.reshape(-1)[: shard.numel()].view_as(shard)) for index, part, shard in zip(indices, rows, shards, strict=True)]
+        return [
+            (index, part.reshape(-1)[: shard.numel()].view_as(shard))
+            for index, part, shard in zip(indices, rows, shards, strict=True)
+        ]
 
 
 def add_decoded(blocks: Tensor, codec: WireFormat) -> Tensor:
-    """Sum of workers' blocks, (workers, rows, block_bytes), as float32 (rows, block), in the order of the workers: the same on every placement."""
+    """Sum of workers' blocks, (workers, rows, block_bytes), as float32 (rows, block), in the order
+    of the workers: the same on every placement.
+    """
     total = torch.zeros(blocks.shape[1], codec.block, dtype=torch.float32, device=blocks.device)
     for rows in in_pieces(len(total), codec):
         for one in blocks:
@@ -123,7 +155,9 @@ def add_decoded(blocks: Tensor, codec: WireFormat) -> Tensor:
 
 
 def in_pieces(rows: int, codec: WireFormat) -> Iterator[slice]:
-    """Rows of blocks, about a million values at once, so that what one operation of a format writes is still in the cache for the next."""
+    """Rows of blocks, about a million values at once, so that what one operation of a format writes
+    is still in the cache for the next.
+    """
     size = max(1, PIECE // codec.block)
     return (slice(begin, begin + size) for begin in range(0, rows, size))
 

@@ -50,37 +50,59 @@ class LocalComm:
         if given.codec is None or self.num_workers == 1:
             pool = BufferPool() if overlapped else self._pool
             return self._sum(given.per_worker, given.weights, given.origin, pool)
-        exchange = CompressedSum(given, given.codec, self._counts, self._sum_of_blocks, lambda rows, count, sharded: rows)
+        exchange = CompressedSum(
+            given, given.codec, self._counts, self._sum_of_blocks, lambda rows, count, sharded: rows
+        )
         return ExchangeWork(exchange, self._transfers if overlapped else None)
 
-    def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
+    def broadcast(
+        self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]
+    ) -> list[Tensor]:
         if receivers and self.num_workers > 1:
             counted = [tensor for tensor in tensors if self._counts(is_sharded(tensor))]
             self._traffic.add(num_bytes(counted), self.num_workers - 1)
         return list(tensors)
 
     @torch.no_grad()
-    def _sum(self, per_worker: PerWorker, weights: Sequence[float], origin: Sequence[Tensor] | None, pool: BufferPool) -> CompletedWork:
-        assert len(per_worker) == len(weights) == self.num_workers, "one entry and one weight per worker"
+    def _sum(
+        self,
+        per_worker: PerWorker,
+        weights: Sequence[float],
+        origin: Sequence[Tensor] | None,
+        pool: BufferPool,
+    ) -> CompletedWork:
+        assert len(per_worker) == len(weights) == self.num_workers, (
+            "one entry and one weight per worker"
+        )
         if not per_worker or not per_worker[0]:
             return CompletedWork([], SumStats.zero(len(weights)))
         sums, handed = list(per_worker[0]), 0
-        norms_sq, total_sq = torch.zeros(len(weights), dtype=torch.float64, device=local(sums[0]).device), 0.0
+        norms_sq, total_sq = (
+            torch.zeros(len(weights), dtype=torch.float64, device=local(sums[0]).device),
+            0.0,
+        )
         for sharded, indices in bucket_indices(sums):
             bucket = pool.bucket(sums, indices, sum_dtype(sums[indices[0]].dtype))
             counted = self._counts(sharded)
             for index, view in bucket_views(bucket, sums, indices):
                 entries = [local(entry[index]) for entry in per_worker]
                 start = local(origin[index]).to(view.device) if origin else None
-                fill_weighted_sum(view, entries, weights, start, norms_sq if origin and counted else None)
+                fill_weighted_sum(
+                    view, entries, weights, start, norms_sq if origin and counted else None
+                )
                 sums[index] = with_local(view, like=sums[index])
             total_sq += squared_norm([bucket]) if origin and counted else 0.0
             handed += num_bytes([bucket]) * len(weights) if counted and self.num_workers > 1 else 0
         stats = SumStats.lossless(norms_sq)
-        stats.total_sq, stats.num_bytes = total_sq, self._traffic.add(handed, ring(self.num_workers))
+        stats.total_sq, stats.num_bytes = (
+            total_sq,
+            self._traffic.add(handed, ring(self.num_workers)),
+        )
         return CompletedWork(sums, stats)
 
-    def _sum_of_blocks(self, blocks: Tensor, codec: WireFormat, sharded: bool, stats: SumStats) -> Tensor:
+    def _sum_of_blocks(
+        self, blocks: Tensor, codec: WireFormat, sharded: bool, stats: SumStats
+    ) -> Tensor:
         total = add_decoded(blocks, codec)
         if self._counts(sharded):
             stats.num_bytes += self._traffic.add(blocks.numel(), crossings(codec, self.num_workers))

@@ -46,7 +46,10 @@ class SyncStats:
     """`num_bytes` over `transfer_seconds` of the fastest fragment."""
 
     def __add__(self, other: "SyncStats") -> "SyncStats":
-        sums = [mine + theirs for mine, theirs in zip(self.to_numbers(), other.to_numbers(), strict=True)]
+        sums = [
+            mine + theirs
+            for mine, theirs in zip(self.to_numbers(), other.to_numbers(), strict=True)
+        ]
         peak = max(self.peak_bytes_per_second, other.peak_bytes_per_second)
         return SyncStats.from_numbers([*sums[:-1], peak])
 
@@ -56,7 +59,9 @@ class SyncStats:
 
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> "SyncStats":
-        return SyncStats(**{field.name: number for field, number in zip(fields(SyncStats), numbers, strict=True)})
+        return SyncStats(
+            **{field.name: number for field, number in zip(fields(SyncStats), numbers, strict=True)}
+        )
 
 
 class SyncMeter:
@@ -92,7 +97,13 @@ class SyncMeter:
         self._stats, self._exposed_seconds = {}, 0.0
         return taken
 
-    def add(self, worker_ids: Sequence[int], stats: SumStats, transfer_seconds: float, hidden_seconds: float) -> None:
+    def add(
+        self,
+        worker_ids: Sequence[int],
+        stats: SumStats,
+        transfer_seconds: float,
+        hidden_seconds: float,
+    ) -> None:
         """Count one sum."""
         for index, worker in enumerate(worker_ids):
             num_bytes = stats.num_bytes / len(worker_ids)
@@ -109,7 +120,9 @@ class SyncMeter:
 
 
 class _MeteredComm:
-    def __init__(self, comm: Comm, worker_ids: Sequence[int], meter: SyncMeter, clock: Clock) -> None:
+    def __init__(
+        self, comm: Comm, worker_ids: Sequence[int], meter: SyncMeter, clock: Clock
+    ) -> None:
         self.num_workers = comm.num_workers
         self._comm = comm
         self._worker_ids = worker_ids
@@ -119,17 +132,28 @@ class _MeteredComm:
     def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
         return self._comm.mean(per_worker, weights)
 
-    def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
+    def broadcast(
+        self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]
+    ) -> list[Tensor]:
         return self._comm.broadcast(tensors, source, receivers)
 
     def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Work:
         began = self._clock()
         work = self._comm.pseudo_gradient(given, overlapped=overlapped)
-        return _MeteredWork(work, self._worker_ids, self._meter, self._clock, filled_seconds=self._clock() - began)
+        return _MeteredWork(
+            work, self._worker_ids, self._meter, self._clock, filled_seconds=self._clock() - began
+        )
 
 
 class _MeteredWork:
-    def __init__(self, work: Work, worker_ids: Sequence[int], meter: SyncMeter, clock: Clock, filled_seconds: float) -> None:
+    def __init__(
+        self,
+        work: Work,
+        worker_ids: Sequence[int],
+        meter: SyncMeter,
+        clock: Clock,
+        filled_seconds: float,
+    ) -> None:
         self.stats = work.stats
         self.background_seconds = 0.0
         self._work = work

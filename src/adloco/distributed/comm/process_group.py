@@ -1,7 +1,9 @@
-"""Reductions among workers that live on several islands. Each byte crosses between islands once: ranks that hold the same take a slice each.
+"""Reductions among workers that live on several islands. Each byte crosses between islands once:
+ranks that hold the same take a slice each.
 
-Tensors as they are are all-reduced. In a wire format, each island owns a share of the blocks: it gets that share from all workers, adds it up in
-float32, encodes the sum and sends it to all, so that what crosses is compressed both ways, and every island decodes the same bytes.
+Tensors as they are are all-reduced. In a wire format, each island owns a share of the blocks: it
+gets that share from all workers, adds it up in float32, encodes the sum and sends it to all, so
+that what crosses is compressed both ways, and every island decodes the same bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +24,14 @@ from adloco.distributed.comm.buckets import (
     filled_pieces,
     sum_dtype,
 )
-from adloco.distributed.comm.comm import CompletedWork, Contributions, Exchange, ExchangeWork, SumStats, Work
+from adloco.distributed.comm.comm import (
+    CompletedWork,
+    Contributions,
+    Exchange,
+    ExchangeWork,
+    SumStats,
+    Work,
+)
 from adloco.distributed.comm.compressed import CompressedSum, Join, add_decoded, crossings
 from adloco.distributed.dtensor import is_sharded, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
@@ -61,7 +70,9 @@ class GroupComm:
             return []
         exchange = self._started(
             per_worker[0],
-            lambda index, view: fill_weighted_sum(view, [local(entry[index]) for entry in per_worker], weights, None),
+            lambda index, view: fill_weighted_sum(
+                view, [local(entry[index]) for entry in per_worker], weights, None
+            ),
             self._all_reduce,
             self._pool,
             counted=len(per_worker),
@@ -76,10 +87,14 @@ class GroupComm:
         if given.codec is None:
             exchange = self._differences(given, BufferPool() if overlapped else self._pool)
         else:
-            exchange = CompressedSum(given, given.codec, self._counts, self._sum_of_blocks, self._joined)
+            exchange = CompressedSum(
+                given, given.codec, self._counts, self._sum_of_blocks, self._joined
+            )
         return ExchangeWork(exchange, self._transfers if overlapped else None)
 
-    def broadcast(self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> list[Tensor]:
+    def broadcast(
+        self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]
+    ) -> list[Tensor]:
         if not self._member or not receivers or not tensors:
             return list(tensors)
         rank = self._rank_of(source)
@@ -96,14 +111,25 @@ class GroupComm:
 
     def _differences(self, given: Contributions, pool: BufferPool) -> "_BucketExchange":
         first = given.per_worker[0]
-        norms_sq = torch.zeros(len(given.weights), dtype=torch.float64, device=local(first[0]).device)
+        norms_sq = torch.zeros(
+            len(given.weights), dtype=torch.float64, device=local(first[0]).device
+        )
 
         def fill(index: int, view: Tensor) -> None:
             entries = [local(entry[index]) for entry in given.per_worker]
             counted = norms_sq if self._counts(is_sharded(first[index])) else None
-            fill_weighted_sum(view, entries, given.weights, local(given.origin[index]).to(view.device), counted)
+            fill_weighted_sum(
+                view, entries, given.weights, local(given.origin[index]).to(view.device), counted
+            )
 
-        exchange = self._started(first, fill, self._all_reduce, pool, counted=len(given.weights), times=ring(self.num_workers))
+        exchange = self._started(
+            first,
+            fill,
+            self._all_reduce,
+            pool,
+            counted=len(given.weights),
+            times=ring(self.num_workers),
+        )
         handed, exchange.stats = exchange.stats.num_bytes, SumStats.lossless(norms_sq)
         exchange.stats.num_bytes = handed
         return exchange
@@ -138,7 +164,9 @@ class GroupComm:
             views, replica_group = bucket_views(bucket, like, indices), self._replica_group(sharded)
             if replica_group is None:
                 # A piece travels while the next is filled.
-                exchange.works += [collective(piece) for piece in filled_pieces(bucket, views, fill)]
+                exchange.works += [
+                    collective(piece) for piece in filled_pieces(bucket, views, fill)
+                ]
                 mine = bucket
             else:
                 for index, view in views:
@@ -149,34 +177,64 @@ class GroupComm:
             exchange.buckets.append((sharded, indices, bucket.numel(), mine))
         return exchange
 
-    def _sum_of_blocks(self, blocks: Tensor, codec: WireFormat, sharded: bool, stats: SumStats) -> Tensor:
+    def _sum_of_blocks(
+        self, blocks: Tensor, codec: WireFormat, sharded: bool, stats: SumStats
+    ) -> Tensor:
         """This rank's slice of the sum; see `BlockSum`."""
         replica_group = self._replica_group(sharded)
-        mine = blocks if replica_group is None else torch.stack([_slice(one, replica_group) for one in blocks])
+        mine = (
+            blocks
+            if replica_group is None
+            else torch.stack([_slice(one, replica_group) for one in blocks])
+        )
         stats.num_bytes += self._traffic.add(mine.numel(), crossings(codec, self.num_workers))
-        values, total_sq = self._from_owners(mine, codec) if codec.sums_in_blocks else self._from_everyone(mine, codec)
+        values, total_sq = (
+            self._from_owners(mine, codec)
+            if codec.sums_in_blocks
+            else self._from_everyone(mine, codec)
+        )
         stats.total_sq += total_sq
         return values
 
     def _from_owners(self, blocks: Tensor, codec: WireFormat) -> tuple[Tensor, float]:
-        """Each island adds up its share of the rows and sends the sum to the others, in blocks again."""
-        shares = [len(part) for part in torch.arange(blocks.shape[1]).tensor_split(len(self._workers))]
+        """Each island adds up its share of the rows and sends the sum to the others, in blocks
+        again.
+        """
+        shares = [
+            len(part) for part in torch.arange(blocks.shape[1]).tensor_split(len(self._workers))
+        ]
         me = dist.get_rank(self._group)
         for_others = [part.reshape(-1) for part in torch.split(blocks, shares, dim=1)]
         own, for_others[me] = for_others[me], blocks.new_empty(0)
-        sizes = [0 if island == me else workers * shares[me] * codec.block_bytes for island, workers in enumerate(self._workers)]
+        sizes = [
+            0 if island == me else workers * shares[me] * codec.block_bytes
+            for island, workers in enumerate(self._workers)
+        ]
         received = blocks.new_empty(sum(sizes))
-        dist.all_to_all_single(received, torch.cat(for_others), sizes, [part.numel() for part in for_others], group=self._group)
+        dist.all_to_all_single(
+            received,
+            torch.cat(for_others),
+            sizes,
+            [part.numel() for part in for_others],
+            group=self._group,
+        )
         from_islands = list(torch.split(received, sizes))
         from_islands[me] = own
-        total = add_decoded(torch.cat(from_islands).view(self.num_workers, shares[me], codec.block_bytes), codec)
+        total = add_decoded(
+            torch.cat(from_islands).view(self.num_workers, shares[me], codec.block_bytes), codec
+        )
         sums = gathered(codec.encode(total), max(shares), self._group)
-        return codec.decode(torch.cat([rows[:share] for rows, share in zip(sums, shares, strict=True)])), squared_norm([total])
+        return codec.decode(
+            torch.cat([rows[:share] for rows, share in zip(sums, shares, strict=True)])
+        ), squared_norm([total])
 
     def _from_everyone(self, blocks: Tensor, codec: WireFormat) -> tuple[Tensor, float]:
         """Every island gets all workers' blocks and adds them up itself."""
         workers = gathered(blocks, max(self._workers), self._group)
-        total = add_decoded(torch.cat([some[:count] for some, count in zip(workers, self._workers, strict=True)]), codec)
+        total = add_decoded(
+            torch.cat([some[:count] for some, count in zip(workers, self._workers, strict=True)]),
+            codec,
+        )
         return total, squared_norm([total]) / len(self._workers)
 
     def _counts(self, sharded: bool) -> bool:
@@ -184,7 +242,9 @@ class GroupComm:
         return replica_group is None or dist.get_rank(replica_group) == 0
 
     def _joined(self, mine: Tensor, rows: int, sharded: bool) -> Tensor:
-        """The slices of all ranks of the island that hold the same, gathered inside it: (rows, ...)."""
+        """The slices of all ranks of the island that hold the same, gathered inside it: (rows,
+        ...).
+        """
         replica_group = self._replica_group(sharded)
         if replica_group is None:
             return mine
@@ -222,7 +282,9 @@ class _BucketExchange:
 
 
 def gathered(mine: Tensor, longest: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """What each rank of the group (None: all ranks) has, padded with zeros to the longest: (ranks, longest, ...)."""
+    """What each rank of the group (None: all ranks) has, padded with zeros to the longest: (ranks,
+    longest, ...).
+    """
     padded = torch.cat([mine, mine.new_zeros(longest - len(mine), *mine.shape[1:])])
     everyone = padded.new_empty(dist.get_world_size(group), *padded.shape)
     dist.all_gather_single(everyone.view(-1), padded.view(-1), group=group)

@@ -1,1 +1,3 @@
-"""One worker's model on one rank or several: single, DDP, FSDP2; gradient norms; the one module that knows DTensor."""
+"""One worker's model on one rank or several: single, DDP, FSDP2; gradient norms; the one module
+that knows DTensor.
+"""

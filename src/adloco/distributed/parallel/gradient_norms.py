@@ -1,7 +1,8 @@
 """Squared norms, clipping, and statistics of the gradient of each micro-batch as it arrives.
 
-A hook on each parameter sees the incoming gradient before it is added to `.grad`, once per backward pass and after all uses of a tied weight have
-been summed. So |g_j|^2 of every micro-batch is known without a second copy of the gradients. Sums are in float64.
+A hook on each parameter sees the incoming gradient before it is added to `.grad`, once per backward
+pass and after all uses of a tied weight have been summed. So |g_j|^2 of every micro-batch is known
+without a second copy of the gradients. Sums are in float64.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,11 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 def squared_norm(tensors: Iterable[Tensor]) -> float:
     """Sum of squares of all elements (of sharded tensors, those on this rank), in float64."""
     shards = [local(tensor).detach() for tensor in tensors]
-    return _total(torch._foreach_pow(torch._foreach_norm(shards, 2, torch.float64), 2)) if shards else 0.0
+    return (
+        _total(torch._foreach_pow(torch._foreach_norm(shards, 2, torch.float64), 2))
+        if shards
+        else 0.0
+    )
 
 
 @torch.no_grad()
@@ -39,7 +44,9 @@ def squares(tensor: Tensor) -> Tensor:
 
 
 class GradientSums:
-    """Numbers from gradients as they come in; `take` returns their sum since the last call, as float64."""
+    """Numbers from gradients as they come in; `take` returns their sum since the last call, as
+    float64.
+    """
 
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
@@ -53,8 +60,12 @@ class GradientSums:
 
 
 @contextmanager
-def incoming_gradients(parameters: Sequence[Tensor], reference: Sequence[Tensor | None] | None = None) -> Iterator[GradientSums]:
-    """While open, sums |g|^2 of every incoming gradient, or with `reference` <g, reference>, over all these parameters (None in it: zero)."""
+def incoming_gradients(
+    parameters: Sequence[Tensor], reference: Sequence[Tensor | None] | None = None
+) -> Iterator[GradientSums]:
+    """While open, sums |g|^2 of every incoming gradient, or with `reference` <g, reference>, over
+    all these parameters (None in it: zero).
+    """
     sums = GradientSums()
     references = reference or [None] * len(parameters)
     handles = [
@@ -91,7 +102,9 @@ def _adder(total: Tensor) -> Callable[[Tensor], None]:
 
 
 def _hook(sums: GradientSums, reference: Tensor | None) -> Callable[[Tensor], None]:
-    return lambda gradient: sums.add(squares(gradient) if reference is None else _inner(gradient, reference))
+    return lambda gradient: sums.add(
+        squares(gradient) if reference is None else _inner(gradient, reference)
+    )
 
 
 def _total(parts: Sequence[Tensor]) -> float:

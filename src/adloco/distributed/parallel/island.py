@@ -1,8 +1,10 @@
-"""A worker's model as its island runs it: whole on one rank, replicated (DDP), or sharded (FSDP2, and HSDP with replicas of the shards).
+"""A worker's model as its island runs it: whole on one rank, replicated (DDP), or sharded (FSDP2,
+and HSDP with replicas of the shards).
 
-An inner step is a sum over micro-batches, of which each rank of the island computes its part; the losses are scaled by samples beforehand, so that
-gradients are summed, not averaged, and unequal parts weigh what they should. |g_j|^2 of a micro-batch is taken before any reduction: by hooks on the
-parameters, or where FSDP2 hands over the unsharded gradient to be reduced and scattered.
+An inner step is a sum over micro-batches, of which each rank of the island computes its part; the
+losses are scaled by samples beforehand, so that gradients are summed, not averaged, and unequal
+parts weigh what they should. |g_j|^2 of a micro-batch is taken before any reduction: by hooks on
+the parameters, or where FSDP2 hands over the unsharded gradient to be reduced and scattered.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +19,21 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco.distributed.device_memory import trim_host_memory
-from adloco.distributed.parallel.gradient_norms import GradientSums, incoming_gradients, squared_norm, squares, trainable
+from adloco.distributed.parallel.gradient_norms import (
+    GradientSums,
+    incoming_gradients,
+    squared_norm,
+    squares,
+    trainable,
+)
 from adloco.distributed.parallel.layers import Fill, blocks, fill_whole
 from adloco.distributed.traffic import Traffic, num_bytes
 
 
 class Engine(Protocol):
-    """A worker's model on the ranks of its island. What is called a part belongs to this rank; sums are over the island."""
+    """A worker's model on the ranks of its island. What is called a part belongs to this rank; sums
+    are over the island.
+    """
 
     forward: Callable[..., Any]
     """The model as the loss function must call it."""
@@ -31,11 +41,17 @@ class Engine(Protocol):
     """Number of this rank on the island; it takes the micro-batches `BatchPlan.of_rank` says."""
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of a micro-batch. last: whether the gradients are needed after it."""
+        """Around forward and backward of a micro-batch. last: whether the gradients are needed
+        after it.
+        """
         ...
 
-    def incoming(self, reference: Sequence[Tensor | None] | None = None) -> AbstractContextManager[GradientSums]:
-        """While open, sums |g|^2, or with `reference` <g, reference>, of the gradients of this rank's micro-batches, before they are reduced."""
+    def incoming(
+        self, reference: Sequence[Tensor | None] | None = None
+    ) -> AbstractContextManager[GradientSums]:
+        """While open, sums |g|^2, or with `reference` <g, reference>, of the gradients of this
+        rank's micro-batches, before they are reduced.
+        """
         ...
 
     def norm_sq_part(self) -> float:
@@ -43,7 +59,9 @@ class Engine(Protocol):
         ...
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
-        """The numbers added up over the island, in float64; the same on all of its ranks, to the last bit."""
+        """The numbers added up over the island, in float64; the same on all of its ranks, to the
+        last bit.
+        """
         ...
 
     def after_evaluation(self) -> None:
@@ -55,12 +73,14 @@ class Engine(Protocol):
         ...
 
 
-class Whole:
+class SingleDevice:
     """The model on one rank."""
 
     rank = 0
 
-    def __init__(self, model: nn.Module, device: torch.device, compile: bool, fill: Fill | None) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, compile: bool, fill: Fill | None
+    ) -> None:
         if fill:
             fill_whole(model, fill)
         model.to(device)
@@ -70,7 +90,9 @@ class Whole:
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def incoming(self, reference: Sequence[Tensor | None] | None = None) -> AbstractContextManager[GradientSums]:
+    def incoming(
+        self, reference: Sequence[Tensor | None] | None = None
+    ) -> AbstractContextManager[GradientSums]:
         return incoming_gradients(self._parameters, reference)
 
     def norm_sq_part(self) -> float:
@@ -89,7 +111,9 @@ class Whole:
 class _OnIsland:
     """What replicated and sharded models have in common."""
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic) -> None:
+    def __init__(
+        self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic
+    ) -> None:
         self.rank = dist.get_rank(group)
         self._parameters = trainable(model)
         self._mesh = mesh
@@ -115,15 +139,25 @@ class _OnIsland:
             self._traffic.inside += num_bytes([buffer])
 
 
-class Replicated(_OnIsland):
+class ReplicatedModel(_OnIsland):
     """A copy of the model on each rank, by DistributedDataParallel."""
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic, compile: bool, fill: Fill | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        group: dist.ProcessGroup,
+        traffic: Traffic,
+        compile: bool,
+        fill: Fill | None,
+    ) -> None:
         if fill:
             fill_whole(model, fill)
         model.to(mesh.device_type)
         super().__init__(model, mesh, group, traffic)
-        self._ddp = DistributedDataParallel(model, process_group=group, forward_sync_buffers=False, gradient_as_bucket_view=True)
+        self._ddp = DistributedDataParallel(
+            model, process_group=group, forward_sync_buffers=False, gradient_as_bucket_view=True
+        )
         self._ddp.register_comm_hook(group, self._sum_up)
         self.forward: Callable[..., Any] = torch.compile(self._ddp) if compile else self._ddp
 
@@ -136,37 +170,60 @@ class Replicated(_OnIsland):
         self._reduced = 0
         yield
         if self._reduced < sum(parameter.numel() for parameter in self._parameters):
-            # DDP leaves their buckets as they are, each replica with its own, and complains a step later.
-            raise ValueError("some parameters got no gradient, which replicas cannot add up; freeze them (requires_grad False), or use shards")
+            # DDP leaves their buckets as they are, each replica with its own, and complains a step
+            # later.
+            raise ValueError(
+                "some parameters got no gradient, which replicas cannot add up; freeze them (requires_grad False), or use shards"
+            )
 
-    def incoming(self, reference: Sequence[Tensor | None] | None = None) -> AbstractContextManager[GradientSums]:
+    def incoming(
+        self, reference: Sequence[Tensor | None] | None = None
+    ) -> AbstractContextManager[GradientSums]:
         # Hooks on parameters run before DDP puts the gradient into its buckets.
         return incoming_gradients(self._parameters, reference)
 
     def after_evaluation(self) -> None:
         return
 
-    def _sum_up(self, group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    def _sum_up(
+        self,
+        group: dist.ProcessGroup,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
         gradients = bucket.buffer()
         self._reduced += gradients.numel()
         self._traffic.inside += num_bytes([gradients])
         work = dist.all_reduce(gradients, group=group, async_op=True)
         assert work is not None
-        done: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+        done: torch.futures.Future[Tensor] = work.get_future().then(
+            lambda future: future.value()[0]
+        )
         return done
 
 
-class Sharded(_OnIsland):
-    """The model's parameters, gradients and optimizer state spread over the shards by FSDP2; with several replicas of the shards, HSDP."""
+class ShardedModel(_OnIsland):
+    """The model's parameters, gradients and optimizer state spread over the shards by FSDP2; with
+    several replicas of the shards, HSDP.
+    """
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic, compile: bool, fill: Fill | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        group: dist.ProcessGroup,
+        traffic: Traffic,
+        compile: bool,
+        fill: Fill | None,
+    ) -> None:
         over = mesh["replica", "shard"] if mesh["replica"].size() > 1 else mesh["shard"]
         _check_shardable(model)
         for part in (*blocks(model), model):
             if fill:
                 fill(model, part)
             fully_shard(part, mesh=over)
-            trim_host_memory()  # Of the whole part: 834 MiB at most with this, 1,050 without (305M parameters, 2 shards).
+            # Of the whole part: 834 MiB at most with this, 1,050 without (305M parameters, 2
+            # shards).
+            trim_host_memory()
         super().__init__(model, mesh, group, traffic)
         self.forward: Callable[..., Any] = torch.compile(model) if compile else model
         self._model: FSDPModule = model  # type: ignore[assignment]  # fully_shard changes the class in place.
@@ -178,7 +235,9 @@ class Sharded(_OnIsland):
                 module.set_custom_reduce_scatter(self._reduce)  # type: ignore[arg-type]  # The protocol's classes are not public.
                 module.set_custom_all_gather(_CountingAllGather(traffic))  # type: ignore[arg-type]
                 if self._replicas > 1:
-                    module.set_all_reduce_hook(self._count)  # Called after the all-reduce over replicas.
+                    module.set_all_reduce_hook(
+                        self._count
+                    )  # Called after the all-reduce over replicas.
 
     def _count(self, reduced: Tensor) -> None:
         self._traffic.inside += num_bytes([reduced])
@@ -189,7 +248,8 @@ class Sharded(_OnIsland):
         return nullcontext()
 
     def after_evaluation(self) -> None:
-        self._model.reshard()  # FSDP2 keeps its root gathered, and would use it again when the shards have changed.
+        # FSDP2 keeps its root gathered, and would use it again when the shards have changed.
+        self._model.reshard()
 
     @contextmanager
     def incoming(self, reference: Sequence[Tensor | None] | None = None) -> Iterator[GradientSums]:
@@ -202,7 +262,9 @@ class Sharded(_OnIsland):
 
 
 class _CountingReduceScatter:
-    """FSDP2's reduce-scatter, which also sees the unsharded gradient of every micro-batch and counts bytes."""
+    """FSDP2's reduce-scatter, which also sees the unsharded gradient of every micro-batch and
+    counts bytes.
+    """
 
     def __init__(self, traffic: Traffic) -> None:
         self.seen: GradientSums | None = None
@@ -211,7 +273,14 @@ class _CountingReduceScatter:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False) -> Any:
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
         if self.seen is not None:
             self.seen.add(squares(input_tensor))  # Padding is zeros.
         self._traffic.inside += num_bytes([input_tensor])
@@ -227,7 +296,13 @@ class _CountingAllGather:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False) -> Any:
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:
         self._traffic.inside += num_bytes([input_tensor])
         return dist.all_gather_single(output_tensor, input_tensor, group, async_op)
 
@@ -236,10 +311,16 @@ def _check_shardable(model: nn.Module) -> None:
     advice = "use placement.shard_size 1 (replicas are no problem)"
     scalars = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
     if scalars:
-        raise ValueError(f"parameters without dimensions such as {scalars[0]} cannot be sharded; give them the shape (1,), or {advice}")
-    types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
+        raise ValueError(
+            f"parameters without dimensions such as {scalars[0]} cannot be sharded; give them the shape (1,), or {advice}"
+        )
+    types = sorted(
+        {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    )
     if len(types) > 1:
-        raise ValueError(f"shards need parameters of one data type, got {' and '.join(types)}; convert the model, or {advice}")
+        raise ValueError(
+            f"shards need parameters of one data type, got {' and '.join(types)}; convert the model, or {advice}"
+        )
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:

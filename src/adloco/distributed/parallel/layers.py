@@ -1,4 +1,6 @@
-"""The parts of a model that are gathered, sharded, filled or synced one at a time: its repeated blocks, and the rest."""
+"""The parts of a model that are gathered, sharded, filled or synced one at a time: its repeated
+blocks, and the rest.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,7 +10,8 @@ from torch import nn
 from adloco.distributed.parallel.gradient_norms import trainable
 
 Fill = Callable[[nn.Module, nn.Module], None]
-"""(model, part) -> None: gives memory on the CPU and values to a part of a model that was built on the meta device, the same on every rank.
+"""(model, part) -> None: gives memory on the CPU and values to a part of a model that was built on
+the meta device, the same on every rank.
 
 Called for each of `blocks(model)` and then for the whole, of which it fills what is left.
 """
@@ -17,21 +20,30 @@ Called for each of `blocks(model)` and then for the whole, of which it fills wha
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a model: the members of its outermost ModuleLists.
 
-    A block that shares weights with anything outside it is left to the rest, which is gathered for the whole pass.
+    A block that shares weights with anything outside it is left to the rest, which is gathered for
+    the whole pass.
     """
     uses = _uses(model)
-    return [block for block in _members(model) if all(count == uses[parameter] for parameter, count in _uses(block).items())]
+    return [
+        block
+        for block in _members(model)
+        if all(count == uses[parameter] for parameter, count in _uses(block).items())
+    ]
 
 
 def layers(model: nn.Module) -> list[list[int]]:
-    """The trainable parameters of each layer, as their places among all of them: each repeated block, and any other module with its own ones."""
+    """The trainable parameters of each layer, as their places among all of them: each repeated
+    block, and any other module with its own ones.
+    """
     places = {parameter: place for place, parameter in enumerate(trainable(model))}
     inside = {module: block for block in blocks(model) for module in block.modules()}
     found: dict[nn.Module, list[int]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter in places:
-                found.setdefault(inside.get(module, module), []).append(places.pop(parameter))  # Tied ones at their first place.
+                found.setdefault(inside.get(module, module), []).append(
+                    places.pop(parameter)
+                )  # Tied ones at their first place.
     return list(found.values())
 
 

@@ -1,8 +1,11 @@
-"""The placement of a run over several processes (ranks) of torch.distributed, in islands of ranks that serve the same workers.
+"""The placement of a run over several processes (ranks) of torch.distributed, in islands of ranks
+that serve the same workers.
 
-Ranks are numbered island by island, so that an island's ranks are neighbours (the ranks of one machine, as torchrun numbers them); within an island,
-replica by replica. Each island hosts a contiguous, balanced share of the workers. All process groups are made here: `comm` is called on all ranks, in
-the same order, also by those that host none of its workers, and keeps the groups of each set of islands.
+Ranks are numbered island by island, so that an island's ranks are neighbours (the ranks of one
+machine, as torchrun numbers them); within an island, replica by replica. Each island hosts a
+contiguous, balanced share of the workers. All process groups are made here: `comm` is called on all
+ranks, in the same order, also by those that host none of its workers, and keeps the groups of each
+set of islands.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +23,7 @@ from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.comm.process_group import GroupComm, gathered
 from adloco.distributed.dtensor import whole
-from adloco.distributed.parallel.island import Engine, Replicated, Sharded
+from adloco.distributed.parallel.island import Engine, ReplicatedModel, ShardedModel
 from adloco.distributed.parallel.layers import Fill
 from adloco.distributed.placement.one_process import Item, OneProcess, Result
 from adloco.distributed.traffic import Bytes, Traffic, num_bytes
@@ -30,9 +33,18 @@ TIMEOUT = timedelta(minutes=30)
 
 
 class Ranks:
-    """Workers over the ranks of the default process group, `shards` x `replicas` of which make an island."""
+    """Workers over the ranks of the default process group, `shards` x `replicas` of which make an
+    island.
+    """
 
-    def __init__(self, num_workers: int, device: torch.device, threads: int, shards: int = 1, replicas: int = 1) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        device: torch.device,
+        threads: int,
+        shards: int = 1,
+        replicas: int = 1,
+    ) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.num_workers = num_workers
         self.device = device
@@ -47,14 +59,24 @@ class Ranks:
         self._process = OneProcess(device, threads if self.ranks_per_worker == 1 else 1)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         if self.ranks_per_worker > 1:
-            self._mesh = init_device_mesh(device.type, (self._num_islands, replicas, shards), mesh_dim_names=("worker", "replica", "shard"))
-            self._inside = self._new_group([range(first, first + self.ranks_per_worker) for first in range(0, self.num_ranks, self.ranks_per_worker)])
+            self._mesh = init_device_mesh(
+                device.type,
+                (self._num_islands, replicas, shards),
+                mesh_dim_names=("worker", "replica", "shard"),
+            )
+            self._inside = self._new_group(
+                [
+                    range(first, first + self.ranks_per_worker)
+                    for first in range(0, self.num_ranks, self.ranks_per_worker)
+                ]
+            )
             self._replicas = self._mesh["replica"].get_group()
-        # The same intra-operator threads on every rank, however many workers it hosts: the numbers must not depend on the placement.
+        # The same intra-operator threads on every rank, however many workers it hosts: the numbers
+        # must not depend on the placement.
         torch.set_num_threads(1)
 
     @property
-    def first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         return self.rank == 0
 
     def owner(self, worker: int) -> int:
@@ -67,19 +89,30 @@ class Ranks:
     def engine(self, model: nn.Module, compile: bool = False, fill: Fill | None = None) -> Engine:
         if self.ranks_per_worker == 1:
             return self._process.engine(model, compile, fill)
-        kind = Sharded if self.shards > 1 else Replicated
-        return kind(model, self._mesh["replica", "shard"], self._inside, self.traffic, compile, fill)
+        kind = ShardedModel if self.shards > 1 else ReplicatedModel
+        return kind(
+            model, self._mesh["replica", "shard"], self._inside, self.traffic, compile, fill
+        )
 
     @torch.no_grad()
     def broadcast_model(self, model: nn.Module) -> None:
-        tensors = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+        tensors = {
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if isinstance(tensor, Tensor)
+        }
         everyone: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(everyone, {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()})
+        dist.all_gather_object(
+            everyone,
+            {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()},
+        )
         for rank, theirs in enumerate(everyone):
             for name in {**everyone[0], **theirs}:
                 if everyone[0].get(name) != theirs.get(name):
                     here, first = theirs.get(name, "absent"), everyone[0].get(name, "absent")
-                    raise ValueError(f"build_model must make the same model on every rank, but {name} is {first} on rank 0 and {here} on rank {rank}")
+                    raise ValueError(
+                        f"build_model must make the same model on every rank, but {name} is {first} on rank 0 and {here} on rank {rank}"
+                    )
         for tensor in tensors.values():
             sent = tensor.to(self.device).contiguous()
             dist.broadcast(sent, 0)
@@ -96,8 +129,12 @@ class Ranks:
                 counts=lambda sharded: self._position < (self.shards if sharded else 1),
             )
         if islands not in self._groups:
-            # For each place on an island, the ranks that stand there: they hold the same part of the model.
-            places = [[island * self.ranks_per_worker + place for island in islands] for place in range(self.ranks_per_worker)]
+            # For each place on an island, the ranks that stand there: they hold the same part of
+            # the model.
+            places = [
+                [island * self.ranks_per_worker + place for island in islands]
+                for place in range(self.ranks_per_worker)
+            ]
             self._groups[islands] = self._new_group(places)
         workers = [sum(self.owner(worker) == island for worker in worker_ids) for island in islands]
         member = self._island in islands
@@ -115,13 +152,22 @@ class Ranks:
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         assert list(rows) == self.local(range(self.num_workers)), "a row for each worker here"
         most = -(-self.num_workers // self._num_islands)
-        mine = torch.tensor([list(row) for row in rows.values()], dtype=torch.float64, device=self.device)
+        mine = torch.tensor(
+            [list(row) for row in rows.values()], dtype=torch.float64, device=self.device
+        )
         everyone = gathered(mine, most)
         if self.num_workers > 1 and self._position == 0:
             self.traffic.add(num_bytes([mine]), self.num_workers - 1)
         parts = iter(everyone[:: self.ranks_per_worker].tolist())
-        islands = [[worker for worker in range(self.num_workers) if self.owner(worker) == island] for island in range(self._num_islands)]
-        return {worker: row for workers, part in zip(islands, parts, strict=True) for worker, row in zip(workers, part, strict=False)}
+        islands = [
+            [worker for worker in range(self.num_workers) if self.owner(worker) == island]
+            for island in range(self._num_islands)
+        ]
+        return {
+            worker: row
+            for workers, part in zip(islands, parts, strict=True)
+            for worker, row in zip(workers, part, strict=False)
+        }
 
     def any(self, flag: bool) -> bool:
         return self.largest(float(flag)) > 0
@@ -135,9 +181,10 @@ class Ranks:
         return Bytes(*self._total(self.traffic.total()))
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
-        # Sent one by one: gather_object would have every rank send as much as the one that has most.
+        # Sent one by one: gather_object would have every rank send as much as the one that has
+        # most.
         collected = list(items)
-        if self.first:
+        if self.is_rank_zero:
             for rank in range(self.ranks_per_worker, self.num_ranks, self.ranks_per_worker):
                 box: list[Any] = [None]
                 dist.recv_object_list(box, src=rank)
@@ -155,14 +202,22 @@ class Ranks:
         dist.broadcast_object_list(box)
         return box[0]
 
-    def map(self, function: Callable[[Item], Result], items: Sequence[Item], on_failure: Callable[[], None]) -> list[Result]:
+    def map(
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        on_failure: Callable[[], None],
+    ) -> list[Result]:
         if self.ranks_per_worker > 1:
-            # In this thread: after a failure no other worker may begin, whose collectives would meet those of the failed one on the other ranks.
+            # In this thread: after a failure no other worker may begin, whose collectives would
+            # meet those of the failed one on the other ranks.
             return [function(item) for item in items]
         return self._process.map(function, items, on_failure)
 
     def _replica_group(self, sharded: bool) -> dist.ProcessGroup | None:
-        """The ranks of this island that hold the same sharded (or other) tensors as this one; None if there are no others."""
+        """The ranks of this island that hold the same sharded (or other) tensors as this one; None
+        if there are no others.
+        """
         alone = self.ranks_per_worker == (self.shards if sharded else 1)
         return None if alone else self._replicas if sharded else self._inside
 
@@ -173,7 +228,10 @@ class Ranks:
     def _new_group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """Make all these groups, on all ranks; returns the one that this rank is in, if any."""
         made = [dist.new_group(list(ranks), timeout=TIMEOUT) for ranks in groups]
-        mine: dist.ProcessGroup = next((group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks), made[0])
+        mine: dist.ProcessGroup = next(
+            (group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks),
+            made[0],
+        )
         return mine
 
     def _total(self, numbers: Sequence[float]) -> list[float]:

@@ -1,0 +1,81 @@
+"""The workers of a run, built from its sections after a check that these fit together."""
+
+import copy
+
+from adloco.algorithms.dropout import uses_dropout
+from adloco.algorithms.method import Batching, Execution, Method, Problem
+from adloco.algorithms.optimizers import InnerFactory
+from adloco.algorithms.outer_sync import Syncing
+from adloco.algorithms.planning import check_groups
+from adloco.algorithms.worker import InnerSettings, Worker
+from adloco.distributed.comm.compressed import keeps_residuals
+from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.distributed.placement.one_process import Placement
+from adloco.errors import require
+from adloco.rules.learning_rate import LearningRate
+
+
+def check_sections(
+    problem: Problem,
+    method: Method,
+    batching: Batching,
+    learning_rate: LearningRate | None,
+    placement: Placement,
+) -> None:
+    """Raise ValueError for sections that cannot work together on this placement."""
+    streams = problem.data.num_streams
+    require(
+        streams >= method.num_workers,
+        f"data has {streams} streams, but there are {method.num_workers} workers",
+    )
+    require(
+        placement.shards == 1 or batching.rule.inner_products is None,
+        "inner-product tests need whole gradients; use the norm test, or one shard per worker",
+    )
+    check_groups(batching.rule, batching.switch, batching.test.groups, placement.ranks_per_worker)
+    scheduled = (
+        learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
+    )
+    require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
+
+
+def build_workers(
+    problem: Problem,
+    method: Method,
+    *,
+    inner: InnerFactory,
+    syncing: Syncing,
+    batching: Batching,
+    execution: Execution,
+    placement: Placement,
+) -> dict[int, Worker]:
+    """The workers of this process, by id, all with rank 0's parameters.
+
+    Averages of models from different starts would mean nothing.
+    """
+    model = problem.build_model()
+    if problem.fill is None:
+        placement.broadcast_model(model)
+    require(
+        not (execution.compile and uses_dropout(model)),
+        "a compiled model cannot draw dropout for each worker; set compile False or dropout 0",
+    )
+    require(bool(trainable(model)), "build_model returned a model without trainable parameters")
+    settings = InnerSettings(
+        problem=problem,
+        max_grad_norm=method.max_grad_norm,
+        rule=batching.rule,
+        test=batching.test,
+        execution=execution,
+        device=placement.device,
+        with_residuals=keeps_residuals(syncing.codec),
+        on_host=syncing.memory.on_host,
+    )
+    here = placement.local(range(method.num_workers))
+    copies = [model, *(copy.deepcopy(model) for _ in here[1:])]
+    return {
+        worker: Worker(
+            worker, own, inner, settings, placement.engine(own, execution.compile, problem.fill)
+        )
+        for worker, own in zip(here, copies, strict=True)
+    }
