@@ -24,6 +24,7 @@ from adloco import (
     Syncing,
     TensorSource,
 )
+from adloco.algorithms.method import Source
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.comm.comm import Comm
@@ -111,6 +112,36 @@ class Recording:
         self.reads.append((stream, position, count))
         self.samples[stream].append(batch[0])
         return batch
+
+
+class Interrupting:
+    """A source that calls a function before one of its reads."""
+
+    def __init__(self, source: Source) -> None:
+        self.num_streams = source.num_streams
+        self._source = source
+        self._action: Callable[[], None] = lambda: None
+        self._reads_left, self._streams = 0, range(source.num_streams)
+
+    def before(
+        self, read: int, action: Callable[[], None], streams: Sequence[int] | None = None
+    ) -> None:
+        """Call the action once, before that read from now on.
+
+        Args:
+            read: Its number, from 1 on.
+            action: May raise an error, which is then the read's.
+            streams: Those whose reads count; None: all.
+        """
+        self._reads_left, self._action = read, action
+        self._streams = range(self.num_streams) if streams is None else streams
+
+    def read(self, stream: int, position: int, count: int) -> Any:
+        if stream in self._streams and self._reads_left:
+            self._reads_left -= 1
+            if not self._reads_left:
+                self._action()
+        return self._source.read(stream, position, count)
 
 
 def sgd(lr: float) -> Callable[[nn.Module], Sequence[torch.optim.Optimizer]]:
