@@ -121,7 +121,8 @@ class Interrupting:
         self.num_streams = source.num_streams
         self._source = source
         self._action: Callable[[], None] = lambda: None
-        self._reads_left, self._streams = 0, range(source.num_streams)
+        self._reads_left = 0
+        self._streams: Sequence[int] = range(source.num_streams)
 
     def before(
         self, read: int, action: Callable[[], None], streams: Sequence[int] | None = None
