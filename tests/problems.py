@@ -1,7 +1,7 @@
 """Small problems with known answers, for tests of all layers."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -37,6 +37,20 @@ SHARED_DATA = Path(
 needs_shared_data = pytest.mark.skipif(
     not SHARED_DATA.exists(), reason=f"there is no {SHARED_DATA} (set ADLOCO_SHARED_DATA)"
 )
+
+
+def cases(named: Mapping[str, Sequence[Any]], default: Collection[str]) -> list[Any]:
+    """Parameters of a test by name, in their order.
+
+    Args:
+        named: The values of each case.
+        default: Names of the cases that always run; the others run in the nightly job.
+    """
+    assert set(default) <= set(named)
+    return [
+        pytest.param(*values, id=name, marks=[] if name in default else pytest.mark.nightly)
+        for name, values in named.items()
+    ]
 
 
 def regression(

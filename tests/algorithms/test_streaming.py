@@ -427,7 +427,9 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
     ],
     ids=["fp32", "int4", "int2", "topk", "topk in memory"],
 )
-@pytest.mark.parametrize("step", [1, 4, 6, 7, 9, 15])
+@pytest.mark.parametrize(
+    "step", [4, 9, *(pytest.param(step, marks=pytest.mark.nightly) for step in (1, 6, 7, 15))]
+)
 def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
     """The residuals, what has been mixed in and what the workers have drifted included; also while
     a fragment travels.
@@ -501,7 +503,7 @@ def test_a_sync_stages_a_fragment_at_a_time(wire: Any, monkeypatch: pytest.Monke
         compression, "PIECE", 64
     )  # What a format makes beside it has a fixed size, here smaller than a fragment.
     run = language_run(
-        build_model=lambda: BlockLM(width=100), streaming=Streaming(fragments=3), wire=wire
+        build_model=lambda: BlockLM(width=40), streaming=Streaming(fragments=3), wire=wire
     )
     list(run.rounds(1))  # Momentum is made in the first.
     fragments = [
