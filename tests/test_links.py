@@ -97,6 +97,7 @@ def test_counted_bytes_are_those_of_the_kernel(small: list[str], tmp_path: Path)
     assert not processes(tmp_path)
 
 
+@pytest.mark.nightly
 def test_nothing_stays_of_a_program_that_was_killed(small: list[str], tmp_path: Path) -> None:
     """Here with links whose packets a process of the benchmark's own carries."""
     before = traces()

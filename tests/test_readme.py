@@ -71,16 +71,23 @@ def torchrun(ranks: int, file: str) -> str:
     return done.stdout
 
 
-def test_the_same_loop_in_one_process_and_on_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_the_same_loop_in_one_process_and_on_ranks(
+    ranks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     exec(
         compile((ROOT / "examples" / "own_loop.py").read_text(), "own_loop.py", "exec"),
         {"__name__": "__main__"},
     )
     expected = capsys.readouterr().out
-    assert torchrun(2, "own_loop.py") == expected
-    assert torchrun(4, "own_loop.py") == expected
+    assert torchrun(ranks, "own_loop.py") == expected
 
 
+def test_an_island_of_shards() -> None:
+    assert "merges 1" in torchrun(2, "fsdp_islands.py")
+
+
+@pytest.mark.nightly
 def test_islands_of_shards() -> None:
     """Four workers on two islands, and all on one: the same losses, batches, merges and bytes
     between islands.

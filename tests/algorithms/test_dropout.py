@@ -14,7 +14,7 @@ from adloco.algorithms.dropout import mixed_seed, own_dropout, recomputed_alike,
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.rules.moments import Moments, group_moments
-from tests.problems import adamw, make_run, params_of, sgd, tokens
+from tests.problems import adamw, cases, make_run, params_of, sgd, tokens
 
 CPU = torch.device("cpu")
 
@@ -177,7 +177,13 @@ def on_ranks(shards: int, replicas: int) -> Tensor:
     )
 
 
-@pytest.mark.parametrize(("ranks", "shards", "replicas"), [(2, 1, 1), (2, 1, 2), (2, 2, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "shards", "replicas"),
+    cases(
+        {"2 ranks": (2, 1, 1), "replicas": (2, 1, 2), "shards": (2, 2, 1)},
+        default=("2 ranks", "shards"),
+    ),
+)
 def test_ranks_draw_alike(ranks: int, shards: int, replicas: int) -> None:
     """The last rank has the second trainer's workers; micro-batches are cut alike on one rank and
     on two.

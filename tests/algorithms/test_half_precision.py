@@ -10,7 +10,7 @@ from adloco import DiLoCo, Int8, OuterMemory, OuterOptimizer, Streaming, place
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
-from tests.problems import make_run, outer_sync, regression, squared_error, sync_all
+from tests.problems import cases, make_run, outer_sync, regression, squared_error, sync_all
 
 HALF = [torch.bfloat16, torch.float16]
 NESTEROV = OuterOptimizer(lr=0.7, options={"momentum": 0.9, "nesterov": True})
@@ -128,8 +128,17 @@ def test_a_bf16_model_learns(streaming: bool) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "shards", "replicas"),
-    [(2, 1, 1), (2, 2, 1), (2, 1, 2), (4, 2, 1), (4, 1, 2), (4, 2, 2)],
-    ids=["two ranks", "shards", "replicas", "islands of shards", "islands of replicas", "HSDP"],
+    cases(
+        {
+            "two ranks": (2, 1, 1),
+            "shards": (2, 2, 1),
+            "replicas": (2, 1, 2),
+            "islands of shards": (4, 2, 1),
+            "islands of replicas": (4, 1, 2),
+            "HSDP": (4, 2, 2),
+        },
+        default=("two ranks", "HSDP"),
+    ),
 )
 def test_a_bf16_model_learns_the_same_on_every_placement(
     ranks: int, shards: int, replicas: int

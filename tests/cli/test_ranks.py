@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.testing import run_on_ranks
 from adloco.run.training_run import TrainingRun
 from tests.conftest import Train, WaitForSteps, small_flags, wait_for
-from tests.problems import without_timings
+from tests.problems import cases, without_timings
 
 ADLOCO = [sys.executable, "-m", "adloco"]
 TORCHRUN = [
@@ -34,6 +35,14 @@ TORCHRUN = [
     "c10d",
     "--rdzv-endpoint",
     "127.0.0.1:0",
+]
+WARMUP = [
+    "--batch.rule",
+    "warmup",
+    "--batch.batches",
+    "[16,24]",
+    "--batch.after_samples",
+    "[100,300]",
 ]
 FLAGS = ["--method.num_trainers", "3", "--merge.first_round", "2", "--merge.every", "2"]
 
@@ -91,23 +100,13 @@ def test_ranks_and_torchrun_give_the_numbers_of_one_process(
 @pytest.mark.parametrize(
     ("recipe", "ranks", "flags"),
     [
-        (
-            "ddp",
-            2,
-            [
-                "--batch.rule",
-                "warmup",
-                "--batch.batches",
-                "[16,24]",
-                "--batch.after_samples",
-                "[100,300]",
-            ],
-        ),
+        pytest.param("ddp", 2, WARMUP, marks=pytest.mark.nightly),
         ("ddp-norm", 2, ["--switch.max_micro_batch", "4"]),
-        ("fsdp-norm", 2, ["--switch.max_micro_batch", "4"]),
+        pytest.param("fsdp-norm", 2, ["--switch.max_micro_batch", "4"], marks=pytest.mark.nightly),
         ("fsdp-norm", 4, ["--placement.replica_size", "2", "--placement.shard_size", "2"]),
-        ("diloco", 4, ["--placement.shard_size", "2"]),
+        pytest.param("diloco", 4, ["--placement.shard_size", "2"], marks=pytest.mark.nightly),
     ],
+    ids=["ddp", "ddp-norm", "fsdp-norm", "fsdp-norm, HSDP", "diloco, sharded"],
 )
 def test_recipes_on_islands(
     recipe: str, ranks: int, flags: list[str], small: list[str], tmp_path: Path, train: Train
@@ -163,8 +162,14 @@ def begin(words: list[str], stop_after: int) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "shards", "going_on"),
-    [(4, 2, []), (2, 1, ["--ranks", "4", "--placement.shard_size", "2"])],
-    ids=["4 to 1", "2 to 4 sharded"],
+    cases(
+        {
+            "4 sharded to 1": (4, 2, []),
+            "2 to 4 sharded": (2, 1, ["--ranks", "4", "--placement.shard_size", "2"]),
+            "4 sharded to 2 sharded": (4, 2, ["--ranks", "2"]),
+        },
+        default=("4 sharded to 2 sharded",),
+    ),
 )
 def test_a_run_goes_on_from_disk_on_other_ranks(
     ranks: int, shards: int, going_on: list[str], small: list[str], tmp_path: Path
@@ -242,7 +247,10 @@ def never_stopped(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     return metrics(folder / "run")
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl c", "kill"])
+@pytest.mark.parametrize(
+    "signal_number",
+    cases({"ctrl c": (signal.SIGINT,), "kill": (signal.SIGKILL,)}, default=("ctrl c",)),
+)
 def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(
     signal_number: int, small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]
 ) -> None:
@@ -289,6 +297,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.nightly
 def test_an_exception_while_a_fragment_travels_leaves_a_run_to_resume(
     small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]
 ) -> None:
@@ -423,10 +432,11 @@ def start_by_hand(
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(len(commands)),
     }
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     shared = (
         os.environ
         | meeting
-        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     )
     return [
         subprocess.Popen(
@@ -461,7 +471,13 @@ with adloco.process_group():
 """
 
 
-@pytest.mark.parametrize("island", ["1 1", "1 2", "2 1"], ids=["own islands", "replicas", "shards"])
+@pytest.mark.parametrize(
+    "island",
+    cases(
+        {"own islands": ("1 1",), "replicas": ("1 2",), "shards": ("2 1",)},
+        default=("own islands", "shards"),
+    ),
+)
 def test_every_rank_ends_with_the_first_failing_rank_s_message(island: str, tmp_path: Path) -> None:
     """Rank 1 fails in mid-round, rank 0 waits for it: in a sync, or inside a step."""
     script = tmp_path / "broken.py"
@@ -491,24 +507,32 @@ def test_a_killed_rank_stops_the_others(small: list[str], tmp_path: Path) -> Non
 
 
 def test_ranks_that_mean_different_runs_are_refused(small: list[str], tmp_path: Path) -> None:
-    """Two ranks started by hand, with different seeds."""
+    """Two ranks started by hand that differ in their seed, in what a resumed run may change, and in
+    their code.
+    """
+    shutil.copytree(Path(adloco.__file__).parent, tmp_path / "other" / "adloco")
+    with (tmp_path / "other" / "adloco" / "__init__.py").open("a") as changed:
+        changed.write("# changed\n")
     ranks = start_by_hand(
-        [[*ADLOCO, "train", "diloco", *small, "--run.seed", str(rank)] for rank in (0, 1)]
+        [
+            [*ADLOCO, "train", "diloco", *small, "--run.seed", seed, "--evaluation.every", every]
+            for seed, every in (("0", "1"), ("1", "2"))
+        ],
+        {1: {"PYTHONPATH": str(tmp_path / "other")}},
     )
-    assert (
-        "adloco (rank 1): run.seed differs between ranks; start all of them with the same recipe, flags and code"
-        in errors_of(ranks)[1]
+    said = re.search(
+        r"adloco \(rank 1\): (.*) differs between ranks; "
+        "start all of them with the same recipe, flags and code",
+        errors_of(ranks)[1],
     )
+    assert said
+    assert set(said[1].split(", ")) == {"run.seed", "evaluation.every", "the code of adloco"}
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_resumed_run_may_change_is_alike_on_all_ranks_too(
+def test_ranks_with_different_texts_are_refused(
     small: list[str], tmp_path: Path, corpus: Path
 ) -> None:
-    """How often to evaluate decides what the ranks do together; another text, what they learn."""
-    flags = [["--evaluation.every", str(rank + 1)] for rank in (0, 1)]
-    ranks = start_by_hand([[*ADLOCO, "train", "diloco", *small, *flags[rank]] for rank in (0, 1)])
-    assert "evaluation.every differs between ranks" in errors_of(ranks)[1]
     other = tmp_path / "other"
     other.mkdir()
     for index in range(30):
@@ -517,16 +541,6 @@ def test_what_a_resumed_run_may_change_is_alike_on_all_ranks_too(
     ranks = start_by_hand([[*ADLOCO, "train", "diloco", *small, *paths[rank]] for rank in (0, 1)])
     assert "the text of data.path differs between ranks" in errors_of(ranks)[1]
     assert not (tmp_path / "run").exists()
-
-
-def test_ranks_with_other_code_are_refused(small: list[str], tmp_path: Path) -> None:
-    shutil.copytree(Path(adloco.__file__).parent, tmp_path / "other" / "adloco")
-    with (tmp_path / "other" / "adloco" / "__init__.py").open("a") as changed:
-        changed.write("# changed\n")
-    ranks = start_by_hand(
-        [[*ADLOCO, "train", "diloco", *small]] * 2, {1: {"PYTHONPATH": str(tmp_path / "other")}}
-    )
-    assert "the code of adloco differs between ranks" in errors_of(ranks)[1]
 
 
 def test_a_bad_flag_on_one_rank_ends_all(small: list[str]) -> None:
@@ -538,21 +552,21 @@ def test_a_bad_flag_on_one_rank_ends_all(small: list[str]) -> None:
     assert "rank 1: run.tokens must be > 0, got -5" in errors[0]
 
 
-def test_a_closed_terminal_leaves_no_orphan(small: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number",
+    cases({"hangup": (signal.SIGHUP,), "kill": (signal.SIGKILL,)}, default=("kill",)),
+)
+def test_a_closed_terminal_leaves_no_orphan(
+    number: signal.Signals, small: list[str], tmp_path: Path
+) -> None:
     words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
-    for number in (signal.SIGHUP, signal.SIGKILL):
-        folder = tmp_path / number.name
-        process = subprocess.Popen(
-            [*words, "--run.folder", str(folder)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        wait_for(folder / "metrics.jsonl")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert len(children) == 2
-        process.send_signal(number)
-        process.wait(timeout=60)
-        deadline = time.monotonic() + 120
-        while any(Path(f"/proc/{child}").exists() for child in children):
-            assert time.monotonic() < deadline, f"{number.name} leaves ranks behind"
-            time.sleep(0.2)
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(tmp_path / "run" / "metrics.jsonl")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    process.send_signal(number)
+    process.wait(timeout=60)
+    deadline = time.monotonic() + 120
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, "ranks are left behind"
+        time.sleep(0.2)

@@ -63,6 +63,7 @@ def sent(host: str) -> int:
     return int(link["stats64"]["tx"]["bytes"])
 
 
+@pytest.mark.nightly
 def test_two_machines_of_two_ranks(hosts: None, small: list[str], tmp_path: Path) -> None:
     """Each machine is an island of two shards; what crosses the cable is what the islands exchange."""
     words = [

@@ -23,10 +23,10 @@ from adloco import (
 from adloco.distributed.launch.launcher import island_shape, place
 from adloco.distributed.testing import run_on_ranks
 from tests.algorithms.test_statistics import per_sample_gradients
-from tests.problems import BlockLM, adamw, make_run, next_token, outer_sgd, sgd, tokens
+from tests.problems import BlockLM, adamw, cases, make_run, next_token, outer_sgd, sgd, tokens
 
-ISLANDS = [(1, 1), (1, 2), (2, 1), (2, 2)]
-"""Shards and replicas."""
+ISLANDS = {"DDP": (1, 2), "FSDP2": (2, 1), "HSDP": (2, 2)}
+"""Shards and replicas. DDP and HSDP run by default: HSDP shards too."""
 
 
 def run_here(shards: int, replicas: int, **changes: Any) -> AdLoCo:
@@ -105,7 +105,8 @@ def truth(batch: int, groups: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("shards", "replicas"), ISLANDS, ids=["one process", "DDP", "FSDP2", "HSDP"]
+    ("shards", "replicas"),
+    cases({"one process": (1, 1)} | ISLANDS, default=("one process", "DDP", "HSDP")),
 )
 def test_statistics_are_those_of_the_samples(shards: int, replicas: int) -> None:
     """With and without accumulation, equal and unequal batches: to 1e-6, not off by the world size."""
@@ -144,7 +145,7 @@ def ddp(shards: int, replicas: int) -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize(("shards", "replicas"), ISLANDS[1:], ids=["DDP", "FSDP2", "HSDP"])
+@pytest.mark.parametrize(("shards", "replicas"), cases(ISLANDS, default=("DDP", "HSDP")))
 def test_ddp_is_a_sync_at_every_step(shards: int, replicas: int) -> None:
     """H = 1 with the trivial outer step, for an inner step that is linear in the gradient; and
     plain SGD on whole batches.
@@ -207,13 +208,15 @@ def merged_steps(shards: int) -> list[float]:
     ]
 
 
-def test_sharded_and_other_state_do_not_share_memory() -> None:
+@pytest.mark.parametrize(
+    "num_ranks", cases({"an island": (2,), "two islands": (4,)}, default=("two islands",))
+)
+def test_sharded_and_other_state_do_not_share_memory(num_ranks: int) -> None:
     expected = merged_steps(1)
     assert expected[0] == 6.0
-    for num_ranks, shards in ((2, 2), (4, 2)):
-        assert run_on_ranks(merged_steps, num_ranks, shards)[0] == pytest.approx(
-            expected[: 20 if num_ranks == 4 else None], rel=1e-4
-        )
+    assert run_on_ranks(merged_steps, num_ranks, 2)[0] == pytest.approx(
+        expected[: 20 if num_ranks == 4 else None], rel=1e-4
+    )
 
 
 class Even(nn.Module):
@@ -255,8 +258,10 @@ def traffic(shards: int, replicas: int) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize(
     ("num_ranks", "shards", "replicas"),
-    [(2, 1, 1), (4, 1, 2), (4, 2, 1), (4, 2, 2)],
-    ids=["whole", "DDP", "FSDP2", "HSDP"],
+    cases(
+        {"whole": (2, 1, 1)} | {name: (4, *island) for name, island in ISLANDS.items()},
+        default=("whole", "DDP", "HSDP"),
+    ),
 )
 def test_traffic_is_what_the_algorithm_needs_to_the_byte(
     num_ranks: int, shards: int, replicas: int

@@ -15,7 +15,7 @@ from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder, build_llama
 from adloco.models.model_sources import Head, LlamaShape, ModelOptions, NamedModel
 from adloco.tasks.language_model import next_token_loss
-from tests.problems import tokens
+from tests.problems import cases, tokens
 
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64)
 
@@ -154,7 +154,11 @@ def on_ranks(shards: int, replicas: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shards", "replicas"), [(2, 1, 1), (2, 2, 1), (2, 1, 2), (4, 2, 2)]
+    ("ranks", "shards", "replicas"),
+    cases(
+        {"2 ranks": (2, 1, 1), "shards": (2, 2, 1), "replicas": (2, 1, 2), "HSDP": (4, 2, 2)},
+        default=("2 ranks", "HSDP"),
+    ),
 )
 def test_filled_models_are_the_same_on_every_placement(
     ranks: int, shards: int, replicas: int

@@ -336,25 +336,16 @@ UNTIL = """
 import sys
 from pathlib import Path
 from adloco.run.training_run import TrainingRun
-from tests.problems import SHARED_DATA, needs_shared_data
-from adloco.config.recipe import build_recipe, read_values
-start, where, rounds = sys.argv[1:]
-run = TrainingRun.create(build_recipe(read_values(where))) if start == "create" else TrainingRun.resume(Path(where))
-for record in run.rounds():
+folder, rounds = sys.argv[1:]
+for record in TrainingRun.resume(Path(folder)).rounds():
     if record["round"] == int(rounds):
         break
 """
 
 
-def in_a_new_process(*words: str) -> str:
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_resume_is_bit_for_bit_across_merges_twice(small: list[str], tmp_path: Path) -> None:
-    """All rounds at once = 1, new process, 3 more, new process, the rest; merges happen after
-    rounds 2 and 5.
+    """All rounds at once give what 1, 3 more in a new process, and the rest in this one give;
+    merges happen after rounds 2 and 5.
     """
     trainers = ["--method.num_trainers", "3", "--method.workers_per_trainer", "1", *MERGING]
     assert main(["train", "adloco", *small, *trainers, "--run.checkpoint_every", "1"]) == 0
@@ -373,9 +364,11 @@ def test_resume_is_bit_for_bit_across_merges_twice(small: list[str], tmp_path: P
     (tmp_path / "again.toml").write_text(
         (whole / "recipe.toml").read_text().replace(f'folder = "{whole}"', f'folder = "{parts}"')
     )
-    in_a_new_process("-c", UNTIL, "create", str(tmp_path / "again.toml"), "1")
-    in_a_new_process("-c", UNTIL, "resume", str(parts), "4")
-    in_a_new_process("-m", "adloco", "train", "--resume", str(parts))
+    rounds = TrainingRun.create(build_recipe(read_values(str(tmp_path / "again.toml")))).rounds()
+    next(rounds)
+    rounds.close()
+    subprocess.run([sys.executable, "-c", UNTIL, str(parts), "4"], check=True, timeout=300)
+    assert main(["train", "--resume", str(parts)]) == 0
     assert numbers(parts) == expected
     assert lines(parts / "steps.jsonl") == lines(whole / "steps.jsonl")
     last = [
