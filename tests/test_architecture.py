@@ -277,7 +277,10 @@ def test_no_work_at_import() -> None:
     import subprocess
     import sys
 
-    code = "import sys, adloco; print([name for name in ('transformers', 'matplotlib', 'rich', 'pydantic') if name in sys.modules])"
+    code = (
+        "import sys, adloco; print([name for name in ('transformers', 'matplotlib', 'rich', "
+        "'pydantic') if name in sys.modules])"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -446,7 +446,10 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
     [
         (
             lambda: OuterOptimizer(optimizer="Nesterov"),
-            "outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got 'Nesterov'",
+            (
+                "outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got "
+                "'Nesterov'"
+            ),
         ),
         (
             lambda: OuterOptimizer(options={"momentumm": 0.9}),

@@ -66,7 +66,7 @@ def test_small_outer_steps_add_up_in_float32_and_round_away_in_the_models_type()
 
 @pytest.mark.parametrize("codec", [None, Int8()], ids=["plain", "int8"])
 def test_a_worker_that_has_not_moved_moves_nothing(codec: Any) -> None:
-    """The global parameters have digits that the worker cannot have; these are no pseudo-gradient."""
+    """Digits that only the global parameters can have are no pseudo-gradient."""
     outer = outer_sync(
         [torch.zeros(50, dtype=torch.bfloat16)], OuterOptimizer(lr=1.0, options={}), codec=codec
     )

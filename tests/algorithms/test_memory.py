@@ -106,7 +106,10 @@ def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught(
     run = language(
         Small(
             6,
-            message="[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
+            message=(
+                "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you "
+                "tried to allocate 9 bytes"
+            ),
         )
     )
     run.round()
@@ -118,7 +121,10 @@ def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught(
 def test_one_sample_that_does_not_fit_ends_the_run() -> None:
     with pytest.raises(
         OutOfMemoryError,
-        match="memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco probe",
+        match=(
+            "memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco "
+            "probe"
+        ),
     ):
         language(Small(0)).round()
 

@@ -46,7 +46,10 @@ from tests.conftest import WaitForSteps
         ),
         (
             ["--resume", "/no/such/run"],
-            "--run.tokens cannot change when a run goes on; leave it out (what can: data.cache, data.dataset, data.path,",
+            (
+                "--run.tokens cannot change when a run goes on; leave it out (what can: "
+                "data.cache, data.dataset, data.path,"
+            ),
         ),
         (["--run.seed", "99999999999999999999999999"], "run.seed must be >= 0 and < 2^63"),
         (["--data.cache", "/proc/nope"], "data.cache '/proc/nope' cannot be written"),
@@ -113,9 +116,9 @@ def test_a_text_shorter_than_a_window(
     )
     message = capsys.readouterr().err
     assert (
-        "is too short for one window of 64 tokens: a window takes 65, and there are 6 to evaluate on; give more text, hold out"
-        in message
-    )
+        "is too short for one window of 64 tokens: a window takes 65, and there are 6 to "
+        "evaluate on; give more text, hold out"
+    ) in message
     assert not (tmp_path / "run").exists()
 
 
@@ -198,7 +201,10 @@ def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixtu
     for words in READERS:
         refused(
             [*words, str(finished)],
-            f"the run in {finished} began with a version of adloco without wire.step_ahead; go on with that",
+            (
+                f"the run in {finished} began with a version of adloco without wire.step_ahead; go "
+                "on with that"
+            ),
             capsys,
         )
 
@@ -227,7 +233,10 @@ def test_damaged_and_foreign_checkpoints(
     for words in READERS:
         refused(
             [*words, str(finished)],
-            "is damaged (tensors.safetensors does not match its checksum); remove it to go on from the one before",
+            (
+                "is damaged (tensors.safetensors does not match its checksum); remove it to go on "
+                "from the one before"
+            ),
             capsys,
         )
     checkpoint.save(finished / "checkpoints", "round-999999", {"somebody": "else's"}, keep=2)

@@ -26,7 +26,8 @@ if os.environ.get("RANK") == "1":
     def loss(model, ids):
         global calls
         calls += torch.is_grad_enabled()
-        if torch.is_grad_enabled() and (len(ids) > LARGE and calls > 25 or LARGE >= len(ids) > FITS and calls > 3):
+        many = len(ids) > LARGE and calls > 25 or LARGE >= len(ids) > FITS and calls > 3
+        if torch.is_grad_enabled() and many:
             raise torch.OutOfMemoryError("no memory left")
         return plain(model, ids)
 
@@ -87,7 +88,10 @@ def test_an_island_goes_on_with_smaller_micro_batches(
         if line.startswith("adloco: the ranks start again")
     ]
     assert said == [
-        f"adloco: the ranks start again from the newest checkpoint, with micro-batches of at most {limit}"
+        (
+            "adloco: the ranks start again from the newest checkpoint, with micro-batches of at "
+            f"most {limit}"
+        )
         for limit in limits
     ]
     assert f"set switch.pass_limit 4, as adloco train --resume {run} does" in done.stderr

@@ -72,7 +72,10 @@ def test_prepare_killed_and_gone_on_with_by_another_number_of_processes(
     out = capsys.readouterr().out
     (folder,) = (path for path in (tmp_path / "whole").iterdir() if path.is_dir())
     meta = json.loads((folder / "meta.json").read_text())
-    numbers = f"{meta['train']:,} tokens to train on and {meta['validation']:,} to validate on, from 12,060 texts in 12,060 rows"
+    numbers = (
+        f"{meta['train']:,} tokens to train on and {meta['validation']:,} to validate on, from "
+        "12,060 texts in 12,060 rows"
+    )
     assert out == f"{folder}: {numbers}\n"
 
     words = [
@@ -122,9 +125,9 @@ def test_a_bad_row_late_in_a_preparation(
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert (
-            "train-0.jsonl row 3001 holds no text in column 'text'; fill or remove it, or leave such rows out with data.bad_rows skip"
-            in error
-        )
+            "train-0.jsonl row 3001 holds no text in column 'text'; fill or remove it, or "
+            "leave such rows out with data.bad_rows skip"
+        ) in error
         (meta,) = (tmp_path / "cache").glob("*/meta.json")
         assert (
             json.loads(meta.read_text())["rows"] == 60 + 3000 // 256 * 256
@@ -270,7 +273,10 @@ def test_the_fallback_is_used_loudly(
     assert not (tmp_path / "run").exists()
     fallback = str(corpus) if second == "path" else f"dataset:{dataset}:default"
     assert main([*missing, *flags(fallback=fallback)]) == 0
-    said = f"ATTENTION: data.fallback {fallback!r} is used instead of data.dataset 'allenai/c4', which cannot be reached ("
+    said = (
+        f"ATTENTION: data.fallback {fallback!r} is used instead of data.dataset 'allenai/c4', "
+        "which cannot be reached ("
+    )
     assert capsys.readouterr().out.count(said) == 1
     (notice,) = json.loads((tmp_path / "run" / "environment.json").read_text())["notices"]
     assert notice.startswith(said)

@@ -104,7 +104,10 @@ def test_ranks_agree_and_training_takes_it(
     [
         (
             [],
-            "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may take",
+            (
+                "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this "
+                "process may take"
+            ),
         ),
         (
             ["--memory.gib", "0.1"],

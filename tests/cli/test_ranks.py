@@ -390,11 +390,17 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(
         (["diloco", "--ranks", "2", "--run.token", "5"], "did you mean 'tokens'?"),
         (
             ["diloco", "--ranks", "3", "--placement.shard_size", "2"],
-            "3 ranks cannot share 2 workers with placement.shard_size 2 and placement.replica_size 1; start 2 or 4 ranks",
+            (
+                "3 ranks cannot share 2 workers with placement.shard_size 2 and "
+                "placement.replica_size 1; start 2 or 4 ranks"
+            ),
         ),
         (
             ["diloco", "--placement.shard_size", "2"],
-            "1 ranks cannot share 2 workers with placement.shard_size 2 and placement.replica_size 1; start 2 or 4 ranks",
+            (
+                "1 ranks cannot share 2 workers with placement.shard_size 2 and "
+                "placement.replica_size 1; start 2 or 4 ranks"
+            ),
         ),
         (
             ["ddp", "--placement.shard_size", "0"],

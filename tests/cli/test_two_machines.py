@@ -65,7 +65,7 @@ def sent(host: str) -> int:
 
 @pytest.mark.nightly
 def test_two_machines_of_two_ranks(hosts: None, small: list[str], tmp_path: Path) -> None:
-    """Each machine is an island of two shards; what crosses the cable is what the islands exchange."""
+    """Each machine is an island of two shards; only what islands exchange crosses the cable."""
     words = [
         "-m",
         "adloco",

@@ -120,7 +120,7 @@ def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
 
 
 def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: list[str]) -> None:
-    """Four trainers of one worker that ask for at most four samples merge: 4 workers take two each."""
+    """Four trainers of one worker, each with four samples, merge: 4 workers take two each."""
     batch = ["--batch.initial", "4", "--batch.minimum", "4", "--batch.maximum", "4"]
     merge = ["--merge.count", "4", "--merge.first_round", "1"]
     settings, _ = take_settings([*small, "--method.num_trainers", "4", *merge, *batch])

@@ -314,7 +314,8 @@ def random_buckets(seeds: Sequence[int]) -> list[str]:
                 expected = start[index] - rounded[0].double() if wire else exact
                 if not torch.allclose(moved, expected, rtol=1e-5, atol=1e-5):
                     problems.append(
-                        f"seed {seed}, {wire}, tensor {index} of {shapes[index]}: {(moved - expected).abs().max()}"
+                        f"seed {seed}, {wire}, tensor {index} of {shapes[index]}: "
+                        f"{(moved - expected).abs().max()}"
                     )
     return problems
 

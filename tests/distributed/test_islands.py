@@ -109,7 +109,7 @@ def truth(batch: int, groups: int) -> dict[str, float]:
     cases({"one process": (1, 1)} | ISLANDS, default=("one process", "DDP", "HSDP")),
 )
 def test_statistics_are_those_of_the_samples(shards: int, replicas: int) -> None:
-    """With and without accumulation, equal and unequal batches: to 1e-6, not off by the world size."""
+    """To 1e-6, with and without accumulation, for equal and unequal batches."""
     results = (
         run_on_ranks(one_step, shards * replicas, shards, replicas)
         if shards * replicas > 1
@@ -326,7 +326,7 @@ class Own(torch.optim.AdamW):
 
 
 def rounded(shards: int, replicas: int) -> list[tuple[int, int, int, int]]:
-    """Requested, trained and added samples of each inner step, and the samples of a round of two."""
+    """Requested, trained and added samples of an inner step, and the samples of a round of two."""
     run = run_here(
         shards, replicas, batch=None, sync_every=2, guards=BatchGuards(initial=1, maximum=1)
     )
@@ -366,9 +366,9 @@ def test_what_needs_more_than_a_shard_is_refused() -> None:
     for said in run_on_ranks(refused, 2, 2, 1):
         muon, own, products = said
         assert (
-            "Muon is not known to work element by element, so 2 shards might not train as one does; use placement.shard_size 1"
-            in muon
-        )
+            "Muon is not known to work element by element, so 2 shards might not train as one "
+            "does; use placement.shard_size 1"
+        ) in muon
         assert "Own is not known" in own
         assert "inner-product tests need whole gradients" in products
     assert run_on_ranks(refused, 2, 1, 2) == [["", "", ""]] * 2
@@ -400,7 +400,10 @@ def test_island_shapes(
             3,
             4,
             (2, 1),
-            "3 ranks cannot share 4 workers with placement.shard_size 2 and placement.replica_size 1; start 2 or 4 or 6 or 8 ranks",
+            (
+                "3 ranks cannot share 4 workers with placement.shard_size 2 and "
+                "placement.replica_size 1; start 2 or 4 or 6 or 8 ranks"
+            ),
         ),
         (8, 2, (2, 1), "8 ranks cannot share 2 workers with .*; start 2 or 4 ranks"),
         (1, 1, (2, 2), "1 ranks cannot share 1 worker with .*; start 4 ranks"),

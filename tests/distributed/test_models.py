@@ -131,17 +131,26 @@ def refused(kind: Callable[[], nn.Module], shards: int) -> str:
         (
             Scalar,
             2,
-            "parameters without dimensions such as scale cannot be sharded; give them the shape (1,), or use placement.shard_size 1",
+            (
+                "parameters without dimensions such as scale cannot be sharded; give them the "
+                "shape (1,), or use placement.shard_size 1"
+            ),
         ),
         (
             Mixed,
             2,
-            "shards need parameters of one data type, got float32 and float64; convert the model, or use placement.shard_size 1",
+            (
+                "shards need parameters of one data type, got float32 and float64; convert the "
+                "model, or use placement.shard_size 1"
+            ),
         ),
         (
             wider_by_rank,
             1,
-            "build_model must make the same model on every rank, but embedding.weight is (7, 5) of torch.float64 on rank 0 and (7, 6)",
+            (
+                "build_model must make the same model on every rank, but embedding.weight is (7, "
+                "5) of torch.float64 on rank 0 and (7, 6)"
+            ),
         ),
     ],
 )

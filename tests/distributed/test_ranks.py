@@ -89,7 +89,7 @@ def same_anywhere(value: Any, without: tuple[str, ...] = ()) -> Any:
 
 
 def assert_same_bits(results: list[dict[str, Any]], shards: int) -> None:
-    """All islands that host workers of a trainer hold the same global parameters, to the last bit."""
+    """All islands with workers of a trainer have the same global parameters, to the last bit."""
     seen: dict[tuple[int, int], list[torch.Tensor]] = {}
     for rank, result in enumerate(results):
         for trainer, tensors in result["bits"].items():

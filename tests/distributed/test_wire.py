@@ -128,7 +128,7 @@ def test_no_blocks(wire: WireFormat) -> None:
 
 
 def test_sizes() -> None:
-    """By hand. TopK of 4096: 64 values of 12 + 2 bits are 112 bytes, 256 are 448, and two bfloat16."""
+    """TopK of 4096: 64 values of 12 + 2 bits are 112 bytes, 256 are 448, and two bfloat16."""
     assert [(wire.block, wire.block_bytes) for wire in (Bf16(), Int8(), Int4(), Int2())] == [
         (64, 128),
         (256, 260),

@@ -62,7 +62,10 @@ def test_damage_is_found(tmp_path: Path, name: str) -> None:
     (saved / name).write_bytes(content)
     with pytest.raises(
         ValueError,
-        match=f"is damaged .{name} does not match its checksum.; remove it to go on from the one before",
+        match=(
+            f"is damaged .{name} does not match its checksum.; remove it to go on from the one "
+            "before"
+        ),
     ):
         checkpoint.load(saved)
 

@@ -89,7 +89,10 @@ def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         for row in range(80)
     )
     (tmp_path / "rows.jsonl").write_text(rows)
-    sizes = "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, max_position_embeddings = 32 }"
+    sizes = (
+        "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = "
+        "64, max_position_embeddings = 32 }"
+    )
     assert (
         main(
             [

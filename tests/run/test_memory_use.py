@@ -117,9 +117,9 @@ def test_a_snapshot_is_refused_on_a_cpu(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "single", *small, "--run.device", "cpu", "--profile.memory", "true"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "adloco: profile.memory needs a GPU, but the run is on cpu; leave it out (recipe section [profile])\n"
+    assert capsys.readouterr().err == (
+        "adloco: profile.memory needs a GPU, but the run is on cpu; leave it out (recipe "
+        "section [profile])\n"
     )
     assert not (tmp_path / "run").exists()
 

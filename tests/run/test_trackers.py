@@ -170,9 +170,9 @@ def test_one_that_is_not_installed_or_not_known_is_named(
     )
     assert main(["train", "single", *small, "--run.trackers", f"tensorboard,{absent}"]) == 2
     message = capsys.readouterr().err
-    assert (
-        message
-        == f"adloco: run.trackers names {absent}, which is not installed; pip install 'adloco[{absent}]', or leave it out\n"
+    assert message == (
+        f"adloco: run.trackers names {absent}, which is not installed; pip install "
+        f"'adloco[{absent}]', or leave it out\n"
     )
     assert main(["train", "single", *small, "--run.trackers", "tensorbord"]) == 2
     assert (
