@@ -287,3 +287,17 @@ def test_no_work_at_import() -> None:
         ).stdout
         == "[]\n"
     )
+
+
+def test_tests_reach_into_no_private_attributes() -> None:
+    """A run is disturbed by what a user could hand in: a source, a clock, a phase, a hook."""
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        private = [
+            f"{file.name}:{node.lineno} {node.attr}"
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+            and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+        ]
+        assert not private

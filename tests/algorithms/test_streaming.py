@@ -484,8 +484,14 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and not result._is_view():
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        given = {
+            argument.untyped_storage().data_ptr()
+            for argument in (*args, *kwargs.values())
+            if isinstance(argument, Tensor)
+        }
+        if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in given:
             self.bytes = max(self.bytes, result.untyped_storage().nbytes())
         return result
 
