@@ -151,7 +151,7 @@ class AdLoCo:
 
     @property
     def workers(self) -> Mapping[int, Worker]:
-        """Those that live in this process, by id."""
+        """Workers that live in this process, by id."""
         return self.state.workers
 
     @property

@@ -25,7 +25,7 @@ from adloco.rules.switch import BatchPlan
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """Forward and backward of one inner step, with statistics; the ranks of an island each call it."""
+    """Forward and backward of one inner step, with statistics. Each rank of an island has one."""
 
     plan: BatchPlan
     passes: Callable[[BatchPlan], Iterator[Tensor]]
@@ -85,7 +85,7 @@ class MeasuredStep:
         return products
 
     def _average_even(self, sums: Sequence[Tensor]) -> None:
-        """Turn this rank's sums of its even groups into the mean over all samples of even groups."""
+        """Turn this rank's sums over its even groups into the mean over the samples of all of them."""
         self.engine.average(sums)
         even_samples = sum(self.plan.micro_batches[::2])
         for total in sums:

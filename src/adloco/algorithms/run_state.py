@@ -17,7 +17,7 @@ class RunState:
     """What changes while a run trains. Counters are totals since its beginning."""
 
     workers: Mapping[int, Worker]
-    """Those that live in this process, by id."""
+    """Workers that live in this process, by id."""
     trainers: dict[int, Trainer]
     """The living ones, by id."""
     rounds_done: int = 0
