@@ -1,7 +1,7 @@
 """Small problems with known answers, for tests of all layers."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -24,6 +24,7 @@ from adloco import (
     Syncing,
     TensorSource,
 )
+from adloco.algorithms.method import Source
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.comm.comm import Comm
@@ -36,6 +37,20 @@ SHARED_DATA = Path(
 needs_shared_data = pytest.mark.skipif(
     not SHARED_DATA.exists(), reason=f"there is no {SHARED_DATA} (set ADLOCO_SHARED_DATA)"
 )
+
+
+def cases(named: Mapping[str, Sequence[Any]], default: Collection[str]) -> list[Any]:
+    """Parameters of a test by name, in their order.
+
+    Args:
+        named: The values of each case.
+        default: Names of the cases that always run; the others run in the nightly job.
+    """
+    assert set(default) <= set(named)
+    return [
+        pytest.param(*values, id=name, marks=[] if name in default else pytest.mark.nightly)
+        for name, values in named.items()
+    ]
 
 
 def regression(
@@ -111,6 +126,37 @@ class Recording:
         self.reads.append((stream, position, count))
         self.samples[stream].append(batch[0])
         return batch
+
+
+class Interrupting:
+    """A source that calls a function before one of its reads."""
+
+    def __init__(self, source: Source) -> None:
+        self.num_streams = source.num_streams
+        self._source = source
+        self._action: Callable[[], None] = lambda: None
+        self._reads_left = 0
+        self._streams: Sequence[int] = range(source.num_streams)
+
+    def before(
+        self, read: int, action: Callable[[], None], streams: Sequence[int] | None = None
+    ) -> None:
+        """Call the action once, before that read from now on.
+
+        Args:
+            read: Its number, from 1 on.
+            action: May raise an error, which is then the read's.
+            streams: Those whose reads count; None: all.
+        """
+        self._reads_left, self._action = read, action
+        self._streams = range(self.num_streams) if streams is None else streams
+
+    def read(self, stream: int, position: int, count: int) -> Any:
+        if stream in self._streams and self._reads_left:
+            self._reads_left -= 1
+            if not self._reads_left:
+                self._action()
+        return self._source.read(stream, position, count)
 
 
 def sgd(lr: float) -> Callable[[nn.Module], Sequence[torch.optim.Optimizer]]:

@@ -25,7 +25,16 @@ from adloco import (
 from adloco.algorithms.reporting import WorkerRound, report_sync
 from adloco.distributed.codecs.wire import Int4
 from adloco.rules.sync_schedule import Streaming
-from tests.problems import adamw, linear, make_run, outer_sgd, params_of, regression, squared_error
+from tests.problems import (
+    Interrupting,
+    adamw,
+    linear,
+    make_run,
+    outer_sgd,
+    params_of,
+    regression,
+    squared_error,
+)
 
 
 def test_counters_by_hand() -> None:
@@ -159,28 +168,21 @@ def test_inner_state_persists_across_rounds() -> None:
 
 
 def test_stop_and_go_on_is_the_same_run() -> None:
-    def fresh() -> AdLoCo:
+    def fresh(**changes: Any) -> AdLoCo:
         return make_run(
             num_trainers=2,
             inner=adamw(0.01),
             outer=outer_sgd(0.7, 0.9, True),
             batch=NormTest(),
             guards=BatchGuards(initial=8, maximum=30),
+            **changes,
         )
 
-    whole, stopped = fresh(), fresh()
+    data = Interrupting(regression(4))
+    whole, stopped = fresh(), fresh(data=data)
     expected = list(whole.rounds(4))
     list(stopped.rounds(1))
-    reads = []
-
-    def read_and_stop(stream: int, position: int, count: int) -> Any:
-        reads.append(position)
-        if len(reads) == 5:
-            stopped.stop()
-        return original(stream, position, count)
-
-    original = stopped.workers[0]._settings.problem.data.read
-    stopped.workers[0]._settings.problem.data.read = read_and_stop  # type: ignore[method-assign]
+    data.before(5, stopped.stop)
     assert list(stopped.rounds(3)) == []
     assert stopped.state.in_round
     with pytest.raises(ValueError, match="a round is in progress"):
@@ -190,8 +192,9 @@ def test_stop_and_go_on_is_the_same_run() -> None:
 
     resumed = fresh()
     resumed.load_state_dict(state)
-    assert list(resumed.rounds(3)) == expected[1:]
-    assert params_of(resumed).equal(params_of(whole))
+    for run in (resumed, stopped):  # A stop ends one round, not those after it.
+        assert list(run.rounds(3)) == expected[1:]
+        assert params_of(run).equal(params_of(whole))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -248,18 +251,14 @@ def test_a_step_that_failed_half_way_leaves_no_gradients() -> None:
         "batch": NormTest(),
         "inner": adamw(0.01),
     }
-    smooth, disturbed = make_run(**settings), make_run(**settings)
+    data = Interrupting(regression(2))
+    smooth, disturbed = make_run(**settings), make_run(**settings, data=data)
     expected = list(smooth.rounds(3))
-    read, reads = disturbed.workers[0]._settings.problem.data.read, 0
 
-    def fail_once(stream: int, position: int, count: int) -> Any:
-        nonlocal reads
-        reads += 1
-        if reads == 2:
-            raise OSError("a disk blinked")
-        return read(stream, position, count)
+    def fail() -> None:
+        raise OSError("a disk blinked")
 
-    disturbed.workers[0]._settings.problem.data.read = fail_once  # type: ignore[method-assign]
+    data.before(2, fail)
     with pytest.raises(OSError, match="a disk blinked"):
         disturbed.round()
     assert list(disturbed.rounds(3)) == expected

@@ -22,6 +22,7 @@ from adloco import (
     OneProcess,
     OuterMemory,
     SwitchMode,
+    TensorSource,
 )
 from adloco.algorithms import round as round_module
 from adloco.algorithms.merging import apply_merge
@@ -36,6 +37,7 @@ from adloco.rules.merge import Merge
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     BlockLM,
+    Interrupting,
     adamw,
     linear,
     make_run,
@@ -425,29 +427,22 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
     ],
     ids=["fp32", "int4", "int2", "topk", "topk in memory"],
 )
-@pytest.mark.parametrize("step", [1, 4, 6, 7, 9, 15])
+@pytest.mark.parametrize(
+    "step", [4, 9, *(pytest.param(step, marks=pytest.mark.nightly) for step in (1, 6, 7, 15))]
+)
 def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
     """The residuals, what has been mixed in and what the workers have drifted included; also while
     a fragment travels.
     """
     settings = {"streaming": Streaming(fragments=2, tau=2), "wire": wire}
+    data = Interrupting(tokens(2000, 4))
     whole, first, second = (
         language_run(**settings),
-        language_run(**settings),
+        language_run(**settings, data=data),
         language_run(**settings),
     )
     expected = list(whole.rounds(4))
-    reads = 0
-    read = first.workers[0]._settings.problem.data.read
-
-    def stop_there(stream: int, position: int, count: int) -> Any:
-        nonlocal reads
-        reads += stream == 0
-        if reads == 2 * step:  # Two micro-batches a step.
-            first.stop()
-        return read(stream, position, count)
-
-    first.workers[0]._settings.problem.data.read = stop_there  # type: ignore[method-assign]
+    data.before(2 * step, first.stop, streams=[0])  # Two micro-batches a step.
     reports = list(first.rounds(4))
     assert len(reports) < 4
     second.load_state_dict(copy.deepcopy(first.state_dict()))
@@ -508,7 +503,7 @@ def test_a_sync_stages_a_fragment_at_a_time(wire: Any, monkeypatch: pytest.Monke
         compression, "PIECE", 64
     )  # What a format makes beside it has a fixed size, here smaller than a fragment.
     run = language_run(
-        build_model=lambda: BlockLM(width=100), streaming=Streaming(fragments=3), wire=wire
+        build_model=lambda: BlockLM(width=40), streaming=Streaming(fragments=3), wire=wire
     )
     list(run.rounds(1))  # Momentum is made in the first.
     fragments = [
@@ -559,15 +554,13 @@ def test_what_is_not_finite_is_named_and_reaches_nobody(streaming: Streaming | N
     run = language_run(wire=Int4(), streaming=streaming)
     list(run.rounds(1))
     before = params_of(run)
-    take = run.workers[1].optimizers[0].step
 
-    def poison(*arguments: Any) -> None:
-        take(*arguments)
+    def poison(*of_the_hook: Any) -> None:
         run.workers[1].replica.params[3].data[0, 1] = float("inf")
         for parameter in run.workers[1].replica.params:
             parameter.grad = None
 
-    run.workers[1].optimizers[0].step = poison  # type: ignore[method-assign]
+    run.workers[1].optimizers[0].register_step_post_hook(poison)
     with pytest.raises(NonFiniteLossError, match=r"trainer 0, worker 1, inner step \d"):
         run.round(1 if streaming is None else None)
     assert params_of(run).equal(before)
@@ -576,12 +569,9 @@ def test_what_is_not_finite_is_named_and_reaches_nobody(streaming: Streaming | N
 
 def test_huge_parameters_count_as_infinite() -> None:
     """Their difference would overflow."""
-    run = make_run(sync_every=1)
+    zeros = TensorSource(torch.zeros(12, 3), torch.zeros(12), num_streams=2)
+    run = make_run(sync_every=1, data=zeros)
     run.workers[0].replica.params[0].data.fill_(2e37)
-    run.workers[0]._settings.problem.data.read = lambda stream, position, count: (
-        torch.zeros(count, 3),
-        torch.zeros(count),
-    )  # type: ignore[method-assign]
     with pytest.raises(
         NonFiniteLossError,
         match="parameter weight is not finite in trainer 0, worker 0, inner step 1",

@@ -267,17 +267,24 @@ def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(
 
 
 FAILING = """
+import itertools
+import os
 import sys
-from adloco.algorithms.worker import Worker
+
+from torch.optim import AdamW
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 from adloco.cli.main import main
-step = Worker._step
 
-def failing(worker, task, halted):
-    if (worker.id, task.first_step + worker.inner_step) == (1, 130):
+inner_steps = itertools.count(0)
+
+
+def fail(optimizer, args, kwargs):
+    if os.environ["RANK"] == "1" and isinstance(optimizer, AdamW) and next(inner_steps) == 130:
         raise RuntimeError("the disk is on fire")
-    return step(worker, task, halted)
 
-Worker._step = failing
+
+register_optimizer_step_pre_hook(fail)
 sys.exit(main(sys.argv[1:]))
 """
 

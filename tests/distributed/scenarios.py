@@ -5,6 +5,7 @@ first process.
 import copy
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from adloco import (
     NormTest,
     OuterMemory,
     SwitchMode,
+    TensorSource,
 )
 from adloco.distributed.codecs.wire import Bf16, Int2, Int4, TopK
 from adloco.distributed.dtensor import local
@@ -26,6 +28,7 @@ from adloco.distributed.launch.launcher import place
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     BlockLM,
+    Interrupting,
     adamw,
     linear,
     make_run,
@@ -74,15 +77,8 @@ ISLAND = [1, 1]
 def run_here(**changes: Any) -> AdLoCo:
     """A run on whatever placement this process is part of."""
     settings = SETTINGS | changes
-    settings.setdefault(
-        "data",
-        regression(
-            settings["num_trainers"] * settings["workers_per_trainer"],
-            samples=3000,
-            dtype=torch.float64,
-        ),
-    )
     workers = settings["num_trainers"] * settings["workers_per_trainer"]
+    settings.setdefault("data", regression(workers, samples=3000, dtype=torch.float64))
     return make_run(**settings, placement=place(workers, torch.device("cpu"), 1, *ISLAND))
 
 
@@ -157,7 +153,8 @@ def language_model(**changes: Any) -> AdLoCo:
         "max_grad_norm": 0.1,
     } | changes
     workers = settings["num_trainers"] * settings["workers_per_trainer"]
-    return run_here(**settings, data=tokens(4000, workers))
+    settings.setdefault("data", tokens(4000, workers))
+    return run_here(**settings)
 
 
 def one_island(shards: int, replicas: int) -> dict[str, dict[str, Any]]:
@@ -201,25 +198,25 @@ def padded(**changes: Any) -> dict[str, Any]:
     return result(streaming(**settings | changes), 3)
 
 
-RUNS: dict[str, Callable[[], AdLoCo]] = {
-    "plain": lambda: run_here(),
+RUNS: dict[str, Callable[..., AdLoCo]] = {
+    "plain": run_here,
     # In bf16 blocks say nothing: shards may end anywhere.
-    "streaming": lambda: streaming(wire=Bf16(error_feedback=1.0, step_ahead=False)),
+    "streaming": partial(streaming, wire=Bf16(error_feedback=1.0, step_ahead=False)),
 }
+DATA: dict[str, Callable[[], TensorSource]] = {
+    "plain": lambda: regression(6, samples=3000, dtype=torch.float64),
+    "streaming": lambda: tokens(4000, 4),
+}
+"""What these runs read."""
 
 
 def stopped(shards: int = 1, replicas: int = 1, kind: str = "plain") -> dict[str, Any]:
     """Stopped in the third round at different steps of different workers."""
     ISLAND[:] = shards, replicas
-    run = RUNS[kind]()
+    data = Interrupting(DATA[kind]())
+    run = RUNS[kind](data=data)
     list(run.rounds(2))
-    read = run.workers[min(run.workers)]._settings.problem.data.read
-
-    def stop_at_once(stream: int, position: int, count: int) -> Any:
-        run.stop()
-        return read(stream, position, count)
-
-    run.workers[min(run.workers)]._settings.problem.data.read = stop_at_once  # type: ignore[method-assign]
+    data.before(1, run.stop)
     assert list(run.rounds(3)) == []
     assert run.state.in_round
     return copy.deepcopy({"state": run.state_dict()})

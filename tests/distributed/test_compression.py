@@ -4,6 +4,7 @@ what error feedback keeps.
 
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
-from tests.problems import outer_sync, sync_all
+from tests.problems import cases, outer_sync, sync_all
 
 FORMATS: dict[str, WireFormat] = {
     "bf16": Bf16(),
@@ -30,6 +31,7 @@ FORMATS: dict[str, WireFormat] = {
     "topk": TopK(chunk=256, density=1 / 16, step_ahead=False),
     "topk ahead": TopK(chunk=256, density=1 / 16),
 }
+RANKS_AND_WORKERS = [(2, 2), (2, 5), (3, 4), (4, 4)]
 SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]
 
 
@@ -222,7 +224,13 @@ def on_ranks(names: list[str], workers: int) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(2, 2), (2, 5), (3, 4), (4, 4)])
+@pytest.mark.parametrize(
+    ("ranks", "workers"),
+    cases(
+        {f"{ranks}-{workers}": (ranks, workers) for ranks, workers in RANKS_AND_WORKERS},
+        default=("2-5", "4-4"),
+    ),
+)
 def test_the_same_bits_on_all_ranks_and_in_one_process(ranks: int, workers: int) -> None:
     everyone = run_on_ranks(on_ranks, ranks, list(FORMATS), workers)
     alone = on_ranks(list(FORMATS), workers)
@@ -250,12 +258,12 @@ def test_the_same_bits_on_all_ranks_and_in_one_process(ranks: int, workers: int)
             )
 
 
-def random_buckets(seeds: int) -> list[str]:
+def random_buckets(seeds: Sequence[int]) -> list[str]:
     """Syncs of random sizes, empty and scalar tensors included, cut into random fragments, sent in
     pieces of random caps; what was wrong with any.
     """
     problems = []
-    for seed in range(seeds):
+    for seed in seeds:
         rng = random.Random(seed)
         sums.PIECE, sums.BLOCK = rng.choice([1, 10, 100, 10_000]), rng.choice([1, 7, 64, 1 << 16])
         compression.PIECE = sums.PIECE
@@ -311,9 +319,15 @@ def random_buckets(seeds: int) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_any_sizes_in_any_buckets(ranks: int) -> None:
-    assert run_on_ranks(random_buckets, ranks, 25) == [[]] * ranks
+@pytest.mark.parametrize(
+    ("ranks", "seeds"),
+    cases(
+        {"2 ranks": (2, range(25)), "3 ranks": (3, range(6)), "3 ranks, more": (3, range(6, 25))},
+        default=("3 ranks",),
+    ),
+)
+def test_any_sizes_in_any_buckets(ranks: int, seeds: Sequence[int]) -> None:
+    assert run_on_ranks(random_buckets, ranks, seeds) == [[]] * ranks
 
 
 def handed_to_collectives() -> list[int]:

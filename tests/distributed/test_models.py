@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from adloco import BatchGuards
 from adloco.distributed.testing import run_on_ranks
 from tests.distributed.test_islands import run_here
-from tests.problems import BlockLM, next_token, outer_sgd, sgd
+from tests.problems import BlockLM, next_token, outer_sgd, sgd, tokens
 
 
 class Looped(BlockLM):
@@ -185,7 +185,7 @@ def evaluated_after_loading(shards: int) -> tuple[float, float]:
     evaluation just before.
     """
     run = run_here(shards, 1, inner=sgd(0.5), guards=BatchGuards(initial=8))
-    ids = run.workers[0]._settings.problem.data.read(0, 0, 64)
+    ids = tokens(2000, 1).read(0, 0, 64)
 
     def share(model: nn.Module, part: int, parts: int) -> tuple[float, float]:
         return float(next_token(model, ids)), 1.0

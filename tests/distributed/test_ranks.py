@@ -1,5 +1,8 @@
-"""The same numbers on every placement: one process, and 2, 3 and 4 gloo ranks with several workers
-on each.
+"""The same numbers on every placement: one process, and gloo ranks with several workers on each.
+
+By default two placements are compared with one process: 2 ranks, where every scenario is cheap, and
+HSDP on 4 ranks, where workers share an island that is sharded and replicated at once. The other
+placements, one of these parts at a time and more ranks of it, run in the nightly job.
 """
 
 import os
@@ -13,6 +16,7 @@ import torch.distributed as dist
 
 from adloco.distributed.testing import run_on_ranks
 from tests.distributed import scenarios
+from tests.problems import cases
 
 
 def assert_same(left: Any, right: Any, where: str = "") -> None:
@@ -47,7 +51,7 @@ PLACEMENTS = {
     "2 islands x 2 x 2 HSDP": (8, 2, 2),
 }
 """Ranks, shards and replicas."""
-OF_HSDP = ("fates: survivor", "plain mean", "language model", "streaming")
+OF_HSDP = ("fates: survivor", "plain mean", "language model", "padded: bf16, a step ahead")
 """Shards and replicas each have all scenarios; together, where every step takes long, these."""
 ONE_ISLAND = {
     "one island: 2 replicas": (2, 1, 2),
@@ -102,7 +106,7 @@ def one_process() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "shards", "replicas"), PLACEMENTS.values(), ids=PLACEMENTS.keys()
+    ("num_ranks", "shards", "replicas"), cases(PLACEMENTS, default=("2 ranks", "2 x 2 HSDP"))
 )
 def test_every_scenario_on_every_placement(
     num_ranks: int, shards: int, replicas: int, one_process: dict[str, dict[str, Any]]
@@ -138,7 +142,8 @@ def test_every_scenario_on_every_placement(
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "shards", "replicas"), ONE_ISLAND.values(), ids=ONE_ISLAND.keys()
+    ("num_ranks", "shards", "replicas"),
+    cases(ONE_ISLAND, default=("one island: 2 replicas", "one island: 2 x 2 HSDP")),
 )
 def test_fsdp_norm_is_ddp_norm_is_accumulation(
     num_ranks: int, shards: int, replicas: int, one_process: dict[str, dict[str, Any]]
@@ -151,9 +156,20 @@ def test_fsdp_norm_is_ddp_norm_is_accumulation(
         assert len(set(requests)) > 1, "a batch that never changes would show nothing"
 
 
-@pytest.mark.parametrize("kind", ["plain", "streaming"])
+MOVES = {
+    f"{name}, {kind}": (source, target, kind)
+    for name, source, target in (
+        ("2 ranks to 4", (2, 1, 1), (4, 1, 1)),
+        ("4 ranks to 2, sharded", (4, 2, 1), (2, 2, 1)),
+        ("2 replicas to HSDP", (2, 1, 2), (4, 2, 2)),
+    )
+    for kind in ("plain", "streaming")
+}
+
+
 @pytest.mark.parametrize(
-    ("source", "target"), [((2, 1, 1), (4, 1, 1)), ((4, 2, 1), (2, 2, 1)), ((2, 1, 2), (4, 2, 2))]
+    ("source", "target", "kind"),
+    cases(MOVES, default=("2 ranks to 4, streaming", "4 ranks to 2, sharded, plain")),
 )
 def test_a_checkpoint_goes_on_anywhere(
     source: tuple[int, int, int], target: tuple[int, int, int], kind: str
@@ -193,5 +209,5 @@ def test_the_helper_shows_the_failing_rank() -> None:
         run_on_ranks(fail_on_rank_one, 2, timeout_seconds=60)
     with pytest.raises(RuntimeError, match="failed"):
         run_on_ranks(die_on_rank_one, 2, timeout_seconds=60)
-    with pytest.raises(RuntimeError, match=r"ranks \[0, 1\] did not end within 8"):
-        run_on_ranks(hang, 2, timeout_seconds=8)
+    with pytest.raises(RuntimeError, match=r"ranks \[0, 1\] did not end within 4"):
+        run_on_ranks(hang, 2, timeout_seconds=4)

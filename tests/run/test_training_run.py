@@ -1,5 +1,6 @@
 """Whole runs: their files, their numbers, resuming bit for bit."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -444,18 +445,14 @@ def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path)
     expected = numbers(tmp_path / "run")
 
     run = make_run("adloco", [*small, *MERGING, "--run.folder", str(tmp_path / "stopped")])
-    reads = 0
-    read = run.algorithm.workers[0]._settings.problem.data.read
-
-    def stop_in_the_third_round(stream: int, position: int, count: int) -> Any:
-        nonlocal reads
-        reads += run.algorithm.state.rounds_done == 2
-        if reads == 6:
-            run.stop()
-        return read(stream, position, count)
-
-    run.algorithm.workers[0]._settings.problem.data.read = stop_in_the_third_round  # type: ignore[method-assign]
-    assert len(list(run.rounds())) == 2
+    rounds = run.rounds()
+    for _ in range(2):
+        next(rounds)
+    passes = itertools.count(1)
+    run.algorithm.workers[0].model.register_forward_pre_hook(
+        lambda model, inputs: run.stop() if next(passes) == 2 else None
+    )
+    assert list(rounds) == []
     assert run.algorithm.state.in_round
     resumed = TrainingRun.resume(tmp_path / "stopped")
     assert resumed.algorithm.state.in_round

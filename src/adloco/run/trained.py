@@ -43,7 +43,7 @@ def load_trained(folder: Path, trainer: int | None = None) -> Trained:
     )
     model = builder.whole().to(choose_device(recipe.run.device))
     copy_all(saved[chosen]["outer"]["params"], trainable(model))
-    copy_all(saved[chosen]["buffers"], averaged_buffers(model))
+    copy_all(saved[chosen]["outer"]["buffers"], averaged_buffers(model))
     return Trained(stored=stored, model=model, trainer=chosen)
 
 
