@@ -32,7 +32,8 @@ from adloco.algorithms.worker import RoundTask
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.parallel.layers import layers
-from adloco.distributed.placement.one_process import OneProcess, Placement
+from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes, num_bytes
 from adloco.errors import require
 from adloco.rules.controller import BatchController
@@ -127,7 +128,7 @@ class AdLoCo:
         self._training_seconds = 0.0
         self._clock = execution.clock
         self._meter = SyncMeter(self.placement.ranks_per_worker, execution.clock)
-        self._bytes_before = self.placement.bytes_handed()
+        self._bytes_before = self.placement.total_bytes()
         self._halted = Event()
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
@@ -260,9 +261,9 @@ class AdLoCo:
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "bytes": list(self._bytes_handed()),
             "trainers": self.placement.collect(
-                self.placement.whole([trainer.state_dict() for trainer in kept])
+                self.placement.gather_shards([trainer.state_dict() for trainer in kept])
             ),
-            "workers": dict(self.placement.collect(self.placement.whole(workers))),
+            "workers": dict(self.placement.collect(self.placement.gather_shards(workers))),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -274,7 +275,7 @@ class AdLoCo:
         self.round_steps, self._events_done = state["round_steps"], state["events_done"]
         self.pass_limit = self._limit_before = state["pass_limit"]
         self.speeds = {int(worker): speed for worker, speed in state["speeds"].items()}
-        self._bytes_before = self.placement.bytes_handed() - Bytes(*state["bytes"])
+        self._bytes_before = self.placement.total_bytes() - Bytes(*state["bytes"])
         self._halted.clear()
         self._diverged = state["diverged"]
         workers = {int(worker): saved for worker, saved in state["workers"].items()}
@@ -450,7 +451,7 @@ class AdLoCo:
 
     def _bytes_handed(self) -> Bytes:
         """Since the run began."""
-        return self.placement.bytes_handed() - self._bytes_before
+        return self.placement.total_bytes() - self._bytes_before
 
     def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
         replica = Replica.of(self._model, with_residuals=False, on_host=False)

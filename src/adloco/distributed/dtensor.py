@@ -110,7 +110,7 @@ def scattered(tensor: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def whole(value: Any) -> Any:
+def gather_shards(value: Any) -> Any:
     """The value, any nesting of dictionaries, lists and tuples, with its sharded tensors gathered,
     on the CPU. Called on all ranks of an island.
     """
@@ -120,7 +120,7 @@ def whole(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, Mapping):
-        return {key: whole(item) for key, item in value.items()}
+        return {key: gather_shards(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return type(value)(whole(item) for item in value)  # type: ignore[call-arg]
+        return type(value)(gather_shards(item) for item in value)  # type: ignore[call-arg]
     return value

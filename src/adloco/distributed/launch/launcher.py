@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from adloco.distributed.launch.failures import report_failure, shared_failures
-from adloco.distributed.placement.one_process import OneProcess, Placement
+from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.placement.placement import Placement
 from adloco.distributed.placement.ranks import TIMEOUT, Ranks
 
 INTERRUPTED = 130

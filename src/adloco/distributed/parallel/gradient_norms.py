@@ -19,6 +19,11 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
+def gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of those parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
 def squared_norm(tensors: Iterable[Tensor]) -> float:
     """Sum of squares of all elements (of sharded tensors, those on this rank), in float64."""
     shards = [local(tensor).detach() for tensor in tensors]
