@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from adloco.distributed.comm.background import Transfers
+from adloco.distributed.comm.bucket_exchange import gathered
 from adloco.distributed.comm.buckets import BufferPool
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.local import LocalComm
-from adloco.distributed.comm.process_group import GroupComm, gathered
+from adloco.distributed.comm.process_group import GroupComm
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.parallel.ddp import ReplicatedModel
 from adloco.distributed.parallel.engine import Engine, IslandGroup
