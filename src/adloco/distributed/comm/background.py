@@ -1,4 +1,4 @@
-"""Transfers that run while training goes on, on a thread (and on a GPU a CUDA stream) of their own."""
+"""Transfers that run while training goes on, in a thread and on a GPU in a CUDA stream."""
 
 import threading
 import time

@@ -27,7 +27,7 @@ of shape (rows, block).
 """
 
 Join = Callable[[Tensor, int, bool], Tensor]
-"""(slice, rows, sharded) -> all rows, from the slices of an island's ranks with the same tensors."""
+"""(slice, rows, sharded) -> all rows, gathered from an island's ranks with the same tensors."""
 
 
 def keeps_residuals(codec: WireFormat | None) -> bool:

@@ -1,4 +1,4 @@
-"""What training asks of a placement: which workers live in this process, and how to reach others."""
+"""What a placement does: it knows which workers live in this process and how to reach others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar

@@ -230,7 +230,7 @@ class Ranks:
         return self.owner(worker) * self.ranks_per_worker + self._position
 
     def _new_group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        """Make all these groups, on all ranks, and return the one of this rank, or else the first."""
+        """Make all these groups, on all ranks; return the one of this rank, or else the first."""
         made = [dist.new_group(list(ranks), timeout=TIMEOUT) for ranks in groups]
         mine: dist.ProcessGroup = next(
             (group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks),
