@@ -182,8 +182,7 @@ def test_stop_and_go_on_is_the_same_run() -> None:
     original = stopped.workers[0]._settings.problem.data.read
     stopped.workers[0]._settings.problem.data.read = read_and_stop  # type: ignore[method-assign]
     assert list(stopped.rounds(3)) == []
-    assert stopped.in_round
-    assert not stopped._halted.is_set()
+    assert stopped.state.in_round
     with pytest.raises(ValueError, match="a round is in progress"):
         stopped.evaluate(lambda model, part, parts: (0.0, 1.0))
     state = copy.deepcopy(stopped.state_dict())
@@ -199,7 +198,9 @@ def test_stop_and_go_on_is_the_same_run() -> None:
 def test_non_finite_loss_names_the_place_and_keeps_the_parameters(threads: int) -> None:
     def explode(model: nn.Module, batch: Any) -> torch.Tensor:
         loss = squared_error(model, batch)
-        return loss * float("nan") if run.inner_steps >= 3 and torch.is_grad_enabled() else loss
+        return (
+            loss * float("nan") if run.state.inner_steps >= 3 and torch.is_grad_enabled() else loss
+        )
 
     run = make_run(num_trainers=2, loss_fn=explode, placement=OneProcess(threads=threads))
     run.round()

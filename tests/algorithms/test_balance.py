@@ -108,7 +108,7 @@ def test_pseudo_gradients_are_averaged_by_samples() -> None:
         guards=BatchGuards(initial=8),
         placement=OneProcess(threads=1),
     )
-    run.speeds = {0: 30.0, 1: 10.0}
+    run.state.speeds = {0: 30.0, 1: 10.0}
     data, before = regression(2), run.model(0)
     parts = [data.read(0, 0, 6), data.read(1, 0, 2)]
     inputs, targets = (torch.cat([part[index] for part in parts]) for index in (0, 1))
@@ -137,7 +137,7 @@ def test_a_fast_worker_takes_no_more_than_fits_where_the_switch_clips(
 ) -> None:
     guards = BatchGuards(initial=requested)
     run = make_run(shares=SpeedShares(), guards=guards, switch=SwitchMode(max_micro_batch=8))
-    run.speeds = {0: 30.0, 1: 10.0}
+    run.state.speeds = {0: 30.0, 1: 10.0}
     report = run.round()
     assert report is not None
     (row,) = report.trainers
@@ -148,7 +148,7 @@ def test_a_fast_worker_takes_no_more_than_fits_where_the_switch_clips(
 def test_speeds_are_part_of_the_state() -> None:
     run = make_run(shares=SpeedShares())
     run.round()
-    assert set(run.speeds) == {0, 1}
+    assert set(run.state.speeds) == {0, 1}
     other = make_run(shares=SpeedShares())
     other.load_state_dict(run.state_dict())
-    assert other.speeds == run.speeds
+    assert other.state.speeds == run.state.speeds

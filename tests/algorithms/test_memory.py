@@ -89,14 +89,14 @@ def test_in_the_middle_of_a_step_that_accumulates_and_tests() -> None:
     torch.testing.assert_close(params_of(small), params_of(plain), rtol=1e-9, atol=1e-12)
     estimate = small.trainers[0].controller.estimate
     assert estimate is not None
-    assert small.pass_limit == 1
+    assert small.state.pass_limit == 1
 
 
 def test_the_limit_goes_on_from_a_checkpoint() -> None:
     run, resumed = language(Small(4)), language(Small(4))
     run.round()
     resumed.load_state_dict(copy.deepcopy(run.state_dict()))
-    assert resumed.pass_limit == run.pass_limit == 3
+    assert resumed.state.pass_limit == run.state.pass_limit == 3
     report = resumed.round()
     assert report is not None
     assert (report.pass_limit, report.trainers[0].micro_batch) == (0, 3)
@@ -110,7 +110,7 @@ def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught(
         )
     )
     run.round()
-    assert run.pass_limit == 6
+    assert run.state.pass_limit == 6
     with pytest.raises(RuntimeError, match="something else"):
         language(Small(6, message="something else")).round()
 
@@ -167,7 +167,7 @@ def on_ranks() -> tuple[int, int]:
     run.round()
     report = run.round()
     assert report is not None
-    return run.pass_limit, report.trainers[0].micro_batch
+    return run.state.pass_limit, report.trainers[0].micro_batch
 
 
 def test_all_ranks_take_the_smaller_ones() -> None:

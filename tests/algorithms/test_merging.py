@@ -33,7 +33,7 @@ def two_trainers(**changes: Any) -> AdLoCo:
 
 def merge(run: AdLoCo, fates: MergeFates) -> None:
     decision = Merge(survivor=1, absorbed=(0,), weights=WEIGHTS)
-    run.trainers = apply_merge(decision, run.trainers, run.workers, fates, run.placement)
+    run.state.trainers = apply_merge(decision, run.trainers, run.workers, fates, run.placement)
 
 
 def momentum(run: AdLoCo, trainer: int) -> torch.Tensor:
@@ -171,7 +171,7 @@ def test_streams_are_kept_or_balanced() -> None:
     for trainer, (request, position) in enumerate(((10, 5), (60, 90), (20, 40))):
         run.trainers[trainer].controller.requested_batch = request
         run.workers[trainer].position = position
-    run.trainers = apply_merge(
+    run.state.trainers = apply_merge(
         Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}),
         run.trainers,
         run.workers,
@@ -194,7 +194,7 @@ def test_a_freed_worker_that_joins_a_third_trainer_stands_at_its_parameters() ->
     third = params_of(run, 1)
     for trainer, request in enumerate((10, 60, 20)):
         run.trainers[trainer].controller.requested_batch = request
-    run.trainers = apply_merge(
+    run.state.trainers = apply_merge(
         Merge(survivor=2, absorbed=(0,), weights={0: 1 / 3, 2: 2 / 3}),
         run.trainers,
         run.workers,
@@ -270,7 +270,7 @@ def test_no_sample_is_lost_or_repeated_across_merges() -> None:
         streams[stream] += range(position, position + count)
     for positions in streams.values():
         assert positions == list(range(len(positions)))
-    assert sum(map(len, streams.values())) == run.samples
+    assert sum(map(len, streams.values())) == run.state.samples
 
 
 def test_refusal() -> None:

@@ -23,7 +23,7 @@ from adloco import (
     OuterMemory,
     SwitchMode,
 )
-from adloco.algorithms import adloco as adloco_module
+from adloco.algorithms import round as round_module
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
@@ -406,7 +406,7 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
         )
         return apply_merge(merge, trainers, workers, *rest)
 
-    monkeypatch.setattr(adloco_module, "apply_merge", watched)
+    monkeypatch.setattr(round_module, "apply_merge", watched)
     list(run.rounds(2))
     assert len(expected) == 4
     for worker in run.workers.values():

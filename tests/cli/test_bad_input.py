@@ -332,5 +332,5 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     from adloco.run.training_run import TrainingRun
 
     resumed = TrainingRun.resume(tmp_path / "run")
-    assert resumed.algorithm.in_round
+    assert resumed.algorithm.state.in_round
     assert resumed.progress().tokens > 0

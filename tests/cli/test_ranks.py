@@ -213,7 +213,7 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
     resumed = TrainingRun.resume(tmp_path / "run")  # In one process.
-    assert resumed.algorithm.in_round
+    assert resumed.algorithm.state.in_round
     assert all(worker.inner_step > 0 for worker in resumed.algorithm.workers.values())
 
 

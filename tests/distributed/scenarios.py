@@ -95,7 +95,7 @@ def result(run: AdLoCo, rounds: int) -> dict[str, Any]:
         if run.placement.local(trainer.worker_ids)
     }
     bits = {
-        trainer: [local(tensor).detach() for tensor in here[trainer].parameters()]
+        trainer: [local(tensor).detach() for tensor in here[trainer].outer.parameters()]
         for trainer in here
     }
     return copy.deepcopy({"reports": reports, "state": run.state_dict(), "bits": bits})
@@ -221,7 +221,7 @@ def stopped(shards: int = 1, replicas: int = 1, kind: str = "plain") -> dict[str
 
     run.workers[min(run.workers)]._settings.problem.data.read = stop_at_once  # type: ignore[method-assign]
     assert list(run.rounds(3)) == []
-    assert run.in_round
+    assert run.state.in_round
     return copy.deepcopy({"state": run.state_dict()})
 
 

@@ -449,16 +449,16 @@ def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path)
 
     def stop_in_the_third_round(stream: int, position: int, count: int) -> Any:
         nonlocal reads
-        reads += run.algorithm.rounds_done == 2
+        reads += run.algorithm.state.rounds_done == 2
         if reads == 6:
             run.stop()
         return read(stream, position, count)
 
     run.algorithm.workers[0]._settings.problem.data.read = stop_in_the_third_round  # type: ignore[method-assign]
     assert len(list(run.rounds())) == 2
-    assert run.algorithm.in_round
+    assert run.algorithm.state.in_round
     resumed = TrainingRun.resume(tmp_path / "stopped")
-    assert resumed.algorithm.in_round
+    assert resumed.algorithm.state.in_round
     assert resumed.progress().tokens > resumed.history[-1]["tokens"]
     assert len(list(resumed.rounds())) == len(expected) - 2
     assert numbers(tmp_path / "stopped") == expected

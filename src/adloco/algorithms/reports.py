@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
 from adloco.distributed.comm.metered import SyncStats
@@ -269,11 +270,8 @@ def report_round(
     trainers: Sequence[TrainerReport],
     merge: Merge | None,
     *,
-    round: int,
-    samples: int,
-    inner_steps: int,
-    syncs: int,
-    pass_limit: int,
+    state: RunState,
+    new_limit: int,
     handed: Bytes,
     model_bytes: int,
     placement: Placement,
@@ -282,23 +280,23 @@ def report_round(
 
     Args:
         tasks, done: Of every worker of the run.
+        new_limit: The largest micro-batch if memory ran out in this round; else 0.
         handed: Bytes of all ranks since the run began.
-        model_bytes: Of what is synced, in the model's own data type.
-        (The other counters are as in `RoundReport`.)
+        model_bytes: Size of what is synced in the model's own data type.
     """
     islands = placement.num_ranks // placement.ranks_per_worker
+    samples = sum(row.samples for row in done.values())
     return RoundReport(
-        round=round,
-        samples=samples,
-        inner_steps=inner_steps,
-        syncs=syncs,
-        pass_limit=pass_limit,
+        round=state.rounds_done,
+        samples=state.samples,
+        inner_steps=state.inner_steps,
+        syncs=state.syncs,
+        pass_limit=new_limit,
         bytes_communicated=handed.between / len(done),
         bytes_sent=handed.sent / len(done),
         bytes_inside=handed.inside / placement.num_ranks,
-        bytes_ddp_equivalent=model_bytes * inner_steps,
-        train_loss=sum(row.loss_sum for row in done.values())
-        / sum(row.samples for row in done.values()),
+        bytes_ddp_equivalent=model_bytes * state.inner_steps,
+        train_loss=sum(row.loss_sum for row in done.values()) / samples,
         sync=report_sync(done, trainers, model_bytes, islands),
         trainers=tuple(trainers),
         workers=report_workers(tasks, done),

@@ -164,7 +164,7 @@ class TrainingRun:
         set_rng_state(stored.about["rng"], run.device)
         run._seconds_before = stored.about["seconds"]
         if run.placement.is_rank_zero:
-            run.records.cut(run.algorithm.rounds_done)
+            run.records.cut(run.algorithm.state.rounds_done)
         run.history = run.placement.agree(run.records.read())
         return run
 
@@ -172,8 +172,8 @@ class TrainingRun:
         """Go on with smaller micro-batches if memory has run out since the checkpoint, on ranks
         that could not repeat the step.
         """
-        if 0 < limit < (self.algorithm.pass_limit or math.inf):
-            self.algorithm.pass_limit = self._new_limit = limit
+        if 0 < limit < (self.algorithm.state.pass_limit or math.inf):
+            self.algorithm.state.pass_limit = self._new_limit = limit
 
     def rounds(self) -> Iterator[Record]:
         """Train until the budget is spent or `stop` is called; yields each round's line of
@@ -181,7 +181,7 @@ class TrainingRun:
         """
         if self.finished:
             return
-        tokens = self.algorithm.samples * self.recipe.data.context_tokens
+        tokens = self.algorithm.state.samples * self.recipe.data.context_tokens
         with (
             self._alone(),
             self._trackers.following(named_settings(self.recipe), tokens),
@@ -213,7 +213,7 @@ class TrainingRun:
     def _train(self) -> Iterator[Record]:
         self._started = time.monotonic()
         while not self.finished:
-            before, samples = time.monotonic(), self.algorithm.samples_so_far
+            before, samples = time.monotonic(), self.algorithm.state.samples_so_far
             report = self._round()
             if report is None:
                 self._save()
@@ -223,7 +223,7 @@ class TrainingRun:
                 self.algorithm.average_replicas()
             report = replace(report, pass_limit=report.pass_limit or self._new_limit)
             self._new_limit = 0
-            trained = (self.algorithm.samples - samples) * self.recipe.data.context_tokens
+            trained = (self.algorithm.state.samples - samples) * self.recipe.data.context_tokens
             record = self._record(report, tokens_per_second=trained / (time.monotonic() - before))
             if self.placement.is_rank_zero:
                 self.records.add(record, report)
@@ -234,8 +234,8 @@ class TrainingRun:
 
     def _round(self) -> RoundReport | None:
         try:
-            steps = self.algorithm.round_steps or self._steps_left()
-            samples = self.algorithm.samples + steps * self.algorithm.samples_per_inner_step
+            steps = self.algorithm.state.round_steps or self._steps_left()
+            samples = self.algorithm.state.samples + steps * self.algorithm.samples_per_inner_step
             last = samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
             return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
@@ -247,7 +247,9 @@ class TrainingRun:
                 error.pass_limit == 0 or not self.folder.is_dir()
             ):  # A rank on another machine may not see the folder.
                 raise
-            self.records.add_out_of_memory(self.algorithm.rounds_done, str(error), error.pass_limit)
+            self.records.add_out_of_memory(
+                self.algorithm.state.rounds_done, str(error), error.pass_limit
+            )
             raise OutOfMemoryError(
                 f"{error}, as adloco train --resume {self.folder} does", error.pass_limit
             ) from error
@@ -259,11 +261,13 @@ class TrainingRun:
     @property
     def finished(self) -> bool:
         """Whether the token budget is spent."""
-        return self.algorithm.samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
+        return (
+            self.algorithm.state.samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
+        )
 
     def progress(self) -> Progress:
         """Tokens so far, inner steps in progress included."""
-        tokens = self.algorithm.samples_so_far * self.recipe.data.context_tokens
+        tokens = self.algorithm.state.samples_so_far * self.recipe.data.context_tokens
         return Progress(tokens=tokens, total_tokens=self.recipe.run.tokens, seconds=self._seconds())
 
     def finish(self) -> dict[str, Any]:
@@ -302,7 +306,9 @@ class TrainingRun:
 
     def _steps_left(self) -> int:
         """Inner steps of the next round: sync_every, or fewer where the budget ends earlier."""
-        left = self.recipe.run.tokens - self.algorithm.samples * self.recipe.data.context_tokens
+        left = (
+            self.recipe.run.tokens - self.algorithm.state.samples * self.recipe.data.context_tokens
+        )
         return min(
             self.recipe.method.sync_every,
             math.ceil(
@@ -326,7 +332,7 @@ class TrainingRun:
 
     def _evaluate(self) -> dict[int, dict[str, float]]:
         """The task's measures of each trainer."""
-        at_once = self.algorithm.pass_limit or self.recipe.switch.b_max
+        at_once = self.algorithm.state.pass_limit or self.recipe.switch.b_max
         with self._memory.phase("evaluation"):
             means = self.algorithm.evaluate(
                 lambda model, part, parts: self.task.measure(
@@ -342,11 +348,11 @@ class TrainingRun:
 
     def _save(self) -> None:
         step = (
-            self.algorithm.inner_steps
+            self.algorithm.state.inner_steps
             + max(worker.inner_step for worker in self.algorithm.workers.values())
-            * self.algorithm.in_round
+            * self.algorithm.state.in_round
         )
-        name = f"round-{self.algorithm.rounds_done:06d}-step-{step:08d}"
+        name = f"round-{self.algorithm.state.rounds_done:06d}-step-{step:08d}"
         about = {
             "rng": rng_state(self.device),
             "seconds": self._seconds(),

@@ -1,0 +1,132 @@
+"""Where a run stands: its trainers, its workers and its counters."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from adloco.algorithms.model_state import Replica
+from adloco.algorithms.trainer import Trainer
+from adloco.algorithms.worker import Worker
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.metered import SyncMeter
+from adloco.distributed.placement.placement import Placement
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """What changes while a run trains. Counters are totals since its beginning."""
+
+    workers: Mapping[int, Worker]
+    """Those that live in this process, by id."""
+    trainers: dict[int, Trainer]
+    """The living ones, by id."""
+    rounds_done: int = 0
+    samples: int = 0
+    """Samples trained on in complete rounds, by all workers."""
+    inner_steps: int = 0
+    """Inner steps of each worker in complete rounds."""
+    syncs: int = 0
+    """Rounds in which workers exchanged parameters."""
+    speeds: dict[int, float] = field(default_factory=dict)
+    """Samples per second of each worker of the run."""
+    pass_limit: int = 0
+    """Largest micro-batch since memory ran out; 0: no limit."""
+    round_steps: int = 0
+    """Inner steps of the round in progress; 0 between rounds."""
+    events_done: int = 0
+    """Events of the sync schedule that are done in the round in progress."""
+    diverged: bool = False
+    """Whether workers differ from their trainer's global parameters between rounds."""
+    last_samples: dict[int, float] = field(default_factory=dict)
+    """Samples of each worker of the run in the last complete round."""
+
+    @property
+    def in_round(self) -> bool:
+        """True if a round has begun and not ended."""
+        return self.round_steps > 0
+
+    @property
+    def samples_so_far(self) -> int:
+        """Samples trained on, with those of the round in progress of the workers here."""
+        here = sum(worker.round_samples for worker in self.workers.values())
+        return self.samples + (here if self.in_round else 0)
+
+    def replicas(self, trainer: Trainer, placement: Placement) -> list[Replica]:
+        """The live tensors of the trainer's workers in this process."""
+        here = placement.local(trainer.worker_ids)
+        return [self.workers[worker].replica for worker in here]
+
+    def synced(
+        self, samples: Mapping[int, float], placement: Placement, meter: SyncMeter
+    ) -> Iterator[tuple[Trainer, list[Replica], list[float], Comm]]:
+        """Each trainer with workers here: their replicas, their weights, and its measured comm.
+
+        Called on all ranks.
+
+        Args:
+            samples: Of every worker of the run; a worker's share in its trainer is its weight.
+        """
+        # On all ranks, and before any is used: process groups may be made.
+        comms = {
+            trainer.id: placement.comm(trainer.worker_ids) for trainer in self.trainers.values()
+        }
+        for trainer in self.trainers.values():
+            here = placement.local(trainer.worker_ids)
+            if here:
+                weights, comm = trainer.weights(samples, here), comms[trainer.id]
+                yield trainer, self.replicas(trainer, placement), weights, meter.around(comm, here)
+
+    def state_dict(self, placement: Placement) -> dict[str, Any]:
+        """Everything above, by name. Called on all ranks; complete on rank 0. Tensors are live."""
+        kept = [
+            trainer.state_dict()
+            for trainer in self.trainers.values()
+            if placement.local(trainer.worker_ids[:1])
+        ]
+        with_params = self.in_round or self.diverged
+        workers = [
+            (str(worker.id), worker.state_dict(with_params=with_params))
+            for worker in self.workers.values()
+        ]
+        return {
+            "rounds_done": self.rounds_done,
+            "samples": self.samples,
+            "inner_steps": self.inner_steps,
+            "syncs": self.syncs,
+            "round_steps": self.round_steps,
+            "events_done": self.events_done,
+            "diverged": self.diverged,
+            "pass_limit": self.pass_limit,
+            "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
+            "trainers": placement.collect(placement.gather_shards(kept)),
+            "workers": dict(placement.collect(placement.gather_shards(workers))),
+        }
+
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        placement: Placement,
+        new_trainer: Callable[[int], Trainer],
+    ) -> None:
+        """Go on from a `state_dict`. Called on all ranks.
+
+        Args:
+            new_trainer: Makes a trainer with this id, whose state is then loaded.
+        """
+        for trainer in self.trainers.values():
+            trainer.outer.discard_in_flight()
+        self.rounds_done, self.samples = state["rounds_done"], state["samples"]
+        self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
+        self.round_steps, self.events_done = state["round_steps"], state["events_done"]
+        self.diverged, self.pass_limit = state["diverged"], state["pass_limit"]
+        self.speeds = {int(worker): speed for worker, speed in state["speeds"].items()}
+        workers = {int(worker): saved for worker, saved in state["workers"].items()}
+        self.last_samples = {worker: saved["round_samples"] for worker, saved in workers.items()}
+        self.trainers = {}
+        for saved in sorted(state["trainers"], key=lambda saved: int(saved["trainer"])):
+            trainer = new_trainer(int(saved["trainer"]))
+            trainer.load_state_dict(saved)
+            trainer.outer.broadcast_all(self.replicas(trainer, placement))
+            self.trainers[trainer.id] = trainer
+        for worker in self.workers.values():
+            worker.load_state_dict(workers[worker.id])
