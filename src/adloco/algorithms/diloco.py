@@ -13,7 +13,8 @@ from adloco.algorithms.outer_sync import OuterMemory, OuterSync, Syncing
 from adloco.distributed.codecs.wire import WireFormat
 from adloco.distributed.comm.compressed import keeps_residuals
 from adloco.distributed.parallel.layers import layers
-from adloco.distributed.placement.one_process import OneProcess, Placement
+from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.sync_schedule import Streaming
 

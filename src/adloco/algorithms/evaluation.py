@@ -8,7 +8,7 @@ from torch import nn
 
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 
 Share = Callable[[nn.Module, int, int], Sequence[float]]
 """(model, part, parts) -> sums of one or more quantities, and last the count, over one of `parts`

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from adloco.algorithms.model_state import copy_all
 from adloco.distributed.dtensor import zeros_like
+from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import added_gradients
-from adloco.distributed.parallel.island import Engine
 from adloco.rules.batch import Estimator
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan

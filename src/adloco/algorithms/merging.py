@@ -12,7 +12,7 @@ from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.buckets import PerWorker
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.merge import Merge, MergePolicy, NoMerge, assign_workers
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from adloco.algorithms.method import Batching
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.batch import BatchRule, groups_to_compare
 from adloco.rules.learning_rate import LearningRate

@@ -14,7 +14,7 @@ from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
 from adloco.distributed.comm.metered import SyncStats
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.agreement import mean_cosine, relative_error
 from adloco.rules.merge import Merge

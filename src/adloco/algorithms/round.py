@@ -18,7 +18,7 @@ from adloco.algorithms.reports import RoundReport, TrainerReport
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.worker import RoundTask
 from adloco.distributed.comm.metered import SyncMeter
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.merge import Merge
 

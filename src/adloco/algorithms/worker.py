@@ -24,8 +24,8 @@ from adloco.distributed.comm.metered import SyncStats
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.dtensor import copied
+from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
-from adloco.distributed.parallel.island import Engine
 from adloco.errors import NonFiniteLossError, OutOfMemoryError
 from adloco.rules.batch import BatchRule
 from adloco.rules.moments import Moments
