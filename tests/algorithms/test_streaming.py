@@ -503,7 +503,7 @@ def test_a_sync_stages_a_fragment_at_a_time(wire: Any, monkeypatch: pytest.Monke
         compression, "PIECE", 64
     )  # What a format makes beside it has a fixed size, here smaller than a fragment.
     run = language_run(
-        build_model=lambda: BlockLM(width=40), streaming=Streaming(fragments=3), wire=wire
+        build_model=lambda: BlockLM(width=100), streaming=Streaming(fragments=3), wire=wire
     )
     list(run.rounds(1))  # Momentum is made in the first.
     fragments = [
