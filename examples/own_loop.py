@@ -41,7 +41,7 @@ def main() -> None:
         if diloco.step() and (step + 1) % 100 == 0:
             with torch.no_grad():
                 loss = nn.functional.mse_loss(replicas[0](inputs), targets)
-            between = placement.bytes_handed().between
+            between = placement.total_bytes().between
             if placement.is_rank_zero:
                 print(
                     f"step {step + 1}: loss {loss.item():.3f}, {between / NUM_WORKERS / 1e3:.0f} kB sent per worker"

@@ -22,7 +22,7 @@ from adloco import (
     OuterOptimizer,
     SwitchMode,
 )
-from adloco.algorithms.reports import WorkerRound, report_sync
+from adloco.algorithms.reporting import WorkerRound, report_sync
 from adloco.distributed.codecs.wire import Int4
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (

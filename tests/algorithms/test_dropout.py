@@ -169,7 +169,7 @@ def on_ranks(shards: int, replicas: int) -> Tensor:
         torch.cat(
             [
                 tensor.flatten()
-                for tensor in run.placement.whole(list(run.trainers[1].outer.global_params))
+                for tensor in run.placement.gather_shards(list(run.trainers[1].outer.global_params))
             ]
         )
         .detach()

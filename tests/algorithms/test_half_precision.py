@@ -115,7 +115,7 @@ def train_in_bf16(
     )
     losses = [report.train_loss for report in run.rounds(10)]
     run.average_replicas()
-    whole = run.placement.whole(list(run.trainers[0].outer.global_params))
+    whole = run.placement.gather_shards(list(run.trainers[0].outer.global_params))
     return {"losses": losses, "params": torch.cat([tensor.detach().flatten() for tensor in whole])}
 
 

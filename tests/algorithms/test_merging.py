@@ -274,5 +274,5 @@ def test_no_sample_is_lost_or_repeated_across_merges() -> None:
 
 
 def test_refusal() -> None:
-    with pytest.raises(ValueError, match=r"merge.streams must be keep or balance, got 'drop'"):
+    with pytest.raises(ValueError, match=r"streams must be keep or balance, got 'drop'"):
         MergeFates(streams="drop")  # type: ignore[arg-type]

@@ -112,7 +112,7 @@ def test_drop_in_equals_the_run() -> None:
         )
     # Four float32 from the first worker to the others at the start, then from each of two workers
     # at each of four syncs.
-    assert diloco.placement.bytes_handed() == (4 * 4 + 2 * 4 * 4 * 4, 4 * 4 + 2 * 4 * 4 * 4, 0)
+    assert diloco.placement.total_bytes() == (4 * 4 + 2 * 4 * 4 * 4, 4 * 4 + 2 * 4 * 4 * 4, 0)
 
 
 def test_drop_in_weights_by_samples_and_averages_buffers() -> None:

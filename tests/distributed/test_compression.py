@@ -202,7 +202,7 @@ def on_ranks(names: list[str], workers: int) -> dict[str, Any]:
             if wire.error_feedback
             else []
         )
-        before, squares = placement.bytes_handed(), []
+        before, squares = placement.total_bytes(), []
         for _ in range(2):
             own = [params[worker] for worker in here]
             total, seen = summed(
@@ -214,7 +214,7 @@ def on_ranks(names: list[str], workers: int) -> dict[str, Any]:
                 residuals,
             )
             squares.append((seen.wanted_sq, seen.sent_sq, seen.error_sq, seen.total_sq))
-        handed = placement.bytes_handed() - before
+        handed = placement.total_bytes() - before
         results[name] = {
             "sums": total,
             "squares": squares,

@@ -60,7 +60,7 @@ def one_step(shards: int, replicas: int) -> list[dict[str, float]]:
         before = [parameter.detach().clone() for parameter in BlockLM().parameters()]
         report = run.round()
         assert report is not None
-        after = run.placement.whole(list(run.workers[0].replica.params))
+        after = run.placement.gather_shards(list(run.workers[0].replica.params))
         moved = sum(
             float((new - old).detach().square().sum())
             for new, old in zip(after, before, strict=True)
@@ -141,7 +141,7 @@ def ddp(shards: int, replicas: int) -> list[Tensor]:
     list(run.rounds(2))
     return [
         parameter.detach().clone()
-        for parameter in run.placement.whole(list(run.workers[0].replica.params))
+        for parameter in run.placement.gather_shards(list(run.workers[0].replica.params))
     ]
 
 
@@ -197,7 +197,7 @@ def merged_steps(shards: int) -> list[float]:
         num_workers=3,
     )
     list(run.rounds(2))
-    states = run.placement.whole(
+    states = run.placement.gather_shards(
         [worker.optimizers[0].state_dict() for worker in run.workers.values()]
     )
     return [
@@ -253,7 +253,7 @@ def traffic(shards: int, replicas: int) -> tuple[float, float, float]:
         max_grad_norm=1.0,
     )
     list(run.rounds(2))
-    return run.placement.bytes_handed()
+    return run.placement.total_bytes()
 
 
 @pytest.mark.parametrize(

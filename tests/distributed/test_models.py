@@ -81,7 +81,9 @@ def trained(
     list(run.rounds(2))
     return [
         parameter.detach().clone()
-        for parameter in run.placement.whole(next(iter(run.workers.values())).replica.params)
+        for parameter in run.placement.gather_shards(
+            next(iter(run.workers.values())).replica.params
+        )
     ]
 
 

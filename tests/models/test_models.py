@@ -138,7 +138,9 @@ def on_ranks(shards: int, replicas: int) -> list[Tensor]:
     )
     start = [
         parameter.detach().clone()
-        for parameter in run.placement.whole(list(next(iter(run.workers.values())).replica.params))
+        for parameter in run.placement.gather_shards(
+            list(next(iter(run.workers.values())).replica.params)
+        )
     ]
     assert all(torch.isfinite(parameter).all() for parameter in start)
     run.round()
@@ -146,7 +148,7 @@ def on_ranks(shards: int, replicas: int) -> list[Tensor]:
         *start,
         *(
             parameter.detach().clone()
-            for parameter in run.placement.whole(
+            for parameter in run.placement.gather_shards(
                 list(next(iter(run.workers.values())).replica.params)
             )
         ),

@@ -365,7 +365,9 @@ def asked(
     )
     start = [
         parameter.detach().clone()
-        for parameter in run.placement.whole(list(next(iter(run.workers.values())).replica.params))
+        for parameter in run.placement.gather_shards(
+            list(next(iter(run.workers.values())).replica.params)
+        )
     ]
     run.round()
     return reads, start, most

@@ -25,7 +25,8 @@ from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.parallel.layers import layers
-from adloco.distributed.placement.one_process import OneProcess, Placement
+from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.errors import require
 from adloco.rules.controller import BatchController
@@ -92,7 +93,7 @@ class AdLoCo:
         outers = [trainer.outer.optimizer for trainer in self.state.trainers.values()]
         optimizers = [*first.optimizers, *(outer for outer in outers if outer)]
         check_shards(optimizers, self.placement.shards)
-        self._bytes_before = self.placement.bytes_handed()
+        self._bytes_before = self.placement.total_bytes()
         self._parts = RoundParts(
             planner=Planner(
                 batching=self._batching,
@@ -151,7 +152,7 @@ class AdLoCo:
 
     @property
     def workers(self) -> Mapping[int, Worker]:
-        """Those that live in this process, by id."""
+        """Workers that live in this process, by id."""
         return self.state.workers
 
     @property
@@ -211,13 +212,13 @@ class AdLoCo:
         self.state.load_state_dict(
             state, self.placement, lambda trainer: self._new_trainer(trainer, range(0))
         )
-        self._bytes_before = self.placement.bytes_handed() - Bytes(*state["bytes"])
+        self._bytes_before = self.placement.total_bytes() - Bytes(*state["bytes"])
         self._parts.halted.clear()
         self._round = Round(self.state, self._parts, 0) if self.state.in_round else None
 
     def _bytes_handed(self) -> Bytes:
         """Bytes of all ranks since the run began."""
-        return self.placement.bytes_handed() - self._bytes_before
+        return self.placement.total_bytes() - self._bytes_before
 
     def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
         outer = OuterSync(self._start, self._syncing, self._fragments)

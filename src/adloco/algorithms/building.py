@@ -10,7 +10,7 @@ from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.comm.compressed import keeps_residuals
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.learning_rate import LearningRate
 

@@ -13,7 +13,8 @@ from adloco.algorithms.outer_sync import OuterMemory, OuterSync, Syncing
 from adloco.distributed.codecs.wire import WireFormat
 from adloco.distributed.comm.compressed import keeps_residuals
 from adloco.distributed.parallel.layers import layers
-from adloco.distributed.placement.one_process import OneProcess, Placement
+from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.sync_schedule import Streaming
 
@@ -60,7 +61,8 @@ class DiLoCo:
         self._here = self.placement.local(range(self.num_workers))
         require(
             len(self.models) == len(self._here),
-            f"models must be one for each of the {len(self._here)} workers here, got {len(self.models)}",
+            f"models must be one for each of the {len(self._here)} workers here, "
+            f"got {len(self.models)}",
         )
         self._syncing = Syncing(
             outer=outer,
@@ -83,7 +85,7 @@ class DiLoCo:
         ]
         self._outer = OuterSync(self._replicas[0], self._syncing, fragments)
         self._samples = [[0.0] * len(self.models) for _ in [*fragments, "round"]]
-        """Of each model since each fragment was sent, and last since the round began."""
+        """Samples of each model since each fragment was sent, and last since the round began."""
         self._counted = False
         self._inner_steps = 0
         self._round_weights: list[float] = []
@@ -98,7 +100,8 @@ class DiLoCo:
         counts = [1.0] * len(self.models) if samples is None else samples
         require(
             len(counts) == len(self.models),
-            f"samples must have one number for each of {len(self.models)} models, got {len(counts)}",
+            f"samples must have one number for each of {len(self.models)} models, "
+            f"got {len(counts)}",
         )
         self._samples = [
             [before + count for before, count in zip(own, counts, strict=True)]

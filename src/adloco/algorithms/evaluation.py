@@ -1,6 +1,4 @@
-"""Evaluating trainers' global parameters, the work shared among the workers that stand at them and
-their ranks.
-"""
+"""Evaluating trainers' global parameters, with the work shared among their workers and ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -10,13 +8,13 @@ from torch import nn
 
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 
 Share = Callable[[nn.Module, int, int], Sequence[float]]
-"""(model, part, parts) -> sums of one or more quantities, and last the count, over the part-th of
-`parts` shares of the evaluation set.
+"""(model, part, parts) -> sums of one or more quantities, and last the count, over one of `parts`
+shares of the evaluation set.
 
-It must call the model as often for each part: a sharded one takes all ranks of its island.
+It must call the model equally often for each part: a sharded model takes all ranks of its island.
 """
 
 

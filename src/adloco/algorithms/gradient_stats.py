@@ -16,8 +16,8 @@ from torch import Tensor
 
 from adloco.algorithms.model_state import copy_all
 from adloco.distributed.dtensor import zeros_like
+from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import added_gradients
-from adloco.distributed.parallel.island import Engine
 from adloco.rules.batch import Estimator
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
@@ -25,7 +25,7 @@ from adloco.rules.switch import BatchPlan
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """Forward and backward of one inner step, with statistics; the ranks of an island each call it."""
+    """Forward and backward of one inner step, with statistics. Each rank of an island has one."""
 
     plan: BatchPlan
     passes: Callable[[BatchPlan], Iterator[Tensor]]
@@ -85,7 +85,7 @@ class MeasuredStep:
         return products
 
     def _average_even(self, sums: Sequence[Tensor]) -> None:
-        """Turn this rank's sums of its even groups into the mean over all samples of even groups."""
+        """Turn this rank's sums over its even groups into the mean over the samples of all of them."""
         self.engine.average(sums)
         even_samples = sum(self.plan.micro_batches[::2])
         for total in sums:

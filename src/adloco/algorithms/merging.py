@@ -12,7 +12,7 @@ from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.buckets import PerWorker
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.merge import Merge, MergePolicy, NoMerge, assign_workers
 
@@ -36,9 +36,8 @@ class MergeFates:
     outer_momentum: Literal["weighted", "survivor", "reset"] = "weighted"
     """weighted: mean by requested batch; survivor: the survivor's own; reset: as at the start."""
     inner_state: Literal["keep", "mean", "reset"] = "keep"
-    """Of the merged trainers' workers, what error feedback keeps included. keep: each its own;
-    mean: by requested batch; reset: as at the start.
-    """
+    """Inner optimizer state and residuals of the merged trainers' workers. keep: each its own;
+    mean: by requested batch; reset: as at the start."""
     streams: Literal["keep", "balance"] = "keep"
     """keep: a worker takes its stream along; balance: the least-read streams go to the trainers
     with the largest requests.
@@ -51,7 +50,8 @@ class MergeFates:
         for name, allowed in FATES.items():
             require(
                 getattr(self, name) in allowed,
-                f"merge.{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {getattr(self, name)!r}",
+                f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
+                f"got {getattr(self, name)!r}",
             )
 
 
@@ -60,7 +60,9 @@ class Merging:
     """Which trainers merge, and what becomes of what they own."""
 
     policy: MergePolicy = field(default_factory=NoMerge)
+    """Which trainers merge, and when."""
     fates: MergeFates = field(default_factory=MergeFates)
+    """What becomes of parameters, momentum, inner state, streams and requests."""
 
 
 def apply_merge(
@@ -70,11 +72,12 @@ def apply_merge(
     fates: MergeFates,
     placement: Placement,
 ) -> dict[int, Trainer]:
-    """The living trainers after the merge; workers of the absorbed serve others and stand at their
+    """The living trainers after the merge; workers of absorbed ones serve others, and have their
     parameters.
 
-    workers: those of all trainers that live in this process, at their trainers' global parameters.
-
+    Args:
+        workers: Those of all trainers that live in this process, with their trainers' global
+            parameters.
     """
     members = [trainers[trainer] for trainer in sorted(merge.weights)]
     survivor = trainers[merge.survivor]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from adloco.algorithms.method import Batching
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.batch import BatchRule, groups_to_compare
 from adloco.rules.learning_rate import LearningRate
@@ -29,7 +29,7 @@ class Planner:
     """Ranks that serve a worker."""
 
     def plans(self, trainer: Trainer, speeds: Mapping[int, float]) -> dict[int, BatchPlan]:
-        """Each worker's micro-batches for an inner step. speeds: samples per second by worker."""
+        """Each worker's micro-batches for an inner step. speeds: Samples per second by worker."""
         return trainer.plans(self.batching.shares, speeds, self.batching.switch, self.ranks)
 
     def samples_per_inner_step(self, trainers: Trainers, speeds: Mapping[int, float]) -> int:
@@ -50,8 +50,12 @@ class Planner:
         inner_steps: int,
         pass_limit: int,
     ) -> dict[int, RoundTask]:
-        """By worker. samples, steps_before: trained on and done before this round; pass_limit:
-        largest micro-batch since memory ran out, or 0.
+        """The task of every worker of the run.
+
+        Args:
+            samples, steps_before: Trained on, and done, before this round.
+            inner_steps: Inner steps of the round.
+            pass_limit: The largest micro-batch since memory ran out; 0: no limit.
         """
         step_tokens = self.samples_per_inner_step(trainers, speeds) * self.tokens_per_sample
         tasks: dict[int, RoundTask] = {}
@@ -77,13 +81,9 @@ class Planner:
         self, tokens_before: int, step_tokens: int, trainer_batch: int
     ) -> Callable[[int], float] | None:
         schedule = self.learning_rate
-        return (
-            None
-            if schedule is None
-            else lambda step: schedule.factor(
-                tokens_before + (step + 1) * step_tokens, trainer_batch
-            )
-        )
+        if schedule is None:
+            return None
+        return lambda step: schedule.factor(tokens_before + (step + 1) * step_tokens, trainer_batch)
 
 
 def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: int) -> None:
@@ -92,7 +92,8 @@ def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: i
     # The groups of a test step are a multiple or a divisor of test_groups.
     require(
         groups < 4 or test_groups % 4 == 0,
-        f"test_groups must be a multiple of 4 for inner-product tests, or their estimator must be plug-in; got {test_groups}",
+        "test_groups must be a multiple of 4 for inner-product tests, or their estimator must be "
+        f"plug-in; got {test_groups}",
     )
     smallest = smallest_share(groups, ranks)
     needed = math.ceil(smallest / ranks)
@@ -104,8 +105,9 @@ def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: i
 
 
 def agreed_pass_limit(workers: Mapping[int, Worker], current: int, placement: Placement) -> int:
-    """The largest micro-batch from here on: smaller where a worker, on whatever rank, ran out of
-    memory. 0: no limit.
+    """The largest micro-batch from here on, for all workers of the run; 0: no limit.
+
+    It is smaller than before where a worker, on any rank, ran out of memory.
     """
     if placement.any(any(worker.pass_limit for worker in workers.values())):
         rows = placement.gather({worker.id: [worker.pass_limit] for worker in workers.values()})

@@ -13,17 +13,12 @@ from adloco.algorithms.merging import Merging, apply_merge
 from adloco.algorithms.method import Batching
 from adloco.algorithms.outer_sync import Syncing
 from adloco.algorithms.planning import Planner, agreed_pass_limit
-from adloco.algorithms.reports import (
-    RoundReport,
-    TrainerReport,
-    WorkerRound,
-    report_round,
-    report_trainer,
-)
+from adloco.algorithms.reporting import WorkerRound, report_round, report_trainer
+from adloco.algorithms.reports import RoundReport, TrainerReport
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.worker import RoundTask
 from adloco.distributed.comm.metered import SyncMeter
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.merge import Merge
 

@@ -9,7 +9,7 @@ from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.metered import SyncMeter
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 
 
 @dataclass(kw_only=True)
@@ -17,7 +17,7 @@ class RunState:
     """What changes while a run trains. Counters are totals since its beginning."""
 
     workers: Mapping[int, Worker]
-    """Those that live in this process, by id."""
+    """Workers that live in this process, by id."""
     trainers: dict[int, Trainer]
     """The living ones, by id."""
     rounds_done: int = 0
@@ -98,8 +98,8 @@ class RunState:
             "diverged": self.diverged,
             "pass_limit": self.pass_limit,
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
-            "trainers": placement.collect(placement.whole(kept)),
-            "workers": dict(placement.collect(placement.whole(workers))),
+            "trainers": placement.collect(placement.gather_shards(kept)),
+            "workers": dict(placement.collect(placement.gather_shards(workers))),
         }
 
     def load_state_dict(

@@ -24,8 +24,8 @@ from adloco.distributed.comm.metered import SyncStats
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.dtensor import copied
+from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
-from adloco.distributed.parallel.island import Engine
 from adloco.errors import NonFiniteLossError, OutOfMemoryError
 from adloco.rules.batch import BatchRule
 from adloco.rules.moments import Moments
@@ -60,9 +60,7 @@ class RoundTask:
     first_step: int
     """Inner steps of the run before this round, for messages."""
     lr_factor: Callable[[int], float] | None
-    """Factor on the optimizers' own learning rates for each inner step of the round, counted from
-    0.
-    """
+    """(inner step of the round, from 0) -> factor on the optimizers' own learning rates."""
 
 
 class Worker:
@@ -94,9 +92,9 @@ class Worker:
         self.losses: list[float] = []
         self.moments = Moments()
         self.sync = SyncStats()
-        """Of this round."""
+        """Statistics of this round's syncs."""
         self.pass_limit = 0
-        """Where memory ran out: the largest micro-batch until the plans know."""
+        """The largest micro-batch since memory ran out, until the plans know; 0: no limit."""
         self._settings = settings
         self._drops = uses_dropout(model)
         self.engine = engine
@@ -115,8 +113,9 @@ class Worker:
         self.sync += SyncStats.from_numbers(self.engine.sum(part.to_numbers()))
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
-        """Inner steps of the round up to that one, or until halted between two of them (on all
-        ranks of the island after the same one).
+        """Inner steps of the round up to `until`, or until halted between two of them.
+
+        All ranks of the island halt after the same step.
         """
         if self.inner_step == until:
             return
@@ -132,8 +131,8 @@ class Worker:
         self.busy_seconds += self._settings.execution.clock() - began
 
     def _step(self, task: RoundTask, halted: Event) -> bool:
-        """One inner step; returns whether any rank of the island was told to halt."""
-        self._drop_gradients()  # Of a step that failed half-way.
+        """One inner step; True if any rank of the island was told to halt."""
+        self._drop_gradients()  # A step may have failed half-way.
         if task.lr_factor is not None:
             self._scale_rates(task.lr_factor(self.inner_step))
         testing = self._settings.rule.needs_moments and self._tests(task)
@@ -159,18 +158,17 @@ class Worker:
         return halting > 0
 
     def _backward(self, plan: BatchPlan, testing: bool) -> Tensor:
-        """Gradients of a step and its micro-batches' losses; the same samples in halved
-        micro-batches wherever memory runs out.
+        """Compute the gradients of a step; return its micro-batches' losses.
+
+        Where memory runs out, the same samples are taken in halved micro-batches.
         """
         statistics = [buffer.clone() for buffer in (*self.replica.buffers, *self.counters)]
         while True:
             plan = plan.at_most(self.pass_limit) if self.pass_limit else plan
             try:
-                return (
-                    self._backward_with_moments(plan)
-                    if testing
-                    else torch.stack(list(self._micro_steps(plan)))
-                )
+                if testing:
+                    return self._backward_with_moments(plan)
+                return torch.stack(list(self._micro_steps(plan)))
             except RuntimeError as error:
                 if not ran_out_of_memory(error):
                     raise
@@ -193,11 +191,11 @@ class Worker:
             free_memory(self._settings.device)
 
     def _tests(self, task: RoundTask) -> bool:
-        """Whether gradient statistics are taken on the coming inner step."""
+        """True if gradient statistics are taken on the coming inner step."""
         every = self._settings.test.every
-        return (
-            self.inner_step == 0 if every == 0 else (task.first_step + self.inner_step) % every == 0
-        )
+        if every == 0:
+            return self.inner_step == 0
+        return (task.first_step + self.inner_step) % every == 0
 
     def _place(self, task: RoundTask, inner_step: int) -> str:
         return (
@@ -205,8 +203,8 @@ class Worker:
         )
 
     def _micro_steps(self, plan: BatchPlan) -> Iterator[Tensor]:
-        """Forward and backward of each micro-batch of this rank, weighted by its samples; yields
-        its part of the mean loss.
+        """Take forward and backward of each micro-batch of this rank; yield its part of the mean
+        loss, weighted by its samples.
         """
         own = plan.of_rank(self.engine.rank)
         for index, (offset, samples) in enumerate(own):

@@ -29,13 +29,12 @@ from adloco.config.recipe_text import to_toml
 from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.launcher import (
-    INTERRUPTED,
     island_shape,
     num_ranks,
     process_group,
-    start_ranks,
     this_rank,
 )
+from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
 from adloco.report.page import write_report
 from adloco.run.export import export as export_trained
 from adloco.run.records import Records

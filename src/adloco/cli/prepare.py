@@ -11,7 +11,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.data.preparation import Preparation
 from adloco.data.preparation import prepare as prepare_cache
 from adloco.data.token_store import State
-from adloco.distributed.launch.launcher import INTERRUPTED
+from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.distributed.placement.one_process import num_cores
 
 SECONDS_PER_LINE = 10.0

@@ -1,1 +1,1 @@
-"""Where workers live and how they reach one another. The only room that imports torch.distributed."""
+"""Where workers live and how they exchange tensors; only this package imports torch.distributed."""

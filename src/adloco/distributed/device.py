@@ -1,4 +1,4 @@
-"""What a device needs of a batch and of a forward pass."""
+"""Batches on a device, and mixed precision."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from torch import Tensor
 def autocast(
     device: torch.device, dtype: torch.dtype | None
 ) -> contextlib.AbstractContextManager[Any]:
-    """Mixed precision in this data type, or none."""
+    """A context for mixed precision in this data type; without one, a context that does nothing."""
     return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch of tensors, in any nesting of tuples, lists and dictionaries, on the device."""
+    """Move a batch to the device: any nesting of tuples, lists and dictionaries of tensors."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Memory of a device: whether an error says that it ran out, and giving back what is cached."""
+"""Memory of a device: recognising errors that say it ran out, and freeing what is cached."""
 
 import contextlib
 import ctypes
@@ -9,14 +9,14 @@ import torch
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocator of torch has raised this."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(
-        error
-    )  # The CPU's has no class of its own.
+    """True if an allocator of torch has raised the error."""
+    # The error of the CPU's allocator has no class of its own.
+    on_cpu = "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or on_cpu
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what no tensor holds any more."""
+    """Return cached memory that no tensor uses any more to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -25,9 +25,8 @@ def free_memory(device: torch.device) -> None:
 
 
 def trim_host_memory() -> None:
-    """Give the system back what the C library keeps of freed host memory."""
+    """Return freed host memory that the C library keeps to the operating system."""
     if sys.platform == "linux":
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # Other C libraries than glibc keep nothing, or cannot be asked.
+        # C libraries other than glibc have no malloc_trim.
+        with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,8 +1,7 @@
-"""The one helper that knows DTensor: from sharded tensors to this rank's shard, to whole ones, and
-back.
+"""The one module that knows DTensor: it turns sharded tensors into shards or whole ones, and back.
 
 Elementwise work (outer step, pseudo-gradients, merges) acts on sharded tensors as on others.
-Reductions between islands act on the local shards.
+Reductions between islands act on this rank's shards.
 """
 
 import functools
@@ -17,19 +16,20 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 @torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a sharded tensor, sharing its memory; any other tensor as it is."""
+    """This rank's shard of a sharded tensor, in the same memory; any other tensor unchanged."""
     shard: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return shard
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each shard of an island holds another part of the tensor."""
+    """True if the ranks of an island have different parts of the tensor."""
     return isinstance(tensor, DTensor)
 
 
 def with_local(shard: Tensor, like: Tensor) -> Tensor:
-    """A tensor sharded like another, of which this rank has the given shard; the shard itself where
-    the other is not sharded.
+    """Make a tensor that is sharded like another from this rank's shard of it.
+
+    Returns the shard itself if the other tensor is not sharded.
     """
     if not isinstance(like, DTensor):
         return shard
@@ -45,15 +45,16 @@ def with_local(shard: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def in_memory_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """The tensor where another of its shape and shards lives, on a device or in host memory; as it
-    is if it lives there already.
+    """Move a tensor to the device or host memory of another one of its shape and shards.
+
+    Returns the tensor unchanged if it is there already.
     """
     return with_local(local(tensor).to(local(like).device), like=like)
 
 
 @torch.no_grad()
 def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool) -> Tensor:
-    """Zeros sharded like a tensor, in host memory or where it is."""
+    """Zeros that are sharded like a tensor, in host memory or on the tensor's device."""
     shard = local(tensor)
     return _kept(
         torch.zeros_like(shard, dtype=dtype, device="cpu" if to_host else shard.device),
@@ -64,8 +65,9 @@ def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool) -> Tensor:
 
 @torch.no_grad()
 def copied(tensor: Tensor, *, to_host: bool, dtype: torch.dtype | None = None) -> Tensor:
-    """A copy of the tensor (of its shard), in host memory or where it is, in another data type if
-    one is given.
+    """Copy a tensor, with its shards, to host memory or on its own device.
+
+    dtype: Data type of the copy; None: the tensor's own.
     """
     shard = local(tensor).detach()
     device = torch.device("cpu") if to_host else shard.device
@@ -87,8 +89,9 @@ def _kept(shard: Tensor, like: Tensor, to_host: bool) -> Tensor:
 
 @functools.cache
 def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The same ranks for tensors in host memory, which a sharded tensor on a mesh of GPUs cannot be
-    in.
+    """A mesh of the same ranks for tensors in host memory.
+
+    A sharded tensor on a mesh of GPUs cannot be in host memory.
     """
     groups = mesh.get_all_groups()
     return DeviceMesh.from_group(
@@ -100,8 +103,9 @@ def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def scattered(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor sharded like another, without communication: every rank has the whole and
-    keeps its shard.
+    """Shard a whole tensor like another one, without communication.
+
+    Every rank has the whole tensor and keeps its shard of it.
     """
     if not isinstance(like, DTensor) or isinstance(tensor, DTensor):
         return tensor
@@ -110,9 +114,10 @@ def scattered(tensor: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def whole(value: Any) -> Any:
-    """The value, any nesting of dictionaries, lists and tuples, with its sharded tensors gathered,
-    on the CPU. Called on all ranks of an island.
+def gather_shards(value: Any) -> Any:
+    """A copy on the CPU of any nesting of dictionaries, lists and tuples, with whole tensors.
+
+    Called on all ranks of an island, because each sharded tensor is gathered from them.
     """
     if isinstance(value, DTensor):
         sharded: DTensor = value.detach()  # type: ignore[assignment]
@@ -120,7 +125,7 @@ def whole(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, Mapping):
-        return {key: whole(item) for key, item in value.items()}
+        return {key: gather_shards(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return type(value)(whole(item) for item in value)  # type: ignore[call-arg]
+        return type(value)(gather_shards(item) for item in value)  # type: ignore[call-arg]
     return value

@@ -1,6 +1,4 @@
-"""For tests: a function on several gloo ranks of this machine, with the failing rank's own
-traceback.
-"""
+"""A helper for tests: runs a function on several gloo ranks of this machine."""
 
 import faulthandler
 import multiprocessing
@@ -21,15 +19,26 @@ import torch.distributed as dist
 def run_on_ranks(
     function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout_seconds: float = 120.0
 ) -> list[Any]:
-    """What the function returned on each rank; a RuntimeError with the first failing rank's
-    traceback if one failed or did not end in time.
+    """Run a function on several ranks, and return what it returned on each of them.
 
-    function: importable by name. The ranks are forked from a server that has imported torch and
-    done nothing else: a tenth of the time of a fresh interpreter each, without what a fork of the
-    caller would inherit. The rendezvous is a file, so that no two tests meet on a port.
+    The ranks are forked from a server that has only imported torch. That takes a tenth of the time
+    of a fresh interpreter, and the ranks inherit nothing from the caller. They meet at a file, so
+    tests never compete for a port.
+
+    Args:
+        function: Must be importable by name.
+        num_ranks: How many ranks to start.
+        arguments: Passed to the function.
+        timeout_seconds: How long the ranks may take.
+
+    Returns:
+        The results in the order of the ranks.
+
+    Raises:
+        RuntimeError: A rank failed, with its traceback in the message, or did not end in time.
     """
     context = multiprocessing.get_context("forkserver")
-    # The first optimizer of a process imports torch._dynamo, in half a second.
+    # The first optimizer of a process imports torch._dynamo, which takes half a second.
     context.set_forkserver_preload(
         ["adloco", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]
     )
@@ -46,7 +55,7 @@ def run_on_ranks(
         ]
         for process, (_, sender) in zip(ranks, pipes, strict=True):
             process.start()
-            sender.close()  # So that a rank which dies is seen as the end of its pipe.
+            sender.close()  # So a rank that dies is noticed as the end of its pipe.
         try:
             return _results([receiver for receiver, _ in pipes], timeout_seconds, Path(folder))
         finally:
@@ -100,13 +109,12 @@ def _rank(
         result = function(*arguments)
         dist.barrier()
         dist.destroy_process_group()
-        sender.send_bytes(
-            pickle.dumps((False, result))
-        )  # Plain pickle: torch's own shares memory of a process that is gone by then.
+        # torch's own pickling would share memory of a process that has ended by then.
+        sender.send_bytes(pickle.dumps((False, result)))
     except BaseException:
         sender.send_bytes(pickle.dumps((True, traceback.format_exc())))
 
 
 def _crash_report(folder: Path, rank: int) -> Path:
-    """Where a rank's stack goes if the process itself crashes."""
+    """The file for a rank's stack if its process crashes."""
     return folder / f"crash-{rank}"

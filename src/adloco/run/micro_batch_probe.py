@@ -21,7 +21,7 @@ from adloco.algorithms.worker import InnerSettings, RoundTask, Worker
 from adloco.config.recipe_text import to_values
 from adloco.config.sections import Recipe
 from adloco.distributed.device_memory import free_memory
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import OutOfMemoryError, require
 from adloco.models.build import ModelBuilder
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch

@@ -13,7 +13,7 @@ import torch
 from adloco.config.sections import Recipe
 from adloco.data.token_cache import reachable
 from adloco.distributed.launch.launcher import place
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.build import ModelBuilder, load_config
 from adloco.run.environment import choose_device, choose_precision, code_checksum

@@ -18,7 +18,7 @@ from adloco.algorithms.method import Execution, Problem
 from adloco.algorithms.reports import RoundReport
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
-from adloco.distributed.placement.one_process import Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.models.build import save_config

@@ -1,1 +1,1 @@
-"""Reductions with one entry per local worker, and what they count."""
+"""Reductions among workers, with one entry for each local worker, and their statistics."""

@@ -1,6 +1,4 @@
-"""Transfers that go on while training does, on a thread of their own and on a GPU on a stream of
-their own.
-"""
+"""Transfers that run while training goes on, in a thread and on a GPU in a CUDA stream."""
 
 import threading
 import time
@@ -11,7 +9,7 @@ import torch
 
 
 class Transfer:
-    """A function that runs behind the caller's back."""
+    """A function that runs in a background thread."""
 
     def __init__(
         self,
@@ -19,22 +17,26 @@ class Transfer:
         stream: torch.cuda.Stream | None,
         after: "Transfer | None",
     ) -> None:
-        """after: A transfer that must end first."""
+        """
+        Args:
+            function: What to run.
+            stream: CUDA stream on which it runs; None: the current one.
+            after: A transfer that must end first.
+        """
         self.seconds = 0.0
-        """Seconds that the function took, after `wait`."""
+        """Seconds that the function took; known after `wait`."""
         self._function = function
         self._stream = stream
         self._after = after
         if stream:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
         self._error: BaseException | None = None
-        # A daemon: a process that fails meanwhile must not wait for the others' part of a
-        # collective.
+        # A daemon thread: a process that fails meanwhile must not wait for a collective's end.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when the function has, and raise what it raised."""
+        """Wait until the function has returned, and raise what it raised."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -62,8 +64,9 @@ class Transfer:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Leave the cores to the workers. Put back at the end, because threads that begin later start
-    with what was set last.
+    """Use one intra-operator thread inside, to leave the cores to the workers.
+
+    The setting is put back at the end, because later threads start with what was set last.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

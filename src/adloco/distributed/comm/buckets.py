@@ -1,7 +1,7 @@
-"""The arithmetic of reductions: tensors side by side in a flat bucket, and weighted sums of them.
+"""The arithmetic of reductions: flat buckets of tensors, and weighted sums of tensors.
 
-Half-precision tensors are added up in float32: a mean of small differences would round away
-in bf16.
+Half-precision tensors are added up in float32, because a mean of small differences would be lost to
+rounding in bf16.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,21 +13,20 @@ from adloco.distributed.dtensor import is_sharded, local
 from adloco.distributed.parallel.gradient_norms import squares
 
 BLOCK = 1 << 16
-"""Elements that are worked on at once, so that one operation finds in the cache what the last
-wrote.
-"""
+"""Elements that one operation handles, so that the next one finds its input in the cache."""
 
 PIECE = 1 << 20
-"""Elements that are at least sent at once: fewer would cost more in calls than they save in
-waiting.
-"""
+"""Fewest elements that one collective sends; with less, calls cost more than overlap saves."""
 
 PerWorker = Sequence[Sequence[Tensor]]
-"""One sequence of tensors for each local worker, alike in shapes."""
+"""One sequence of tensors for each local worker, with the same shapes."""
 
 
 class BufferPool:
-    """Memory for buckets, kept between reductions: fresh memory costs more time than filling it."""
+    """Memory for buckets that is kept between reductions.
+
+    Allocating it anew would take more time than filling it.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
@@ -35,7 +34,13 @@ class BufferPool:
     def bucket(
         self, tensors: Sequence[Tensor], indices: Sequence[int], dtype: torch.dtype
     ) -> Tensor:
-        """A flat tensor with room for this rank's shards of these tensors, which are of one kind."""
+        """A flat tensor with room for this rank's shards of the tensors of one bucket.
+
+        Args:
+            tensors: All tensors of a reduction.
+            indices: Those in this bucket; see `bucket_indices`.
+            dtype: Data type of the bucket.
+        """
         shards = [local(tensors[index]) for index in indices]
         size, device = sum(shard.numel() for shard in shards), shards[0].device
         key = (is_sharded(tensors[indices[0]]), dtype, device)
@@ -45,26 +50,27 @@ class BufferPool:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The data type in which tensors of this one are added up: float32 at least."""
+    """The data type in which tensors of this type are added up: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def bucket_indices(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
-    """(sharded, indices) of the tensors that share a bucket: of one data type, on one device, and
-    all sharded or none.
+    """Group tensors into buckets by data type, by device, and by whether they are sharded.
+
+    Returns:
+        (sharded, indices of the tensors) of each bucket.
     """
     found: dict[tuple[bool, str, str], list[int]] = {}
     for index, tensor in enumerate(tensors):
-        found.setdefault((is_sharded(tensor), str(tensor.dtype), str(tensor.device)), []).append(
-            index
-        )
-    return [(kind[0], found[kind]) for kind in sorted(found)]
+        key = (is_sharded(tensor), str(tensor.dtype), str(tensor.device))
+        found.setdefault(key, []).append(index)
+    return [(key[0], found[key]) for key in sorted(found)]
 
 
 def bucket_views(
     bucket: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]
 ) -> list[tuple[int, Tensor]]:
-    """(index, view) of each tensor's place in a bucket, in the shape of this rank's shard."""
+    """(index, view of the bucket) for each tensor; views have the shapes of this rank's shards."""
     shards = [local(tensors[index]) for index in indices]
     views = torch.split(bucket, [shard.numel() for shard in shards])
     return [
@@ -76,8 +82,9 @@ def bucket_views(
 def filled_pieces(
     bucket: Tensor, views: Sequence[tuple[int, Tensor]], fill: Callable[[int, Tensor], object]
 ) -> Iterator[Tensor]:
-    """Fill the views of a bucket one after another; yield it in consecutive pieces of at least
-    PIECE elements as soon as they are filled.
+    """Fill the views of a bucket one after another, and yield each piece as soon as it is full.
+
+    Pieces are consecutive and have at least PIECE elements, except the last.
     """
     begin = end = 0
     for index, view in views:
@@ -98,16 +105,17 @@ def fill_weighted_sum(
 ) -> None:
     """Set the result to the sum of the entries, or of origin - entry, each times its weight.
 
-    Differences come before sums: they are small, and sums of parameters round. The origin is
-    rounded to the entries' data type first: workers start from the rounded values, so a worker
-    that has not moved contributes exactly zero.
+    Differences are taken before they are added up, because they are small and sums of parameters
+    would round. The origin is first rounded to the entries' data type. Workers start from the
+    rounded values, so a worker that has not moved contributes exactly zero.
 
     Args:
-        result: In a type at least as precise as the entries'.
+        result: Where to write; its type is at least as precise as the entries'.
         entries: One tensor of the result's shape for each worker.
         weights: One number for each worker.
-        origin: A tensor of the result's shape, or None.
-        norms_sq: float64, shape (workers,); the squared norm of each worker's term is added to it.
+        origin: A tensor of the result's shape; None: sum the entries themselves.
+        norms_sq: float64 of shape (workers,). The squared norm of each worker's weighted term is
+            added to it.
     """
     columns = [
         torch.split(tensor.reshape(-1), BLOCK)

@@ -1,6 +1,6 @@
-"""Reductions among workers, with one entry per local worker (DESIGN section 3, seam 1).
+"""The protocol of reductions among workers, with one entry for each local worker.
 
-Local entries are added first; a communicator over several ranks then reduces over its group, and
+Local entries are added first. A communicator over several ranks then reduces over its group, and
 callers cannot tell the difference.
 """
 
@@ -18,39 +18,42 @@ from adloco.distributed.comm.buckets import PerWorker
 
 @dataclass(frozen=True, kw_only=True)
 class Contributions:
-    """What the local workers bring to a mean of pseudo-gradients."""
+    """What the local workers contribute to a mean of pseudo-gradients."""
 
     per_worker: PerWorker
     """The parameters of each local worker."""
     weights: Sequence[float]
-    """One for each local worker; over all workers of the mean they add up to 1."""
+    """One number for each local worker. Over all workers of the mean they add up to 1."""
     origin: Sequence[Tensor]
-    """The global parameters, from which the workers' are subtracted. May be in host memory."""
+    """The global parameters, from which the workers' are subtracted. May be in host memory.
+
+    They are rounded to the type of a worker's parameters before the subtraction."""
     codec: WireFormat | None = None
     """The wire format; None: differences cross uncompressed."""
     residuals: PerWorker = ()
-    """With error feedback, what each local worker has not sent so far; changed in place."""
+    """With error feedback, what each local worker has not sent so far. Changed in place."""
 
 
 @dataclass
 class SumStats:
     """This rank's part of what one sum of pseudo-gradients cost and lost.
 
-    Squared norms are of what is multiplied with the worker's weight.
+    Squared norms are taken after multiplication by the worker's weight.
     """
 
     wanted_sq: list[float]
-    """Squared norm of what each local worker was to send."""
+    """Squared norm of each local worker's contribution before encoding."""
     sent_sq: list[float]
     """Squared norm of what each local worker sent."""
     error_sq: list[float]
     """Squared norm of the difference of the two."""
     total_sq: float = 0.0
-    """A part of the squared norm of the sum over all workers of what they sent; over the workers'
-    ranks these parts add up to the whole.
+    """This rank's part of the squared norm of the sum over all workers of what they sent.
+
+    The parts of all ranks add up to the squared norm.
     """
     num_bytes: float = 0.0
-    """Payload that the local workers handed over."""
+    """Payload that the local workers sent."""
 
     @staticmethod
     def zero(num_workers: int) -> "SumStats":
@@ -59,7 +62,10 @@ class SumStats:
 
     @staticmethod
     def lossless(sent_sq: Tensor) -> "SumStats":
-        """Statistics of workers that sent without loss. sent_sq: shape (workers,)."""
+        """Statistics of workers that sent without loss.
+
+        sent_sq: The squared norms of what they sent, shape (workers,).
+        """
         return SumStats(sent_sq.tolist(), sent_sq.tolist(), [0.0] * len(sent_sq))
 
 
@@ -69,10 +75,10 @@ class Work(Protocol):
     stats: SumStats
     """Complete after `wait`."""
     background_seconds: float
-    """Seconds that the exchange took in the background, after `wait`; 0 if it was not there."""
+    """Seconds that the exchange took in the background, after `wait`; 0 if it ran in `wait`."""
 
     def wait(self) -> list[Tensor]:
-        """Return the sum, with the same bits on all islands. Called once."""
+        """Return the sum, the same bits on all islands. May be called once."""
         ...
 
 
@@ -95,7 +101,7 @@ class Exchange(Protocol):
     stats: SumStats
 
     def transfer(self) -> None:
-        """Return when everything has been exchanged. Called once, in any thread."""
+        """Return when everything has been exchanged. May be called once, in any thread."""
         ...
 
     def result(self) -> list[Tensor]:
@@ -107,7 +113,7 @@ class ExchangeWork:
     """A sum whose exchange runs in the background, or when it is waited for."""
 
     def __init__(self, exchange: Exchange, transfers: Transfers | None) -> None:
-        """transfers: Run the exchange there; None: run it in `wait`."""
+        """transfers: Runs the exchange in the background; None: it runs in `wait`."""
         self.stats = exchange.stats
         self.background_seconds = 0.0
         self._exchange = exchange
@@ -126,39 +132,52 @@ class Comm(Protocol):
     """Reductions among a fixed set of workers.
 
     Every worker of the set takes part in every call, in the same order. Results are views of memory
-    that the next reduction writes to: copy what is to stay. Half-precision tensors are added up,
-    cross, and come back in float32.
+    that the next reduction overwrites, so copy what must be kept. Sums of half-precision tensors
+    are computed, exchanged and returned in float32.
     """
 
     num_workers: int
     """Workers of the set, on all ranks."""
 
     def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
-        """Weighted sum of all workers' entries.
+        """The weighted mean of all workers' entries.
 
-        weights: One per local worker; over the whole set they add up to 1.
+        Args:
+            per_worker: The tensors of each local worker.
+            weights: One number for each local worker; over the whole set they add up to 1.
+
+        Returns:
+            One tensor for each tensor of a worker, float32 or more precise. Empty on ranks without
+            a worker of the set.
         """
         ...
 
     def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Work:
-        """Start the weighted sum of origin - entry. The workers' entries have been read on return.
+        """Start the weighted mean of origin - entry.
 
-        overlapped: The exchange goes on in the background, in memory of its own, so that training
-        and other reductions may come before `wait`.
+        The workers' entries have been read when this returns.
+
+        Args:
+            given: What the local workers contribute.
+            overlapped: Exchange in the background, in memory of its own, so that training and
+                other reductions may come before `wait`.
         """
         ...
 
     def broadcast(
         self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]
     ) -> list[Tensor]:
-        """The tensors as worker `source` has them, for the workers in `receivers`.
+        """Send the tensors of worker `source` to the workers in `receivers`.
 
         Nothing is sent if there are no receivers.
+
+        Returns:
+            The tensors of the source, in their own type.
         """
         ...
 
 
 @torch.no_grad()
 def rounded_origin(origin: Tensor, entry: Tensor) -> Tensor:
-    """The global parameters as a worker got them: on its device, rounded to its data type."""
+    """The global parameters as a worker received them: on its device, rounded to its data type."""
     return origin.to(device=entry.device, dtype=entry.dtype)

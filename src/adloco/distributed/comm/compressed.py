@@ -1,9 +1,8 @@
-"""Pseudo-gradients in a wire format: what each worker sends, and what it keeps back as the residual
-of error feedback.
+"""Pseudo-gradients in a wire format: what each worker sends, and what it keeps as its residual.
 
-Each tensor is cut into blocks of its own (of sharded ones, each rank's shard), so that the bytes of
-a tensor do not depend on its neighbours, on the fragment it belongs to, nor on the placement as
-long as shards are whole blocks.
+Each tensor (each rank's shard, if it is sharded) is cut into blocks of its own. So the bytes of a
+tensor depend neither on its neighbours nor on its fragment. They do not depend on the placement
+either, as long as shards are whole blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,24 +21,25 @@ from adloco.distributed.traffic import ring
 BlockSum = Callable[[Tensor, WireFormat, bool, SumStats], Tensor]
 """(blocks, codec, sharded, stats) -> this rank's slice of the sum over all workers, decoded.
 
-blocks: Of each local worker, (workers, rows, block_bytes) uint8. sharded: Whether they are of
-sharded tensors. stats: Bytes and the squared norm of the sum are added to it. The sum:
-(rows, block) float32.
+blocks: uint8 of shape (local workers, rows, block_bytes). sharded: True if they come from sharded
+tensors. stats: The function adds bytes and the squared norm of the sum to it. The result is float32
+of shape (rows, block).
 """
 
 Join = Callable[[Tensor, int, bool], Tensor]
-"""(slice, rows, sharded) -> all rows, from the slices of the ranks of an island that hold the same.
-"""
+"""(slice, rows, sharded) -> all rows, gathered from an island's ranks with the same tensors."""
 
 
 def keeps_residuals(codec: WireFormat | None) -> bool:
-    """Whether workers keep what a sync leaves unsent."""
+    """True if workers keep what a sync leaves unsent."""
     return codec is not None and codec.error_feedback > 0
 
 
 def feedback(codec: WireFormat | None) -> Literal["none", "behind", "ahead"]:
-    """What becomes of what a sync leaves unsent: it is lost, waits in memory, or stays in the
-    worker's parameters.
+    """Where the residual of error feedback is kept.
+
+    none: what a sync leaves unsent is lost. behind: in memory of its own. ahead: in the worker's
+    parameters.
     """
     if codec is None or not keeps_residuals(codec):
         return "none"
@@ -47,7 +47,7 @@ def feedback(codec: WireFormat | None) -> Literal["none", "behind", "ahead"]:
 
 
 class CompressedSum:
-    """The weighted sum over workers of origin - entry, exchanged in a wire format."""
+    """A weighted sum over workers of origin - entry that is exchanged in a wire format."""
 
     @torch.no_grad()
     def __init__(
@@ -58,8 +58,14 @@ class CompressedSum:
         sum_up: BlockSum,
         join: Join,
     ) -> None:
-        """counts: Whether this rank, of those that hold the same sharded (True) or other tensors,
-        is the one that counts their norms.
+        """
+        Args:
+            given: What the local workers contribute.
+            codec: The wire format.
+            counts: Given True for sharded and False for other tensors, says whether this rank
+                counts their norms. One of the ranks that have the same tensors does.
+            sum_up: Exchanges blocks and adds them up.
+            join: Gathers the slices of a sum.
         """
         self._like, self._codec, self._sum_up, self._join = given.per_worker[0], codec, sum_up, join
         self._buckets = bucket_indices(self._like)
@@ -75,7 +81,7 @@ class CompressedSum:
             self._sums.append(self._sum_up(blocks, self._codec, sharded, self.stats))
 
     def result(self) -> list[Tensor]:
-        self._blocks = []  # Not before: on a GPU another stream may still read them.
+        self._blocks = []  # Not earlier, because on a GPU another stream may still read them.
         results = list(self._like)
         for (sharded, indices), values in zip(self._buckets, self._sums, strict=True):
             rows = sum(map(self._rows, indices))
@@ -85,7 +91,10 @@ class CompressedSum:
         return results
 
     def _encoded(self, given: Contributions, indices: Sequence[int], counted: bool) -> Tensor:
-        """(workers, rows, block_bytes) of these tensors; the residuals become what is left."""
+        """Encode these tensors of all local workers, and set their residuals to what is left.
+
+        Returns uint8 of shape (workers, rows, block_bytes).
+        """
         first = local(self._like[indices[0]])
         values = torch.zeros(
             sum(map(self._rows, indices)),
@@ -115,9 +124,8 @@ class CompressedSum:
                 sent = self._codec.decode(encoded[worker, rows])
                 if counted:
                     self._count(worker, wanted, sent)
-                if (
-                    given.residuals and weight
-                ):  # A worker without weight has sent nothing, and keeps all.
+                # A worker with weight 0 sends nothing and keeps everything.
+                if given.residuals and weight:
                     values[rows] -= sent / weight
             if given.residuals:
                 for index, place in places:
@@ -144,8 +152,14 @@ class CompressedSum:
 
 
 def add_decoded(blocks: Tensor, codec: WireFormat) -> Tensor:
-    """Sum of workers' blocks, (workers, rows, block_bytes), as float32 (rows, block), in the order
-    of the workers: the same on every placement.
+    """Add up workers' blocks in the order of the workers, which is the same on every placement.
+
+    Args:
+        blocks: uint8 of shape (workers, rows, block_bytes).
+        codec: The wire format.
+
+    Returns:
+        The sum, float32 of shape (rows, block).
     """
     total = torch.zeros(blocks.shape[1], codec.block, dtype=torch.float32, device=blocks.device)
     for rows in in_pieces(len(total), codec):
@@ -155,15 +169,17 @@ def add_decoded(blocks: Tensor, codec: WireFormat) -> Tensor:
 
 
 def in_pieces(rows: int, codec: WireFormat) -> Iterator[slice]:
-    """Rows of blocks, about a million values at once, so that what one operation of a format writes
-    is still in the cache for the next.
+    """Cut rows of blocks into slices of about a million values.
+
+    So what one operation of a format writes is still in the cache for the next.
     """
     size = max(1, PIECE // codec.block)
     return (slice(begin, begin + size) for begin in range(0, rows, size))
 
 
 def crossings(codec: WireFormat, workers: int) -> float:
-    """How often each byte of a worker's blocks leaves it: as in a ring where sums are sent on in
-    blocks, else once for every other worker.
+    """How often each byte of a worker's blocks leaves the worker.
+
+    As often as in a ring if sums are encoded again, else once for every other worker.
     """
     return ring(workers) if codec.sums_in_blocks else workers - 1

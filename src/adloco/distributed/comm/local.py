@@ -1,4 +1,4 @@
-"""Reductions among workers that live in one process, or on one island."""
+"""Reductions among workers of one process, or of one island."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +23,7 @@ from adloco.distributed.traffic import Traffic, num_bytes, ring
 
 
 class LocalComm:
-    """A set of workers that all live here; empty where none of them does."""
+    """Reductions among a set of workers that are all local, or none of them."""
 
     def __init__(
         self,
@@ -34,8 +34,14 @@ class LocalComm:
         pool: BufferPool | None = None,
         counts: Callable[[bool], bool] = lambda sharded: True,
     ) -> None:
-        """counts: Whether this rank counts the bytes of sharded (True) or other tensors; of several
-        ranks that hold the same tensors, one does.
+        """
+        Args:
+            num_workers: Local workers of the set.
+            traffic: Counts bytes.
+            transfers: Runs exchanges in the background; None: in `Work.wait`.
+            pool: Memory for buckets; None: a pool of its own.
+            counts: Given True for sharded and False for other tensors, says whether this rank
+                counts their bytes. One of the ranks that have the same tensors does.
         """
         self.num_workers = num_workers
         self._traffic = traffic
@@ -72,11 +78,11 @@ class LocalComm:
         pool: BufferPool,
     ) -> CompletedWork:
         assert len(per_worker) == len(weights) == self.num_workers, (
-            "one entry and one weight per worker"
+            "one entry and one weight for each worker"
         )
         if not per_worker or not per_worker[0]:
             return CompletedWork([], SumStats.zero(len(weights)))
-        sums, handed = list(per_worker[0]), 0
+        sums, sent_bytes = list(per_worker[0]), 0
         norms_sq, total_sq = (
             torch.zeros(len(weights), dtype=torch.float64, device=local(sums[0]).device),
             0.0,
@@ -92,12 +98,11 @@ class LocalComm:
                 )
                 sums[index] = with_local(view, like=sums[index])
             total_sq += squared_norm([bucket]) if origin and counted else 0.0
-            handed += num_bytes([bucket]) * len(weights) if counted and self.num_workers > 1 else 0
+            if counted and self.num_workers > 1:
+                sent_bytes += num_bytes([bucket]) * len(weights)
         stats = SumStats.lossless(norms_sq)
-        stats.total_sq, stats.num_bytes = (
-            total_sq,
-            self._traffic.add(handed, ring(self.num_workers)),
-        )
+        stats.total_sq = total_sq
+        stats.num_bytes = self._traffic.add(sent_bytes, ring(self.num_workers))
         return CompletedWork(sums, stats)
 
     def _sum_of_blocks(

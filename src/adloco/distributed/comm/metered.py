@@ -1,6 +1,7 @@
-"""What the syncs of a round cost and lost, measured around the communicator.
+"""What the syncs of a round cost and lost, measured by a wrapper around the communicator.
 
-The algorithm calls a communicator as always; bytes, seconds and squared norms are read here.
+The algorithm calls the wrapper like any communicator; bytes, seconds and squared norms are read
+here.
 """
 
 import time
@@ -14,30 +15,31 @@ from adloco.distributed.comm.buckets import PerWorker
 from adloco.distributed.comm.comm import Comm, Contributions, SumStats, Work
 
 Clock = Callable[[], float]
-"""Seconds since any fixed moment."""
+"""() -> seconds since some fixed moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncStats:
-    """What the syncs of a round were to one worker; those of several syncs add up.
+    """What the syncs of a round cost one worker; statistics of several syncs add up.
 
-    Squared norms are of what is multiplied with the worker's weight.
+    Squared norms are taken after multiplication by the worker's weight.
     """
 
     wanted_sq: float = 0.0
-    """Squared norm of what it was to send."""
+    """Squared norm of its pseudo-gradients before encoding."""
     sent_sq: float = 0.0
     """Squared norm of what it sent."""
     error_sq: float = 0.0
     """Squared norm of the difference of the two."""
     total_sq: float = 0.0
-    """Its part of the squared norm of the sum over its trainer's workers: all that its process
-    knows of it, for the first worker there.
+    """Its part of the squared norm of the sum over its trainer's workers.
+
+    The first worker of a process has the whole part of its process, the others 0.
     """
     num_bytes: float = 0.0
-    """Payload handed over."""
+    """Payload that it sent."""
     exposed_seconds: float = 0.0
-    """Seconds that training stood still, on the ranks that serve it."""
+    """Seconds that training stopped for syncs, averaged over the ranks that serve it."""
     hidden_seconds: float = 0.0
     """Seconds that fragments were in flight while training went on."""
     transfer_seconds: float = 0.0
@@ -54,7 +56,7 @@ class SyncStats:
         return SyncStats.from_numbers([*sums[:-1], peak])
 
     def to_numbers(self) -> list[float]:
-        """The float64 scalars that cross the network."""
+        """The statistics as float64 numbers, to gather them from other ranks."""
         return [getattr(self, field.name) for field in fields(self)]
 
     @staticmethod
@@ -75,12 +77,15 @@ class SyncMeter:
         self._exposed_seconds = 0.0
 
     def around(self, comm: Comm, worker_ids: Sequence[int]) -> Comm:
-        """The communicator, measured. worker_ids: The local workers whose entries it is given."""
+        """Wrap a communicator so that its sums are measured.
+
+        worker_ids: The local workers whose entries it is given.
+        """
         return _MeteredComm(comm, worker_ids, self, self._clock)
 
     @contextmanager
     def exposed(self) -> Iterator[None]:
-        """Count the seconds inside as time in which training stands still."""
+        """Count the seconds inside as time in which training stops."""
         began = self._clock()
         try:
             yield
@@ -88,7 +93,7 @@ class SyncMeter:
             self._exposed_seconds += self._clock() - began
 
     def take(self, worker_ids: Sequence[int]) -> list[SyncStats]:
-        """This rank's part of what was measured since the last call, for each of these workers.
+        """Return this rank's part of each worker's statistics since the last call.
 
         The parts of a worker's ranks add up.
         """

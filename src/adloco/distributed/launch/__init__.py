@@ -1,1 +1,1 @@
-"""From one command to ranks: process groups, starting ranks on this machine, failures."""
+"""Process groups, starting ranks on this machine, and failures of ranks."""

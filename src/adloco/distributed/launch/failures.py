@@ -1,9 +1,9 @@
-"""When one rank fails, all end within seconds, each with the first failing rank's own message
-instead of what the broken connection says.
+"""Failures of ranks: when one fails, all ranks end within seconds and report its message.
 
-The first failure is written to the store through which the ranks found one another. A rank that
-waits for a lost one gets an error from its backend (gloo: at once; NCCL: late or never) and looks
-there; a watch looks every half second, for ranks that wait or compute on.
+The first failure is written to the store at which the ranks met. A rank that waits for a lost one
+gets an error about the connection from its backend (gloo at once, NCCL late or never) and reads the
+message from the store instead. A thread also reads the store every half second, for ranks that
+still wait or compute.
 """
 
 import os
@@ -25,8 +25,14 @@ LOST = re.compile(r"connection (closed|reset)|broken pipe|gloo|nccl|socket", re.
 
 @contextmanager
 def shared_failures(end: Callable[[str], None] | None) -> Iterator[None]:
-    """Around the work of a rank. end: called from a thread if another rank failed and this one does
-    not notice by itself; must end the process.
+    """Share the failures of ranks while the work inside runs.
+
+    Args:
+        end: Called from a thread with the message if another rank failed and this one does not
+            notice by itself. It must end the process.
+
+    Raises:
+        OtherRankError: Another rank failed first; it has that rank's message.
     """
     store, rank = _connect(), dist.get_rank()
     done = threading.Event()
@@ -47,16 +53,17 @@ def shared_failures(end: Callable[[str], None] | None) -> Iterator[None]:
 
 
 def report_failure(store: Any, message: str) -> None:
-    """Tell all ranks of a failure, unless another was told before. store: of whoever has started
-    them.
+    """Tell all ranks of a failure, unless they know of an earlier one.
+
+    Args:
+        store: The store of the process that started the ranks.
+        message: What failed.
     """
     dist.PrefixStore("adloco-0", store).compare_set(KEY, "", message)  # type: ignore[attr-defined]
 
 
 def _connect() -> Any:
-    """A connection of one's own to the store at which torchrun (or `start_ranks`) let the ranks
-    meet.
-    """
+    """A new connection to the store at which torchrun (or `start_ranks`) let the ranks meet."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     timeout = timedelta(seconds=20)
@@ -65,8 +72,8 @@ def _connect() -> Any:
 
 
 def _first(store: Any, rank: int, error: Exception) -> str | None:
-    """The first failure if that is another rank's; otherwise this one's is written down."""
-    # gloo raises plain RuntimeErrors; classes derived from it have a message of their own.
+    """Return the first failure if it was another rank's, else write this rank's to the store."""
+    # gloo raises plain RuntimeErrors; classes derived from RuntimeError have their own messages.
     lost = isinstance(error, dist.DistError) or (
         type(error) is RuntimeError and LOST.search(str(error)) is not None
     )
@@ -81,7 +88,7 @@ def _first(store: Any, rank: int, error: Exception) -> str | None:
             )
         mine = f"rank {rank}: {error}"
         seen = str(store.compare_set(KEY, "", mine).decode())
-    except RuntimeError:  # The store went down with the rank that kept it.
+    except RuntimeError:  # The store ended with the process that kept it.
         return None
     return None if seen == mine else seen
 
@@ -91,14 +98,13 @@ def _watch(done: threading.Event, end: Callable[[str], None]) -> None:
         store = _connect()
         while not done.wait(POLL_SECONDS):
             if store.check([KEY]):
-                first = store.get(
-                    KEY
-                ).decode()  # At once: the store goes down with the rank that keeps it.
+                # Read before waiting, because the store ends with the process that keeps it.
+                first = store.get(KEY).decode()
                 if not done.wait(GRACE_SECONDS):
                     end(first)
                 return
-    except (
-        RuntimeError
-    ):  # The store is gone, and with it whoever started the ranks, unless the run has just ended.
+    except RuntimeError:
+        # The store is gone: either the run has just ended, or the process that started the ranks
+        # has ended too early.
         if not done.wait(GRACE_SECONDS):
             end("the process that started the ranks is gone")

@@ -1,3 +1,1 @@
-"""One worker's model on one rank or several: single, DDP, FSDP2; gradient norms; the one module
-that knows DTensor.
-"""
+"""One worker's model on its island: on one rank, by DDP or by FSDP2; gradient norms; layers."""

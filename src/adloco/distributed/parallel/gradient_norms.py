@@ -1,4 +1,4 @@
-"""Squared norms, clipping, and statistics of the gradient of each micro-batch as it arrives.
+"""Squared norms, clipping, and |g_j|^2 of each micro-batch during its backward pass.
 
 A hook on each parameter sees the incoming gradient before it is added to `.grad`, once per backward
 pass and after all uses of a tied weight have been summed. So |g_j|^2 of every micro-batch is known
@@ -15,46 +15,55 @@ from adloco.distributed.dtensor import local
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that take gradients, tied ones once."""
+    """The parameters that require gradients; tied ones are listed once."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of those parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:
     """Sum of squares of all elements (of sharded tensors, those on this rank), in float64."""
     shards = [local(tensor).detach() for tensor in tensors]
-    return (
-        _total(torch._foreach_pow(torch._foreach_norm(shards, 2, torch.float64), 2))
-        if shards
-        else 0.0
-    )
+    if not shards:
+        return 0.0
+    return _total(torch._foreach_pow(torch._foreach_norm(shards, 2, torch.float64), 2))
 
 
 @torch.no_grad()
 def clip(parameters: Sequence[Tensor], norm: float, max_norm: float) -> None:
-    """Scale the gradients, whose norm is `norm`, down to max_norm at most."""
+    """Scale gradients down so that their norm is at most max_norm.
+
+    Args:
+        parameters: Their `.grad` is scaled in place.
+        norm: The norm that the gradients have now.
+        max_norm: The largest norm that they may have.
+    """
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if norm > max_norm and gradients:
         torch._foreach_mul_(gradients, max_norm / norm)
 
 
 def squares(tensor: Tensor) -> Tensor:
-    """Sum of squares as a float64 scalar, still on the device."""
+    """Sum of squares as a float64 scalar on the tensor's device."""
     norm: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
     return norm.square()
 
 
 class GradientSums:
-    """Numbers from gradients as they come in; `take` returns their sum since the last call, as
-    float64.
-    """
+    """Adds up numbers that are computed from incoming gradients."""
 
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
 
     def add(self, part: Tensor) -> None:
+        """Add a scalar tensor, without waiting for its device."""
         self._parts.append(part)
 
     def take(self) -> float:
+        """The sum since the last call, in float64."""
         total, self._parts = _total(self._parts), []
         return total
 
@@ -63,8 +72,12 @@ class GradientSums:
 def incoming_gradients(
     parameters: Sequence[Tensor], reference: Sequence[Tensor | None] | None = None
 ) -> Iterator[GradientSums]:
-    """While open, sums |g|^2 of every incoming gradient, or with `reference` <g, reference>, over
-    all these parameters (None in it: zero).
+    """Sum |g|^2 of every incoming gradient of these parameters while open.
+
+    Args:
+        parameters: The parameters whose gradients are watched.
+        reference: A tensor for each parameter, or None for zero. Sums the inner product
+            <g, reference> in place of |g|^2.
     """
     sums = GradientSums()
     references = reference or [None] * len(parameters)
@@ -82,7 +95,7 @@ def incoming_gradients(
 
 @contextmanager
 def added_gradients(parameters: Sequence[Tensor], totals: Sequence[Tensor]) -> Iterator[None]:
-    """While open, adds every incoming gradient to the total of its parameter too."""
+    """Add every incoming gradient also to the total of its parameter while open."""
     handles = [
         parameter.register_hook(_adder(total))  # type: ignore[no-untyped-call]
         for parameter, total in zip(parameters, totals, strict=True)
@@ -108,7 +121,7 @@ def _hook(sums: GradientSums, reference: Tensor | None) -> Callable[[Tensor], No
 
 
 def _total(parts: Sequence[Tensor]) -> float:
-    # One transfer from the device, not one per tensor.
+    # One transfer from the device in place of one for each tensor.
     return float(torch.stack(list(parts)).sum()) if parts else 0.0
 
 

@@ -1,3 +1,1 @@
-"""Which workers live in this process, and how they run: one process, or the ranks of a process
-group.
-"""
+"""Which workers live in this process, and how they run: in one process, or over several ranks."""

@@ -1,11 +1,10 @@
-"""The placement of a run over several processes (ranks) of torch.distributed, in islands of ranks
-that serve the same workers.
+"""The placement of a run over the ranks of torch.distributed, in islands that share workers.
 
 Ranks are numbered island by island, so that an island's ranks are neighbours (the ranks of one
-machine, as torchrun numbers them); within an island, replica by replica. Each island hosts a
-contiguous, balanced share of the workers. All process groups are made here: `comm` is called on all
-ranks, in the same order, also by those that host none of its workers, and keeps the groups of each
-set of islands.
+machine, as torchrun numbers them). Within an island they are numbered replica by replica. Each
+island hosts a contiguous, balanced share of the workers. All process groups are made here: `comm`
+is called on all ranks in the same order, also on those that host none of its workers, and keeps the
+groups of each set of islands.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,23 +17,28 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from adloco.distributed.comm.background import Transfers
+from adloco.distributed.comm.bucket_exchange import gathered
 from adloco.distributed.comm.buckets import BufferPool
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.local import LocalComm
-from adloco.distributed.comm.process_group import GroupComm, gathered
-from adloco.distributed.dtensor import whole
-from adloco.distributed.parallel.island import Engine, ReplicatedModel, ShardedModel
+from adloco.distributed.comm.process_group import GroupComm
+from adloco.distributed.dtensor import gather_shards
+from adloco.distributed.parallel.ddp import ReplicatedModel
+from adloco.distributed.parallel.engine import Engine, IslandGroup
+from adloco.distributed.parallel.fsdp import ShardedModel
 from adloco.distributed.parallel.layers import Fill
-from adloco.distributed.placement.one_process import Item, OneProcess, Result
+from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.placement.placement import Item, Result
 from adloco.distributed.traffic import Bytes, Traffic, num_bytes
 
 TIMEOUT = timedelta(minutes=30)
-"""Longest wait for the others: a rank with a large batch can be minutes behind at a sync."""
+"""Longest wait for other ranks: one with a large batch can be minutes late at a sync."""
 
 
 class Ranks:
-    """Workers over the ranks of the default process group, `shards` x `replicas` of which make an
-    island.
+    """Workers over the ranks of the default process group.
+
+    Each island has `shards` x `replicas` ranks.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Ranks:
         self._process = OneProcess(device, threads if self.ranks_per_worker == 1 else 1)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         if self.ranks_per_worker > 1:
-            self._mesh = init_device_mesh(
+            mesh = init_device_mesh(
                 device.type,
                 (self._num_islands, replicas, shards),
                 mesh_dim_names=("worker", "replica", "shard"),
@@ -70,9 +74,10 @@ class Ranks:
                     for first in range(0, self.num_ranks, self.ranks_per_worker)
                 ]
             )
-            self._replicas = self._mesh["replica"].get_group()
-        # The same intra-operator threads on every rank, however many workers it hosts: the numbers
-        # must not depend on the placement.
+            self._replicas = mesh["replica"].get_group()
+            self._island_group = IslandGroup(mesh["replica", "shard"], self._inside, self.traffic)
+        # Every rank has the same intra-operator threads, however many workers it hosts, because
+        # the numbers must not depend on the placement.
         torch.set_num_threads(1)
 
     @property
@@ -80,7 +85,7 @@ class Ranks:
         return self.rank == 0
 
     def owner(self, worker: int) -> int:
-        """Island that hosts the worker."""
+        """Number of the island that hosts the worker."""
         return worker * self._num_islands // self.num_workers
 
     def local(self, worker_ids: Sequence[int]) -> list[int]:
@@ -90,9 +95,7 @@ class Ranks:
         if self.ranks_per_worker == 1:
             return self._process.engine(model, compile, fill)
         kind = ShardedModel if self.shards > 1 else ReplicatedModel
-        return kind(
-            model, self._mesh["replica", "shard"], self._inside, self.traffic, compile, fill
-        )
+        return kind(model, self._island_group, compile, fill)
 
     @torch.no_grad()
     def broadcast_model(self, model: nn.Module) -> None:
@@ -111,7 +114,8 @@ class Ranks:
                 if everyone[0].get(name) != theirs.get(name):
                     here, first = theirs.get(name, "absent"), everyone[0].get(name, "absent")
                     raise ValueError(
-                        f"build_model must make the same model on every rank, but {name} is {first} on rank 0 and {here} on rank {rank}"
+                        "build_model must make the same model on every rank, but "
+                        f"{name} is {first} on rank 0 and {here} on rank {rank}"
                     )
         for tensor in tensors.values():
             sent = tensor.to(self.device).contiguous()
@@ -129,8 +133,7 @@ class Ranks:
                 counts=lambda sharded: self._position < (self.shards if sharded else 1),
             )
         if islands not in self._groups:
-            # For each place on an island, the ranks that stand there: they hold the same part of
-            # the model.
+            # One group for each position on an island: its ranks have the same part of the model.
             places = [
                 [island * self.ranks_per_worker + place for island in islands]
                 for place in range(self.ranks_per_worker)
@@ -150,7 +153,7 @@ class Ranks:
         )
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-        assert list(rows) == self.local(range(self.num_workers)), "a row for each worker here"
+        assert list(rows) == self.local(range(self.num_workers)), "one row for each local worker"
         most = -(-self.num_workers // self._num_islands)
         mine = torch.tensor(
             [list(row) for row in rows.values()], dtype=torch.float64, device=self.device
@@ -177,12 +180,12 @@ class Ranks:
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return float(most)
 
-    def bytes_handed(self) -> Bytes:
+    def total_bytes(self) -> Bytes:
         return Bytes(*self._total(self.traffic.total()))
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
-        # Sent one by one: gather_object would have every rank send as much as the one that has
-        # most.
+        # Ranks send one after another, because gather_object would make every rank send as much
+        # as the one that has most.
         collected = list(items)
         if self.is_rank_zero:
             for rank in range(self.ranks_per_worker, self.num_ranks, self.ranks_per_worker):
@@ -193,8 +196,8 @@ class Ranks:
             dist.send_object_list([collected], dst=0)
         return collected
 
-    def whole(self, state: Item) -> Item:
-        gathered: Item = whole(state)
+    def gather_shards(self, state: Item) -> Item:
+        gathered: Item = gather_shards(state)
         return gathered
 
     def agree(self, value: Item) -> Item:
@@ -209,24 +212,25 @@ class Ranks:
         on_failure: Callable[[], None],
     ) -> list[Result]:
         if self.ranks_per_worker > 1:
-            # In this thread: after a failure no other worker may begin, whose collectives would
-            # meet those of the failed one on the other ranks.
+            # One after another in this thread: after a failure no other worker may start, because
+            # its collectives would meet those of the failed worker on the other ranks.
             return [function(item) for item in items]
         return self._process.map(function, items, on_failure)
 
     def _replica_group(self, sharded: bool) -> dist.ProcessGroup | None:
-        """The ranks of this island that hold the same sharded (or other) tensors as this one; None
-        if there are no others.
+        """The ranks of this island that have the same values as this one; None if it is alone.
+
+        sharded: True for sharded tensors, False for whole ones.
         """
         alone = self.ranks_per_worker == (self.shards if sharded else 1)
         return None if alone else self._replicas if sharded else self._inside
 
     def _rank_of(self, worker: int) -> int:
-        """The rank at this rank's place on the worker's island."""
+        """The rank that has this rank's position on the worker's island."""
         return self.owner(worker) * self.ranks_per_worker + self._position
 
     def _new_group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        """Make all these groups, on all ranks; returns the one that this rank is in, if any."""
+        """Make all these groups, on all ranks; return the one of this rank, or else the first."""
         made = [dist.new_group(list(ranks), timeout=TIMEOUT) for ranks in groups]
         mine: dist.ProcessGroup = next(
             (group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks),
@@ -235,7 +239,7 @@ class Ranks:
         return mine
 
     def _total(self, numbers: Sequence[float]) -> list[float]:
-        """Sums over all ranks, in float64."""
+        """Add up each number over all ranks, in float64."""
         total = torch.tensor(list(numbers), dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return [float(number) for number in total.tolist()]

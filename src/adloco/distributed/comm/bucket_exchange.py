@@ -1,0 +1,81 @@
+"""Buckets whose collectives are in flight, and the slices that ranks of an island take of them.
+
+Ranks of an island that have the same values each send one slice to other islands, and then gather
+the slices inside the island. So each byte crosses between islands once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from adloco.distributed.comm.buckets import bucket_views
+from adloco.distributed.comm.comm import SumStats
+from adloco.distributed.comm.compressed import Join
+from adloco.distributed.dtensor import with_local
+from adloco.distributed.parallel.gradient_norms import squared_norm
+
+
+class BucketExchange:
+    """Collectives in flight on buckets."""
+
+    def __init__(self, like: Sequence[Tensor], join: Join, islands: int) -> None:
+        """
+        Args:
+            like: Tensors with the shapes and shards of the result.
+            join: Gathers the slices of a bucket.
+            islands: Islands that take part.
+        """
+        self.stats = SumStats([], [], [])
+        self.works: list[Any] = []
+        self.buckets: list[tuple[bool, list[int], int, Tensor]] = []
+        """(sharded, indices, elements, this rank's slice) of each bucket."""
+        self._like = like
+        self._join = join
+        self._islands = islands
+
+    def transfer(self) -> None:
+        for work in self.works:
+            work.wait()
+        if self.stats.sent_sq:
+            # Each island has the whole sum, and each rank with a replica of it counts a slice.
+            total_sq = sum(squared_norm([mine]) for _, _, _, mine in self.buckets)
+            self.stats.total_sq = total_sq / self._islands
+
+    def result(self) -> list[Tensor]:
+        results = list(self._like)
+        for sharded, indices, numel, mine in self.buckets:
+            for index, view in bucket_views(self._join(mine, numel, sharded), self._like, indices):
+                results[index] = with_local(view, like=self._like[index])
+        return results
+
+
+def gathered(mine: Tensor, longest: int, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Gather what each rank of the group has, padded with zeros to the longest.
+
+    Args:
+        mine: This rank's tensor, (rows, ...).
+        longest: The most rows that a rank has.
+        group: The ranks; None: all.
+
+    Returns:
+        A tensor of shape (ranks, longest, ...).
+    """
+    padded = torch.cat([mine, mine.new_zeros(longest - len(mine), *mine.shape[1:])])
+    everyone = padded.new_empty(dist.get_world_size(group), *padded.shape)
+    dist.all_gather_single(everyone.view(-1), padded.view(-1), group=group)
+    return everyone
+
+
+def own_slice(rows: Tensor, replica_group: dist.ProcessGroup) -> Tensor:
+    """A copy of this rank's slice of rows that all ranks of the replica group have."""
+    size = slice_rows(len(rows), replica_group)
+    start = size * dist.get_rank(replica_group)
+    return rows[start : start + size].clone()
+
+
+def slice_rows(rows: int, replica_group: dist.ProcessGroup) -> int:
+    """The most rows that a rank's slice has."""
+    return -(-rows // dist.get_world_size(replica_group))

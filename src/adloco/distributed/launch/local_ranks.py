@@ -1,0 +1,107 @@
+"""Starting the ranks of a run on this machine, and ending all of them when one fails."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import torch.distributed as dist
+
+from adloco.distributed.launch.failures import report_failure
+
+INTERRUPTED = 130
+"""Exit code of a run that was ended by Ctrl+C or another signal."""
+SAVING_SECONDS = 120.0
+"""How long the other ranks may take to end after one was interrupted; they save together."""
+FAILING_SECONDS = 5.0
+"""How long the other ranks may take to end after one has failed."""
+
+
+def start_ranks(count: int, words: Sequence[str]) -> int:
+    """Run `python -m adloco WORDS` on several ranks of this machine until all have ended.
+
+    Every rank gets Ctrl+C once. After a rank has failed, the others are ended. No rank outlives
+    this call.
+
+    Args:
+        count: Number of ranks.
+        words: Arguments of the command.
+
+    Returns:
+        The exit code of the first rank that failed, or 0; INTERRUPTED after a signal.
+    """
+    # This process keeps the store at which the ranks meet, so that it outlives all of them.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    shared = meeting | {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    ranks: list[subprocess.Popen[bytes]] = []
+    received: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        for number in range(count):
+            # Each rank has its own session, so the terminal's Ctrl+C reaches only this process,
+            # which passes it on once.
+            numbers = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            environment = os.environ | shared | numbers
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "adloco", *words],
+                    env=environment,
+                    start_new_session=True,
+                )
+            )
+        code = _wait(
+            ranks,
+            lambda rank, number: report_failure(store, f"rank {rank} was ended by signal {number}"),
+        )
+        return INTERRUPTED if code and received else code
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], on_killed: Callable[[int, int], None]) -> int:
+    """Wait for all ranks, and return the first failure's exit code, or 0.
+
+    on_killed: Called with a rank and the signal that ended it. A killed rank cannot tell the others
+    itself.
+    """
+    first_failure, deadline = 0, float("inf")
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        codes = [code for code in (rank.poll() for rank in ranks) if code]
+        if codes and not first_failure:
+            first_failure = codes[0]
+            if first_failure < 0:
+                on_killed(
+                    next(
+                        number for number, rank in enumerate(ranks) if rank.poll() == first_failure
+                    ),
+                    -first_failure,
+                )
+            deadline = time.monotonic() + (
+                SAVING_SECONDS if first_failure == INTERRUPTED else FAILING_SECONDS
+            )
+        time.sleep(0.05)
+    codes = [code for code in (rank.poll() for rank in ranks) if code]
+    return first_failure or (codes[0] if codes else 0)

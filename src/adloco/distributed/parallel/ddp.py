@@ -1,0 +1,96 @@
+"""A worker's model replicated over the ranks of its island by DDP, whose communication hook sums.
+
+DDP by itself averages gradients. Our losses are scaled by samples, so the hook adds gradients up.
+|g_j|^2 is taken by hooks on the parameters, which run before DDP puts a gradient into its buckets.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from adloco.distributed.parallel.engine import IslandGroup
+from adloco.distributed.parallel.gradient_norms import (
+    GradientSums,
+    gradients,
+    incoming_gradients,
+    squared_norm,
+    trainable,
+)
+from adloco.distributed.parallel.layers import Fill, fill_whole
+from adloco.distributed.traffic import num_bytes
+
+
+class ReplicatedModel:
+    """A copy of the model on each rank, by DistributedDataParallel."""
+
+    def __init__(
+        self, model: nn.Module, island: IslandGroup, compile: bool, fill: Fill | None
+    ) -> None:
+        if fill:
+            fill_whole(model, fill)
+        model.to(island.mesh.device_type)
+        self.rank = island.rank
+        self._island = island
+        self._parameters = trainable(model)
+        self._ddp = DistributedDataParallel(
+            model,
+            process_group=island.group,
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+        self._ddp.register_comm_hook(island.group, self._sum_hook)
+        self.forward: Callable[..., Any] = torch.compile(self._ddp) if compile else self._ddp
+
+    @contextmanager
+    def reducing(self, last: bool) -> Iterator[None]:
+        if not last:
+            with self._ddp.no_sync():
+                yield
+            return
+        self._reduced = 0
+        yield
+        if self._reduced < sum(parameter.numel() for parameter in self._parameters):
+            # DDP would leave these buckets different on each replica and complain a step later.
+            raise ValueError(
+                "some parameters got no gradient, which replicas cannot add up; "
+                "freeze them (requires_grad False), or use shards"
+            )
+
+    def incoming(
+        self, reference: Sequence[Tensor | None] | None = None
+    ) -> AbstractContextManager[GradientSums]:
+        return incoming_gradients(self._parameters, reference)
+
+    def norm_sq_part(self) -> float:
+        # Every replica has the whole gradient.
+        return squared_norm(gradients(self._parameters)) / self._island.replicas
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        return self._island.sum(numbers)
+
+    def average(self, buffers: Sequence[Tensor]) -> None:
+        self._island.average(buffers)
+
+    def after_evaluation(self) -> None:
+        return
+
+    def _sum_hook(
+        self,
+        group: dist.ProcessGroup,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        """Sum a bucket of gradients over the replicas; DDP calls it for each full bucket."""
+        reduced = bucket.buffer()
+        self._reduced += reduced.numel()
+        self._island.traffic.inside += num_bytes([reduced])
+        work = dist.all_reduce(reduced, group=group, async_op=True)
+        assert work is not None
+        done: torch.futures.Future[Tensor] = work.get_future().then(
+            lambda future: future.value()[0]
+        )
+        return done

@@ -1,0 +1,102 @@
+"""What a training step asks of a worker's model, whether one rank, replicas (DDP) or shards run it.
+
+An inner step is a sum over micro-batches, and each rank of the island computes some of them. The
+losses are scaled by samples beforehand, so gradients are summed, not averaged, and unequal
+micro-batches get the weight that they should have. |g_j|^2 of a micro-batch is measured before any
+reduction between ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from adloco.distributed.parallel.gradient_norms import GradientSums
+from adloco.distributed.traffic import Traffic, num_bytes
+
+
+class Engine(Protocol):
+    """A worker's model on the ranks of its island."""
+
+    forward: Callable[..., Any]
+    """The model, as the loss function must call it."""
+    rank: int
+    """Number of this rank on the island; it takes the micro-batches `BatchPlan.of_rank` names."""
+
+    def reducing(self, last: bool) -> AbstractContextManager[None]:
+        """Wrap the forward and backward pass of a micro-batch.
+
+        Args:
+            last: True for the last micro-batch of a step, whose backward pass must leave gradients
+                summed over the island.
+        """
+        ...
+
+    def incoming(
+        self, reference: Sequence[Tensor | None] | None = None
+    ) -> AbstractContextManager[GradientSums]:
+        """Sum |g|^2 of this rank's micro-batches while open, before gradients are reduced.
+
+        Args:
+            reference: A tensor for each trainable parameter, or None for zero. Sums the inner
+                product <g, reference> in place of |g|^2.
+        """
+        ...
+
+    def norm_sq_part(self) -> float:
+        """This rank's part of the squared norm of the reduced gradient.
+
+        The parts of the island's ranks add up to the squared norm.
+        """
+        ...
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """Add up each number over the island, in float64.
+
+        Every rank of the island gets the same bits.
+        """
+        ...
+
+    def average(self, buffers: Sequence[Tensor]) -> None:
+        """Set tensors that each rank has updated on its own to their mean over the island."""
+        ...
+
+    def after_evaluation(self) -> None:
+        """Free parameters that forward passes without a backward pass have left gathered."""
+        ...
+
+
+class IslandGroup:
+    """The ranks that serve one worker together, and sums over them."""
+
+    def __init__(self, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic) -> None:
+        """
+        Args:
+            mesh: The ranks of the island by dimensions "replica" and "shard".
+            group: The same ranks as one group.
+            traffic: Counts the bytes that the ranks exchange.
+        """
+        self.mesh = mesh
+        self.group = group
+        self.traffic = traffic
+        self.rank = dist.get_rank(group)
+        self.replicas = mesh["replica"].size()
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """Add up each number over the island, in float64."""
+        total = torch.tensor(list(numbers), dtype=torch.float64, device=self.mesh.device_type)
+        dist.all_reduce(total, group=self.group)
+        self.traffic.inside += num_bytes([total])
+        return [float(number) for number in total.tolist()]
+
+    @torch.no_grad()
+    def average(self, buffers: Sequence[Tensor]) -> None:
+        """Set tensors to their mean over the island."""
+        for buffer in buffers:
+            dist.all_reduce(buffer, group=self.group)
+            buffer.div_(dist.get_world_size(self.group))
+            self.traffic.inside += num_bytes([buffer])
