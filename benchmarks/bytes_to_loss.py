@@ -1,30 +1,40 @@
-"""How many bytes a method needs until the loss that data-parallel training ends with, at the same
-tokens.
+"""Measures how many bytes a method sends until it has data-parallel training's final loss.
 
-.venv/bin/python benchmarks/bytes_to_loss.py --stage tune           # then --stage final, or both at
-once: --stage all (the default) .venv/bin/python benchmarks/bytes_to_loss.py --stage table
-# nothing is trained: table and plot from what is there
+    .venv/bin/python benchmarks/bytes_to_loss.py --stage tune     # then --stage final
+    .venv/bin/python benchmarks/bytes_to_loss.py --stage all      # both; the default
+    .venv/bin/python benchmarks/bytes_to_loss.py --stage table    # trains nothing
 
-**The problem** is the same for all: a Llama of 133,440 parameters, bytes of the default corpus, windows of 64, 16 samples per inner step over four
-workers, cosine learning rate, 3M tokens (`--tokens`), 256 validation windows. `--section.key VALUE` changes it, for every arm. adloco begins with two
-trainers of 8 samples each; the merged one has the 16 of both, and its norm test may only let them grow, up to 64.
+**The problem** is the same for all arms: a Llama of 133,440 parameters, bytes of the default
+corpus, windows of 64, 16 samples per inner step over four workers, cosine learning rate, 3M tokens
+(`--tokens`), 256 validation windows. `--section.key VALUE` changes it, for every arm. adloco begins
+with two trainers of 8 samples each; the merged one has the 16 of both, and its norm test may only
+let them grow, up to 64.
 
-**Protocol.** One seed of its own tunes, for each inner optimizer in turn: (1) ddp's learning rate on the grid `--inner-lr`; (2) DiLoCo in fp32 with
-that rate and H = `--tune-sync-every`, on the grid `--outer-lr` x `--outer-momentum` (Nesterov; 0: plain SGD); (3) DiLoCo's learning rate on the grid
-of (1), with the outer setting of (2). ddp runs with (1); all other arms, every H and every wire format share (2) and (3); nothing is tuned for one of
-them alone. local-sgd has no outer optimizer. Then `--stage final` runs every arm with every seed, the seed outermost: the table grows evenly.
+**Protocol.** A separate seed is for tuning, for each inner optimizer in turn: (1) ddp's learning
+rate on the grid `--inner-lr`; (2) DiLoCo in fp32 with that rate and H = `--tune-sync-every`, on the
+grid `--outer-lr` x `--outer-momentum` (Nesterov; 0: plain SGD); (3) DiLoCo's learning rate on the
+grid of (1), with the outer setting of (2). ddp runs with (1); all other arms, every H and every
+wire format share (2) and (3); nothing is tuned for one of them separately. local-sgd has no outer
+optimizer. Then `--stage final` runs every arm with the first seed, then with the next, so the table
+grows evenly.
 
-**What is counted.** Bytes are `bytes_communicated`: what one worker hands to reductions with others, one way, mean over workers. ddp is trained as
-one worker with the batch of all four, which has the gradient of four workers that reduce at every step; its bytes are what these would hand over,
-`bytes_ddp_equivalent` (4 bytes a parameter at each inner step), and its syncs the inner steps. "Sent" is `bytes_sent`, what leaves a worker's link (a
-ring all-reduce of P bytes among W workers: 2 (W - 1) / W P), where the records have it. Seconds are those of the rounds, without evaluation and
-checkpoints, in one process without a network: they show what computing costs here, not what a link would.
+**What is counted.** Bytes are `bytes_communicated`: the payload of one worker's reductions with
+others, in one direction, mean over workers. ddp is trained as one worker with the batch of all
+four, which has the gradient of four workers that reduce at every step; its bytes are what these
+would send, `bytes_ddp_equivalent` (4 bytes a parameter at each inner step), and its syncs the inner
+steps. "Sent" is `bytes_sent`, what leaves a worker's link (a ring all-reduce of P bytes among W
+workers: 2 (W - 1) / W P), where the records have it. Seconds are those of the rounds, without
+evaluation and checkpoints, in one process without a network: they show what computing costs here,
+not what a link would.
 
-**Until.** An arm's curve is the mean over seeds of the loss as last evaluated, at each token count at which a seed was evaluated (for arms with a
-constant batch these are the same for all seeds); bytes, syncs and seconds are averaged alike. A target is 1.00, 1.02 or 1.05 times the mean final
-loss of ddp. It is reached at the first such point whose loss is <= the target; nothing is interpolated. Evaluations are at ends of rounds, every 40
-inner steps or so, so a target may have been met up to one such interval earlier. The first table holds all arms against ddp with AdamW; a further one
-each other inner optimizer against its own ddp. adloco's loss is that of its best trainer; after its merge in round 3 it has one.
+**Until.** An arm's curve is the mean over seeds of the loss as last evaluated, at each token count
+at which a seed was evaluated (for arms with a constant batch these are the same for all seeds);
+bytes, syncs and seconds are averaged the same way. A target is 1.00, 1.02 or 1.05 times the mean
+final loss of ddp. It is reached at the first such point whose loss is <= the target; nothing is
+interpolated. Evaluations are at ends of rounds, every 40 inner steps or so, so a target may have
+been met up to one such interval earlier. The first table compares all arms with ddp with AdamW; a
+further one compares each other inner optimizer with its own ddp. adloco's loss is that of its best
+trainer; after its merge in round 3 it has one.
 
 Every run is kept in the JSON, under a key of its settings, with its whole curve: what is there is
 not repeated, so the program can be stopped at any time. The same command may be started twice on
@@ -128,7 +138,7 @@ ARMS = {
     },
     "diloco-topk": Arm(recipe="diloco", flags=SPREAD | topk(1 / 16)),
     "diloco-topk-64": Arm(recipe="diloco", flags=SPREAD | topk(1 / 64)),
-    # Residuals wait in memory, as is usual: what a step ahead is compared with.
+    # Residuals are kept in memory, as is usual, to compare with residuals in the parameters.
     "diloco-topk-64-behind": Arm(
         recipe="diloco", flags=SPREAD | topk(1 / 64, "0.95") | {"wire.step_ahead": "false"}
     ),
@@ -344,7 +354,8 @@ class Store:
         missing = [spec for spec in specs if spec.key not in runs]
         require(
             not missing,
-            f"{len(missing)} tuning runs are not in {self.file}, for one: {missing[0] if missing else ''}; run --stage tune first",
+            f"{len(missing)} tuning runs are not in {self.file}, for one: "
+            f"{missing[0] if missing else ''}; run --stage tune first",
         )
         return [runs[spec.key] for spec in specs]
 
@@ -374,7 +385,8 @@ def finish(specs: Sequence[Spec], store: Store, threads: int, deadline: float) -
                         else result["diverged"]
                     )
                     print(
-                        f"[{index + 1}/{len(specs)}] {spec}: {told} ({time.monotonic() - began:.0f} s)",
+                        f"[{index + 1}/{len(specs)}] {spec}: {told} "
+                        f"({time.monotonic() - began:.0f} s)",
                         flush=True,
                     )
     return store.stored(specs)
@@ -546,7 +558,8 @@ def tables(rows: Sequence[Row], tuned: Mapping[str, Tuned], options: argparse.Na
     ]
     if options.problem:
         text.append(
-            f"The problem was changed by {', '.join(f'`--{name} {value}`' for name, value in options.problem)}."
+            "The problem was changed by "
+            f"{', '.join(f'`--{name} {value}`' for name, value in options.problem)}."
         )
     baselines = {row.inner: row for row in rows if row.arm == "ddp" and row.curves}
     for inner, ddp in sorted(baselines.items(), key=lambda item: item[0] != "adamw"):
@@ -571,7 +584,8 @@ def tuning_text(tuned: Mapping[str, Tuned], options: argparse.Namespace) -> list
             else ""
         )
         text.append(
-            f"{inner}, on {tokens}: ddp with {choice.ddp_lr:g}; all others with {choice.inner_lr:g}, {outer}.{warning}"
+            f"{inner}, on {tokens}: ddp with {choice.ddp_lr:g}; "
+            f"all others with {choice.inner_lr:g}, {outer}.{warning}"
         )
         text.append(
             "| run | final loss |\n|---|---|\n"
@@ -592,7 +606,10 @@ def provenance(results: Sequence[Result]) -> str:
         {result["torch"] for result in results},
         {str(result["threads"]) for result in results},
     )
-    return f"\n{len(results)} runs of commit {', '.join(sorted(code))}; torch {', '.join(sorted(versions))}; threads: {', '.join(sorted(threads))}.\n"
+    return (
+        f"\n{len(results)} runs of commit {', '.join(sorted(code))}; "
+        f"torch {', '.join(sorted(versions))}; threads: {', '.join(sorted(threads))}.\n"
+    )
 
 
 def table(rows: Sequence[Row], ddp: Row) -> str:
@@ -626,7 +643,8 @@ def table(rows: Sequence[Row], ddp: Row) -> str:
         reached = [crossing(mean, target) for target in targets]
         lowest = f"not reached (best {min(each['loss'] for each in mean):.4f})"
         cells = [
-            f"{at['tokens'] / 1e6:.2f}M / {megabytes(at['bytes'])} / {at['syncs']:,.0f} / {at['seconds']:.0f}"
+            f"{at['tokens'] / 1e6:.2f}M / {megabytes(at['bytes'])} / "
+            f"{at['syncs']:,.0f} / {at['seconds']:.0f}"
             if at
             else lowest
             for at in reached

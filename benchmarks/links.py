@@ -189,7 +189,8 @@ def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         name.startswith("--") and "." in name for name in names
     ):
         parser.error(
-            f"unknown arguments {' '.join(rest)}; settings of adloco are given as --section.key VALUE"
+            f"unknown arguments {' '.join(rest)}; "
+            "settings of adloco are given as --section.key VALUE"
         )
     if unknown := [arm for arm in known.arms if arm not in ARMS]:
         parser.error(f"there is no arm {unknown[0]!r}; arms are {', '.join(ARMS)}")
@@ -201,7 +202,8 @@ def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         and known.mtu >= 576
     ):
         parser.error(
-            "--islands must be in 2 to 200, --tokens > 0, --latency-ms >= 0, --loss in [0, 100), --mtu >= 576"
+            "--islands must be in 2 to 200, --tokens > 0, --latency-ms >= 0, "
+            "--loss in [0, 100), --mtu >= 576"
         )
     try:
         known.bandwidth = parse_bandwidth(known.bandwidth)
@@ -235,8 +237,10 @@ def run_arms(
     results = begin(known, settings, network)
     about = results["link"]
     print(
-        f"{known.islands} islands; bandwidth {about['bits_per_second'] / 1e6:g} Mbit/s: {about['bandwidth_by']}; latency {known.latency_ms:g} ms: "
-        f"{about['latency_by']}; loss {known.loss:g}%: {about['loss_by']}; TCP {about['congestion_control']}",
+        f"{known.islands} islands; "
+        f"bandwidth {about['bits_per_second'] / 1e6:g} Mbit/s: {about['bandwidth_by']}; "
+        f"latency {known.latency_ms:g} ms: {about['latency_by']}; "
+        f"loss {known.loss:g}%: {about['loss_by']}; TCP {about['congestion_control']}",
         flush=True,
     )
     for arm in known.arms:
@@ -321,7 +325,8 @@ def run_arm(
     if failed is not None:
         text = (folder / f"{failed}.stderr").read_text().strip()
         raise ArmFailedError(
-            f"arm {arm}: the rank of island {failed} ended with exit code {ranks[failed].returncode}:\n{text}"
+            f"arm {arm}: the rank of island {failed} ended with exit code "
+            f"{ranks[failed].returncode}:\n{text}"
         )
     shutil.rmtree(folder / "run")
     return [
@@ -331,7 +336,7 @@ def run_arm(
 
 
 def wait(ranks: Sequence["subprocess.Popen[bytes]"], network: Network) -> int | None:
-    """The first rank that failed, once all have ended or the others had time to; None if none did."""
+    """The first rank that failed, after all have ended or had time to; None if none failed."""
     first, deadline = None, float("inf")
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -471,7 +476,8 @@ def draw(results: dict[str, Any], file: Path) -> None:
     )
     link = results["link"]
     figure.suptitle(
-        f"{results['islands']} islands, {link['bits_per_second'] / 1e6:g} Mbit/s, {1000 * link['latency_seconds']:g} ms, {100 * link['loss']:g}% loss"
+        f"{results['islands']} islands, {link['bits_per_second'] / 1e6:g} Mbit/s, "
+        f"{1000 * link['latency_seconds']:g} ms, {100 * link['loss']:g}% loss"
     )
     figure.savefig(file, dpi=110)
 

@@ -138,7 +138,8 @@ def parse_bandwidth(text: str) -> int:
     found = re.fullmatch(r"([0-9.]+)([kmg]?bit)", text.strip().lower())
     if not found:
         raise ValueError(
-            f"bandwidth must be a number and one of {', '.join(UNITS)}, for instance 10mbit (0bit: unlimited), got {text!r}"
+            f"bandwidth must be a number and one of {', '.join(UNITS)}, "
+            f"for instance 10mbit (0bit: unlimited), got {text!r}"
         )
     return int(float(found[1]) * UNITS[found[2]])
 
@@ -154,7 +155,8 @@ def enter_private_namespaces() -> None:
     if libc.unshare(own_user | CLONE_NEWNS | CLONE_NEWNET) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise LinksRefusedError(
-            f"network namespaces cannot be made here ({reason}); run it as root, or where user namespaces are allowed."
+            f"network namespaces cannot be made here ({reason}); "
+            "run it as root, or where user namespaces are allowed."
         )
     if own_user:
         Path("/proc/self/setgroups").write_text("deny")
@@ -375,7 +377,8 @@ def call(*words: str | Path) -> str:
         ) from error
     except subprocess.CalledProcessError as error:
         raise LinksRefusedError(
-            f"virtual links cannot be made here: {' '.join(map(str, words))}: {error.stderr.strip()}"
+            f"virtual links cannot be made here: {' '.join(map(str, words))}: "
+            f"{error.stderr.strip()}"
         ) from error
 
 

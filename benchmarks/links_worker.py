@@ -105,8 +105,9 @@ def counted(record: Record) -> float:
 def show(arm: str, line: dict[str, Any]) -> None:
     loss = "        -" if line["val_loss"] is None else f"{line['val_loss']:9.4f}"
     print(
-        f"{arm:<22} round {line['round']:>4}  {line['tokens']:>10,} tokens  val loss {loss}  {line['seconds']:8.1f} s"
-        f"  counted {line['counted_bytes'] / 1e6:9.3f} MB  kernel {line['kernel']['tx_bytes'] / 1e6:9.3f} MB",
+        f"{arm:<22} round {line['round']:>4}  {line['tokens']:>10,} tokens  val loss {loss}"
+        f"  {line['seconds']:8.1f} s  counted {line['counted_bytes'] / 1e6:9.3f} MB"
+        f"  kernel {line['kernel']['tx_bytes'] / 1e6:9.3f} MB",
         flush=True,
     )
 

@@ -1,13 +1,12 @@
-"""What an outer sync and a data-parallel step cost, against the bare torch calls on the same ranks
-in the same run.
+"""Compares an outer sync and a data-parallel step with bare torch calls on the same ranks.
 
-.venv/bin/python benchmarks/sync.py [--part outer_sync | ddp_steps] [--quick] [--json
-benchmarks/sync.json]
+    .venv/bin/python benchmarks/sync.py [--part outer_sync | ddp_steps] [--quick] [--json FILE]
 
-1. An outer sync (pseudo-gradient, mean over workers, Nesterov step, parameters back to the worker) against `all_reduce` of as many bytes on the same
-   group; goal: at most 1.15 times as long. Shown too: the plain mean, without an outer optimizer.
-2. Inner steps of `ddp` against a plain loop around torch's DistributedDataParallel, with the same model, batch, optimizer and clipping; goal: at
-   least 0.97 of its steps per second.
+1. An outer sync (pseudo-gradient, mean over workers, Nesterov step, parameters back to the worker)
+   against `all_reduce` of as many bytes on the same group; goal: at most 1.15 times as long. The
+   plain mean, without an outer optimizer, is shown too.
+2. Inner steps of `ddp` against a plain loop around torch's DistributedDataParallel, with the same
+   model, batch, optimizer and clipping; goal: at least 0.97 of its steps per second.
 
 The sides of each comparison take turns within one start of the ranks; medians of their ratio,
 because machines are noisy.
@@ -83,8 +82,10 @@ def sync_row(millions: int, ranks: int) -> dict[str, Any]:
         sync_times, ranks, millions * 1_000_000, rounds, timeout_seconds=600
     )[0]
     print(
-        f"outer sync  {millions:>4}M parameters  {ranks} ranks  all_reduce {1e3 * row['all_reduce_seconds']:8.1f} ms"
-        f"  sync {1e3 * row['sync_seconds']:8.1f} ms  ratio {row['sync_ratio']:.2f}  plain mean {row['mean_ratio']:.2f}",
+        f"outer sync  {millions:>4}M parameters  {ranks} ranks"
+        f"  all_reduce {1e3 * row['all_reduce_seconds']:8.1f} ms"
+        f"  sync {1e3 * row['sync_seconds']:8.1f} ms  ratio {row['sync_ratio']:.2f}"
+        f"  plain mean {row['mean_ratio']:.2f}",
         flush=True,
     )
     return row
@@ -124,8 +125,10 @@ def step_row(width: int, ranks: int) -> dict[str, Any]:
         step_times, ranks, width, 12 if width == 128 else 5, timeout_seconds=600
     )[0]
     print(
-        f"ddp step    {row['parameters'] / 1e6:>4.1f}M parameters  {ranks} ranks  torch DDP {1e3 * row['torch_seconds']:8.1f} ms"
-        f"  ours {1e3 * row['ours_seconds']:8.1f} ms  steps/s {1 / row['ours_ratio']:.3f} of torch's",
+        f"ddp step    {row['parameters'] / 1e6:>4.1f}M parameters  {ranks} ranks"
+        f"  torch DDP {1e3 * row['torch_seconds']:8.1f} ms"
+        f"  ours {1e3 * row['ours_seconds']:8.1f} ms"
+        f"  steps/s {1 / row['ours_ratio']:.3f} of torch's",
         flush=True,
     )
     return row

@@ -70,7 +70,8 @@ def main() -> None:
             step += 1
             if step % 100 in (90, 0):
                 accelerator.print(
-                    f"step {step}: loss {loss.item():.2f}, workers {apart(accelerator, model):.1e} apart"
+                    f"step {step}: loss {loss.item():.2f}, "
+                    f"workers {apart(accelerator, model):.1e} apart"
                 )
             if step == STEPS:
                 break

@@ -60,9 +60,13 @@ def main() -> None:
     for report in run.rounds(5):
         if run.placement.is_rank_zero:
             requests = [trainer.requested_batch for trainer in report.trainers]
-            sent = f"{report.bytes_communicated / 1e3:.0f} kB between islands, {report.bytes_inside / 1e6:.1f} MB inside"
+            sent = (
+                f"{report.bytes_communicated / 1e3:.0f} kB between islands, "
+                f"{report.bytes_inside / 1e6:.1f} MB inside"
+            )
             print(
-                f"round {report.round}: loss {report.train_loss:.3f}, batches {requests}, {sent}, merges {len(report.merges)}"
+                f"round {report.round}: loss {report.train_loss:.3f}, batches {requests}, "
+                f"{sent}, merges {len(report.merges)}"
             )
 
 

@@ -85,7 +85,8 @@ class ShowSpread(TrainerCallback):
             flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
             everyone: Tensor = self.trainer.accelerator.gather(flat[None])
             self.trainer.accelerator.print(
-                f"step {state.global_step}: workers {(everyone - everyone[0]).abs().max().item():.1e} apart"
+                f"step {state.global_step}: "
+                f"workers {(everyone - everyone[0]).abs().max().item():.1e} apart"
             )
 
 
@@ -143,7 +144,8 @@ def main(folder: str) -> None:
         parameter.detach().double().sum().item() for parameter in trainer.model.parameters()
     )
     trainer.accelerator.print(
-        f"{arguments.world_size} workers, {STEPS // SYNC_EVERY} syncs: sum of all parameters {total:.5f}"
+        f"{arguments.world_size} workers, {STEPS // SYNC_EVERY} syncs: "
+        f"sum of all parameters {total:.5f}"
     )
 
 

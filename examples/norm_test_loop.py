@@ -59,9 +59,8 @@ def main() -> None:
         testing = step % TEST_EVERY == 0
         plan = switch.plan(switch.clipped(controller.requested_batch, ranks=ranks), ranks)
         if testing:
-            plan = plan.in_groups(
-                GROUPS
-            )  # The same samples in at least GROUPS micro-batches: what is compared are their gradients.
+            # The same samples in at least GROUPS micro-batches, whose gradients are compared.
+            plan = plan.in_groups(GROUPS)
 
         own = plan.of_rank(engine.rank)
         loss, norms_sq = 0.0, [0.0] * len(plan.micro_batches)
@@ -92,7 +91,8 @@ def main() -> None:
                     controller.requested_batch,
                 )
                 print(
-                    f"step {step}: loss {loss:.3f}, batch {taken}, noise scale {controller.estimate.noise_scale:.1f}, next {asked}"
+                    f"step {step}: loss {loss:.3f}, batch {taken}, "
+                    f"noise scale {controller.estimate.noise_scale:.1f}, next {asked}"
                 )
     if placement.is_rank_zero:
         print(

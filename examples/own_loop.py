@@ -44,7 +44,8 @@ def main() -> None:
             between = placement.total_bytes().between
             if placement.is_rank_zero:
                 print(
-                    f"step {step + 1}: loss {loss.item():.3f}, {between / NUM_WORKERS / 1e3:.0f} kB sent per worker"
+                    f"step {step + 1}: loss {loss.item():.3f}, "
+                    f"{between / NUM_WORKERS / 1e3:.0f} kB sent per worker"
                 )
 
 

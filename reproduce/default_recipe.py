@@ -66,7 +66,8 @@ def main(root: Path) -> None:
     table = {arm: summarise(runs) for arm, runs in rows.items()}
     (root / "table.json").write_text(json.dumps(table, indent=2) + "\n")
     print(
-        "| recipe | final validation loss | tokens | inner steps | rounds | syncs | MB per worker | seconds |\n|---|---|---|---|---|---|---|---|"
+        "| recipe | final validation loss | tokens | inner steps | rounds | syncs "
+        "| MB per worker | seconds |\n|---|---|---|---|---|---|---|---|"
     )
     for arm, values in table.items():
         print(f"| {arm} | " + " | ".join(values.values()) + " |")

@@ -83,13 +83,15 @@ def main() -> None:
         summary = json.loads((folder / "summary.json").read_text())
         accuracies.append(summary["final_val_accuracy"])
         print(
-            f"AdLoCo, seed {seed}: accuracy {summary['final_val_accuracy']:.1%}, {summary['syncs']} syncs, {summary['seconds']:.0f} s",
+            f"AdLoCo, seed {seed}: accuracy {summary['final_val_accuracy']:.1%}, "
+            f"{summary['syncs']} syncs, {summary['seconds']:.0f} s",
             flush=True,
         )
     print(f"AdLoCo: {np.mean(accuracies):.1%} ({min(accuracies):.1%} to {max(accuracies):.1%})")
     for longest in (128, 10**6):
         print(
-            f"naive Bayes on {'all' if longest > 128 else longest} tokens: {naive_bayes(imdb, tokenizer, longest):.1%}"
+            f"naive Bayes on {'all' if longest > 128 else longest} tokens: "
+            f"{naive_bayes(imdb, tokenizer, longest):.1%}"
         )
 
 

@@ -91,7 +91,8 @@ def main() -> None:
     for name, rows in results.items():
         total = sum(max(busy for _, busy, _ in row) for row in rows)
         print(
-            f"{name}: {total:.1f} s for all rounds, {sum(max(wait for *_, wait in row) for row in rows):.1f} s of them somebody waited"
+            f"{name}: {total:.1f} s for all rounds; in "
+            f"{sum(max(wait for *_, wait in row) for row in rows):.1f} s of them a worker waited"
         )
 
 
