@@ -13,7 +13,9 @@ from pathlib import Path
 from adloco import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder
-from adloco.models.model_sources import LlamaShape, ModelOptions, NamedModel
+from adloco.models.llama import LlamaShape
+from adloco.models.named_model import NamedModel
+from adloco.models.source import ModelOptions
 from adloco.models.weights import StoredWeights
 
 HEAD = "AutoModelForCausalLM"

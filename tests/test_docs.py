@@ -50,7 +50,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_settings_named_for_those_who_come_from_the_script_exist() -> None:
     known = set()
     for name, section in SECTIONS.items():
-        choices = section.choice.classes.values() if section.choice else []
+        choices = section.choice.register.classes.values() if section.choice else []
         known |= {
             f"{name}.{field.name}"
             for part in (*section.parts.values(), *choices)

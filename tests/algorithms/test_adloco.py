@@ -23,7 +23,7 @@ from adloco import (
     SwitchMode,
 )
 from adloco.algorithms.reporting import WorkerRound, report_sync
-from adloco.distributed.codecs.wire import Int4
+from adloco.distributed.codecs.int4 import Int4
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     Interrupting,
@@ -446,18 +446,15 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
     [
         (
             lambda: OuterOptimizer(optimizer="Nesterov"),
-            (
-                "outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got "
-                "'Nesterov'"
-            ),
+            "^optimizer must name an optimizer of torch.optim such as SGD or Adam, got 'Nesterov'",
         ),
         (
             lambda: OuterOptimizer(options={"momentumm": 0.9}),
-            "outer.options do not fit torch.optim.SGD",
+            "^options do not fit torch.optim.SGD",
         ),
         (lambda: OuterOptimizer(optimizer="LBFGS", options={}), "it cannot serve outside"),
         (lambda: OuterOptimizer(optimizer="SparseAdam", options={}), "it cannot serve outside"),
-        (lambda: OuterOptimizer(lr=0), "outer.lr must be > 0"),
+        (lambda: OuterOptimizer(lr=0), "^lr must be > 0"),
     ],
 )
 def test_optimizer_refusals(make: Any, message: str) -> None:

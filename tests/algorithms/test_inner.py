@@ -127,12 +127,12 @@ def test_the_settings_reach_torch() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: InnerAdamW(lr=0), "inner.lr must be > 0, got 0"),
-        (lambda: InnerSGD(weight_decay=-1), "inner.weight_decay must be >= 0, got -1"),
-        (lambda: InnerSGD(momentum=1.0), r"inner.momentum must be in \[0, 1\), got 1.0"),
-        (lambda: InnerMuon(momentum=-0.1), r"inner.momentum must be in \[0, 1\), got -0.1"),
-        (lambda: InnerAdamW(betas=(0.9, 1.0)), r"inner.betas must be two .* got \(0.9, 1.0\)"),
-        (lambda: InnerMuon(betas=(-0.5, 0.9)), r"inner.betas must be two .* got \(-0.5, 0.9\)"),
+        (lambda: InnerAdamW(lr=0), "^lr must be > 0, got 0"),
+        (lambda: InnerSGD(weight_decay=-1), "^weight_decay must be >= 0, got -1"),
+        (lambda: InnerSGD(momentum=1.0), r"^momentum must be in \[0, 1\), got 1.0"),
+        (lambda: InnerMuon(momentum=-0.1), r"^momentum must be in \[0, 1\), got -0.1"),
+        (lambda: InnerAdamW(betas=(0.9, 1.0)), r"^betas must be two .* got \(0.9, 1.0\)"),
+        (lambda: InnerMuon(betas=(-0.5, 0.9)), r"^betas must be two .* got \(-0.5, 0.9\)"),
         (lambda: InnerMuon()(nn.LayerNorm(3)), "hidden matrices, and this one has none; use adamw"),
     ],
 )

@@ -16,7 +16,7 @@ from adloco import (
     SwitchMode,
     TensorSource,
 )
-from adloco.rules.batch import Estimator
+from adloco.rules.batch_rules.batch_rule import Estimator
 from tests.problems import make_run, sgd
 
 VOCABULARY, CONTEXT = 7, 6

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from adloco import BatchGuards, InnerSGD, MergeSmallest, NormTest, OuterOptimizer, SwitchMode
+from adloco.algorithms.optimizers import OuterMean
 from adloco.config.recipe import build_recipe, override, read_values, shipped_recipes
 from adloco.config.recipe_text import settings, to_toml, to_values
-from adloco.config.settings import OuterMean
 
 
 def test_what_is_shipped() -> None:

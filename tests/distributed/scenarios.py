@@ -22,7 +22,10 @@ from adloco import (
     SwitchMode,
     TensorSource,
 )
-from adloco.distributed.codecs.wire import Bf16, Int2, Int4, TopK
+from adloco.distributed.codecs.bf16 import Bf16
+from adloco.distributed.codecs.int2 import Int2
+from adloco.distributed.codecs.int4 import Int4
+from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.dtensor import local
 from adloco.distributed.launch.launcher import place
 from adloco.rules.sync_schedule import Streaming

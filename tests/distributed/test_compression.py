@@ -12,7 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK, WireFormat
+from adloco.distributed.codecs.bf16 import Bf16
+from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.int2 import Int2
+from adloco.distributed.codecs.int4 import Int4
+from adloco.distributed.codecs.int8 import Int8
+from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.comm import buckets as sums
 from adloco.distributed.comm import compressed as compression
 from adloco.distributed.comm.comm import Comm, Contributions

@@ -13,7 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK, WireFormat
+from adloco.distributed.codecs.bf16 import Bf16
+from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.int2 import Int2
+from adloco.distributed.codecs.int4 import Int4
+from adloco.distributed.codecs.int8 import Int8
+from adloco.distributed.codecs.topk import TopK
 
 FORMATS: list[WireFormat] = [
     Bf16(),
@@ -418,28 +423,28 @@ def test_fewer_values_than_are_kept() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Int8(block=0), "wire.block must be > 0, got 0"),
-        (lambda: Int4(block=0), "wire.block must be even and > 0, got 0"),
-        (lambda: Int4(block=9), "wire.block must be even and > 0, got 9"),
-        (lambda: Int2(block=0), "wire.block must be a multiple of 4 and > 0, got 0"),
-        (lambda: Int2(block=6), "wire.block must be a multiple of 4 and > 0, got 6"),
-        (lambda: TopK(chunk=1), "wire.chunk must be a power of two from 2 to 65536, got 1"),
-        (lambda: TopK(chunk=-4), "wire.chunk must be a power of two from 2 to 65536, got -4"),
-        (lambda: TopK(chunk=1000), "wire.chunk must be a power of two from 2 to 65536, got 1000"),
+        (lambda: Int8(block=0), "block must be > 0, got 0"),
+        (lambda: Int4(block=0), "block must be even and > 0, got 0"),
+        (lambda: Int4(block=9), "block must be even and > 0, got 9"),
+        (lambda: Int2(block=0), "block must be a multiple of 4 and > 0, got 0"),
+        (lambda: Int2(block=6), "block must be a multiple of 4 and > 0, got 6"),
+        (lambda: TopK(chunk=1), "chunk must be a power of two from 2 to 65536, got 1"),
+        (lambda: TopK(chunk=-4), "chunk must be a power of two from 2 to 65536, got -4"),
+        (lambda: TopK(chunk=1000), "chunk must be a power of two from 2 to 65536, got 1000"),
         (
             lambda: TopK(chunk=1 << 17),
-            "wire.chunk must be a power of two from 2 to 65536, got 131072",
+            "chunk must be a power of two from 2 to 65536, got 131072",
         ),
-        (lambda: TopK(density=0.0), "wire.density must be in (0, 1], got 0.0"),
-        (lambda: TopK(density=1.5), "wire.density must be in (0, 1], got 1.5"),
+        (lambda: TopK(density=0.0), "density must be in (0, 1], got 0.0"),
+        (lambda: TopK(density=1.5), "density must be in (0, 1], got 1.5"),
         *(
             (
                 lambda kind=kind: kind(error_feedback=1.1),
-                "wire.error_feedback must be in [0, 1], got 1.1",
+                "error_feedback must be in [0, 1], got 1.1",
             )
             for kind in (Bf16, Int8, Int4, TopK)
         ),
-        (lambda: Bf16(error_feedback=math.nan), "wire.error_feedback must be in [0, 1], got nan"),
+        (lambda: Bf16(error_feedback=math.nan), "error_feedback must be in [0, 1], got nan"),
     ],
 )
 def test_bad_values(build: Callable[[], WireFormat], message: str) -> None:

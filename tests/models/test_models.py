@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
 from adloco.distributed.testing import run_on_ranks
-from adloco.models.build import ModelBuilder, build_llama
-from adloco.models.model_sources import Head, LlamaShape, ModelOptions, NamedModel
+from adloco.models.build import ModelBuilder
+from adloco.models.llama import LlamaShape, build_llama
+from adloco.models.named_model import NamedModel
+from adloco.models.source import Head, ModelOptions
 from adloco.tasks.language_model import next_token_loss
 from tests.problems import cases, tokens
 
@@ -250,14 +252,14 @@ def test_pretrained_weights_come_only_when_asked_for(tmp_path: Path) -> None:
         (
             {"name": "nowhere/nothing", "pretrained": False},
             16,
-            "model.name 'nowhere/nothing' could not be loaded .*allowed are a folder",
+            "^name 'nowhere/nothing' could not be loaded .*allowed are a folder",
         ),
         (
             {"name": "FOLDER", "pretrained": True},
             300,
             "has 16 embeddings, fewer than the 300 ids of the tokenizer; set data.tokenizer",
         ),
-        ({"name": "CODE", "pretrained": False}, 16, "model.name .* could not be loaded"),
+        ({"name": "CODE", "pretrained": False}, 16, "^name .* could not be loaded"),
     ],
 )
 def test_refusals(
@@ -285,13 +287,13 @@ def test_refusals(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "t5"}, "model.name 't5' is a t5, which no task here trains"),
-        ({"name": "vit"}, "model.name 'vit' is a vit, which no task here trains"),
+        ({"name": "t5"}, "^name 't5' is a t5, which no task here trains"),
+        ({"name": "vit"}, "^name 'vit' is a vit, which no task here trains"),
         (
             {"name": "bert", "overrides": {"hiden_size": 3}},
-            "model.overrides has 'hiden_size', which .* does not know; did you mean 'hidden_size'",
+            "^overrides has 'hiden_size', which .* does not know; did you mean 'hidden_size'",
         ),
-        ({"name": "gpt2", "overrides": {"vocab_size": "a"}}, "model.overrides do not fit 'gpt2'"),
+        ({"name": "gpt2", "overrides": {"vocab_size": "a"}}, "^overrides do not fit 'gpt2'"),
         (
             {"name": "bert", "overrides": {"hidden_size": 33}},
             "no AutoModelForCausalLM of a bert can be built with these sizes",

@@ -5,15 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from adloco.rules.batch import (
-    UNBOUNDED,
-    AugmentedInnerProductTest,
-    BatchWarmup,
-    ConstantBatch,
-    InnerProductTest,
-    NormTest,
-    groups_to_compare,
-)
+from adloco.rules.batch_rules.augmented import AugmentedInnerProductTest
+from adloco.rules.batch_rules.batch_rule import UNBOUNDED, groups_to_compare
+from adloco.rules.batch_rules.constant import ConstantBatch
+from adloco.rules.batch_rules.inner_product import InnerProductTest
+from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.moments import GradientEstimate
 
@@ -139,24 +136,24 @@ def test_constant_and_warmup() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: NormTest(eta=-1.0), r"batch.eta must be > 0, got -1.0"),
+        (lambda: NormTest(eta=-1.0), r"^eta must be > 0, got -1.0"),
         (
             lambda: NormTest(estimator="exact"),
-            r"batch.estimator must be unbiased or plug-in, got 'exact'",
+            r"^estimator must be unbiased or plug-in, got 'exact'",
         ),
         (
             lambda: InnerProductTest(estimator="unbiassed"),
-            r"batch.estimator must be unbiased or plug-in",
+            r"^estimator must be unbiased or plug-in",
         ),
-        (lambda: InnerProductTest(theta=0), r"batch.theta must be > 0, got 0"),
-        (lambda: AugmentedInnerProductTest(nu=0), r"batch.nu must be > 0, got 0"),
+        (lambda: InnerProductTest(theta=0), r"^theta must be > 0, got 0"),
+        (lambda: AugmentedInnerProductTest(nu=0), r"^nu must be > 0, got 0"),
         (
             lambda: BatchWarmup(batches=[1, 2], after_samples=[3]),
             r"same length, at least 1, got 2 and 1",
         ),
         (
             lambda: BatchWarmup(batches=[1, 2], after_samples=[3, 3]),
-            r"batch.after_samples must increase",
+            r"^after_samples must increase",
         ),
     ],
 )

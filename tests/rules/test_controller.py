@@ -2,7 +2,7 @@
 
 import pytest
 
-from adloco.rules.batch import NormTest
+from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.moments import GradientEstimate
 
@@ -83,16 +83,16 @@ def test_state_survives() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"initial": 0}, "batch.initial must be > 0, got 0"),
-        ({"initial": 8, "maximum": 4}, "batch.maximum must be >= batch.initial = 8, got 4"),
-        ({"initial": 8, "minimum": 9}, "batch.minimum must be > 0 and <= batch.initial = 8, got 9"),
-        ({"max_growth": 1.0}, "batch.max_growth must be > 1"),
+        ({"initial": 0}, "^initial must be > 0, got 0"),
+        ({"initial": 8, "maximum": 4}, "^maximum must be >= initial = 8, got 4"),
+        ({"initial": 8, "minimum": 9}, "^minimum must be > 0 and <= initial = 8, got 9"),
+        ({"max_growth": 1.0}, "^max_growth must be > 1"),
         (
             {"hysteresis": 0.6, "max_growth": 1.5},
-            "batch.hysteresis must be >= 0 and <= batch.max_growth - 1 = 0.5, got 0.6",
+            "^hysteresis must be >= 0 and <= max_growth - 1 = 0.5, got 0.6",
         ),
-        ({"hysteresis": -0.1}, "batch.hysteresis must be >= 0"),
-        ({"smoothing": 1.0}, r"batch.smoothing must be in \[0, 1\)"),
+        ({"hysteresis": -0.1}, "^hysteresis must be >= 0"),
+        ({"smoothing": 1.0}, r"^smoothing must be in \[0, 1\)"),
     ],
 )
 def test_refusals(settings: dict[str, float], message: str) -> None:

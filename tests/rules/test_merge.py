@@ -2,7 +2,10 @@
 
 import pytest
 
-from adloco.rules.merge import MergeLargestWithSmallest, MergeSmallest, NoMerge, assign_workers
+from adloco.rules.merge import assign_workers
+from adloco.rules.merge_policies.largest_with_smallest import MergeLargestWithSmallest
+from adloco.rules.merge_policies.no_merge import NoMerge
+from adloco.rules.merge_policies.smallest import MergeSmallest
 
 
 def test_the_smallest_merge_and_the_largest_of_them_survives() -> None:
@@ -54,5 +57,5 @@ def test_freed_workers_follow_the_demand() -> None:
 
 @pytest.mark.parametrize("settings", [{"count": 1}, {"every": 0}, {"first_round": 0}])
 def test_refusals(settings: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"merge.{next(iter(settings))} must be >="):
+    with pytest.raises(ValueError, match=f"^{next(iter(settings))} must be >="):
         MergeSmallest(**settings)

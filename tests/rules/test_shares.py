@@ -74,8 +74,8 @@ def test_capped_shares_are_exact_and_in_order(total: int, weights: list[float]) 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"smoothing": 1.0}, "placement.smoothing must be"),
-        ({"limit": 0.5}, "placement.limit must be"),
+        ({"smoothing": 1.0}, "^smoothing must be"),
+        ({"limit": 0.5}, "^limit must be"),
     ],
 )
 def test_refusals(settings: dict[str, float], message: str) -> None:

@@ -77,23 +77,23 @@ def test_layers_are_dealt_out() -> None:
 
 def test_refusals() -> None:
     for wrong, message in [
-        ({"fragments": 0}, "streaming.fragments must be >= 1, got 0"),
-        ({"tau": -1}, "streaming.tau must be >= 0, got -1"),
-        ({"alpha": 1.0}, r"streaming.alpha must be in \[0, 1\), got 1.0"),
-        ({"pattern": "spiral"}, "streaming.pattern must be strided or sequential, got 'spiral'"),
+        ({"fragments": 0}, "^fragments must be >= 1, got 0"),
+        ({"tau": -1}, "^tau must be >= 0, got -1"),
+        ({"alpha": 1.0}, r"^alpha must be in \[0, 1\), got 1.0"),
+        ({"pattern": "spiral"}, "^pattern must be strided or sequential, got 'spiral'"),
     ]:
         with pytest.raises(ValueError, match=message):
             Streaming(**wrong)  # type: ignore[arg-type]
     with pytest.raises(
-        ValueError, match="streaming.fragments must be <= 3, the layers of this model, got 4"
+        ValueError, match="^fragments must be <= 3, the layers of this model, got 4"
     ):
         Streaming(fragments=4).cut([[0], [1], [2]], 100)
     with pytest.raises(
         ValueError,
-        match=r"streaming.tau must be <= 9, less than sync_every // fragments = 20 // 2, .* got 10",
+        match=r"^tau must be <= 9, less than sync_every // fragments = 20 // 2, .* got 10",
     ):
         Streaming(fragments=2, tau=10).cut([[0], [1], [2]], 20)
-    with pytest.raises(ValueError, match="streaming.fragments must be <= sync_every = 2, got 3"):
+    with pytest.raises(ValueError, match="^fragments must be <= sync_every = 2, got 3"):
         Streaming(fragments=3).cut([[0], [1], [2]], 2)
 
 

@@ -15,7 +15,8 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.data.data_settings import DataSettings
 from adloco.data.tokenizers import ByteTokenizer
 from adloco.models.build import ModelBuilder
-from adloco.models.model_sources import ModelOptions, NamedModel
+from adloco.models.named_model import NamedModel
+from adloco.models.source import ModelOptions
 from adloco.run.training_run import TrainingRun
 from adloco.tasks.classification import Classification, ClassificationSettings, Examples
 from adloco.tasks.evaluation_settings import EvaluationSettings

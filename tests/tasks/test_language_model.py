@@ -13,8 +13,7 @@ from torch import nn
 from adloco import InnerAdamW
 from adloco.cli.main import main
 from adloco.data.sources import TokenSource
-from adloco.models.build import build_llama
-from adloco.models.model_sources import LlamaShape
+from adloco.models.llama import LlamaShape, build_llama
 from adloco.tasks.language_model import (
     evaluation_windows,
     generate,
@@ -141,12 +140,12 @@ class _WithParameters(Oracle):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_layers": -1}, "model.num_layers must be >= 0"),
+        ({"num_layers": -1}, "^num_layers must be >= 0"),
         (
             {"hidden_size": 30, "num_heads": 4},
-            "model.hidden_size must be a multiple of 2 x model.num_heads = 8, got 30",
+            "^hidden_size must be a multiple of 2 x num_heads = 8, got 30",
         ),
-        ({"num_kv_heads": 3}, "model.num_kv_heads must divide model.num_heads = 4, got 3"),
+        ({"num_kv_heads": 3}, "^num_kv_heads must divide num_heads = 4, got 3"),
     ],
 )
 def test_refusals(settings: dict[str, int], message: str) -> None:

@@ -18,7 +18,7 @@ from adloco.algorithms.model_state import copy_all
 from adloco.distributed.dtensor import zeros_like
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import added_gradients
-from adloco.rules.batch import Estimator
+from adloco.rules.batch_rules.batch_rule import Estimator
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 

@@ -14,7 +14,8 @@ from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.buckets import PerWorker
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.rules.merge import Merge, MergePolicy, NoMerge, assign_workers
+from adloco.rules.merge import Merge, MergePolicy, assign_workers
+from adloco.rules.merge_policies.no_merge import NoMerge
 
 FATES = {
     "parameters": ("weighted", "uniform", "survivor"),

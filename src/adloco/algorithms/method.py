@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from adloco.distributed.parallel.layers import Fill
 from adloco.errors import require
-from adloco.rules.batch import BatchRule, ConstantBatch
+from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.controller import BatchGuards
 from adloco.rules.shares import EqualShares, Shares
 from adloco.rules.switch import SwitchMode

@@ -1,9 +1,9 @@
 """What builds inner and outer optimizers, and the outer one by its name in torch.optim."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,17 @@ from torch.optim import Optimizer
 from adloco.distributed.dtensor import is_sharded
 from adloco.errors import require
 
-InnerFactory = Callable[[nn.Module], Sequence[Optimizer]]
-"""Builds a worker's optimizers, which together cover every trainable parameter once."""
 
-OuterFactory = Callable[[Sequence[Tensor]], Optimizer]
-"""Builds a trainer's outer optimizer over its global parameters."""
+class InnerFactory(Protocol):
+    """Builds a worker's optimizers, which together cover every trainable parameter once."""
+
+    def __call__(self, model: nn.Module, /) -> Sequence[Optimizer]: ...
+
+
+class OuterFactory(Protocol):
+    """Builds a trainer's outer optimizer over its global parameters."""
+
+    def __call__(self, parameters: Sequence[Tensor], /) -> Optimizer: ...
 
 
 ELEMENTWISE = (
@@ -47,10 +53,19 @@ def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OuterMean:
+    """The workers' mean becomes the global parameters."""
+
+    key: ClassVar[str] = "mean"
+
+
+@dataclass(frozen=True, kw_only=True)
 class OuterOptimizer:
     """The optimizer that applies the pseudo-gradient to a trainer's global parameters: any of
     torch.optim, by name.
     """
+
+    key: ClassVar[str] = "optimizer"
 
     optimizer: str = "SGD"
     """Name of a class in torch.optim."""
@@ -60,12 +75,12 @@ class OuterOptimizer:
     """Further arguments of that class, for instance { momentum = 0.9, nesterov = true }."""
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"outer.lr must be > 0, got {self.lr}")
+        require(self.lr > 0, f"lr must be > 0, got {self.lr}")
         kind = getattr(torch.optim, self.optimizer, None)
         known = isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
         require(
             known,
-            f"outer.optimizer must name an optimizer of torch.optim such as SGD or Adam, got {self.optimizer!r}",
+            f"optimizer must name an optimizer of torch.optim such as SGD or Adam, got {self.optimizer!r}",
         )
         parameters = [nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))]
         for parameter in parameters:
@@ -74,7 +89,7 @@ class OuterOptimizer:
             self(parameters).step()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"outer.options do not fit torch.optim.{self.optimizer}, or it cannot serve outside: {error}"
+                f"options do not fit torch.optim.{self.optimizer}, or it cannot serve outside: {error}"
             ) from error
 
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, optimizer_tensors
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.distributed.codecs.wire import WireFormat
+from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.buckets import sum_dtype
 from adloco.distributed.comm.comm import Comm, Contributions, Work
 from adloco.distributed.comm.compressed import feedback

@@ -11,7 +11,7 @@ from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.rules.batch import BatchRule, groups_to_compare
+from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
 

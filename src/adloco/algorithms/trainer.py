@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.rules.batch import groups_to_compare
+from adloco.rules.batch_rules.batch_rule import groups_to_compare
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
 from adloco.rules.shares import Shares

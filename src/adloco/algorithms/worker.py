@@ -27,7 +27,7 @@ from adloco.distributed.dtensor import copied
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
 from adloco.errors import NonFiniteLossError, OutOfMemoryError
-from adloco.rules.batch import BatchRule
+from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
 

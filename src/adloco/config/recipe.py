@@ -1,8 +1,10 @@
 """Recipes from TOML and from the command line. What settings there are, `sections` says."""
 
 import difflib
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from importlib import resources
 from pathlib import Path
@@ -127,12 +129,35 @@ def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
         if field.name in values
     }
     try:
-        return owner(**given)
+        with named_in_section(section, owner):
+            return owner(**given)
     except ValueError as error:
-        # Rooms below know no sections: their messages begin with the bare name of the setting.
-        word = str(error).partition(" ")[0]
-        prefix = f"{section}." if word in hints else ""
-        raise ValueError(f"{prefix}{error} (recipe section [{section}])") from error
+        raise ValueError(f"{error} (recipe section [{section}])") from error
+
+
+@contextmanager
+def named_in_section(section: str, owner: Any) -> Iterator[None]:
+    """Write the settings in the message of a ValueError as the recipe does: eta as batch.eta.
+
+    Lower rooms know no sections, so their messages have the bare names of fields. A word counts as
+    such a name if it begins the message, if ` = ` or ` {` follows, or if it has an underscore.
+
+    Args:
+        section: Name of the recipe's section.
+        owner: The dataclass, or an instance of it, whose fields are meant.
+    """
+    try:
+        yield
+    except ValueError as error:
+        names = "|".join(re.escape(field.name) for field in fields(owner))
+        bare = rf"(?<![\w.'\"/-])({names})(?![\w.'\"/-])" if names else r"(?!)"
+
+        def written(found: re.Match[str]) -> str:
+            before, after = found.string[: found.start()], found.string[found.end() :]
+            meant = not before or after.startswith((" = ", " {")) or "_" in found[0]
+            return f"{section}.{found[0]}" if meant else found[0]
+
+        raise ValueError(re.sub(bare, written, str(error))) from error
 
 
 def _convert(name: str, hint: Any, value: Any) -> Any:
@@ -153,13 +178,19 @@ def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
     section = SECTIONS[name]
     if section.choice is None:
         return dict(section.parts)
-    chosen = values.get(section.choice.key, section.choice.default)
-    allowed = list(section.choice.classes)
+    choice = section.choice
+    chosen = values.get(choice.key, choice.default)
+    try:
+        owner = choice.register.find(str(chosen))
+    except ValueError as error:
+        raise ValueError(f"{name}.{choice.key} {error}") from error
+    taken = {field.name for part in section.parts.values() for field in fields(part)} | {choice.key}
+    twice = sorted(taken & {field.name for field in fields(owner)})
     require(
-        chosen in allowed,
-        f"{name}.{section.choice.key} must be one of {', '.join(allowed)}, got {chosen!r}{_suggest(str(chosen), allowed)}",
+        not twice,
+        f"{name}.{choice.key} {str(chosen)!r} has a setting {', '.join(twice)}, which [{name}] has already; rename it",
     )
-    return {section.chosen: section.choice.classes[chosen], **section.parts}
+    return {section.chosen: owner, **section.parts}
 
 
 class FlagText(str):

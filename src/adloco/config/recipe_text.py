@@ -30,11 +30,11 @@ def settings(recipe: Recipe) -> Iterator[Setting]:
     for name, section in SECTIONS.items():
         if section.choice:
             owner = getattr(recipe, section.chosen)
-            chosen = next(
-                key for key, kind in section.choice.classes.items() if kind is type(owner)
-            )
             yield Setting(
-                section=name, key=section.choice.key, value=chosen, meaning=section.choice.meaning
+                section=name,
+                key=section.choice.key,
+                value=section.choice.register.name_of(type(owner)),
+                meaning=section.choice.help(),
             )
         for part in [*([section.chosen] if section.choice else []), *section.parts]:
             owner = getattr(recipe, part)
@@ -44,7 +44,7 @@ def settings(recipe: Recipe) -> Iterator[Setting]:
                     section=name,
                     key=field.name,
                     value=getattr(owner, field.name),
-                    meaning=meanings[field.name],
+                    meaning=meanings.get(field.name, ""),
                 )
 
 
@@ -63,7 +63,13 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
         if with_meanings:
             lines += [f"# {line}" for line in setting.meaning.splitlines()]
-        lines.append(_toml_line(setting.key, setting.value))
+        try:
+            lines.append(_toml_line(setting.key, setting.value))
+        except TypeError as error:  # Of a class of the user's own.
+            raise ValueError(
+                f"{setting.section}.{setting.key} is {setting.value!r}, which a recipe cannot hold; "
+                "use a number, a text, a list or a table"
+            ) from error
     return "\n".join(lines) + "\n"
 
 

@@ -7,44 +7,27 @@ a key of their own, for instance `rule` in [batch]; the fields of the others are
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from adloco.algorithms.inner.adamw import InnerAdamW
-from adloco.algorithms.inner.muon import InnerMuon
-from adloco.algorithms.inner.sgd import InnerSGD
 from adloco.algorithms.merging import MergeFates, Merging
 from adloco.algorithms.method import Batching, GradientTest, Method
-from adloco.algorithms.optimizers import InnerFactory, OuterOptimizer
+from adloco.algorithms.optimizers import InnerFactory, OuterFactory, OuterMean
 from adloco.algorithms.outer_sync import OuterMemory, Syncing
-from adloco.config.settings import (
-    MemorySettings,
-    OuterMean,
-    PlacementSettings,
-    PlainWire,
-    ProfileSettings,
-    RunSettings,
-)
+from adloco.config.register import Register, summary
+from adloco.config.settings import MemorySettings, PlacementSettings, ProfileSettings, RunSettings
 from adloco.data.data_settings import DataSettings
-from adloco.distributed.codecs.wire import Bf16, Int2, Int4, Int8, TopK, WireFormat
+from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.comm.compressed import keeps_residuals
 from adloco.errors import require
-from adloco.models.model_sources import LlamaShape, ModelOptions, ModelSource, NamedModel
-from adloco.rules.batch import (
-    AugmentedInnerProductTest,
-    BatchRule,
-    BatchWarmup,
-    ConstantBatch,
-    InnerProductTest,
-    NormTest,
-    groups_to_compare,
-)
+from adloco.models.source import ModelOptions, ModelSource
+from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
 from adloco.rules.controller import BatchGuards
 from adloco.rules.learning_rate import LearningRate
-from adloco.rules.merge import MergeLargestWithSmallest, MergePolicy, MergeSmallest, NoMerge
-from adloco.rules.shares import EqualShares, Shares, SpeedShares
+from adloco.rules.merge import MergePolicy
+from adloco.rules.merge_policies.no_merge import NoMerge
+from adloco.rules.shares import Shares
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
-from adloco.tasks.classification import ClassificationSettings
 from adloco.tasks.evaluation_settings import EvaluationSettings
-from adloco.tasks.language_model import LanguageModelSettings
 from adloco.tasks.task import TaskSettings
 
 
@@ -53,9 +36,16 @@ class Choice:
     """A key of a section that selects one of several classes."""
 
     key: str
-    classes: Mapping[str, type]
+    register: Register
     default: str
     meaning: str
+    """What is chosen; the classes say what each of them is."""
+
+    def help(self) -> str:
+        """The meaning, and what each of the classes is, a line each."""
+        classes = self.register.classes.items()
+        lines = [f"{key}: {summary(kind)}" for key, kind in classes]
+        return "\n".join([self.meaning, *lines, "package.module:Name: a class of your own."])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,34 +58,14 @@ class Section:
     """Name in `Recipe` of what is chosen."""
 
 
-BATCH_RULES: dict[str, type] = {
-    "constant": ConstantBatch,
-    "warmup": BatchWarmup,
-    "norm-test": NormTest,
-    "inner-product": InnerProductTest,
-    "augmented": AugmentedInnerProductTest,
-}
-MERGE_POLICIES: dict[str, type] = {
-    "none": NoMerge,
-    "smallest": MergeSmallest,
-    "largest-with-smallest": MergeLargestWithSmallest,
-}
-SHARES: dict[str, type] = {"equal": EqualShares, "speed": SpeedShares}
-TASKS: dict[str, type] = {
-    "language-model": LanguageModelSettings,
-    "classification": ClassificationSettings,
-}
-MODEL_SOURCES: dict[str, type] = {"llama": LlamaShape, "transformers": NamedModel}
-INNER_OPTIMIZERS: dict[str, type] = {"adamw": InnerAdamW, "sgd": InnerSGD, "muon": InnerMuon}
-OUTER_UPDATES: dict[str, type] = {"mean": OuterMean, "optimizer": OuterOptimizer}
-WIRE_FORMATS: dict[str, type] = {
-    "fp32": PlainWire,
-    "bf16": Bf16,
-    "int8": Int8,
-    "int4": Int4,
-    "int2": Int2,
-    "topk": TopK,
-}
+BATCH_RULES = Register(package="adloco.rules.batch_rules", protocol=BatchRule)
+MERGE_POLICIES = Register(package="adloco.rules.merge_policies", protocol=MergePolicy)
+SHARES = Register(package="adloco.rules.shares", protocol=Shares)
+TASKS = Register(package="adloco.tasks", protocol=TaskSettings)
+MODEL_SOURCES = Register(package="adloco.models", protocol=ModelSource)
+INNER_OPTIMIZERS = Register(package="adloco.algorithms.inner", protocol=InnerFactory)
+OUTER_UPDATES = Register(package="adloco.algorithms.optimizers", protocol=OuterFactory)
+WIRE_FORMATS = Register(package="adloco.distributed.codecs", protocol=WireFormat)
 
 SECTIONS: dict[str, Section] = {
     "run": Section(parts={"run": RunSettings}),
@@ -103,9 +73,9 @@ SECTIONS: dict[str, Section] = {
         parts={},
         choice=Choice(
             key="kind",
-            classes=TASKS,
+            register=TASKS,
             default="language-model",
-            meaning="What the model is trained for: " + ", ".join(TASKS) + ".",
+            meaning="What the model is trained for.",
         ),
         chosen="task",
     ),
@@ -113,9 +83,9 @@ SECTIONS: dict[str, Section] = {
         parts={"model_options": ModelOptions},
         choice=Choice(
             key="source",
-            classes=MODEL_SOURCES,
+            register=MODEL_SOURCES,
             default="llama",
-            meaning="llama: a Llama of a shipped or own shape with random weights; transformers: any model there, by hub name, folder or type.",
+            meaning="Where the model comes from.",
         ),
         chosen="model",
     ),
@@ -125,9 +95,9 @@ SECTIONS: dict[str, Section] = {
         parts={"placement": PlacementSettings},
         choice=Choice(
             key="balance",
-            classes=SHARES,
+            register=SHARES,
             default="equal",
-            meaning="How a trainer's batch is split over its workers. equal: evenly; speed: by each one's measured samples per second.",
+            meaning="How a trainer's batch is split over its workers.",
         ),
         chosen="shares",
     ),
@@ -135,9 +105,9 @@ SECTIONS: dict[str, Section] = {
         parts={},
         choice=Choice(
             key="optimizer",
-            classes=INNER_OPTIMIZERS,
+            register=INNER_OPTIMIZERS,
             default="adamw",
-            meaning="Each worker's optimizer. adamw; sgd; muon: on hidden matrices, AdamW on the rest.",
+            meaning="Each worker's optimizer.",
         ),
         chosen="inner",
     ),
@@ -146,9 +116,9 @@ SECTIONS: dict[str, Section] = {
         parts={"outer_memory": OuterMemory},
         choice=Choice(
             key="update",
-            classes=OUTER_UPDATES,
+            register=OUTER_UPDATES,
             default="optimizer",
-            meaning="optimizer: apply the pseudo-gradient with an outer optimizer; mean: adopt the workers' mean as it is.",
+            meaning="How a sync changes the global parameters.",
         ),
         chosen="outer",
     ),
@@ -156,9 +126,9 @@ SECTIONS: dict[str, Section] = {
         parts={},
         choice=Choice(
             key="format",
-            classes=WIRE_FORMATS,
+            register=WIRE_FORMATS,
             default="fp32",
-            meaning="How pseudo-gradients cross between workers: fp32 (as they are), bf16, int8, int4 (E3M0), int2 or topk (the largest in 2 bits).",
+            meaning="How pseudo-gradients are encoded when they are sent between workers.",
         ),
         chosen="wire",
     ),
@@ -167,9 +137,9 @@ SECTIONS: dict[str, Section] = {
         parts={"guards": BatchGuards},
         choice=Choice(
             key="rule",
-            classes=BATCH_RULES,
+            register=BATCH_RULES,
             default="constant",
-            meaning="How a trainer's batch is decided: " + ", ".join(BATCH_RULES) + ".",
+            meaning="How a trainer's batch is decided.",
         ),
         chosen="batch",
     ),
@@ -179,9 +149,9 @@ SECTIONS: dict[str, Section] = {
         parts={"fates": MergeFates},
         choice=Choice(
             key="policy",
-            classes=MERGE_POLICIES,
+            register=MERGE_POLICIES,
             default="none",
-            meaning="Which trainers merge: " + ", ".join(MERGE_POLICIES) + ".",
+            meaning="Which trainers merge.",
         ),
         chosen="merge",
     ),
@@ -205,7 +175,7 @@ class Recipe:
     shares: Shares
     inner: InnerFactory
     learning_rate: LearningRate
-    outer: OuterOptimizer | OuterMean
+    outer: OuterFactory | OuterMean
     outer_memory: OuterMemory
     wire: PlainWire | WireFormat
     streaming: Streaming

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from adloco.config.register import Register
 from adloco.errors import require
+from adloco.tracking.tracker import TrackerSettings
 
-TRACKERS = ("tensorboard", "wandb", "clearml", "mlflow", "trackio")
+TRACKERS = Register(package="adloco.tracking", protocol=TrackerSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class RunSettings:
     """How many of the newest checkpoints stay."""
     trackers: str = "auto"
     """auto (TensorBoard where it is installed), none, or names separated by commas: tensorboard,
-    wandb, clearml, mlflow, trackio.
+    wandb, clearml, mlflow, trackio, or a class of your own as package.module:Name.
     """
 
     def __post_init__(self) -> None:
@@ -57,11 +59,20 @@ class RunSettings:
             self.keep_checkpoints > 0,
             f"run.keep_checkpoints must be > 0, got {self.keep_checkpoints}",
         )
-        known = self.trackers in ("auto", "none") or set(self.tracker_names) <= set(TRACKERS)
+        own = [name for name in self.tracker_names if ":" in name]
+        known = self.trackers in ("auto", "none") or (
+            {*self.tracker_names} - {*own} <= TRACKERS.classes.keys()
+        )
         require(
             known,
-            f"run.trackers must be auto, none, or of {', '.join(TRACKERS)}, separated by commas, got {self.trackers!r}",
+            f"run.trackers must be auto, none, or of {', '.join(TRACKERS.classes)}, or classes of your own "
+            f"as package.module:Name, separated by commas, got {self.trackers!r}",
         )
+        for name in own:
+            try:
+                TRACKERS.find(name)
+            except ValueError as error:
+                raise ValueError(f"run.trackers {error}") from error
 
     @property
     def tracker_names(self) -> list[str]:
@@ -123,13 +134,3 @@ class ProfileSettings:
     """On a GPU: PyTorch's history of allocations in the first process, written to
     profile/memory-rank0.pickle at the end.
     """
-
-
-@dataclass(frozen=True, kw_only=True)
-class OuterMean:
-    """The workers' mean becomes the global parameters."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlainWire:
-    """Differences cross in the parameters' own type, fp32 unless model.dtype says otherwise."""

@@ -2,7 +2,7 @@
 
 A model is built without memory and filled part by part, so that a rank that shards it never holds
 the whole. From scratch, the draws of a part depend on the seed and the part's name alone: the same
-on every placement. Trained weights are read part by part too, where `training.weights` finds them.
+on every placement. Trained weights are read part by part too, where `models.weights` finds them.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch import nn
 from adloco.algorithms.dropout import mixed_seed, recomputed_alike
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.errors import require
-from adloco.models.model_sources import Head, LlamaShape, ModelOptions, is_causal
+from adloco.models.source import Head, ModelOptions, is_causal
 from adloco.models.weights import StoredWeights, find_weights
 
 
@@ -169,19 +169,20 @@ class ModelBuilder:
         """Counted without memory."""
         return sum(parameter.numel() for parameter in self._empty().parameters())
 
+    def save_config(self, folder: Path) -> None:
+        """Write config.json, so that the run's model can be built without the hub."""
+        self.config.save_pretrained(folder)
+
+    @staticmethod
+    def load_config(folder: Path) -> Any:
+        """The configuration in a folder."""
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
     def num_bytes(self) -> int:
-        """Of all parameters."""
+        """Bytes of all parameters."""
         return self.num_parameters() * {"fp32": 4, "bf16": 2}[self.options.dtype]
-
-
-def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
-    """A causal Llama with weights drawn from the seed."""
-    return ModelBuilder(
-        config=shape.config(vocab_size),
-        head="AutoModelForCausalLM",
-        options=ModelOptions(),
-        seed=seed,
-    ).whole()
 
 
 def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
@@ -210,15 +211,3 @@ def _is_drawn(tensor: torch.Tensor) -> bool:
 
 def _own_tensors(module: nn.Module) -> list[torch.Tensor]:
     return list(chain(module.parameters(recurse=False), module.buffers(recurse=False)))
-
-
-def save_config(config: Any, folder: Path) -> None:
-    """Write config.json, so that the run's model can be built without the hub."""
-    config.save_pretrained(folder)
-
-
-def load_config(folder: Path) -> Any:
-    """The configuration in a folder."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False)

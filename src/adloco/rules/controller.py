@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from adloco.errors import require
-from adloco.rules.batch import BatchRule
+from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.moments import GradientEstimate
 
 
@@ -37,22 +37,22 @@ class BatchGuards:
     """Whether the request may only rise, as published, or also fall."""
 
     def __post_init__(self) -> None:
-        require(self.initial > 0, f"batch.initial must be > 0, got {self.initial}")
+        require(self.initial > 0, f"initial must be > 0, got {self.initial}")
         require(
             0 < self.minimum <= self.initial,
-            f"batch.minimum must be > 0 and <= batch.initial = {self.initial}, got {self.minimum}",
+            f"minimum must be > 0 and <= initial = {self.initial}, got {self.minimum}",
         )
         require(
             self.maximum >= self.initial,
-            f"batch.maximum must be >= batch.initial = {self.initial}, got {self.maximum}",
+            f"maximum must be >= initial = {self.initial}, got {self.maximum}",
         )
-        require(self.max_growth > 1, f"batch.max_growth must be > 1, got {self.max_growth}")
+        require(self.max_growth > 1, f"max_growth must be > 1, got {self.max_growth}")
         most = self.max_growth - 1
         require(
             0 <= self.hysteresis <= most,
-            f"batch.hysteresis must be >= 0 and <= batch.max_growth - 1 = {most}, got {self.hysteresis}",
+            f"hysteresis must be >= 0 and <= max_growth - 1 = {most}, got {self.hysteresis}",
         )
-        require(0 <= self.smoothing < 1, f"batch.smoothing must be in [0, 1), got {self.smoothing}")
+        require(0 <= self.smoothing < 1, f"smoothing must be in [0, 1), got {self.smoothing}")
 
     def limit(self, wanted: int, current: int) -> int:
         """The request after a rule asked for `wanted` while `current` was in force."""

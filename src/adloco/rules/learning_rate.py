@@ -36,31 +36,31 @@ class LearningRate:
     def __post_init__(self) -> None:
         require(
             self.shape in ("cosine", "wsd", "constant"),
-            f"learning_rate.shape must be cosine, wsd or constant, got {self.shape!r}",
+            f"shape must be cosine, wsd or constant, got {self.shape!r}",
         )
         require(
             self.total_tokens >= 0,
-            f"learning_rate.total_tokens must be >= 0, got {self.total_tokens}",
+            f"total_tokens must be >= 0, got {self.total_tokens}",
         )
         require(
             0 <= self.warmup_fraction <= 1,
-            f"learning_rate.warmup_fraction must be in [0, 1], got {self.warmup_fraction}",
+            f"warmup_fraction must be in [0, 1], got {self.warmup_fraction}",
         )
         require(
             0 <= self.final_fraction <= 1,
-            f"learning_rate.final_fraction must be in [0, 1], got {self.final_fraction}",
+            f"final_fraction must be in [0, 1], got {self.final_fraction}",
         )
         require(
             0 < self.decay_fraction <= 1,
-            f"learning_rate.decay_fraction must be in (0, 1], got {self.decay_fraction}",
+            f"decay_fraction must be in (0, 1], got {self.decay_fraction}",
         )
         require(
             self.coupling in ("none", "sqrt", "linear"),
-            f"learning_rate.coupling must be none, sqrt or linear, got {self.coupling!r}",
+            f"coupling must be none, sqrt or linear, got {self.coupling!r}",
         )
         require(
             self.reference_batch > 0,
-            f"learning_rate.reference_batch must be > 0, got {self.reference_batch}",
+            f"reference_batch must be > 0, got {self.reference_batch}",
         )
 
     def factor(self, tokens: int, trainer_batch: int) -> float:

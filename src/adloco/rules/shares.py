@@ -8,7 +8,7 @@ norm test carry each worker's samples.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from adloco.errors import require
 from adloco.rules.switch import balanced
@@ -47,6 +47,8 @@ class Shares(Protocol):
 class EqualShares:
     """As even as whole numbers allow."""
 
+    key: ClassVar[str] = "equal"
+
     def split(
         self,
         requested: int,
@@ -68,6 +70,8 @@ class EqualShares:
 class SpeedShares:
     """In proportion to each worker's samples per second."""
 
+    key: ClassVar[str] = "speed"
+
     smoothing: float = 0.5
     """Weight of the past in the moving average of each worker's speed; 0 uses the last round alone.
     """
@@ -77,10 +81,8 @@ class SpeedShares:
     """
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.smoothing < 1, f"placement.smoothing must be in [0, 1), got {self.smoothing}"
-        )
-        require(self.limit >= 1, f"placement.limit must be >= 1, got {self.limit}")
+        require(0 <= self.smoothing < 1, f"smoothing must be in [0, 1), got {self.smoothing}")
+        require(self.limit >= 1, f"limit must be >= 1, got {self.limit}")
 
     def split(
         self,

@@ -105,12 +105,12 @@ class SwitchMode:
 
     def __post_init__(self) -> None:
         positive = self.max_micro_batch == "auto" or self.max_micro_batch > 0
-        require(positive, f"switch.max_micro_batch must be > 0 or auto, got {self.max_micro_batch}")
-        require(self.pass_limit >= 0, f"switch.pass_limit must be >= 0, got {self.pass_limit}")
-        require(self.multiplier >= 1, f"switch.multiplier must be >= 1, got {self.multiplier}")
+        require(positive, f"max_micro_batch must be > 0 or auto, got {self.max_micro_batch}")
+        require(self.pass_limit >= 0, f"pass_limit must be >= 0, got {self.pass_limit}")
+        require(self.multiplier >= 1, f"multiplier must be >= 1, got {self.multiplier}")
         require(
             self.mode in ("switch", "always", "never"),
-            f"switch.mode must be switch, always or never, got {self.mode!r}",
+            f"mode must be switch, always or never, got {self.mode!r}",
         )
 
     @property
@@ -118,7 +118,7 @@ class SwitchMode:
         """Samples that fit, known by now."""
         require(
             self.max_micro_batch != "auto",
-            "switch.max_micro_batch auto is for recipes, where a probe finds it; give a number",
+            "max_micro_batch auto is for recipes, where a probe finds it; give a number",
         )
         return int(self.max_micro_batch)
 

@@ -45,13 +45,13 @@ class Streaming:
     """
 
     def __post_init__(self) -> None:
-        require(self.fragments >= 1, f"streaming.fragments must be >= 1, got {self.fragments}")
+        require(self.fragments >= 1, f"fragments must be >= 1, got {self.fragments}")
         require(
             self.pattern in ("strided", "sequential"),
-            f"streaming.pattern must be strided or sequential, got {self.pattern!r}",
+            f"pattern must be strided or sequential, got {self.pattern!r}",
         )
-        require(self.tau >= 0, f"streaming.tau must be >= 0, got {self.tau}")
-        require(0 <= self.alpha < 1, f"streaming.alpha must be in [0, 1), got {self.alpha}")
+        require(self.tau >= 0, f"tau must be >= 0, got {self.tau}")
+        require(0 <= self.alpha < 1, f"alpha must be in [0, 1), got {self.alpha}")
 
     @property
     def replicas_diverge(self) -> bool:
@@ -84,14 +84,14 @@ class Streaming:
         count, most = len(layers), sync_every // self.fragments - 1
         require(
             self.fragments <= count,
-            f"streaming.fragments must be <= {count}, the layers of this model, got {self.fragments}",
+            f"fragments must be <= {count}, the layers of this model, got {self.fragments}",
         )
         require(
             self.fragments <= sync_every,
-            f"streaming.fragments must be <= sync_every = {sync_every}, got {self.fragments}",
+            f"fragments must be <= sync_every = {sync_every}, got {self.fragments}",
         )
         why = f"less than sync_every // fragments = {sync_every} // {self.fragments}, so that a fragment has arrived when the next leaves"
-        require(self.tau <= most, f"streaming.tau must be <= {most}, {why}, got {self.tau}")
+        require(self.tau <= most, f"tau must be <= {most}, {why}, got {self.tau}")
         homes = [
             layer % self.fragments if self.pattern == "strided" else layer * self.fragments // count
             for layer in range(count)

@@ -17,6 +17,11 @@ from adloco.run.trained import Trained
 
 def export(trained: Trained, folder: Path) -> None:
     """Write the folder, as a whole or not at all. It must not exist yet."""
+    source = trained.stored.recipe.model
+    require(
+        source.for_transformers,
+        f"the model of {trained.stored.folder} is none that transformers can load (model.source); take its weights from {trained.stored.checkpoint}",
+    )
     require(
         not folder.exists(), f"--to {str(folder)!r} exists already; give a folder that does not"
     )

@@ -23,7 +23,7 @@ from adloco.config.sections import Recipe
 from adloco.distributed.device_memory import free_memory
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import OutOfMemoryError, require
-from adloco.models.build import ModelBuilder
+from adloco.models.source import Builder
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
 from adloco.rules.switch import BatchPlan
 from adloco.run.memory_use import forget_peak, usage
@@ -57,7 +57,7 @@ def outer_copies(recipe: Recipe, device: torch.device) -> int:
 def probe(
     recipe: Recipe,
     task: Task,
-    builder: ModelBuilder,
+    builder: Builder,
     placement: Placement,
     precision: torch.dtype | None,
     *,
@@ -123,7 +123,7 @@ def probe(
 
 
 def _key(
-    recipe: Recipe, builder: ModelBuilder, placement: Placement, precision: torch.dtype | None
+    recipe: Recipe, builder: Builder, placement: Placement, precision: torch.dtype | None
 ) -> str:
     """Of everything on which the answer depends."""
     device, values = placement.device, to_values(recipe)
@@ -159,7 +159,7 @@ class _Stepper:
         self,
         recipe: Recipe,
         task: Task,
-        builder: ModelBuilder,
+        builder: Builder,
         placement: Placement,
         precision: torch.dtype | None,
     ) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
+from adloco.config.recipe import named_in_section
 from adloco.config.sections import Recipe
 from adloco.data.token_cache import reachable
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.models.build import ModelBuilder, load_config
+from adloco.models.source import Builder
 from adloco.run.environment import choose_device, choose_precision, code_checksum
 from adloco.run.micro_batch_probe import Probe, outer_copies, probe
 from adloco.run.stored import MODEL, StoredRun, shared_settings
@@ -95,27 +96,27 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
 
 def model_builder(
     recipe: Recipe, task: Task, stored: StoredRun | None, placement: Placement
-) -> ModelBuilder:
+) -> Builder:
     """What builds the run's model; of a stored run from the configuration in its folder, without
     trained weights: the checkpoint has its own.
     """
-    config = task.configure(
-        load_config(stored.folder / MODEL)
-        if stored
-        else recipe.model.config(task.tokenizer.vocab_size)
-    )
+    build, ids = recipe.model.builder, task.tokenizer.vocab_size
+    with named_in_section("model", recipe.model):
+        config = build.load_config(stored.folder / MODEL) if stored else recipe.model.config(ids)
+    config = task.configure(config)
     require(
         task.tokenizer.vocab_size <= config.vocab_size,
         f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got {config.vocab_size}",
     )
     weights = "" if stored else recipe.model.weights
-    builder = ModelBuilder(
-        config=config,
-        head=recipe.task.head,
-        options=recipe.model_options,
-        seed=recipe.run.seed,
-        weights=weights,
-    )
+    with named_in_section("model", recipe.model_options):
+        builder = build(
+            config=config,
+            head=recipe.task.head,
+            options=recipe.model_options,
+            seed=recipe.run.seed,
+            weights=weights,
+        )
     digest = builder.stored.digest()  # Each rank reads its own files.
     require(
         digest == placement.agree(digest),
@@ -124,7 +125,7 @@ def model_builder(
     return builder
 
 
-def read_whole(builder: ModelBuilder, placement: Placement) -> str:
+def read_whole(builder: Builder, placement: Placement) -> str:
     """The sentence where trained weights pass whole through the memory of ranks that hold shards;
     empty if they do not.
     """
@@ -136,13 +137,14 @@ def read_whole(builder: ModelBuilder, placement: Placement) -> str:
     )
 
 
-def check_memory(recipe: Recipe, builder: ModelBuilder, placement: Placement) -> None:
+def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None:
     """Refuse more workers here than their parameters and optimizer states leave room for."""
     method, device = recipe.method, placement.device
     workers = len(placement.local(range(method.num_workers)))
     residuals = recipe.feedback and not (recipe.outer_memory.on_host and device.type != "cpu")
     copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
-    needed = builder.num_bytes() * copies // placement.shards
+    with named_in_section("model", recipe.model):
+        needed = builder.num_bytes() * copies // placement.shards
     memory = (
         torch.cuda.mem_get_info(device)[1]
         if device.type == "cuda"

@@ -1,46 +1,38 @@
-"""Experiment trackers that follow a run beside metrics.jsonl, through accelerate's classes. One
-that fails is left out, and training goes on.
+"""The experiment trackers that follow a run beside metrics.jsonl.
 
-They run in the first process alone. Their step is the number of tokens, because steps change
-meaning when batches grow.
+A tracker that fails is left out, and training goes on. They run in the first process alone. Their
+step is the number of tokens, because steps change meaning when batches grow.
 """
 
 import math
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from adloco.config.settings import TRACKERS
 from adloco.errors import require
 from adloco.metrics import Record
+from adloco.tracking.tracker import Tracker, TrackerSettings
 
-PROJECT = "adloco"
 TENSORBOARD = "tensorboard"
-"""Name of the tracker, and of its folder in that of the run."""
 
 
 class TrackerWarning(UserWarning):
     """A tracker failed and follows the run no longer."""
 
 
-class Tracker(Protocol):
-    """What is used of accelerate's `GeneralTracker`."""
-
-    def start(self) -> None: ...
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None: ...
-
-    def log(self, values: dict[str, Any], step: int | None = None) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 class Trackers:
-    """The trackers of a run, fewer as they fail. names: see `run.trackers`; a ValueError names one
-    that is not installed.
+    """The trackers of a run; one that fails is left out.
+
+    Args:
+        names: See `run.trackers`.
+        folder: The run's folder.
+
+    Raises:
+        ValueError: One of them is not installed.
     """
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
@@ -50,7 +42,7 @@ class Trackers:
         )
         for name in self._names:
             require(
-                name in installed,
+                name in installed or ":" in name,
                 f"run.trackers names {name}, which is not installed; pip install 'adloco[{name}]', or leave it out",
             )
         self._folder = folder
@@ -58,8 +50,11 @@ class Trackers:
 
     @contextmanager
     def following(self, settings: Mapping[str, Any], tokens: int) -> Iterator[None]:
-        """Open them, tell them the settings of the run, and close them at the end. tokens: trained
-        on so far, more than 0 when a run goes on.
+        """Open them, tell them the settings of the run, and close them at the end.
+
+        Args:
+            settings: Every setting by `section.key`.
+            tokens: Trained on so far; more than 0 when a run goes on.
         """
         self._start(settings, tokens)
         try:
@@ -70,7 +65,7 @@ class Trackers:
                     tracker.finish()
 
     def log(self, record: Record) -> None:
-        """The numbers of a round."""
+        """Log the numbers of a round."""
         values = scalars(record)
         for name, tracker in list(self._following.items()):
             with self._spared(name):
@@ -83,10 +78,8 @@ class Trackers:
         }
         for name in self._names:
             with self._spared(name):
-                tracker = _make(name, self._folder, tokens)
-                tracker.start()
-                tracker.store_init_configuration(dict(plain))
-                self._following[name] = tracker
+                chosen: TrackerSettings = TRACKERS.find(name)()
+                self._following[name] = chosen.open(self._folder, plain, tokens)
 
     @contextmanager
     def _spared(self, name: str) -> Iterator[None]:
@@ -116,35 +109,6 @@ def scalars(record: Record) -> dict[str, float]:
         for name, value in named.items()
         if isinstance(value, (int, float)) and math.isfinite(value)
     }
-
-
-def _make(name: str, folder: Path, tokens: int) -> Tracker:
-    from accelerate.state import PartialState
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-    from accelerate.utils import patch_environment
-
-    options: dict[str, dict[str, Any]] = {
-        # A resumed run writes the rounds after its checkpoint again: what was tracked of them
-        # before is hidden.
-        TENSORBOARD: {"run_name": TENSORBOARD, "logging_dir": folder, "purge_step": tokens + 1},
-        "wandb": {"run_name": os.environ.get("WANDB_PROJECT", PROJECT), "name": folder.name},
-        # Without its hooks on torch.save, argparse and TensorBoard.
-        "clearml": {
-            "run_name": PROJECT,
-            "task_name": folder.name,
-            "auto_connect_frameworks": False,
-            "auto_connect_arg_parser": False,
-        },
-        "mlflow": {"experiment_name": PROJECT, "run_name": folder.name},
-        "trackio": {"run_name": PROJECT, "name": folder.name, "resume": "allow"},
-    }
-    # accelerate's classes ask its state who is the main process. Taken for a process of its own, on
-    # the CPU, it neither joins nor starts a process group and sets neither the current device nor
-    # the number of threads.
-    with patch_environment(LOCAL_RANK=-1, ACCELERATE_TORCH_DEVICE="cpu"):
-        PartialState()
-    tracker: Tracker = LOGGER_TYPE_TO_CLASS[name](**options[name])
-    return tracker
 
 
 def _installed() -> set[str]:

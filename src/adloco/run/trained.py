@@ -6,9 +6,9 @@ from pathlib import Path
 from torch import nn
 
 from adloco.algorithms.model_state import averaged_buffers, copy_all
+from adloco.config.recipe import named_in_section
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
-from adloco.models.build import ModelBuilder, load_config
 from adloco.run.environment import choose_device
 from adloco.run.records import Records
 from adloco.run.stored import MODEL, StoredRun, check_corpus, read_run
@@ -35,13 +35,15 @@ def load_trained(folder: Path, trainer: int | None = None) -> Trained:
         f"there is no trainer {chosen} in {stored.checkpoint}; living ones are {', '.join(map(str, sorted(saved)))}",
     )
     recipe = stored.recipe
-    builder = ModelBuilder(
-        config=load_config(stored.folder / MODEL),
+    build = recipe.model.builder
+    builder = build(
+        config=build.load_config(stored.folder / MODEL),
         head=recipe.task.head,
         options=recipe.model_options,
         seed=recipe.run.seed,
     )
-    model = builder.whole().to(choose_device(recipe.run.device))
+    with named_in_section("model", recipe.model):
+        model = builder.whole().to(choose_device(recipe.run.device))
     copy_all(saved[chosen]["outer"]["params"], trainable(model))
     copy_all(saved[chosen]["outer"]["buffers"], averaged_buffers(model))
     return Trained(stored=stored, model=model, trainer=chosen)
@@ -62,7 +64,7 @@ def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str
         stored.tokenizer,
         everything=path is not None,
     )
-    task.configure(load_config(stored.folder / MODEL))
+    task.configure(recipe.model.builder.load_config(stored.folder / MODEL))
     if path is None:
         check_corpus(stored, task)
     *sums, count = task.measure(

@@ -16,12 +16,12 @@ from filelock import FileLock, Timeout
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.method import Execution, Problem
 from adloco.algorithms.reports import RoundReport
+from adloco.config.recipe import named_in_section
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
-from adloco.models.build import save_config
 from adloco.run import checkpoint
 from adloco.run.environment import choose_precision, describe_environment, rng_state, set_rng_state
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
@@ -146,7 +146,7 @@ class TrainingRun:
             ) from error
         (self.folder / RECIPE).write_text(to_toml(self.recipe))
         self.task.tokenizer.save(self.folder / TOKENIZER)
-        save_config(self._builder.config, self.folder / MODEL)
+        self._builder.save_config(self.folder / MODEL)
         write_json(
             self.folder / "environment.json",
             describe_environment(self.device, self._precision, self.recipe.run.seed)
@@ -284,6 +284,11 @@ class TrainingRun:
     def _build(self) -> AdLoCo:
         recipe = self.recipe
         torch.manual_seed(recipe.run.seed)  # For models that draw while they compute.
+        with named_in_section("streaming", recipe.streaming):
+            return self._build_algorithm()
+
+    def _build_algorithm(self) -> AdLoCo:
+        recipe = self.recipe
         return AdLoCo(
             Problem(
                 build_model=self._builder,

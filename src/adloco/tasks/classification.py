@@ -26,7 +26,7 @@ from adloco.data.tokenizers import Tokenizer, make_tokenizer
 from adloco.distributed.device import to_device
 from adloco.errors import require
 from adloco.metrics import Metric, Unit
-from adloco.models.model_sources import Head
+from adloco.models.source import Head
 from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.task import Task
 
@@ -36,6 +36,8 @@ EXAMPLES_AT_ONCE = 64
 @dataclass(frozen=True, kw_only=True)
 class ClassificationSettings:
     """Predict the label of a text."""
+
+    key: ClassVar[str] = "classification"
 
     head: ClassVar[Head] = "AutoModelForSequenceClassification"
     pipeline: ClassVar[str] = "text-classification"

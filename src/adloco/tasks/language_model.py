@@ -18,7 +18,7 @@ from adloco.data.token_cache import TokenCache, open_cache
 from adloco.data.tokenizers import Tokenizer
 from adloco.errors import require
 from adloco.metrics import Metric, Unit
-from adloco.models.model_sources import Head
+from adloco.models.source import Head
 from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.task import Task
 
@@ -34,6 +34,8 @@ rounding.
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelSettings:
     """Predict each token of packed documents from those before it."""
+
+    key: ClassVar[str] = "language-model"
 
     head: ClassVar[Head] = "AutoModelForCausalLM"
     pipeline: ClassVar[str] = "text-generation"

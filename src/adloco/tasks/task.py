@@ -12,7 +12,7 @@ from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.tokenizers import Tokenizer
 from adloco.metrics import Metric
-from adloco.models.model_sources import Head
+from adloco.models.source import Head
 from adloco.tasks.evaluation_settings import EvaluationSettings
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ class InnerAdamW:
     The state has the type of the parameters. float16 is too narrow for the squares of gradients
     below about 1e-3, so keep parameters in float32 or bfloat16.
     """
+
+    key: ClassVar[str] = "adamw"
 
     lr: float = 2e-3
     """Learning rate; a schedule multiplies it with its factor."""

@@ -1,6 +1,7 @@
 """Muon as an inner optimizer, scaled as in Moonlight (arXiv 2502.16982)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from adloco.errors import require
 @dataclass(frozen=True, kw_only=True)
 class InnerMuon:
     """Muon on the hidden matrices of a worker, AdamW on the rest. State persists across rounds."""
+
+    key: ClassVar[str] = "muon"
 
     lr: float = 2e-3
     """Learning rate of both; a schedule multiplies it with its factor."""
@@ -35,7 +38,7 @@ class InnerMuon:
         named = trainable(model)
         hidden = {name: matrix for name, matrix in named.items() if self._is_hidden(name, matrix)}
         rest = [parameter for name, parameter in named.items() if name not in hidden]
-        none = "inner.optimizer muon needs a model with hidden matrices, and this one has none"
+        none = "Muon needs a model with hidden matrices, and this one has none"
         require(bool(hidden), f"{none}; use adamw")
         # match_rms_adamw lets both optimizers share one learning rate.
         muon = torch.optim.Muon(

@@ -1,6 +1,7 @@
 """SGD with momentum as an inner optimizer."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -12,6 +13,8 @@ from adloco.algorithms.inner.shared import check_momentum, check_rates, decay_gr
 @dataclass(frozen=True, kw_only=True)
 class InnerSGD:
     """SGD on all parameters of a worker. Its momentum persists across rounds."""
+
+    key: ClassVar[str] = "sgd"
 
     lr: float = 2e-3
     """Learning rate; a schedule multiplies it with its factor."""

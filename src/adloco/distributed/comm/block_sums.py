@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adloco.distributed.codecs.wire import WireFormat
+from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.bucket_exchange import gathered
 from adloco.distributed.comm.compressed import add_decoded
 from adloco.distributed.parallel.gradient_norms import squared_norm

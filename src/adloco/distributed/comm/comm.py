@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.wire import WireFormat
+from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import PerWorker
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.wire import WireFormat
+from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.buckets import PIECE, bucket_indices, sum_dtype
 from adloco.distributed.comm.comm import Contributions, SumStats, rounded_origin
 from adloco.distributed.dtensor import local, with_local

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.wire import WireFormat
+from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import (
     BufferPool,

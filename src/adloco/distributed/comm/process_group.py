@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adloco.distributed.codecs.wire import WireFormat
+from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.block_sums import sum_by_owners, sum_everywhere
 from adloco.distributed.comm.bucket_exchange import (

@@ -1,0 +1,189 @@
+"""Pieces of your own for `adloco train`, one of each kind (docs/extending.md).
+
+PYTHONPATH=examples adloco train diloco --batch.rule my_pieces:DoublingBatch
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adloco.algorithms.method import Source
+from adloco.data.data_settings import DataSettings
+from adloco.data.tokenizers import Tokenizer
+from adloco.rules.merge import Merge
+from adloco.rules.moments import GradientEstimate
+from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.language_model import LanguageModelSettings
+from adloco.tasks.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoublingBatch:
+    """Double the batch each time the trainer has seen that many samples."""
+
+    every_samples: int = 200
+    """Samples from one doubling to the next."""
+    start: int = 8
+    """Batch before the first doubling."""
+
+    needs_moments = False
+    inner_products = None
+
+    def __post_init__(self) -> None:
+        if self.every_samples <= 0:
+            raise ValueError(f"every_samples must be > 0, got {self.every_samples}")
+
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
+        return int(self.start * 2 ** (trainer_samples // self.every_samples))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeAllOnce:
+    """Merge all trainers into one, at the end of one round."""
+
+    at_round: int = 2
+    """Round at whose end they merge, counted from 1."""
+
+    def decide(self, round: int, requests: Mapping[int, int]) -> Merge | None:
+        if round != self.at_round or len(requests) < 2:
+            return None
+        survivor, *absorbed = sorted(requests)
+        total = sum(requests.values())
+        weights = {trainer: request / total for trainer, request in requests.items()}
+        return Merge(survivor=survivor, absorbed=tuple(absorbed), weights=weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp16:
+    """The nearest float16, at most 65504 in size: 2 bytes for each value."""
+
+    error_feedback = 0.0
+    step_ahead = False
+    block = 64
+    block_bytes = 2 * block
+    sums_in_blocks = True
+
+    def encode(self, values: Tensor) -> Tensor:
+        return values.clamp(-65504, 65504).half().view(torch.uint8)
+
+    def decode(self, blocks: Tensor) -> Tensor:
+        return blocks.view(torch.float16).float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerAdagrad:
+    """Adagrad on all parameters of a worker. Its state persists across rounds."""
+
+    lr: float = 1e-2
+    """Learning rate; a schedule multiplies it with its factor."""
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0:
+            raise ValueError(f"lr must be > 0, got {self.lr}")
+
+    def __call__(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return [torch.optim.Adagrad(trainable, lr=self.lr)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonTracker:
+    """Append the numbers of each round to a file in the run's folder."""
+
+    def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> "JsonFile":
+        return JsonFile(folder / "my_tracker.jsonl")
+
+
+class JsonFile:
+    """A file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a")
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        print(json.dumps({"step": step} | values), file=self._file, flush=True)
+
+    def finish(self) -> None:
+        self._file.close()
+
+
+class TinyModel(nn.Module):
+    """Predicts a token from the one before it, through a narrow layer."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, width)
+        self.head = nn.Linear(width, vocab_size)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embed(input_ids))
+        return logits
+
+
+def build_tiny(vocab_size: int, width: int = 16) -> nn.Module:
+    """A model for `model.factory`: int64 [samples, tokens] becomes [samples, tokens, vocab_size]."""
+    return TinyModel(vocab_size, width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothedLanguageModel:
+    """Next-token prediction whose training loss has label smoothing."""
+
+    smoothing: float = 0.1
+    """Part of the target that is spread evenly over the vocabulary."""
+
+    head = LanguageModelSettings.head
+    pipeline = LanguageModelSettings.pipeline
+    packed = LanguageModelSettings.packed
+    generates = LanguageModelSettings.generates
+    counted = LanguageModelSettings.counted
+    measures = LanguageModelSettings.measures
+
+    def measured(self, means: Sequence[float]) -> dict[str, float]:
+        return LanguageModelSettings().measured(means)
+
+    def open(
+        self,
+        data: DataSettings,
+        evaluation: EvaluationSettings,
+        tokenizer: Tokenizer | None = None,
+        *,
+        everything: bool = False,
+    ) -> Task:
+        task = LanguageModelSettings().open(data, evaluation, tokenizer, everything=everything)
+        return SmoothedTask(task, self.smoothing)
+
+
+class SmoothedTask:
+    """A language-model task with another loss; everything else is that task's."""
+
+    def __init__(self, task: Task, smoothing: float) -> None:
+        self.tokenizer = task.tokenizer
+        self.matches_fingerprint = task.matches_fingerprint
+        self.skipped = task.skipped
+        self.configure = task.configure
+        self.train_source = task.train_source
+        self.validate_model = task.validate_model
+        self.measure = task.measure
+        self._task = task
+        self._smoothing = smoothing
+
+    @property
+    def corpus(self) -> str:
+        return self._task.corpus
+
+    def largest_source(self) -> Source:
+        return self._task.largest_source()
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
+        return nn.functional.cross_entropy(
+            logits.flatten(0, 1), batch[:, 1:].flatten(), label_smoothing=self._smoothing
+        )

@@ -1,0 +1,107 @@
+"""Registers: the classes among which a setting such as `batch.rule` chooses.
+
+A register finds the classes of one package that declare a `key`, so a new file in the folder is all
+that a new choice takes. A class of the user's own is named by a dotted path, as in
+`batch.rule = "mypackage.rules:MyRule"`.
+"""
+
+import difflib
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from adloco.dotted_path import load_object
+from adloco.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Register:
+    """The classes among which a setting chooses."""
+
+    package: str
+    """Dotted name of the package or module whose classes are found."""
+    protocol: type
+    """Protocol that a user's own class must fit."""
+
+    @property
+    def classes(self) -> Mapping[str, type]:
+        """The package's classes by their keys, in alphabetical order."""
+        return _classes(self.package)
+
+    def find(self, name: str) -> type:
+        """The class of this key or dotted path.
+
+        Raises:
+            ValueError: There is no such class, or it cannot be a choice of this setting. The
+                message begins with what must be true, and says nothing of the setting.
+        """
+        if ":" in name:
+            return self._checked(name, load_object(name))
+        allowed = list(self.classes)
+        nearest = difflib.get_close_matches(name, allowed, n=1)
+        suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        require(
+            name in self.classes,
+            f"must be one of {', '.join(allowed)}, or a class of your own as package.module:Name, got {name!r}{suggestion}",
+        )
+        return self.classes[name]
+
+    def name_of(self, owner: type) -> str:
+        """The key or dotted path of a class: `find` of it gives the class."""
+        keys = [key for key, kind in self.classes.items() if kind is owner]
+        return keys[0] if keys else f"{owner.__module__}:{owner.__qualname__}"
+
+    def _checked(self, path: str, found: Any) -> type:
+        # Not inherited: the fields of an undecorated subclass would be ignored.
+        parameters = vars(found).get("__dataclass_params__") if isinstance(found, type) else None
+        require(
+            parameters is not None and parameters.frozen,
+            f"{path!r} must be a frozen dataclass, got {found!r}; write @dataclass(frozen=True, kw_only=True) above it",
+        )
+        try:
+            hints = get_type_hints(found)
+        except Exception as error:  # A name in an annotation that nobody defined, for instance.
+            raise ValueError(
+                f"{path!r} has type hints that cannot be read ({error}); correct them"
+            ) from error
+        missing = sorted(_members(self.protocol) - set(dir(found)) - hints.keys())
+        require(
+            not missing,
+            f"{path!r} lacks {', '.join(missing)}, which {self.protocol.__name__} asks for; see {self.protocol.__module__}",
+        )
+        return found  # type: ignore[no-any-return]
+
+
+def summary(owner: type) -> str:
+    """The first paragraph of a class's docstring on one line."""
+    return " ".join((inspect.getdoc(owner) or "").partition("\n\n")[0].split())
+
+
+@functools.cache
+def _classes(package: str) -> dict[str, type]:
+    top = importlib.import_module(package)
+    inside = pkgutil.iter_modules(top.__path__) if hasattr(top, "__path__") else ()
+    modules = [top, *(importlib.import_module(f"{package}.{module.name}") for module in inside)]
+    found: dict[str, type] = {}
+    for module in modules:
+        for kind in vars(module).values():
+            # Declared here: neither imported nor inherited.
+            if (
+                isinstance(kind, type)
+                and kind.__module__ == module.__name__
+                and "key" in vars(kind)
+            ):
+                key = vars(kind)["key"]
+                assert key not in found, f"{kind} and {found[key]} both have the key {key!r}"
+                found[key] = kind
+    return dict(sorted(found.items()))
+
+
+def _members(protocol: type) -> set[str]:
+    """What a protocol asks for, by name; see `typing.get_protocol_members` of Python 3.13."""
+    names = {*vars(protocol), *vars(protocol).get("__annotations__", {})}
+    return {name for name in names if not name.startswith("_") or name == "__call__"}

@@ -1,0 +1,28 @@
+"""The nearest bfloat16."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from adloco.distributed.codecs.codec import ErrorFeedback, to_bf16, to_bytes, to_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bf16(ErrorFeedback):
+    """The nearest bfloat16, the even one of two: |error| <= |x| / 256 + 2^-134. What lies beyond
+    the largest finite one becomes that one.
+    """
+
+    key: ClassVar[str] = "bf16"
+
+    block = 64
+    block_bytes = 2 * block
+    sums_in_blocks = True
+
+    def encode(self, values: Tensor) -> Tensor:
+        return to_bytes(to_bf16(values))
+
+    def decode(self, blocks: Tensor) -> Tensor:
+        return to_numbers(blocks, torch.bfloat16).float()

@@ -1,0 +1,52 @@
+"""8-bit integers with a scale for each block."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from adloco.distributed.codecs.codec import ErrorFeedback, normalised, to_bytes, to_numbers
+from adloco.errors import require
+
+INT8_MAX = 127
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8(ErrorFeedback):
+    """Multiples of absmax / 127, with each block's largest magnitude in float32: |error| <= absmax
+    / 254, but for float32's own rounding.
+
+    What is sent is absmax itself, exactly, and not absmax / 127, which has no digits left where
+    absmax is a denormal number.
+    """
+
+    key: ClassVar[str] = "int8"
+
+    block: int = 256
+    """Values that share a scale, which costs 4 bytes."""
+
+    sums_in_blocks = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.block > 0, f"block must be > 0, got {self.block}")
+
+    @property
+    def block_bytes(self) -> int:
+        return 4 + self.block
+
+    def encode(self, values: Tensor) -> Tensor:
+        absmax, ratio = normalised(values)
+        return torch.cat(
+            [to_bytes(absmax), to_bytes(ratio.mul_(INT8_MAX).round_().to(torch.int8))], dim=1
+        )
+
+    def decode(self, blocks: Tensor) -> Tensor:
+        return (
+            blocks[:, 4:]
+            .view(torch.int8)
+            .float()
+            .div_(INT8_MAX)
+            .mul_(to_numbers(blocks[:, :4], torch.float32))
+        )

@@ -1,0 +1,35 @@
+"""Objects of the user's own code, named by a dotted path such as `mypackage.rules:MyRule`."""
+
+import importlib
+from typing import Any
+
+from adloco.errors import require
+
+
+def load_object(path: str) -> Any:
+    """The object that a dotted path names; its module is imported.
+
+    Args:
+        path: `module:name`, for instance `mypackage.rules:MyRule`.
+
+    Raises:
+        ValueError: The path has another form, or the module or the name cannot be found.
+    """
+    module, colon, name = path.partition(":")
+    words = [*module.split("."), name]
+    require(
+        bool(colon) and all(word.isidentifier() for word in words),
+        f"{path!r} is no dotted path; write it as package.module:Name",
+    )
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:  # The user's module may raise anything.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(
+            f"{path!r} cannot be imported ({reason}); install its package, or put its folder on PYTHONPATH"
+        ) from error
+    require(
+        hasattr(found, name),
+        f"{path!r} cannot be found: module {module} has no {name}; check the spelling",
+    )
+    return getattr(found, name)

@@ -1,0 +1,142 @@
+"""Llamas of shipped shapes, with random weights."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from adloco.errors import require
+from adloco.models.build import ModelBuilder
+from adloco.models.source import Builder, ModelOptions
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    max_position: int
+    vocab_size: int
+    rms_norm_eps: float
+
+
+SHAPES = {
+    "nano": Shape(128, 4, 4, 4, 352, 1024, 0, 1e-6),
+    "microllama": Shape(1024, 12, 16, 4, 5632, 2048, 32_000, 1e-5),
+    "tinyllama": Shape(2048, 22, 32, 4, 5632, 2048, 32_000, 1e-5),
+    "openllama-3b": Shape(3200, 26, 32, 32, 8640, 2048, 32_000, 1e-6),
+}
+"""869,504 parameters with bytes; 304,636,928, 1,100,048,384 and 3,426,473,600 with 32,000 tokens. A
+vocabulary of 0 is the tokenizer's.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaShape:
+    """A Llama with random weights. Sizes of 0 are those of the shape."""
+
+    key: ClassVar[str] = "llama"
+    builder: ClassVar[type[Builder]] = ModelBuilder
+    for_transformers: ClassVar[bool] = True
+
+    shape: Literal["nano", "microllama", "tinyllama", "openllama-3b"] = "nano"
+    """nano (0.9M parameters with bytes), microllama (305M), tinyllama (1.1B) or openllama-3b
+    (3.4B); sizes given below replace its own.
+    """
+    hidden_size: int = 0
+    """Width of the residual stream."""
+    num_layers: int = 0
+    """Transformer blocks."""
+    num_heads: int = 0
+    """Attention heads."""
+    num_kv_heads: int = 0
+    """Key and value heads; fewer than the attention heads for grouped-query attention."""
+    intermediate_size: int = 0
+    """Width of the feed-forward blocks."""
+    max_position: int = 0
+    """Longest context in tokens."""
+    vocab_size: int = 0
+    """Rows of the embedding; 0: 32,000 for all shapes but nano, whose vocabulary is the
+    tokenizer's.
+    """
+    tie_embeddings: bool = False
+    """Whether the output head shares the embedding's weights."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.shape in SHAPES,
+            f"shape must be one of {', '.join(SHAPES)}, got {self.shape!r}",
+        )
+        for name in (
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "intermediate_size",
+            "max_position",
+            "vocab_size",
+        ):
+            require(
+                getattr(self, name) >= 0,
+                f"{name} must be >= 0 (0: as the shape has it), got {getattr(self, name)}",
+            )
+        sizes = self.sizes
+        require(
+            sizes.hidden_size % (2 * sizes.num_heads) == 0,
+            f"hidden_size must be a multiple of 2 x num_heads = {2 * sizes.num_heads}, got {sizes.hidden_size}",
+        )
+        require(
+            sizes.num_heads % sizes.num_kv_heads == 0,
+            f"num_kv_heads must divide num_heads = {sizes.num_heads}, got {sizes.num_kv_heads}",
+        )
+
+    @property
+    def sizes(self) -> Shape:
+        """The shape with the sizes that were given."""
+        shape = SHAPES[self.shape]
+        # A shape scaled down to fewer heads keeps as many key and value heads as fit.
+        heads = self.num_heads or shape.num_heads
+        return Shape(
+            hidden_size=self.hidden_size or shape.hidden_size,
+            num_layers=self.num_layers or shape.num_layers,
+            num_heads=heads,
+            num_kv_heads=self.num_kv_heads or min(shape.num_kv_heads, heads),
+            intermediate_size=self.intermediate_size or shape.intermediate_size,
+            max_position=self.max_position or shape.max_position,
+            vocab_size=self.vocab_size or shape.vocab_size,
+            rms_norm_eps=shape.rms_norm_eps,
+        )
+
+    @property
+    def weights(self) -> str:
+        return ""
+
+    def config(self, vocab_size: int) -> Any:
+        from transformers import LlamaConfig
+
+        sizes = self.sizes
+        return LlamaConfig(
+            vocab_size=sizes.vocab_size or vocab_size,
+            hidden_size=sizes.hidden_size,
+            num_hidden_layers=sizes.num_layers,
+            num_attention_heads=sizes.num_heads,
+            num_key_value_heads=sizes.num_kv_heads,
+            intermediate_size=sizes.intermediate_size,
+            max_position_embeddings=sizes.max_position,
+            rms_norm_eps=sizes.rms_norm_eps,
+            tie_word_embeddings=self.tie_embeddings,
+        )
+
+
+def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
+    """A causal Llama with weights drawn from the seed."""
+    return ModelBuilder(
+        config=shape.config(vocab_size),
+        head="AutoModelForCausalLM",
+        options=ModelOptions(),
+        seed=seed,
+    ).whole()

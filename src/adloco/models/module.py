@@ -1,0 +1,168 @@
+"""A plain `nn.Module` of the user's own, from a factory that is named by a dotted path."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from adloco.distributed.parallel.layers import Fill
+from adloco.dotted_path import load_object
+from adloco.errors import require
+from adloco.models.source import Builder, Head, ModelOptions, is_causal
+from adloco.models.weights import StoredWeights
+
+CONFIG = "module.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleConfig:
+    """How the factory is called."""
+
+    model_type: ClassVar[str] = "module"
+
+    factory: str
+    arguments: Mapping[str, Any]
+    vocab_size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+class Logits(NamedTuple):
+    """What a language model gives."""
+
+    logits: Tensor
+    """[samples, tokens, at least vocab_size]."""
+
+
+class ModuleWithLogits(nn.Module):
+    """The user's module, called as the models of transformers are."""
+
+    def __init__(self, module: nn.Module, config: ModuleConfig) -> None:
+        super().__init__()
+        self.module = module
+        self._config = config
+
+    def forward(self, input_ids: Tensor, use_cache: bool = False) -> Logits:
+        """The module's logits for int64 [samples, tokens]. use_cache: must be False."""
+        assert not use_cache, "a plain module has no key-value cache"
+        output = self.module(input_ids)
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        least = (*input_ids.shape, self._config.vocab_size)
+        expected = (
+            f"the module of {self._config.factory!r} must return logits or an object with .logits"
+        )
+        if not isinstance(logits, Tensor):
+            raise ValueError(f"{expected}, got {type(output).__name__}")
+        found = tuple(logits.shape)
+        require(
+            found[:-1] == least[:-1] and found[-1] >= least[-1],
+            f"{expected} of shape {least} (samples, tokens, vocab_size), got {found}",
+        )
+        return Logits(logits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleBuilder:
+    """Builds the user's module. A call gives it with memory and values, on the CPU.
+
+    Nothing is known of how the module draws its weights, so each rank builds the whole of it before
+    it is sharded.
+    """
+
+    config: ModuleConfig
+    head: Head
+    options: ModelOptions
+    seed: int
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        require(
+            is_causal(self.head),
+            "source module is for language models; use task.kind language-model, or another source",
+        )
+        require(
+            not self.options.gradient_checkpointing,
+            "gradient_checkpointing is for models of transformers; use torch.utils.checkpoint inside the module",
+        )
+
+    @property
+    def filling(self) -> Fill | None:
+        return None
+
+    @property
+    def stored(self) -> StoredWeights:
+        return StoredWeights()
+
+    def __call__(self) -> nn.Module:
+        return self.whole()
+
+    def whole(self) -> nn.Module:
+        config = self.config
+        factory: Callable[..., Any] = load_object(config.factory)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            try:
+                module = factory(vocab_size=config.vocab_size, **config.arguments)
+            except Exception as error:  # The user's own code, which may raise anything.
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                called = f"vocab_size = {config.vocab_size} and {dict(config.arguments)}"
+                raise ValueError(
+                    f"factory {config.factory!r} failed when it was called with {called} ({reason})"
+                ) from error
+        require(
+            isinstance(module, nn.Module),
+            f"factory {config.factory!r} must return a torch.nn.Module, got {type(module).__name__}",
+        )
+        return ModuleWithLogits(module.to(self._dtype), config)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.options.dtype]
+
+    @cached_property
+    def _num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.whole().parameters())
+
+    def num_parameters(self) -> int:
+        return self._num_parameters
+
+    def num_bytes(self) -> int:
+        return self.num_parameters() * self._dtype.itemsize
+
+    def save_config(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(json.dumps(self.config.to_dict(), indent=2) + "\n")
+
+    @staticmethod
+    def load_config(folder: Path) -> ModuleConfig:
+        return ModuleConfig(**json.loads((folder / CONFIG).read_text()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainModule:
+    """A plain torch.nn.Module of your own, for language modelling; see docs/extending.md."""
+
+    key: ClassVar[str] = "module"
+    builder: ClassVar[type[Builder]] = ModuleBuilder
+    for_transformers: ClassVar[bool] = False
+    weights: ClassVar[str] = ""
+
+    factory: str
+    """Dotted path of a function that returns the module, as mypackage.models:build. It is called
+    with vocab_size = the tokenizer's ids; input_ids of shape [samples, tokens] become logits of
+    shape [samples, tokens, vocab_size], returned as they are or as .logits of an object.
+    """
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the function, for instance { width = 64 }."""
+
+    def config(self, vocab_size: int) -> ModuleConfig:
+        found = load_object(self.factory)
+        require(callable(found), f"factory {self.factory!r} must be callable, got {found!r}")
+        return ModuleConfig(factory=self.factory, arguments=self.arguments, vocab_size=vocab_size)

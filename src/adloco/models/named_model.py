@@ -1,0 +1,80 @@
+"""Any model of transformers, by hub name, folder or type. Code from the hub is never run."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from adloco.errors import require
+from adloco.models.build import ModelBuilder
+from adloco.models.source import Builder
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModel:
+    """Any model of transformers. Whether its trained weights are wanted must be said."""
+
+    key: ClassVar[str] = "transformers"
+    builder: ClassVar[type[Builder]] = ModelBuilder
+    for_transformers: ClassVar[bool] = True
+
+    name: str
+    """Hub name or folder of a model; from scratch also a bare type such as bert or gpt2."""
+    pretrained: bool
+    """true: start from its trained weights; false: take its shape alone and draw the weights."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the model's configuration to replace, for instance { num_hidden_layers = 2 }."""
+
+    @property
+    def weights(self) -> str:
+        return self.name if self.pretrained else ""
+
+    def config(self, vocab_size: int) -> Any:
+        from transformers import CONFIG_MAPPING, AutoConfig
+
+        from_type = not self.pretrained and self.name in CONFIG_MAPPING
+        try:
+            default = (
+                CONFIG_MAPPING[self.name]()
+                if from_type
+                else AutoConfig.from_pretrained(self.name, trust_remote_code=False)
+            )
+        except Exception as error:  # transformers raises OSError, ValueError and errors of hub clients here, in paragraphs.
+            allowed = "allowed are a folder with config.json, a hub name that can be reached, or from scratch a type such as bert"
+            raise ValueError(
+                f"name {self.name!r} could not be loaded ({type(error).__name__}); {allowed}"
+            ) from error
+        language = hasattr(default, "vocab_size") and not getattr(
+            default, "is_encoder_decoder", False
+        )
+        require(
+            language,
+            f"name {self.name!r} is a {default.model_type}, which no task here trains; take a decoder such as gpt2 or an encoder such as bert",
+        )
+        for key in self.overrides:
+            nearest = difflib.get_close_matches(key, list(default.to_dict()), n=1)
+            advice = f"did you mean {nearest[0]!r}?" if nearest else "see its config.json"
+            require(
+                hasattr(default, key),
+                f"overrides has {key!r}, which the configuration of {self.name!r} does not know; {advice}",
+            )
+        sizes = ({"vocab_size": vocab_size} if from_type else {}) | dict(self.overrides)
+        try:
+            # Built anew, as values that follow from others (a head's width, say) must follow from
+            # the new ones.
+            config = (
+                CONFIG_MAPPING[self.name](**sizes)
+                if from_type
+                else AutoConfig.from_pretrained(self.name, trust_remote_code=False, **sizes)
+            )
+        except Exception as error:  # Values of wrong types and sizes that do not go together, in the library's own words.
+            raise ValueError(
+                f"overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}"
+            ) from error
+        require(
+            vocab_size <= config.vocab_size,
+            f"name {self.name!r} has {config.vocab_size} embeddings, fewer than the {vocab_size} ids of the tokenizer; "
+            "set data.tokenizer to the model's own"
+            + ("" if self.pretrained else ", or overrides { vocab_size = ... }"),
+        )
+        return config

@@ -1,0 +1,60 @@
+"""The augmented inner-product test, which bounds the error across the true gradient too."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from adloco.errors import require
+from adloco.rules.batch_rules.batch_rule import (
+    UNBOUNDED,
+    Estimator,
+    check_estimator,
+    estimated_norm_sq,
+    samples_needed,
+)
+from adloco.rules.moments import GradientEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentedInnerProductTest:
+    """Inner-product test and orthogonality test together: the larger request of the two (arXiv
+    1710.11258).
+
+    Orthogonality: Var_orth / b <= nu^2 |G|^2, with Var_orth = S - Var<g_i, G> / |G|^2: the trace
+    (not the mean over coordinates) of the covariance across G.
+    """
+
+    key: ClassVar[str] = "augmented"
+
+    theta: float = 0.9
+    """Tolerated relative error along the true gradient."""
+    nu: float = 5.84
+    """Tolerated relative error across the true gradient."""
+    estimator: Estimator = "unbiased"
+    """How |G|^2 and Var<g_i, G> are estimated: unbiased, or plug-in (from the mean gradient, whose
+    own noise adds S/b to the one and about tr(Sigma^2)/b to the other). Unbiased takes at least
+    four samples a worker."""
+
+    needs_moments = True
+
+    def __post_init__(self) -> None:
+        require(self.theta > 0, f"theta must be > 0, got {self.theta}")
+        require(self.nu > 0, f"nu must be > 0, got {self.nu}")
+        check_estimator(self.estimator)
+
+    @property
+    def inner_products(self) -> Estimator:
+        return self.estimator
+
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
+        if estimate is None:
+            return current
+        norm_sq = max(estimated_norm_sq(estimate, self.estimator), 0.0)
+        if norm_sq == 0:
+            return UNBOUNDED
+        along = samples_needed(estimate.inner_variance, self.theta, norm_sq**2)
+        across = samples_needed(
+            estimate.grad_variance - estimate.inner_variance / norm_sq, self.nu, norm_sq
+        )
+        return max(along, across)

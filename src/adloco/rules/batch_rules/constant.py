@@ -1,0 +1,21 @@
+"""A batch that never changes."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from adloco.rules.moments import GradientEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantBatch:
+    """Keep the batch at what it is."""
+
+    key: ClassVar[str] = "constant"
+
+    needs_moments = False
+    inner_products = None
+
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
+        return current

@@ -1,0 +1,47 @@
+"""The inner-product test: a batch large enough for the gradient's length along the true one."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from adloco.errors import require
+from adloco.rules.batch_rules.batch_rule import (
+    Estimator,
+    check_estimator,
+    estimated_norm_sq,
+    samples_needed,
+)
+from adloco.rules.moments import GradientEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerProductTest:
+    """Inner-product test: Var<g_i, G> / b <= theta^2 |G|^4 (Bollapragada, Byrd and Nocedal, arXiv
+    1710.11258).
+    """
+
+    key: ClassVar[str] = "inner-product"
+
+    theta: float = 0.9
+    """Tolerated relative error of the gradient's length along the true one."""
+    estimator: Estimator = "unbiased"
+    """How |G|^2 and Var<g_i, G> are estimated: unbiased, or plug-in (from the mean gradient, whose
+    own noise adds S/b to the one and about tr(Sigma^2)/b to the other). Unbiased takes at least
+    four samples a worker."""
+
+    needs_moments = True
+
+    def __post_init__(self) -> None:
+        require(self.theta > 0, f"theta must be > 0, got {self.theta}")
+        check_estimator(self.estimator)
+
+    @property
+    def inner_products(self) -> Estimator:
+        return self.estimator
+
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
+        if estimate is None:
+            return current
+        norm_sq = estimated_norm_sq(estimate, self.estimator)
+        return samples_needed(estimate.inner_variance, self.theta, max(norm_sq, 0.0) ** 2)

@@ -1,0 +1,46 @@
+"""A batch that grows in stages given beforehand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from adloco.errors import require
+from adloco.rules.moments import GradientEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchWarmup:
+    """Stage-wise warm-up: the batch of the last stage that has begun, in samples seen by the
+    trainer.
+    """
+
+    key: ClassVar[str] = "warmup"
+
+    batches: Sequence[int]
+    """Batch of each stage after the initial one, in samples."""
+    after_samples: Sequence[int]
+    """When each of those stages begins, in samples seen by the trainer; increasing."""
+
+    needs_moments = False
+    inner_products = None
+
+    def __post_init__(self) -> None:
+        require(
+            len(self.batches) == len(self.after_samples) > 0,
+            f"batches and after_samples must have the same length, at least 1, got {len(self.batches)} and {len(self.after_samples)}",
+        )
+        require(min(self.batches) > 0, f"batches must be > 0, got {list(self.batches)}")
+        require(
+            list(self.after_samples) == sorted(set(self.after_samples)),
+            f"after_samples must increase, got {list(self.after_samples)}",
+        )
+
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
+        begun = [
+            batch
+            for batch, start in zip(self.batches, self.after_samples, strict=True)
+            if trainer_samples >= start
+        ]
+        return begun[-1] if begun else current

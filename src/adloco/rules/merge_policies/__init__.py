@@ -1,0 +1,1 @@
+"""Merge policies, a file each; `rules.merge` has their protocol."""

@@ -1,0 +1,42 @@
+"""What the merge policies share: when merges happen, and the merge of given trainers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from adloco.errors import require
+from adloco.rules.merge import Merge
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedMerge:
+    count: int = 2
+    """How many trainers become one at each merge (w)."""
+    every: int = 3
+    """Rounds from one merge to the next."""
+    first_round: int = 3
+    """Round after which the first merge happens."""
+
+    def __post_init__(self) -> None:
+        require(self.count >= 2, f"count must be >= 2, got {self.count}")
+        require(self.every >= 1, f"every must be >= 1, got {self.every}")
+        require(self.first_round >= 1, f"first_round must be >= 1, got {self.first_round}")
+
+    def due(self, round: int) -> bool:
+        return round >= self.first_round and (round - self.first_round) % self.every == 0
+
+
+def by_request(requests: Mapping[int, int]) -> list[int]:
+    """Trainer ids, smallest request first, ties by id."""
+    return sorted(requests, key=lambda trainer: (requests[trainer], trainer))
+
+
+def merge_of(members: list[int], requests: Mapping[int, int]) -> Merge:
+    # Among equal largest requests the smallest id survives, so that identical trainers keep the
+    # first name.
+    survivor = max(members, key=lambda trainer: (requests[trainer], -trainer))
+    total = sum(requests[trainer] for trainer in members)
+    return Merge(
+        survivor=survivor,
+        absorbed=tuple(sorted(set(members) - {survivor})),
+        weights={trainer: requests[trainer] / total for trainer in sorted(members)},
+    )

@@ -1,0 +1,1 @@
+"""Experiment trackers, a file each; `tracker` has their protocol."""

@@ -1,0 +1,191 @@
+"""Registers: what is in a folder is found, and a class of the user's own by its dotted path."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from adloco.config.recipe import build_recipe, named_in_section, override
+from adloco.config.recipe_text import settings, to_toml
+from adloco.config.register import Register
+from adloco.config.sections import BATCH_RULES, SECTIONS
+from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.batch_rules.norm_test import NormTest
+
+RULES = '''
+from dataclasses import dataclass
+
+
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubling:
+    """Double the batch every so many samples."""
+
+    every_samples: int = 100
+    """Samples from one doubling to the next."""
+
+    needs_moments = False
+    inner_products = None
+
+    def __post_init__(self):
+        if self.every_samples <= 0:
+            raise ValueError(f"every_samples must be > 0, got {self.every_samples}")
+
+    def requested(self, estimate, trainer_samples, current):
+        return 2 ** (trainer_samples // self.every_samples)
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    needs_moments = False
+
+
+@dataclass
+class Thawed:
+    pass
+
+
+class Inherited(Doubling):
+    extra: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clashing(Doubling):
+    initial: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable(Doubling):
+    other: "Nowhere" = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing(Doubling):
+    other: int | None = None
+
+
+def function():
+    pass
+'''
+
+
+@pytest.fixture(autouse=True)
+def my_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rules.py").write_text(RULES)
+    (tmp_path / "my_broken.py").write_text("import my_missing_library")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_rules", raising=False)
+
+
+def test_a_folder_is_found_by_the_keys_of_its_classes() -> None:
+    assert list(BATCH_RULES.classes) == [
+        "augmented",
+        "constant",
+        "inner-product",
+        "norm-test",
+        "warmup",
+    ]
+    assert BATCH_RULES.find("norm-test") is NormTest
+    assert BATCH_RULES.name_of(NormTest) == "norm-test"
+
+
+def test_a_new_file_in_a_folder_is_a_new_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only classes that are written there and have a key of their own."""
+    folder = tmp_path / "folder_of_rules"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "one.py").write_text(
+        "from adloco import NormTest\nclass One:\n    key = 'one'\nclass Heir(One): ...\n"
+    )
+    (folder / "two.py").write_text("from folder_of_rules.one import One\nclass Two:\n    key = '2'")
+    found = Register(package="folder_of_rules", protocol=BatchRule).classes
+    assert [(key, kind.__name__) for key, kind in found.items()] == [("2", "Two"), ("one", "One")]
+
+
+@pytest.mark.parametrize("section", [name for name, one in SECTIONS.items() if one.choice])
+def test_every_choice_has_its_default_and_says_what_each_class_is(section: str) -> None:
+    choice = SECTIONS[section].choice
+    assert choice is not None
+    assert choice.default in choice.register.classes
+    lines = choice.help().splitlines()
+    assert len(lines) == len(choice.register.classes) + 2
+    assert all(len(line.split(": ", 1)[1]) > 5 for line in lines[1:])
+
+
+def test_a_rule_of_the_users_own() -> None:
+    values = {"batch": {"rule": "my_rules:Doubling", "every_samples": 50, "initial": 4}}
+    recipe = build_recipe(values)
+    assert recipe.batch.requested(None, 150, 4) == 8
+    text = to_toml(recipe, with_meanings=True)
+    assert 'rule = "my_rules:Doubling"\n' in text
+    assert "# Samples from one doubling to the next.\nevery_samples = 50" in text
+    assert build_recipe(tomllib.loads(text)) == recipe
+    assert all(setting.meaning for setting in settings(recipe))
+
+
+def test_a_flag_for_a_setting_of_the_users_own() -> None:
+    flags = [("batch.rule", "my_rules:Doubling"), ("batch.every_samples", "7")]
+    recipe = build_recipe(override({"batch": {"rule": "norm-test", "eta": 0.5}}, flags))
+    assert recipe.batch.every_samples == 7  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rule", "others", "message"),
+    [
+        ("my_rules:Doubler", {}, "batch.rule 'my_rules:Doubler' cannot be found: module my_rules"),
+        ("my_rulez:Doubling", {}, r"cannot be imported \(ModuleNotFoundError: .*PYTHONPATH"),
+        ("my_broken:Rule", {}, r"\(ModuleNotFoundError: No module named 'my_missing_library'\)"),
+        ("my rules:Doubling", {}, "is no dotted path; write it as package.module:Name"),
+        ("my_rules:", {}, "is no dotted path"),
+        ("my_rules:function", {}, "must be a frozen dataclass, got <function"),
+        ("my_rules:Thawed", {}, "must be a frozen dataclass, got <class"),
+        ("my_rules:Inherited", {}, "must be a frozen dataclass"),
+        ("my_rules:Unfinished", {}, "lacks inner_products, requested, which BatchRule asks for"),
+        ("my_rules:Clashing", {}, r"has a setting initial, which \[batch\] has already; rename it"),
+        ("my_rules:Unreadable", {}, r"type hints that cannot be read \(name 'Nowhere'"),
+        (
+            "my_rules:Doubling",
+            {"every_samples": 0},
+            r"^batch.every_samples must be > 0, got 0 \(recipe section \[batch\]\)$",
+        ),
+        (
+            "my_rules:Doubling",
+            {"every_sample": 5},
+            r"batch.every_sample is not a setting .*did you mean 'every_samples'",
+        ),
+        (
+            "my_rules:Doubling",
+            {"every_samples": "x"},
+            "batch.every_samples must be a valid integer",
+        ),
+        ("norm_test", {}, r"or a class of your own .* got 'norm_test' \(did you mean 'norm-test'"),
+    ],
+)
+def test_refusals(rule: str, others: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_recipe({"batch": {"rule": rule} | others})
+
+
+def test_a_value_that_a_recipe_cannot_hold() -> None:
+    recipe = build_recipe({"batch": {"rule": "my_rules:Nothing"}})
+    with pytest.raises(ValueError, match=r"batch.other is None, which a recipe cannot hold; use a"):
+        to_toml(recipe)
+
+
+@pytest.mark.parametrize(
+    ("message", "written"),
+    [
+        ("eta must be > 0, got -1", "batch.eta must be > 0, got -1"),
+        ("too small for eta = 3", "too small for batch.eta = 3"),
+        ("give an estimator of |G|", "give an estimator of |G|"),
+        ("other words", "other words"),
+    ],
+)
+def test_names_of_settings_in_messages(message: str, written: str) -> None:
+    with pytest.raises(ValueError) as caught, named_in_section("batch", NormTest):
+        raise ValueError(message)
+    assert str(caught.value) == written

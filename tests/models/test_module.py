@@ -1,0 +1,85 @@
+"""A plain module of the user's own, by the dotted path of its factory."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from adloco.models.module import Logits, ModuleBuilder, ModuleConfig, PlainModule
+from adloco.models.source import Head, ModelOptions
+
+
+class Twice(nn.Module):
+    """Gives twice the one-hot vectors of its input."""
+
+    def __init__(self, vocab_size: int, wrapped: bool = False, lost: int = 0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(3))
+        self.sizes, self.wrapped = (vocab_size, lost), wrapped
+
+    def forward(self, input_ids: torch.Tensor) -> object:
+        logits = 2.0 * nn.functional.one_hot(input_ids, self.sizes[0])[..., self.sizes[1] :]
+        return SimpleNamespace(logits=logits) if self.wrapped else logits
+
+
+def not_a_module(vocab_size: int) -> int:
+    return vocab_size
+
+
+def builder(
+    factory: str = "Twice",
+    head: Head = "AutoModelForCausalLM",
+    dtype: str = "fp32",
+    **arguments: int,
+) -> ModuleBuilder:
+    source = PlainModule(factory=f"{__name__}:{factory}", arguments=arguments)
+    options = ModelOptions(dtype=dtype)  # type: ignore[arg-type]
+    return ModuleBuilder(config=source.config(5), head=head, options=options, seed=3)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_logits_as_they_are_or_of_an_object(wrapped: bool) -> None:
+    output = builder(wrapped=wrapped)()(input_ids=torch.tensor([[1, 4]]), use_cache=False)
+    assert isinstance(output, Logits)
+    assert output.logits.tolist() == [[[0, 2, 0, 0, 0], [0, 0, 0, 0, 2]]]
+
+
+def test_parameters_follow_from_the_seed_alone() -> None:
+    state = torch.get_rng_state()
+    first, second = builder()(), builder().whole()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(3)
+    expected = torch.randn(3)
+    for model in (first, second):
+        assert torch.equal(next(model.parameters()), expected)
+
+
+def test_sizes_and_types() -> None:
+    assert (builder().num_parameters(), builder().num_bytes()) == (3, 12)
+    half = builder(dtype="bf16")
+    assert (half.num_bytes(), next(half().parameters()).dtype) == (6, torch.bfloat16)
+
+
+def test_the_configuration_is_read_back(tmp_path: Path) -> None:
+    builder(lost=1).save_config(tmp_path / "model")
+    expected = ModuleConfig(factory=f"{__name__}:Twice", arguments={"lost": 1}, vocab_size=5)
+    assert ModuleBuilder.load_config(tmp_path / "model") == expected
+
+
+def test_refusals() -> None:
+    ids = torch.tensor([[1, 4]])
+    with pytest.raises(ValueError, match=r"of shape \(1, 2, 5\) .*, got \(1, 2, 4\)"):
+        builder(lost=1)()(ids)
+    with pytest.raises(ValueError, match=r"must return a torch.nn.Module, got int"):
+        builder("not_a_module")()
+    with pytest.raises(ValueError, match=r"^factory .* failed when .*'depth': 2.*TypeError"):
+        builder(depth=2)()
+    with pytest.raises(ValueError, match="must be callable, got '"):
+        builder("__name__")
+    with pytest.raises(ValueError, match="source module is for language models"):
+        builder(head="AutoModelForSequenceClassification")
+    with pytest.raises(ValueError, match="gradient_checkpointing is for models of transformers"):
+        options = ModelOptions(gradient_checkpointing=True)
+        ModuleBuilder(config=builder().config, head="AutoModelForCausalLM", options=options, seed=0)
