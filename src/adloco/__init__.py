@@ -1,87 +1,28 @@
 """adloco: train language models with little communication.
 
-These are the public names; everything else may change. `AdLoCo` is the run, `DiLoCo` the outer step
-for a loop of your own, the rest are what they are made with.
+The public names are those of `adloco.public`; everything else may change. `AdLoCo` is the run,
+`DiLoCo` the outer step for a loop of your own, the rest are what they are made with.
 """
 
-import importlib.metadata
+import importlib
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
-from adloco.algorithms.adloco import AdLoCo
-from adloco.algorithms.diloco import DiLoCo
-from adloco.algorithms.inner.adamw import InnerAdamW
-from adloco.algorithms.inner.muon import InnerMuon
-from adloco.algorithms.inner.sgd import InnerSGD
-from adloco.algorithms.merging import MergeFates, Merging
-from adloco.algorithms.method import Batching, Execution, GradientTest, Method, Problem, Source
-from adloco.algorithms.optimizers import OuterOptimizer
-from adloco.algorithms.outer_sync import OuterMemory, Syncing
-from adloco.algorithms.reports import RoundReport
-from adloco.data.sources import TensorSource
-from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.int2 import Int2
-from adloco.distributed.codecs.int4 import Int4
-from adloco.distributed.codecs.int8 import Int8
-from adloco.distributed.codecs.topk import TopK
-from adloco.distributed.launch.launcher import place, process_group
-from adloco.distributed.placement.one_process import OneProcess
-from adloco.errors import NonFiniteLossError
-from adloco.rules.batch_rules.augmented import AugmentedInnerProductTest
-from adloco.rules.batch_rules.constant import ConstantBatch
-from adloco.rules.batch_rules.inner_product import InnerProductTest
-from adloco.rules.batch_rules.norm_test import NormTest
-from adloco.rules.batch_rules.warmup import BatchWarmup
-from adloco.rules.controller import BatchController, BatchGuards
-from adloco.rules.learning_rate import LearningRate
-from adloco.rules.merge_policies.largest_with_smallest import MergeLargestWithSmallest
-from adloco.rules.merge_policies.smallest import MergeSmallest
-from adloco.rules.moments import estimate, group_moments
-from adloco.rules.shares import SpeedShares
-from adloco.rules.switch import SwitchMode
-from adloco.rules.sync_schedule import Streaming
+if TYPE_CHECKING:
+    from adloco.public import *  # noqa: F403
 
-__version__ = importlib.metadata.version("adloco")
+__version__ = metadata.version("adloco")
 
-__all__ = [
-    "AdLoCo",
-    "AugmentedInnerProductTest",
-    "BatchController",
-    "BatchGuards",
-    "BatchWarmup",
-    "Batching",
-    "Bf16",
-    "ConstantBatch",
-    "DiLoCo",
-    "Execution",
-    "GradientTest",
-    "InnerAdamW",
-    "InnerMuon",
-    "InnerProductTest",
-    "InnerSGD",
-    "Int2",
-    "Int4",
-    "Int8",
-    "LearningRate",
-    "MergeFates",
-    "MergeLargestWithSmallest",
-    "MergeSmallest",
-    "Merging",
-    "Method",
-    "NonFiniteLossError",
-    "NormTest",
-    "OneProcess",
-    "OuterMemory",
-    "OuterOptimizer",
-    "Problem",
-    "RoundReport",
-    "Source",
-    "SpeedShares",
-    "Streaming",
-    "SwitchMode",
-    "Syncing",
-    "TensorSource",
-    "TopK",
-    "estimate",
-    "group_moments",
-    "place",
-    "process_group",
-]
+
+def __getattr__(name: str) -> Any:
+    """Import the public names, and torch with them, when one is first asked for: the command line
+    answers `adloco --help` without them.
+    """
+    public = importlib.import_module("adloco.public")
+    if name != "__all__" and name not in public.__all__:
+        raise AttributeError(f"module 'adloco' has no attribute {name!r}")
+    return getattr(public, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *importlib.import_module("adloco.public").__all__]

@@ -54,7 +54,15 @@ from tests.conftest import WaitForSteps
         (["--run.seed", "99999999999999999999999999"], "run.seed must be >= 0 and < 2^63"),
         (["--data.cache", "/proc/nope"], "data.cache '/proc/nope' cannot be written"),
         (["--run.folder", "/proc/nope/run"], "run folder '/proc/nope/run' cannot be made"),
-        (["--unknown"], "unrecognized arguments: --unknown"),
+        (["--unknown"], "unrecognized arguments: --unknown; see adloco train --help"),
+        (["--resum=x"], "unrecognized arguments: --resum=x (did you mean --resume?)"),
+        (["--r"], "unrecognized arguments: --r"),
+        (["--tokens", "5"], "(did you mean --run.tokens?); see adloco train --help"),
+        (["--ranks", "two"], "argument --ranks: invalid int value: 'two'; see adloco train --help"),
+        (
+            ["--help-settings", "bach"],
+            "--help-settings must name a section, got 'bach'; sections are run, task, model",
+        ),
     ],
 )
 def test_train(
@@ -64,11 +72,8 @@ def test_train(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    order = (
-        [*words, *small]
-        if not words[0].startswith("--") or (len(words) == 1 and words[0] == "--unknown")
-        else [*small, *words]
-    )
+    # Settings may stand before and behind other words; of two values of one, the last counts.
+    order = [*small, *words] if "." in words[0] or words[0] == "--resume" else [*words, *small]
     assert main(["train", *order]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
@@ -262,7 +267,11 @@ def test_a_damaged_cache_is_made_again(finished: Path, small: list[str], tmp_pat
             "--temperature >= 0 and finite, got 200 and nan",
         ),
         (["generate", "--prompt", "x", "--tokens", "0"], "--tokens must be > 0"),
-        (["generate"], "the following arguments are required: --prompt"),
+        (
+            ["generate"],
+            "the following arguments are required: --prompt; see adloco generate --help",
+        ),
+        (["report", "--run.seed", "1"], "unrecognized arguments: --run.seed 1"),
     ],
 )
 def test_options_of_the_readers(
@@ -303,9 +312,10 @@ def test_non_finite_loss_stops_and_the_last_checkpoint_stays_good(
 
 def test_unknown_command_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     refused(["trian"], "there is no command 'trian' (did you mean 'train'?)", capsys)
-    for words in ([], ["--help"]):
+    refused(["--verson"], "there is no command '--verson' (did you mean '--version'?)", capsys)
+    for words in ([], ["help"], ["-h"], ["--help"]):
         assert main(words) == 0
-        assert "adloco COMMAND" in capsys.readouterr().out
+        assert "usage: adloco [-h] [-V] COMMAND ..." in capsys.readouterr().out
 
 
 def test_config_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

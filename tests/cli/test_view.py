@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from adloco.cli.commands import take_settings
+from adloco.cli.arguments import take_settings
 from adloco.cli.view import LiveView, PlainView, open_view, summary_lines
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.report.page import write_report
@@ -127,7 +127,7 @@ def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: lis
     run = TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
     live, plain = LiveView(run), Console(width=140, record=True)
     for record in itertools.islice(run.rounds(), 2):
-        PlainView(plain, "int4").show(record)
+        PlainView(plain, "int4", run.recipe.task.measures).show(record)
         live.show(record)
     before, *_, after = plain.export_text().splitlines()
     assert "t3 batch 4 = 1w x 4x1" in before

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adloco.cli.commands import take_settings
+from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values, shipped_recipes
 from adloco.run.checkpoint import list_checkpoints

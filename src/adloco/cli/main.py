@@ -1,41 +1,53 @@
-"""adloco train | prepare | probe | config | evaluate | generate | export | report. Bad input ends
-with one sentence on stderr and exit code 2.
+"""The entry point of `adloco`: reads the line, runs one command, turns errors into exit codes.
+
+Bad input ends with one sentence on stderr and exit code 2, an interruption with exit code 130.
 """
 
 import atexit
 import difflib
 import gc
 import os
+import re
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib import metadata
 
+from adloco.cli import (
+    completion,
+    config,
+    evaluate,
+    export,
+    generate,
+    prepare,
+    probe,
+    report,
+    train,
+)
+from adloco.cli.arguments import Commands, Parser, take_settings
+from adloco.config.settings import RunSettings
 from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError
 
-COMMANDS = ("train", "prepare", "probe", "config", "evaluate", "generate", "export", "report")
-HELP = """\
-adloco COMMAND ...
+# Each of these has `add_parser` and `run`. They import torch and transformers, which takes seconds,
+# only when they run: neither help nor a wrong word should wait for that.
+COMMANDS = (train, prepare, probe, config, evaluate, generate, export, report, completion)
 
-  train [RECIPE] [--section.key VALUE ...]   train; RECIPE is a file or a shipped recipe (default: adloco)
-  train [RECIPE] --ranks N ...               the same on N processes of this machine
-  train --resume RUN [--ranks N]             go on with a run from its newest checkpoint
-  prepare [RECIPE] [--section.key VALUE ...] tokenise the recipe's text ahead of time
-  probe [RECIPE] [--ranks N] ...             measure the largest micro-batch that fits in memory
-  config [RECIPE] [--section.key VALUE ...]  print the resolved recipe, each setting with its meaning
-  evaluate RUN [--data.path PATH]            loss of a run's model on its validation text, or on another text
-  generate RUN --prompt TEXT                 continue a text with a run's model
-  export RUN --to FOLDER                     write the model for transformers, with tokenizer and model card
-  report RUN                                 draw the plots and the report of a run again
-
-Settings used often: --run.tokens (the budget), --run.folder, --run.seed, --data.path, --data.tokenizer. All of them: adloco config.
-"""
+QUIET_LIBRARIES = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",
+    "DATASETS_VERBOSITY": "critical",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(words)
+        code = _run(words)
+        sys.stdout.flush()  # Here, where it is known what to do if nobody reads it.
+        return code
     except BrokenPipeError:
         # The reader of our output went away, as in `adloco config | head`.
         sys.stderr.close()
@@ -52,47 +64,88 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _is_for_users(error: Exception) -> bool:
-    """Whether the message is all that a user needs."""
-    memory = sys.modules.get("adloco.distributed.device_memory")
-    return isinstance(error, _user_errors()) or (
-        memory is not None and isinstance(error, RuntimeError) and memory.ran_out_of_memory(error)
+def build_parser() -> tuple[Parser, Commands]:
+    """The parser of the whole line, and its commands."""
+    parser = Parser(
+        prog="adloco",
+        description="Train language models with little communication.",
+        epilog="`adloco COMMAND --help` lists what a command takes.",
+        allow_abbrev=False,
     )
+    version = f"adloco {metadata.version('adloco')}"
+    parser.add_argument("-V", "--version", action="version", version=version)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser, commands
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    # torch's own is there only once torch is imported.
-    torch = sys.modules.get("torch")
-    ours = (ValueError, OSError, NonFiniteLossError, OutOfMemoryError, OtherRankError)
-    return (*ours, torch.OutOfMemoryError) if torch else ours
-
-
-def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
+def _run(words: list[str]) -> int:
+    try:
+        arguments = _parse(words)
+    except SystemExit:  # argparse has printed the help or the version.
         return 0
-    if words[0] == "--version":
-        print(f"adloco {metadata.version('adloco')}")
-        return 0
-    if words[0] not in COMMANDS:
-        nearest = difflib.get_close_matches(words[0], COMMANDS, n=1)
-        suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-        raise ValueError(
-            f"there is no command {words[0]!r}{suggestion}; commands are {', '.join(COMMANDS)}"
-        )
-    # At its end Python would look for over a second for garbage among all that torch and
-    # transformers have made.
+    if arguments.help_settings is not None:
+        from adloco.cli.settings_help import print_settings
+
+        return print_settings(arguments)
+    # These are read when the libraries are imported; the command line shows its own progress.
+    for variable, level in QUIET_LIBRARIES.items():
+        os.environ.setdefault(variable, level)
+    # At its end Python would look for garbage among all that torch and transformers have made, for
+    # over a second.
     atexit.register(gc.freeze)
-    # Commands import late: transformers takes seconds, and a wrong word should not.
-    from adloco.cli import commands, prepare, probe
+    code: int = arguments.run(arguments)
+    return code
 
-    return {
-        "train": commands.train,
-        "prepare": prepare.prepare,
-        "probe": probe.probe,
-        "config": commands.config,
-        "evaluate": commands.evaluate,
-        "generate": commands.generate,
-        "export": commands.export,
-        "report": commands.report,
-    }[words[0]](words[1:])
+
+def _parse(words: list[str]) -> Namespace:
+    """The arguments on a line; a ValueError says what is wrong with it."""
+    if not words or words[0] == "help":
+        words = [*words[1:], "--help"]
+    parser, commands = build_parser()
+    name = words[0]
+    known = (*commands.choices, "-h", "--help", "-V", "--version")
+    if name not in known:
+        names = ", ".join(commands.choices)
+        nearest = difflib.get_close_matches(name, known, n=1)
+        suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        raise ValueError(f"there is no command {name!r}{suggestion}; commands are {names}")
+    command = commands.choices.get(name, parser)
+    takes_settings = bool(command.get_default("takes_settings"))
+    settings, others = take_settings(words) if takes_settings else ([], words)
+    given = Namespace(words=words, settings=settings)
+    arguments, unknown = parser.parse_known_args(others, given)
+    if unknown:
+        suggestion = _suggest(unknown[0], command, takes_settings)
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion}")
+    return arguments
+
+
+def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
+    """A suggestion for an unknown word: a setting of [run] without its section, or the nearest
+    option.
+    """
+    option = word.partition("=")[0]
+    meant = {name: name for name in re.findall(r"--[\w.-]+", command.format_usage())}
+    if takes_settings:
+        meant |= {f"--{field.name}": f"--run.{field.name}" for field in fields(RunSettings)}
+    nearest = difflib.get_close_matches(option, meant, n=1) if option.startswith("--") else []
+    return f" (did you mean {meant[nearest[0]]}?)" if nearest else ""
+
+
+def _is_for_users(error: Exception) -> bool:
+    """True if the message is all that a user needs."""
+    ours = (ValueError, OSError, NonFiniteLossError, OutOfMemoryError, OtherRankError)
+    # Nothing of torch can have been raised before it is imported.
+    torch = sys.modules.get("torch")
+    memory = sys.modules.get("adloco.distributed.device_memory")
+    return (
+        isinstance(error, ours)
+        or (torch is not None and isinstance(error, torch.OutOfMemoryError))
+        or (
+            memory is not None
+            and isinstance(error, RuntimeError)
+            and bool(memory.ran_out_of_memory(error))
+        )
+    )

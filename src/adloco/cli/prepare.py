@@ -1,71 +1,78 @@
-"""adloco prepare: a source into the token cache ahead of time."""
+"""`adloco prepare`: the token cache of a recipe's text, made ahead of time."""
 
 import time
-from collections.abc import Sequence
+from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from adloco.cli.commands import parser_of, take_settings
-from adloco.config.recipe import build_recipe, override, read_values
-from adloco.data.preparation import Preparation
-from adloco.data.preparation import prepare as prepare_cache
-from adloco.data.token_store import State
-from adloco.distributed.launch.local_ranks import INTERRUPTED
-from adloco.distributed.placement.one_process import num_cores
+from adloco.cli.arguments import Commands, add_command, read_recipe
+from adloco.errors import require
+
+if TYPE_CHECKING:
+    from adloco.data.preparation import Preparation
+    from adloco.data.token_store import State
 
 SECONDS_PER_LINE = 10.0
 
 
-def prepare(words: Sequence[str]) -> int:
-    """Tokenise the text of a recipe."""
-    parser = parser_of(
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "prepare",
-        "Tokenise the text of a recipe ahead of time; cut off at any point, the same command goes on.",
-    )
-    parser.add_argument(
-        "recipe",
-        nargs="?",
-        default="adloco",
-        help="a file, or the name of a shipped recipe (default: adloco)",
+        run,
+        summary="tokenise a recipe's text ahead of time",
+        description="Tokenise a recipe's text ahead of time. After an interruption, the same\n"
+        "command goes on.",
+        takes_settings=True,
     )
     parser.add_argument(
         "--processes",
         type=int,
-        default=num_cores(),
         metavar="N",
         help="processes that tokenise (default: one per core)",
     )
-    settings, others = take_settings(words)
-    known = parser.parse_args(others)
+
+
+def run(arguments: Namespace) -> int:
+    from adloco.data.preparation import prepare
+    from adloco.distributed.launch.local_ranks import INTERRUPTED
+    from adloco.distributed.placement.one_process import num_cores
+
     console = Console(highlight=False)
-    recipe = build_recipe(override(read_values(known.recipe), settings))
-    if not recipe.task.packed:
-        raise ValueError(
-            "adloco prepare packs text into windows, as language models train on; a run of this task tokenises its texts at the start"
-        )
-    data = recipe.data
-    preparation = prepare_cache(data, known.processes)
+    recipe = read_recipe(arguments)
+    require(
+        recipe.task.packed,
+        "adloco prepare packs text into windows, which only language models train on; "
+        "a run of this task tokenises its texts when it starts",
+    )
+    processes = num_cores() if arguments.processes is None else arguments.processes
+    preparation = prepare(recipe.data, processes)
+    cache = preparation.cache
     if preparation.notice:
         console.print(preparation.notice, style="bold red", soft_wrap=True)
     try:
         state = _show(preparation, console)
     except KeyboardInterrupt:
-        state = preparation.cache.growth.state
         console.print(
-            f"stopped; {state.rows:,} rows stand in {preparation.cache.folder}, and the same command goes on",
+            f"stopped; {cache.growth.state.rows:,} rows are in {cache.folder}, "
+            "and the same command goes on",
             soft_wrap=True,
         )
         return INTERRUPTED
-    text = f"{state.train:,} tokens to train on and {state.validation:,} to validate on, from {state.documents:,} texts in {state.rows:,} rows"
-    console.print(f"{preparation.cache.folder}: {text}", soft_wrap=True)
-    if left_out := preparation.cache.skipped():
+    console.print(
+        f"{cache.folder}: {state.train:,} tokens to train on and {state.validation:,} to validate "
+        f"on, from {state.documents:,} texts in {state.rows:,} rows",
+        soft_wrap=True,
+    )
+    if left_out := cache.skipped():
         console.print(left_out, style="bold", soft_wrap=True)
     return 0
 
 
-def _show(preparation: Preparation, console: Console) -> State:
-    """A bar on a terminal, a line now and then elsewhere."""
+def _show(preparation: "Preparation", console: Console) -> "State":
+    """Tokenise; show a bar on a terminal, and a line every SECONDS_PER_LINE elsewhere."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -82,7 +89,8 @@ def _show(preparation: Preparation, console: Console) -> State:
         for state in preparation.states():
             now = time.monotonic()
             speed = (state.rows - rows_before) / max(1e-9, now - started)
-            numbers = f"{state.rows:,} rows, {state.train + state.validation:,} tokens, {speed:,.0f} rows/s"
+            tokens = state.train + state.validation
+            numbers = f"{state.rows:,} rows, {tokens:,} tokens, {speed:,.0f} rows/s"
             progress.update(task, completed=state.rows, numbers=numbers)
             if not console.is_terminal and now - shown > SECONDS_PER_LINE:
                 shown = now

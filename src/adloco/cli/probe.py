@@ -1,65 +1,63 @@
-"""`adloco probe`: the largest micro-batch that fits, and the table that was measured to find it."""
+"""`adloco probe`: the largest micro-batch that fits, and what was measured to find it."""
 
-from collections.abc import Sequence
+from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from adloco.cli.commands import end_rank, on_ranks, parser_of, take_settings
-from adloco.config.recipe import build_recipe, override, read_values
-from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
-from adloco.run.micro_batch_probe import Probe
-from adloco.run.start import find_micro_batch
+from adloco.cli.arguments import Commands, add_command, add_ranks, read_recipe
+
+if TYPE_CHECKING:
+    from adloco.run.micro_batch_probe import Probe
 
 
-def probe(words: Sequence[str]) -> int:
-    """Print what `switch.max_micro_batch = "auto"` finds for a recipe."""
-    parser = parser_of(
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "probe",
-        "Find the largest micro-batch that fits, by real steps; on a CPU, --memory.gib says what may be taken.",
+        run,
+        summary="measure the largest micro-batch that fits in memory",
+        description="Find the largest micro-batch that fits, by real steps. It is what a run with\n"
+        "--switch.max_micro_batch auto trains with. On a CPU, --memory.gib says how much\n"
+        "memory may be taken.",
+        takes_settings=True,
     )
+    add_ranks(parser)
     parser.add_argument(
-        "recipe",
-        nargs="?",
-        default="adloco",
-        help="a file, or the name of a shipped recipe (default: adloco)",
+        "--again", action="store_true", help="measure even if the answer is known from before"
     )
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes on this machine to spread the workers over (default: 1)",
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="measure, also if it is known from before"
-    )
-    settings, others = take_settings(words)
-    known = parser.parse_args(others)
-    recipe = build_recipe(override(read_values(known.recipe), settings))
-    if known.ranks != 1 and num_ranks() == 1:
-        return on_ranks(known.ranks, recipe, ["probe", *words])
+
+
+def run(arguments: Namespace) -> int:
+    from adloco.cli.rank_processes import end_rank, on_ranks
+    from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
+    from adloco.run.start import find_micro_batch
+
+    recipe = read_recipe(arguments)
+    if arguments.ranks != 1 and num_ranks() == 1:
+        return on_ranks(arguments.ranks, recipe, arguments.words)
     console = Console(highlight=False, quiet=this_rank() != 0)
     with process_group(end_rank):
         with console.status("training steps of rising size ..."):
-            found, notice = find_micro_batch(recipe, again=known.again)
+            found, notice = find_micro_batch(recipe, again=arguments.again)
         if notice:
             console.print(notice, style="bold red", soft_wrap=True)
         _show(found, console)
     return 0
 
 
-def _show(found: Probe, console: Console) -> None:
-    table = Table(
+def _show(found: "Probe", console: Console) -> None:
+    table = Table()
+    for title in (
         "micro-batch",
         "peak memory of a worker",
         "part of its budget",
         "seconds per step",
         "samples per second",
-        "fits",
-    )
-    for column in table.columns[:-1]:
-        column.justify = "right"
+    ):
+        table.add_column(title, justify="right")
+    table.add_column("fits")
     for row in found.measured:
         ran = row.seconds > 0
         table.add_row(

@@ -1,0 +1,146 @@
+"""What the commands' parsers share: errors of one sentence, settings anywhere on the line, and
+arguments that several commands take.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
+
+if TYPE_CHECKING:  # It imports torch, which takes seconds, and `--help` should not.
+    from adloco.config.sections import Recipe
+
+COMMON_SETTINGS = {
+    "run.tokens": "how many tokens to train on",
+    "run.folder": "folder of the run's files",
+    "run.seed": "seed of the parameters and of the data's order",
+    "run.device": "auto, cpu, cuda, cuda:1, ...",
+    "data.path": "text file, or folder of text files",
+    "data.dataset": "Hugging Face dataset, by hub id or folder",
+    "data.tokenizer": "what turns text into tokens",
+    "data.context_tokens": "length of a sample",
+    "model.shape": "size of the model",
+    "method.num_trainers": "models that train apart until they merge",
+    "method.workers_per_trainer": "copies of each model, which sync",
+    "method.sync_every": "inner steps from one sync to the next (H)",
+    "inner.lr": "learning rate of the inner optimizer",
+    "batch.rule": "how the batch is decided",
+    "wire.format": "how pseudo-gradients cross between workers",
+}
+"""The settings that the help of a command names."""
+SETTINGS_INTRODUCTION = """\
+settings:
+  Any setting of the recipe can be given as --section.key VALUE, anywhere on the
+  line. Often used are:
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are ValueErrors of one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message; argparse would print the usage and exit."""
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    summary: str,
+    description: str,
+    takes_settings: bool = False,
+) -> Parser:
+    """Add a command.
+
+    Args:
+        commands: Where to add it.
+        name: The word after `adloco`.
+        run: Carries the command out and returns its exit code. Its arguments have `words`, the
+            whole line, and `settings`, the (section.key, value) pairs in it.
+        summary: What `adloco --help` says.
+        description: What `adloco NAME --help` says.
+        takes_settings: Whether --section.key VALUE may stand on the line.
+    """
+    width = max(map(len, COMMON_SETTINGS))
+    lines = [f"  --{key:<{width}}  {meaning}" for key, meaning in COMMON_SETTINGS.items()]
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog="\n".join([SETTINGS_INTRODUCTION, *lines]) if takes_settings else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --r must not silently mean --resume.
+    )
+    parser.set_defaults(run=run, takes_settings=takes_settings, help_settings=None)
+    if takes_settings:
+        parser.add_argument(
+            "recipe",
+            nargs="?",
+            metavar="RECIPE",
+            help="a file, or the name of a shipped recipe (default: adloco)",
+        )
+        parser.add_argument(
+            "--help-settings",
+            nargs="?",
+            const="",
+            metavar="SECTION",
+            help="list every setting, or those of a section, and exit",
+        )
+    return parser
+
+
+def add_ranks(parser: Parser) -> None:
+    """Add --ranks."""
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes on this machine to spread the workers over (default: 1)",
+    )
+
+
+def add_trained_run(parser: Parser, *, purpose: str) -> None:
+    """Add the folder of a run, and the choice of one of its trainers to `purpose`."""
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument(
+        "--trainer",
+        type=int,
+        metavar="N",
+        help=f"trainer to {purpose} (default: the one with the lowest validation loss)",
+    )
+
+
+def take_settings(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Separate settings from the other words of a line.
+
+    Returns:
+        (section.key, value) of every --section.key VALUE or --section.key=VALUE, and the words that
+        are left.
+
+    Raises:
+        ValueError: A setting has no value.
+    """
+    settings, others, left = [], [], list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in name:
+            others.append(word)
+            continue
+        if not equals and not left:
+            raise ValueError(f"{word} needs a value, as in {word} VALUE")
+        settings.append((name, value if equals else left.pop(0)))
+    return settings, others
+
+
+def read_recipe(arguments: argparse.Namespace) -> "Recipe":
+    """The recipe that a line names, with the settings that stand on the line."""
+    from adloco.config.recipe import build_recipe, override, read_values
+
+    return build_recipe(override(read_values(arguments.recipe or "adloco"), arguments.settings))

@@ -1,0 +1,23 @@
+"""`adloco config`: a recipe with every setting, resolved and explained."""
+
+from argparse import Namespace
+
+from adloco.cli.arguments import Commands, add_command, read_recipe
+
+
+def add_parser(commands: Commands) -> None:
+    add_command(
+        commands,
+        "config",
+        run,
+        summary="print a recipe with every setting and its meaning",
+        description="Print a recipe with every setting and its meaning, as a TOML file.",
+        takes_settings=True,
+    )
+
+
+def run(arguments: Namespace) -> int:
+    from adloco.config.recipe_text import to_toml
+
+    print(to_toml(read_recipe(arguments), with_meanings=True), end="")
+    return 0

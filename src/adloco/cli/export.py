@@ -1,0 +1,39 @@
+"""`adloco export`: a run's model as a folder that transformers loads."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from rich.console import Console
+
+from adloco.cli.arguments import Commands, add_command, add_trained_run
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "export",
+        run,
+        summary="write a run's model for transformers",
+        description="Write a run's model as a folder that transformers loads: weights,\n"
+        "configuration, tokenizer and model card.",
+    )
+    add_trained_run(parser, purpose="export")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder to write; it must not exist yet",
+    )
+
+
+def run(arguments: Namespace) -> int:
+    from adloco.run.trained import load_trained
+    from adloco.run.transformers_export import export
+
+    folder: Path = arguments.to
+    console = Console(highlight=False)
+    with console.status("writing the model ..."):
+        export(load_trained(arguments.run_folder, arguments.trainer), folder)
+    console.print(f"{folder}: load it with from_pretrained({str(folder)!r})", soft_wrap=True)
+    return 0

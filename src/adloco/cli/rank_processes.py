@@ -1,0 +1,28 @@
+"""Commands that run on several ranks of this machine."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from adloco.config.sections import Recipe
+from adloco.distributed.launch.launcher import island_shape, this_rank
+from adloco.distributed.launch.local_ranks import start_ranks
+from adloco.errors import require
+
+
+def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
+    """Run `adloco WORDS` in that many processes of this machine and return the exit code.
+
+    Raises:
+        ValueError: The workers of the recipe cannot be spread over that many ranks.
+    """
+    require(count >= 1, f"--ranks must be >= 1, got {count}")
+    shape = recipe.placement
+    island_shape(count, recipe.method.num_workers, shape.shard_size, shape.replica_size)
+    return start_ranks(count, words)
+
+
+def end_rank(message: str) -> None:
+    """End this process because another rank failed, whatever it is waiting for."""
+    print(f"adloco (rank {this_rank()}): {message}", file=sys.stderr, flush=True)
+    os._exit(2)

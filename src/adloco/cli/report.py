@@ -1,0 +1,30 @@
+"""`adloco report`: the plots and the page of a run, drawn again from its metrics."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from rich.console import Console
+
+from adloco.cli.arguments import Commands, add_command
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "report",
+        run,
+        summary="draw the plots and the report of a run again",
+        description="Draw the plots and report.html of a run from its metrics.",
+    )
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
+
+
+def run(arguments: Namespace) -> int:
+    from adloco.report.page import write_report
+    from adloco.run.stored import run_folder
+
+    console = Console(highlight=False)
+    with console.status("drawing the report ..."):
+        path = write_report(run_folder(arguments.run_folder))
+    console.print(str(path), soft_wrap=True)
+    return 0

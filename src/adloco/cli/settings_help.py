@@ -1,0 +1,134 @@
+"""Help on every setting, by section, from the table that `adloco config` goes over."""
+
+import argparse
+import functools
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from adloco.cli.arguments import read_recipe
+from adloco.config.recipe_text import field_meanings, named_settings
+from adloco.config.sections import SECTIONS, Recipe
+from adloco.errors import require
+
+PLACEHOLDERS = {int: "N", float: "NUMBER", str: "TEXT"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownSetting:
+    """A setting that a recipe can have."""
+
+    name: str
+    """section.key"""
+    meaning: str
+    hint: Any
+    """Its type."""
+    default: Any
+    chosen_by: str = ""
+    """The choice it belongs to, for instance `batch.rule warmup`; empty if the recipe has it."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values there are; empty if they cannot be listed."""
+        if self.hint is bool:
+            return ("true", "false")
+        return tuple(map(str, get_args(self.hint))) if get_origin(self.hint) is Literal else ()
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for a value in help."""
+        if self.choices:
+            return f"{{{','.join(self.choices)}}}"
+        return PLACEHOLDERS.get(self.hint, "VALUE")
+
+
+def print_settings(arguments: argparse.Namespace) -> int:
+    """Print help on the settings of section `arguments.help_settings`, or on all if it is empty."""
+    section = arguments.help_settings
+    require(
+        section in ("", *SECTIONS),
+        f"--help-settings must name a section, got {section!r}; sections are {', '.join(SECTIONS)}",
+    )
+    sections = [section] if section else list(SECTIONS)
+    print(settings_help(read_recipe(arguments), sections), end="")
+    return 0
+
+
+def settings_help(recipe: Recipe, sections: list[str]) -> str:
+    """Help on the settings of these sections, as wide as the terminal.
+
+    Defaults are the values of the recipe, and those of a class that the recipe does not choose.
+    """
+    parser = argparse.ArgumentParser(
+        usage=argparse.SUPPRESS,
+        add_help=False,
+        formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=6),
+    )
+    groups = {section: parser.add_argument_group(f"[{section}]") for section in sections}
+    for setting in known_settings(recipe):
+        section = setting.name.partition(".")[0]
+        if section in groups:
+            needs = f"With {setting.chosen_by}. " if setting.chosen_by else ""
+            required = setting.default is None
+            default = "must be given" if required else f"default: {_as_flag(setting.default)}"
+            text = f"{needs}{setting.meaning} ({default})"
+            groups[section].add_argument(
+                f"--{setting.name}", metavar=setting.placeholder, help=text.replace("%", "%%")
+            )
+    return parser.format_help()
+
+
+def known_settings(recipe: Recipe) -> Iterator[KnownSetting]:
+    """Every setting there is, once: those of the recipe, and those that it would have with another
+    choice, for instance of `batch.rule`.
+    """
+    values = named_settings(recipe)
+    for section, content in SECTIONS.items():
+        owners, choice = list(content.parts.values()), content.choice
+        if choice:
+            name = f"{section}.{choice.key}"
+            yield KnownSetting(
+                name=name,
+                meaning=choice.meaning,
+                hint=Literal[tuple(choice.classes)],
+                default=values[name],
+            )
+            # What the recipe chooses comes first: it decides what a shared field means.
+            owners = [choice.classes[values[name]], *choice.classes.values(), *owners]
+        owner_of: dict[str, type] = {}
+        for owner in owners:
+            for field in fields(owner):
+                owner_of.setdefault(field.name, owner)
+        for key, owner in owner_of.items():
+            name, chosen_by = f"{section}.{key}", ""
+            if choice and name not in values:
+                words = [word for word, kind in choice.classes.items() if key in _defaults(kind)]
+                chosen_by = f"{section}.{choice.key} {' or '.join(words)}"
+            yield KnownSetting(
+                name=name,
+                meaning=field_meanings(owner)[key],
+                hint=get_type_hints(owner)[key],
+                default=values.get(name, _defaults(owner)[key]),
+                chosen_by=chosen_by,
+            )
+
+
+def _defaults(owner: type) -> dict[str, Any]:
+    """The default of each field of a dataclass, None for a field that must be given."""
+    return {
+        field.name: field.default_factory()
+        if field.default_factory is not MISSING
+        else None
+        if field.default is MISSING
+        else field.default
+        for field in fields(owner)
+    }
+
+
+def _as_flag(value: Any) -> str:
+    """A value as it is written behind a flag."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        return str(list(value))
+    return "empty" if value in ("", {}) else str(value)

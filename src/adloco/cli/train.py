@@ -1,0 +1,85 @@
+"""`adloco train`: a new run, or one that is resumed; here, or on several ranks of this machine."""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from rich.console import Console
+
+from adloco.cli.arguments import Commands, add_command, add_ranks, read_recipe
+from adloco.errors import require
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "train",
+        run,
+        summary="train a recipe, or go on with a run",
+        description="Train a recipe, or go on with a run from its newest checkpoint.",
+        takes_settings=True,
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN", type=Path, help="folder of the run to go on with"
+    )
+    add_ranks(parser)
+
+
+def run(arguments: Namespace) -> int:
+    from adloco.cli.rank_processes import end_rank
+    from adloco.cli.training_loop import train
+    from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
+    from adloco.run.training_run import TrainingRun
+
+    resumed, settings = arguments.resume, arguments.settings
+    require(
+        not (resumed and arguments.recipe),
+        f"--resume goes on with the recipe of the run; leave out {arguments.recipe}",
+    )
+    if arguments.ranks != 1 and num_ranks() == 1:
+        return _run_on_ranks(arguments)
+    console = Console(highlight=False, quiet=this_rank() != 0)
+    # Inside of the group everything, so that bad input on one rank ends all ranks.
+    with process_group(end_rank):
+        with console.status("reading and tokenising text, building models ..."):
+            training_run = (
+                TrainingRun.resume(resumed, settings)
+                if resumed
+                else TrainingRun.create(read_recipe(arguments))
+            )
+        return train(training_run, console)
+
+
+def _run_on_ranks(arguments: Namespace) -> int:
+    """Train in several processes. If memory runs out where the step cannot be repeated, they start
+    again from the newest checkpoint with smaller micro-batches.
+    """
+    from adloco.cli.rank_processes import on_ranks
+    from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
+    from adloco.run.records import Records
+    from adloco.run.start import new_folder
+    from adloco.run.stored import resumed_recipe
+
+    count, words, resumed = arguments.ranks, arguments.words, arguments.resume
+    if resumed:
+        recipe, folder = resumed_recipe(resumed, arguments.settings), resumed
+        # The folder has the old values of these settings, so they are given again.
+        begin = again = words
+    else:
+        recipe = read_recipe(arguments)
+        folder = new_folder(recipe)
+        begin = [*words, "--run.folder", str(folder)]
+        again = ["train", "--resume", str(folder)]
+    records = Records(folder)
+    limit = records.pass_limit()
+    code = on_ranks(count, recipe, begin)
+    while code not in (0, INTERRUPTED) and records.pass_limit() != limit:
+        limit = records.pass_limit()
+        print(
+            "adloco: the ranks start again from the newest checkpoint, with micro-batches of at "
+            f"most {limit}",
+            file=sys.stderr,
+            flush=True,
+        )
+        code = start_ranks(count, again)
+    return code

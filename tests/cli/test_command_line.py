@@ -1,0 +1,221 @@
+"""Help, version and shell completion: what they say, and that help needs no torch."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from adloco.cli.arguments import COMMON_SETTINGS, take_settings
+from adloco.cli.main import COMMANDS, build_parser, main
+from adloco.cli.settings_help import KnownSetting, known_settings
+from adloco.config.recipe import build_recipe, read_values, shipped_recipes
+from adloco.config.recipe_text import named_settings
+from adloco.config.sections import SECTIONS
+
+NAMES = ["train", "prepare", "probe", "config"]
+NAMES += ["evaluate", "generate", "export", "report", "completion"]
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return str(out)
+
+
+@pytest.mark.parametrize(
+    "line", ["--help", "--version", "train --help", "help generate", "trian", "train --unknown"]
+)
+def test_what_needs_no_torch_does_not_import_it(line: str) -> None:
+    code = (
+        "import json, sys; from adloco.cli.main import main; main(sys.argv[1:]); "
+        "slow = {'torch', 'transformers', 'pydantic', 'matplotlib'} & set(sys.modules); "
+        "print('\\n' + json.dumps(sorted(slow)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *line.split()], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(["--help"], capsys)
+    assert re.findall(r"^    (\w+)  +\w", text, re.MULTILINE) == NAMES
+    assert len(COMMANDS) == len(NAMES)
+    assert printed(["--version"], capsys) == f"adloco {metadata.version('adloco')}\n"
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in NAMES)], ids=" ".join)
+def test_help_fits_80_columns(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = printed([*words, "--help"], capsys)
+    assert text.startswith(" ".join(["usage: adloco", *words]))
+    assert max(map(len, text.splitlines())) <= 80
+    if words[:1] in ([name] for name in NAMES[:4]):
+        for setting in COMMON_SETTINGS:
+            assert f"--{setting} " in text
+        assert "--help-settings" in text
+
+
+def known() -> dict[str, KnownSetting]:
+    settings = list(known_settings(build_recipe(read_values("adloco"))))
+    named = {setting.name: setting for setting in settings}
+    assert len(named) == len(settings)
+    return named
+
+
+def test_the_settings_named_in_help_exist() -> None:
+    assert set(COMMON_SETTINGS) <= set(known())
+
+
+def test_every_setting_of_every_recipe_is_known() -> None:
+    """Of each class that a section can have, and of each shipped recipe."""
+    there = set(known())
+    for section, content in SECTIONS.items():
+        classes = [*content.parts.values()]
+        classes += content.choice.classes.values() if content.choice else []
+        for owner in classes:
+            assert {f"{section}.{field.name}" for field in fields(owner)} <= there
+    for recipe in shipped_recipes():
+        assert set(named_settings(build_recipe(read_values(recipe)))) <= there
+
+
+@pytest.mark.parametrize("recipe", ["adloco", "diloco"])
+def test_help_on_settings(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each setting stands under its section, with its value in the recipe."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = printed(["train", recipe, "--help-settings", "--run.tokens=5"], capsys)
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.findall(r"^\[(\w+)\]:$", text, re.MULTILINE) == list(SECTIONS)
+    flags = re.findall(r"^  --(\S+)", text, re.MULTILINE)
+    assert sorted(flags) == sorted(known())
+    batch = text[text.index("\n[batch]:") : text.index("\n[test]:")]
+    assert all(name in text for name in COMMON_SETTINGS)
+    assert "--batch.rule {constant,warmup,norm-test,inner-product,augmented}" in batch
+    plain = " ".join(text.split())
+    assert "the inner step that reaches it. (default: 5)" in plain
+    assert "With batch.rule inner-product or augmented. Tolerated relative error" in plain
+    assert "With batch.rule warmup. Batch of each stage" in plain and "(must be given)" in plain
+    assert ("With batch.rule norm-test" in plain) == (recipe == "diloco")
+
+
+def test_help_on_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(["config", "--help-settings", "wire"], capsys)
+    sections = {flag.partition(".")[0] for flag in re.findall(r"^  --(\S+)", text, re.MULTILINE)}
+    assert sections == {"wire"}
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "others"),
+    [
+        (["x", "--a.b", "1", "y", "--c.d=2=3"], [("a.b", "1"), ("c.d", "2=3")], "x y"),
+        (["--a.b", "--c.d", "x"], [("a.b", "--c.d")], "x"),
+        (["--a.b="], [("a.b", "")], ""),
+        (["--resume=runs/1.5", "./a.toml", "-1.5"], [], "--resume=runs/1.5 ./a.toml -1.5"),
+    ],
+)
+def test_settings_are_taken_from_a_line(
+    words: list[str], settings: list[tuple[str, str]], others: str
+) -> None:
+    assert take_settings(words) == (settings, others.split())
+
+
+def test_settings_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        ["config", "diloco", "--run.seed", "7", "--outer.update=mean"],
+        ["config", "--outer.update", "mean", "--run.seed=7", "diloco"],
+    ]
+    first, second = (printed(words, capsys) for words in lines)
+    assert first == second
+    assert "seed = 7\n" in first and 'update = "mean"\n' in first
+
+
+def test_a_prompt_may_look_like_a_setting() -> None:
+    parser, _ = build_parser()
+    words = ["generate", "RUN", "--prompt", "--x.y is a flag"]
+    assert parser.parse_args(words).prompt == "--x.y is a flag"
+
+
+COMPLETE = """
+source {script}
+{emulate}
+COMP_WORDS=({words})
+COMP_CWORD={position}
+_adloco
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.fixture(scope="module", params=["bash", "zsh"])
+def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A shell, and a script that completes in it."""
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    script = tmp_path_factory.mktemp("completion") / "script"
+    words = [sys.executable, "-m", "adloco", "completion", request.param]
+    script.write_text(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    return [request.param, str(script)]
+
+
+def complete(shell: list[str], words: list[str]) -> list[str]:
+    """What the last word could become."""
+    quoted = " ".join(f"'{word}'" for word in words)
+    name, script = shell
+    # zsh calls completions of bash like this.
+    emulate = "emulate sh; setopt kshglob noshglob braceexpand" if name == "zsh" else ""
+    code = COMPLETE.format(script=script, emulate=emulate, words=quoted, position=len(words) - 1)
+    done = subprocess.run([name, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == ""
+    # zsh offers those of the words that begin as the last one does.
+    return [word for word in done.stdout.split() if name == "bash" or word.startswith(words[-1])]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("adloco tr", ["train"]),
+        ("adloco e", ["evaluate", "export"]),
+        ("adloco --v", ["--version"]),
+        ("adloco train dil", ["diloco"]),
+        ("adloco train --res", ["--resume"]),
+        ("adloco train --wire.f", ["--wire.format"]),
+        ("adloco train diloco --wire.format int", ["int8", "int4", "int2"]),
+        ("adloco train --batch.rule = w", ["warmup"]),
+        ("adloco train --run.precision auto single --run.compile ", ["true", "false"]),
+        ("adloco probe --help-settings wi", ["wire"]),
+        ("adloco generate --te", ["--temperature"]),
+        ("adloco generate --run.s", []),
+        ("adloco train --resume ru", []),  # The shell completes files.
+        ("adloco completion ", ["bash", "zsh"]),
+    ],
+)
+def test_completion(shell: list[str], words: str, expected: list[str]) -> None:
+    assert complete(shell, words.split(" ")) == expected
+
+
+def test_the_shell_calls_it_for_adloco(shell: list[str], tmp_path: Path) -> None:
+    name, script = shell
+    if name == "bash":
+        done = subprocess.run(
+            ["bash", "-c", f"source {script}; complete -p adloco"], capture_output=True, text=True
+        )
+        assert done.stdout == "complete -o default -F _adloco adloco\n"
+    else:
+        # compinit keeps a list of functions in the home folder.
+        done = subprocess.run(
+            ["zsh", "-c", f"source {script}; print -r -- $_comps[adloco]"],
+            capture_output=True,
+            text=True,
+            env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        )
+        assert "_adloco" in done.stdout
