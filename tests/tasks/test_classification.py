@@ -12,8 +12,8 @@ import torch
 
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.data.byte_tokenizer import ByteTokenizer
 from adloco.data.data_settings import DataSettings
-from adloco.data.tokenizers import ByteTokenizer
 from adloco.models.build import ModelBuilder
 from adloco.models.model_sources import ModelOptions, NamedModel
 from adloco.run.training_run import TrainingRun
