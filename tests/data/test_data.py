@@ -1,10 +1,7 @@
-"""Order, sources, corpora, tokenizers and caches."""
+"""Order, sources, corpora and caches."""
 
 import json
-import subprocess
-import sys
 import sysconfig
-import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +14,6 @@ from adloco.data.data_settings import DataSettings
 from adloco.data.order import StreamOrder
 from adloco.data.sources import TokenSource
 from adloco.data.token_cache import open_cache
-from adloco.data.tokenizers import load_tokenizer, make_tokenizer
-from tests.problems import SHARED_DATA, needs_shared_data
 
 
 def test_an_epoch_has_every_sample_once() -> None:
@@ -133,91 +128,6 @@ def test_bad_corpora(tmp_path: Path, name: str, content: bytes | None, message: 
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load_corpus(DataSettings(path=str(tmp_path / name), validation_fraction=0.1))
-
-
-TEXTS = ["def main():\n    return 'h\u00e9llo \u4e16\u754c'\n", "import os\n" * 20, "x = 1\n" * 50]
-
-
-@pytest.mark.parametrize("name", ["bytes", "bpe:300"])
-def test_tokenizers_round_trip_and_reload(tmp_path: Path, name: str) -> None:
-    tokenizer = make_tokenizer(name, TEXTS)
-    tokenizer.save(tmp_path)
-    again = load_tokenizer(tmp_path)
-    encoded = tokenizer.encode(TEXTS)
-    assert [tokenizer.decode(ids) for ids in encoded] == TEXTS
-    assert again.encode(TEXTS) == encoded
-    assert (again.vocab_size, again.end_of_text, again.fingerprint()) == (
-        tokenizer.vocab_size,
-        tokenizer.end_of_text,
-        tokenizer.fingerprint(),
-    )
-    assert max(map(max, encoded)) < tokenizer.vocab_size
-    assert all(tokenizer.end_of_text not in ids for ids in encoded)
-    if name != "bytes":
-        assert tokenizer.vocab_size <= 300
-        assert sum(map(len, encoded)) < sum(len(text.encode()) for text in TEXTS)
-
-
-PLAIN = "The quick brown fox, at 13:45, jumps over 2 lazy dogs; it's Zoë's naïve café — said she: \"5 € or 7 £?\" (no reply!)\n\nNew paragraph."
-CODE = "\tdef f(x):\n    return {'a': [x ** 2, 世界, 🙂]}  # done\n"
-
-
-@needs_shared_data
-@pytest.mark.parametrize(
-    ("name", "size", "ending"),
-    [
-        ("gpt2", 50257, "<|endoftext|>"),
-        ("llama2", 32000, "</s>"),
-        ("bert-base-uncased", 30522, "[SEP]"),
-    ],
-)
-def test_published_vocabularies_round_trip(
-    name: str, size: int, ending: str, tmp_path: Path
-) -> None:
-    tokenizer = make_tokenizer(str(SHARED_DATA / "tokenizers" / name), ())
-    assert tokenizer.vocab_size == size
-    assert tokenizer.decode([tokenizer.end_of_text]) == ending
-    plain, code = tokenizer.encode([PLAIN, CODE])
-    assert tokenizer.end_of_text not in plain + code
-    if name == "bert-base-uncased":
-        # It knows words, neither their case nor accents nor what stands between them.
-        words = unicodedata.normalize("NFD", PLAIN.lower())
-        bare = "".join(
-            character
-            for character in words
-            if not unicodedata.combining(character) and not character.isspace()
-        )
-        assert tokenizer.decode(plain).replace(" ", "") == bare
-        assert tokenizer.encode([tokenizer.decode(plain)]) == [plain]
-        assert (
-            tokenizer.decode(tokenizer.encode(["the quick brown fox jumps."])[0])
-            == "the quick brown fox jumps."
-        )
-    else:
-        assert tokenizer.decode(plain) == PLAIN
-        assert tokenizer.decode(code) == CODE
-    tokenizer.save(tmp_path)
-    again = load_tokenizer(tmp_path)
-    assert again.fingerprint() == tokenizer.fingerprint()
-    assert again.encode([PLAIN, CODE]) == [plain, code]
-
-
-@needs_shared_data
-@pytest.mark.parametrize("module", ["sentencepiece", "google.protobuf"])
-def test_a_sentencepiece_vocabulary_without_what_reads_it(module: str) -> None:
-    folder = str(SHARED_DATA / "tokenizers" / "llama2")
-    code = f"import sys; sys.modules[{module!r}] = None; from adloco.data.tokenizers import make_tokenizer; make_tokenizer({folder!r}, ())"
-    error = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    ).stderr
-    needed = f"needs {module.removeprefix('google.')} to be read; install with: pip install 'adloco[sentencepiece]'"
-    assert error.splitlines()[-1] == f"ValueError: data.tokenizer {folder!r} {needed}"
-
-
-@pytest.mark.parametrize("name", ["bpe:", "bpe:12", "bpe:many", "/no/such/folder"])
-def test_unknown_tokenizers(name: str) -> None:
-    with pytest.raises(ValueError, match="data.tokenizer"):
-        make_tokenizer(name, TEXTS)
 
 
 def test_cache_is_written_once_and_keyed_by_content_and_tokenizer(tmp_path: Path) -> None:

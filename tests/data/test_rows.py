@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
-from adloco.data.hub import DatasetShard
-from adloco.data.row_groups import SourceUnreachableError
+from adloco.data.hub import DatasetFile
 from adloco.data.rows import Position, Rows, open_rows, read_rows, stages
 from tests.problems import SHARED_DATA, needs_shared_data
 
@@ -41,10 +41,10 @@ def write(folder: Path, files: Mapping[str, bytes]) -> str:
 
 @pytest.fixture
 def local(tmp_path: Path) -> str:
-    """30 rows in three shards, and a validation split of 5."""
-    files = {
-        f"train-{shard}.jsonl": numbered(10 * shard, 10 * shard + 10) for shard in range(3)
-    } | {"validation.jsonl": numbered(100, 105)}
+    """30 rows in three files, and a validation split of 5."""
+    files = {f"train-{file}.jsonl": numbered(10 * file, 10 * file + 10) for file in range(3)} | {
+        "validation.jsonl": numbered(100, 105)
+    }
     return write(tmp_path / "local", files)
 
 
@@ -97,8 +97,8 @@ def test_columns_and_their_types(local: str) -> None:
 
 
 def test_only_the_rows_asked_for_are_read(local: str) -> None:
-    for shard in (1, 2):
-        (Path(local) / f"train-{shard}.jsonl").write_bytes(b"no JSON at all")
+    for file in (1, 2):
+        (Path(local) / f"train-{file}.jsonl").write_bytes(b"no JSON at all")
     assert texts(DataSettings(dataset=local, samples=10, validation_samples=1), "train") == list(
         range(1, 10)
     )
@@ -112,10 +112,10 @@ def test_reading_goes_on_anywhere_without_opening_what_was_read(local: str) -> N
     for cut in (0, 1, 9, 10, 11, 20, 27, 28):
         rows = open_rows(data, stage, TEXT, Position())
         before = [item for item, _ in zip(rows, range(cut), strict=False)] if cut else []
-        resumed = Position(row=cut, shard_rows=[10] * ((cut - 1) // 10) if cut else [])
+        resumed = Position(row=cut, file_rows=[10] * ((cut - 1) // 10) if cut else [])
         assert before + list(open_rows(data, stage, TEXT, resumed)) == whole
     (Path(local) / "train-0.jsonl").write_bytes(b"damaged")
-    assert len(list(open_rows(data, stage, TEXT, Position(row=12, shard_rows=[10])))) == 16
+    assert len(list(open_rows(data, stage, TEXT, Position(row=12, file_rows=[10])))) == 16
 
 
 BAD: dict[str, tuple[bytes, str, int, str]] = {
@@ -171,7 +171,7 @@ def test_bad_rows_of_a_dataset(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [b"", b"xx"])
-def test_a_damaged_gzip_shard(start: bytes, tmp_path: Path) -> None:
+def test_a_damaged_gzip_file(start: bytes, tmp_path: Path) -> None:
     files = {
         "train-0.json.gz": gzip.compress(numbered(0, 7)),
         "train-1.json.gz": start + gzip.compress(numbered(0, 5000))[:-2000],
@@ -190,13 +190,14 @@ def test_a_damaged_gzip_shard(start: bytes, tmp_path: Path) -> None:
     (Path(folder) / "train-0.json.gz").write_bytes(b"xx")
     with pytest.raises(
         ValueError,
-        match=r"cannot be opened \(Not a gzipped file .*\); mend or remove .*train-0.json.gz, which tells the columns",
+        match=r"cannot be opened \(Not a gzipped file .*\); mend or remove .*train-0.json.gz, "
+        r"which tells the columns",
     ):
         list(read_rows(DataSettings(dataset=folder, bad_rows="skip"), "train", TEXT))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_damaged_parquet_shard(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     folder = write(tmp_path / "bad", {"train-1.parquet": b"PAR1, or not"})
@@ -207,7 +208,8 @@ def test_a_damaged_parquet_shard(tmp_path: Path) -> None:
     for data in (DataSettings(dataset=folder), DataSettings(path=folder)):
         with pytest.raises(
             ValueError,
-            match=r"train-1.parquet (cannot be read|is not a readable parquet file) from row 1 on .*; mend or ",
+            match=r"train-1.parquet (cannot be read|is not a readable parquet file) from row 1 on "
+            r".*; mend or ",
         ):
             list(read_rows(data, "train", TEXT))
         rows = read_rows(replace(data, bad_rows="skip"), "train", TEXT)
@@ -215,7 +217,7 @@ def test_a_damaged_parquet_shard(tmp_path: Path) -> None:
         assert sum(rows.skipped.values()) == 1
 
 
-def test_a_shard_that_vanishes(local: str) -> None:
+def test_a_file_that_vanishes(local: str) -> None:
     for data in (DataSettings(dataset=local), DataSettings(path=local)):
         rows = iter(read_rows(data, "train", TEXT))
         next(rows)
@@ -229,9 +231,9 @@ def test_a_shard_that_vanishes(local: str) -> None:
     reading = iter(rows)
     next(reading)
     (Path(local) / "train-1.jsonl").unlink()
-    assert (
-        sum(1 for _ in reading) == 18
-    )  # Of 21 rows, the missing shard's one included, one is held out; one was read, one is the missing shard's.
+    # There are 21 rows, with one for the missing file. One of them is held out, one was read
+    # before, and the missing file's is left out.
+    assert sum(1 for _ in reading) == 18
     ((reason, count),) = rows.skipped.items()
     assert reason.startswith("vanished file: ")
     assert "train-1.jsonl is gone" in reason
@@ -239,7 +241,10 @@ def test_a_shard_that_vanishes(local: str) -> None:
 
 
 def test_bad_lines_of_a_file_are_skipped_one_by_one(tmp_path: Path) -> None:
-    content = b'{"text": "a"}\n{"text": \n{"body": "b"}\n\n{"text": "caf\xe9"}\n{"text": "a\\ud800"}\n{"text": " "}\n{"text": "z"}\n'
+    content = (
+        b'{"text": "a"}\n{"text": \n{"body": "b"}\n\n{"text": "caf\xe9"}\n'
+        b'{"text": "a\\ud800"}\n{"text": " "}\n{"text": "z"}\n'
+    )
     folder = write(
         tmp_path / "files",
         {"rows.jsonl": content, "latin.txt": "café".encode("latin-1"), "blank.txt": b" \n"},
@@ -260,7 +265,8 @@ def test_bad_lines_of_a_file_are_skipped_one_by_one(tmp_path: Path) -> None:
     [
         (
             {"dataset": "allenai/c4", "config": "en"},
-            r"'allenai/c4' cannot be reached \(.*\); download it and give its folder, or name a second source",
+            r"'allenai/c4' cannot be reached \(.*\); download it and give its folder, or name a "
+            r"second source",
         ),
         ({"dataset": "/no/such/folder"}, "'/no/such/folder' does not exist; download it"),
         ({"path": "/no/such/folder"}, "does not exist"),
@@ -279,7 +285,8 @@ def test_unknown_configurations_and_splits_and_empty_folders(local: str, tmp_pat
         ),
         (
             {"dataset": local, "split": "trian"},
-            "has no split 'trian'; set data.split or data.validation_split to one of train, validation",
+            "has no split 'trian'; set data.split or data.validation_split to one of train, "
+            "validation",
         ),
         ({"dataset": write(tmp_path / "none", {})}, "holds no data files that can be read"),
         (
@@ -319,9 +326,9 @@ class BrokenStream:
     ],
 )
 def test_nothing_is_left_out_for_what_may_go_away(error: Exception) -> None:
-    shard = DatasetShard(stream=BrokenStream(error), name="shard", text_column="text")
+    file = DatasetFile(stream=BrokenStream(error), name="part 1", text_column="text")
     rows = Rows(
-        shards=[shard],
+        files=[file],
         columns=TEXT,
         data=DataSettings(bad_rows="skip"),
         limit=0,
@@ -330,14 +337,14 @@ def test_nothing_is_left_out_for_what_may_go_away(error: Exception) -> None:
     )
     with pytest.raises(
         SourceUnreachableError,
-        match=r"shard cannot be reached from row 3 on \(.*\); go on when it can be",
+        match=r"part 1 cannot be reached from row 3 on \(.*\); go on when it can be",
     ):
         list(rows)
-    damaged = DatasetShard(
-        stream=BrokenStream(OSError("Unexpected end of stream")), name="shard", text_column="text"
+    damaged = DatasetFile(
+        stream=BrokenStream(OSError("Unexpected end of stream")), name="part 1", text_column="text"
     )
     rows = Rows(
-        shards=[damaged],
+        files=[damaged],
         columns=TEXT,
         data=DataSettings(bad_rows="skip"),
         limit=0,
@@ -352,7 +359,8 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
         ValueError,
-        match="'allenai/c4' needs the library datasets; install it with: pip install 'adloco.datasets.'",
+        match="'allenai/c4' needs the library datasets; install it with: pip install "
+        "'adloco.datasets.'",
     ):
         list(read_rows(DataSettings(dataset="allenai/c4"), "train", TEXT))
 
@@ -387,11 +395,9 @@ def test_rows_in_the_hubs_layout() -> None:
     )
     assert sum(1 for _ in read_rows(c4, "train", TEXT)) == 300
     assert sum(1 for _ in read_rows(c4, "validation", TEXT)) == 20
-    # Rows of the second shard, against the file itself.
-    with gzip.open(
-        hub / "allenai" / "c4" / "en" / "c4-train.00001-of-00004.json.gz", "rt"
-    ) as shard:
-        expected = [json.loads(line)["text"] for line in shard][50:100]
+    # Rows of the second file, against the file itself.
+    with gzip.open(hub / "allenai" / "c4" / "en" / "c4-train.00001-of-00004.json.gz", "rt") as file:
+        expected = [json.loads(line)["text"] for line in file][50:100]
     assert [row["text"] for row in read_rows(c4, "train", TEXT, start=250)] == expected
     imdb = DataSettings(
         dataset=str(hub / "stanfordnlp" / "imdb"), validation_split="test", samples=10

@@ -34,11 +34,11 @@ def words() -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of three shards."""
+    """A dataset of three files."""
     folder = tmp_path_factory.mktemp("words")
-    for shard in range(3):
-        rows = words[shard * ROWS // 3 : (shard + 1) * ROWS // 3]
-        (folder / f"train-{shard}.jsonl").write_text(
+    for part in range(3):
+        rows = words[part * ROWS // 3 : (part + 1) * ROWS // 3]
+        (folder / f"train-{part}.jsonl").write_text(
             "".join(json.dumps({"text": text}) + "\n" for text in rows)
         )
     return folder
@@ -91,6 +91,19 @@ def test_a_preparation_that_is_cut_off_goes_on_to_the_same_bytes(
     again = open_cache(settings(folder, tmp_path / "cut"))
     assert again.folder == cut.folder
     assert files(again) == whole
+
+
+def test_a_cache_of_an_earlier_version_goes_on(folder: Path, tmp_path: Path) -> None:
+    whole = files(open_cache(settings(folder, tmp_path / "whole")))
+    cut = begin_cache(settings(folder, tmp_path / "cut"))
+    for _ in cut.growth.grow(lambda state: state.chunks >= 3):
+        pass
+    meta = cut.folder / "meta.json"
+    content = json.loads(meta.read_text())
+    content["shard_rows"] = content.pop("file_rows")
+    assert content["shard_rows"] == [ROWS // 3]
+    meta.write_text(json.dumps(content))
+    assert files(open_cache(settings(folder, tmp_path / "cut"))) == whole
 
 
 def test_a_damaged_cache_is_made_again(folder: Path, tmp_path: Path) -> None:

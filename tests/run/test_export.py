@@ -1,6 +1,4 @@
-"""What is exported is what was trained: the same logits in transformers, the same loss, the same
-tokens.
-"""
+"""What is exported is what was trained: the same logits in transformers, the same loss."""
 
 import json
 from pathlib import Path
@@ -10,31 +8,8 @@ import pytest
 import torch
 
 from adloco.cli.main import main
-from adloco.data.tokenizers import BytePairTokenizer, ByteTokenizer, Tokenizer
 from adloco.run.trained import load_trained
 from adloco.tasks.language_model import next_token_loss
-
-TEXTS = [
-    "Hello, world!\n\n  def f(x):\treturn x**2",
-    "Ünïcödé 🌍 ĀāĂ",
-    "  leading and trailing  ",
-    "",
-]
-
-
-@pytest.mark.parametrize(
-    "tokenizer", [ByteTokenizer(), BytePairTokenizer.train(TEXTS * 5, 300)], ids=["bytes", "bpe"]
-)
-def test_tokenizers_encode_alike(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer.to_transformers(whole=False).save_pretrained(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    for text in TEXTS:
-        ids = theirs(text)["input_ids"]
-        assert ids == tokenizer.encode([text])[0]
-        assert theirs.decode(ids) == text
-    assert (theirs.eos_token_id, len(theirs)) == (tokenizer.end_of_text, tokenizer.vocab_size)
 
 
 def test_exported_is_trained(

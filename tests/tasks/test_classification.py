@@ -12,8 +12,8 @@ import torch
 
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.data.byte_tokenizer import ByteTokenizer
 from adloco.data.data_settings import DataSettings
-from adloco.data.tokenizers import ByteTokenizer
 from adloco.models.build import ModelBuilder
 from adloco.models.named_model import NamedModel
 from adloco.models.source import ModelOptions
@@ -21,7 +21,10 @@ from adloco.run.training_run import TrainingRun
 from adloco.tasks.classification import Classification, ClassificationSettings, Examples
 from adloco.tasks.evaluation_settings import EvaluationSettings
 
-BERT = "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, max_position_embeddings = 64 }"
+BERT = (
+    "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, "
+    "max_position_embeddings = 64 }"
+)
 
 
 @pytest.fixture
@@ -151,7 +154,7 @@ FLAGS = [
 def test_a_run_from_rows_to_accuracy(
     recipe: str, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With dropout, as BERT has it; resumed in the middle, it ends where the undisturbed run does."""
+    """A run with dropout, resumed in the middle, ends where the undisturbed run does."""
     flags = [
         *FLAGS,
         "--data.path",
@@ -229,7 +232,10 @@ def test_a_resumed_run_pads_as_it_did(
     """A Llama looks for the last token that is not its padding, which here is not the tokenizer's
     end of text.
     """
-    llama = "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, pad_token_id = 1 }"
+    llama = (
+        "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = "
+        "64, pad_token_id = 1 }"
+    )
     flags = [
         *FLAGS,
         "--model.name",
@@ -277,7 +283,7 @@ def test_a_resumed_run_pads_as_it_did(
 def test_classes_that_are_missing_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows sorted by label: the first to validate on are of one class, the first to train on too."""
+    """Of rows sorted by label, the first are all of one class."""
     file = tmp_path / "sorted.jsonl"
     file.write_text(
         "".join(
@@ -297,13 +303,13 @@ def test_classes_that_are_missing_are_named(
     ]
     assert main(words) == 2
     assert (
-        "task.evaluation_per_class is 15, but class 1 has 0 texts; lower it (0: all there are), or hold out more"
-        in capsys.readouterr().err
+        "task.evaluation_per_class is 15, but class 1 has 0 texts; lower it (0: all there are), "
+        "or hold out more" in capsys.readouterr().err
     )
     assert main([*words, "--data.samples", "90", "--data.validation_samples", "30"]) == 2
     assert (
-        "the texts to train on have 1 of the 2 classes or more that there are; data.samples takes the first rows"
-        in capsys.readouterr().err
+        "the texts to train on have 1 of the 2 classes or more that there are; data.samples takes "
+        "the first rows" in capsys.readouterr().err
     )
 
 
@@ -316,7 +322,8 @@ def test_classes_that_are_missing_are_named(
         ),
         (
             ["--task.evaluation_per_class", "500"],
-            "task.evaluation_per_class is 500, but class 0 has 20 texts; lower it (0: all there are)",
+            "task.evaluation_per_class is 500, but class 0 has 20 texts; lower it (0: all there "
+            "are)",
         ),
         (["--task.label_column", "stars"], "stars"),
         (

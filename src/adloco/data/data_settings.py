@@ -70,7 +70,8 @@ class DataSettings:
         )
         require(
             self.validation_samples >= 0,
-            f"data.validation_samples must be >= 0, got {self.validation_samples} (recipe section [data])",
+            f"data.validation_samples must be >= 0, got {self.validation_samples} (recipe section "
+            "[data])",
         )
         require(
             not (self.path and self.dataset),
@@ -80,7 +81,8 @@ class DataSettings:
             given = getattr(self, name)
             require(
                 bool(self.dataset) or not given,
-                f"data.{name} is for a data.dataset, got {given!r} without one; leave it out or name a dataset",
+                f"data.{name} is for a data.dataset, got {given!r} without one; leave it out or "
+                "name a dataset",
             )
         require(
             bool(self.split),
@@ -89,17 +91,20 @@ class DataSettings:
         apart = not self.validation_split or self.validation_split != self.split
         require(
             apart,
-            f"data.validation_split must be another split than data.split = {self.split!r}, or empty to hold out a part of that",
+            f"data.validation_split must be another split than data.split = {self.split!r}, or "
+            "empty to hold out a part of that",
         )
         require(
             not self.streaming or bool(self.validation_split) or self.validation_samples > 0,
-            "data.streaming needs text to validate on from the start; name data.validation_split, or the rows to hold out in data.validation_samples",
+            "data.streaming needs text to validate on from the start; name data.validation_split, "
+            "or the rows to hold out in data.validation_samples",
         )
         require(
             not self.samples
             or bool(self.validation_split)
             or self.samples > self.validation_samples,
-            f"data.samples must be > data.validation_samples = {self.validation_samples}, which are held out of them, got {self.samples}",
+            f"data.samples must be > data.validation_samples = {self.validation_samples}, which "
+            f"are held out of them, got {self.samples}",
         )
 
         if self.fallback:

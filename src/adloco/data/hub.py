@@ -1,8 +1,8 @@
-"""Rows of a Hugging Face dataset, by hub id or local folder, always read as a stream: only the rows
-asked for are fetched, whatever its size.
+"""Rows of a Hugging Face dataset, by hub id or local folder. It is always read as a stream: only
+the rows asked for are fetched, whatever its size.
 
-A dataset's shards are read one after another, in their own order, so that a row has a number that
-does not depend on where reading began.
+The library `datasets` calls the data files of a dataset its shards. They are read one after another
+in their own order, so that a row has a number that does not depend on where reading began.
 """
 
 import hashlib
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adloco.data.data_file import BadRow, Columns, DataFile, Row, SourceUnreachableError, no_column
 from adloco.data.data_settings import DataSettings
-from adloco.data.row_groups import BadRow, Columns, Row, Shard, SourceUnreachableError, no_column
 from adloco.errors import require
 
 DOWNLOAD = "download it and give its folder, or name a second source in data.fallback"
 
 
-def dataset_shards(data: DataSettings, split: str) -> list[Shard]:
-    """The shards of a split."""
+def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
+    """The data files of a split."""
     builder = _builder(data)
     what = f"data.dataset {data.dataset!r}"
     try:
@@ -35,20 +35,22 @@ def dataset_shards(data: DataSettings, split: str) -> list[Shard]:
             "its first file",
         )
         raise ValueError(
-            f"{what} cannot be opened ({_first_line(error)}); mend or remove {first}, which tells the columns of all"
+            f"{what} cannot be opened ({_first_line(error)}); mend or remove {first}, which tells "
+            "the columns of all"
         ) from error
     require(
         split in streams,
-        f"{what} has no split {split!r}; set data.split or data.validation_split to one of {', '.join(streams)}",
+        f"{what} has no split {split!r}; set data.split or data.validation_split to one of "
+        f"{', '.join(streams)}",
     )
     stream, files = streams[split], (builder.config.data_files or {}).get(split, [])
     names = (
         [str(file) for file in files]
         if len(files) == stream.num_shards
-        else [f"shard {index + 1}" for index in range(stream.num_shards)]
+        else [f"part {index + 1}" for index in range(stream.num_shards)]
     )
     return [
-        DatasetShard(
+        DatasetFile(
             stream=stream.shard(num_shards=stream.num_shards, index=index),
             name=f"{what}: {name}",
             text_column=data.text_column,
@@ -58,7 +60,7 @@ def dataset_shards(data: DataSettings, split: str) -> list[Shard]:
 
 
 def local_fingerprint(dataset: str) -> str:
-    """Changes whenever a file of a local dataset does; empty for one on the hub."""
+    """A digest that changes whenever a file of a local dataset does; empty for one on the hub."""
     root = Path(dataset).expanduser()
     if not root.is_dir():
         return ""
@@ -73,8 +75,8 @@ def local_fingerprint(dataset: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetShard:
-    """One file of a dataset."""
+class DatasetFile:
+    """A file of a dataset, or a part of it that is no file."""
 
     stream: Any
     name: str
@@ -119,7 +121,8 @@ class DatasetShard:
 
     def _unreachable(self, number: int, error: Exception) -> SourceUnreachableError:
         return SourceUnreachableError(
-            f"{self.name} cannot be reached from row {number + 1} on ({_first_line(error)}); go on when it can be"
+            f"{self.name} cannot be reached from row {number + 1} on ({_first_line(error)}); go "
+            "on when it can be"
         )
 
 
@@ -135,7 +138,8 @@ def _builder(data: DataSettings) -> Any:
         import datasets
     except ImportError as error:
         raise ValueError(
-            f"data.dataset {data.dataset!r} needs the library datasets; install it with: pip install 'adloco[datasets]'"
+            f"data.dataset {data.dataset!r} needs the library datasets; install it with: pip "
+            "install 'adloco[datasets]'"
         ) from error
     path = Path(data.dataset).expanduser()
     local = path.is_dir()
@@ -151,7 +155,8 @@ def _builder(data: DataSettings) -> Any:
         ) from error
     except (datasets.exceptions.DatasetsError, FileNotFoundError) as error:
         raise ValueError(
-            f"{what} holds no data files that can be read ({_first_line(error)}); give one with json, parquet, csv or text"
+            f"{what} holds no data files that can be read ({_first_line(error)}); give one with "
+            "json, parquet, csv or text"
         ) from error
     except (ValueError, RuntimeError) as error:
         known = _configs(name)

@@ -17,7 +17,7 @@ from adloco.data.token_store import State
 from adloco.errors import require
 
 CHUNKS_PER_PROCESS = 2
-"""Under way at once, so that none waits for the writer."""
+"""Chunks in flight for each process, so that none waits for the writer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,12 @@ class Preparation:
 
 
 def prepare(data: DataSettings, processes: int) -> Preparation:
-    """The preparation of a source, of which nothing is done yet but what was done before."""
+    """The preparation of a source; it goes on from what was prepared before."""
     require(processes >= 1, f"--processes must be >= 1, got {processes}")
     require(
         not data.streaming or data.samples > 0,
-        "how much of a stream to prepare must be said; set data.samples, or data.streaming to false for all of it",
+        "how much of a stream to prepare must be said; set data.samples, or data.streaming to "
+        "false for all of it",
     )
     notice = reachable(data)
     return Preparation(

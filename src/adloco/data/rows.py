@@ -1,9 +1,9 @@
-"""Rows of a source by split: which shards they come from, which are held out, how many are taken,
-and what becomes of bad ones.
+"""Rows of a source by split: which data files they come from, which are held out, how many are
+taken, and what becomes of bad ones.
 
-Rows are numbered from the source's first, bad ones included, and all that is decided about a row
-follows from its number: so reading may begin anywhere. With a validation split two splits of the
-source are read; without one, rows of the one split are held out.
+Rows are numbered from the source's first, bad ones included. All that is decided about a row
+follows from its number, so that reading may begin anywhere. With a validation split, two splits of
+the source are read; without one, rows of the one split are held out.
 """
 
 from collections import Counter
@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from adloco.data.data_file import BadRow, Columns, DataFile, Row
 from adloco.data.data_settings import DataSettings
-from adloco.data.files import StandardLibrary, file_shards
-from adloco.data.hub import dataset_shards
-from adloco.data.row_groups import BadRow, Columns, Row, Shard
+from adloco.data.files import data_files
+from adloco.data.hub import dataset_files
+from adloco.data.standard_library import StandardLibrary
 
 Split = Literal["train", "validation"]
 
@@ -28,13 +29,11 @@ class Stage:
     limit: int
     """Rows to take; 0: all."""
     split_of: Callable[[int], Split]
-    """What the row of a number is for."""
+    """Row number -> the split that the row belongs to."""
 
 
 def stages(data: DataSettings) -> list[Stage]:
-    """The passes that give all rows of both splits; what validates comes first, where it is a split
-    of its own.
-    """
+    """The passes that give all rows of both splits; a validation split of its own comes first."""
     if data.validation_split:
         return [
             Stage(
@@ -54,8 +53,13 @@ def stages(data: DataSettings) -> list[Stage]:
 
 
 def read_rows(data: DataSettings, split: Split, columns: Columns, start: int = 0) -> "SplitRows":
-    """The rows of a split with these columns (and their types), from the start-th row of the source
-    on.
+    """The rows of a split, without those among the first `start` rows of the source.
+
+    Args:
+        data: Names the source.
+        split: "train" or "validation".
+        columns: Columns to keep, and their types.
+        start: Rows of the source to pass over, bad and held-out ones included.
     """
     stage = stages(data)[-1 if split == "train" else 0]
     return SplitRows(
@@ -67,12 +71,12 @@ def read_rows(data: DataSettings, split: Split, columns: Columns, start: int = 0
 
 @dataclass(kw_only=True)
 class Position:
-    """Where reading stands: at a row of the first shard that was not read to its end."""
+    """The row at which reading goes on."""
 
     row: int = 0
-    """The next row."""
-    shard_rows: list[int] = field(default_factory=list)
-    """Rows of the shards that were read to their ends, so that none of them is opened again."""
+    """Number of the next row, from 0, over all files."""
+    file_rows: list[int] = field(default_factory=list)
+    """Number of rows of each file that was read to its end; none of these is opened again."""
     skipped: Counter[str] = field(default_factory=Counter)
     """How many rows were left out so far, by reason."""
 
@@ -80,23 +84,23 @@ class Position:
 def open_rows(
     data: DataSettings, stage: Stage, columns: Columns, position: Position, start: int = 0
 ) -> "Rows":
-    """The rows of a stage from a position on; those before the start-th are passed over unseen."""
+    """The rows of a stage from a position on, without the first `start` of the stage."""
     if data.dataset:
-        shards = dataset_shards(data, stage.source_split)
+        files = dataset_files(data, stage.source_split)
     elif data.path:
-        shards = file_shards(Path(data.path).expanduser(), data.text_column)
+        files = data_files(Path(data.path).expanduser(), data.text_column)
     else:
-        shards = [StandardLibrary(data.text_column)]
+        files = [StandardLibrary(data.text_column)]
     return Rows(
-        shards=shards, columns=columns, data=data, limit=stage.limit, position=position, start=start
+        files=files, columns=columns, data=data, limit=stage.limit, position=position, start=start
     )
 
 
 @dataclass(kw_only=True)
 class Rows:
-    """Iterates over (number, row), with None for rows that were left out; `position` moves along."""
+    """Iterates over (number, row), with None for a row left out; `position` follows the reading."""
 
-    shards: Sequence[Shard]
+    files: Sequence[DataFile]
     columns: Columns
     data: DataSettings
     limit: int
@@ -105,15 +109,15 @@ class Rows:
 
     def __iter__(self) -> Iterator[tuple[int, Row | None]]:
         at = self.position
-        begin = sum(at.shard_rows)
-        for shard in self.shards[len(at.shard_rows) :]:
+        begin = sum(at.file_rows)
+        for file in self.files[len(at.file_rows) :]:
             if self._enough():
                 return
-            for number, item in shard.read(self.columns, at.row - begin):
+            for number, item in file.read(self.columns, at.row - begin):
                 where = (
-                    f"{shard.name} {shard.unit} {number}"
-                    if shard.unit and not (isinstance(item, BadRow) and item.rest)
-                    else shard.name
+                    f"{file.name} {file.unit} {number}"
+                    if file.unit and not (isinstance(item, BadRow) and item.rest)
+                    else file.name
                 )
                 row = self._kept(item, where) if at.row >= self.start else None
                 at.row += 1
@@ -122,7 +126,7 @@ class Rows:
                 yield at.row - 1, row
                 if self._enough():
                     return
-            at.shard_rows.append(at.row - begin)
+            at.file_rows.append(at.row - begin)
             begin = at.row
 
     def _enough(self) -> bool:
@@ -143,7 +147,8 @@ class Rows:
             )
         if self.data.bad_rows == "error":
             raise ValueError(
-                f"{where}{bad.problem}; {bad.advice}, or leave such rows out with data.bad_rows skip"
+                f"{where}{bad.problem}; {bad.advice}, or leave such rows out with data.bad_rows "
+                "skip"
             )
         self.position.skipped[
             f"{bad.reason}: {where}{bad.problem}" if bad.rest else bad.reason
@@ -179,7 +184,7 @@ def _half_pair(text: str) -> BadRow | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRows:
-    """Iterates over the rows of one split that are not left out."""
+    """Iterates over the rows of one split, without bad ones."""
 
     rows: Rows
     split: Split
@@ -199,7 +204,12 @@ class SplitRows:
 
 
 def left_out(counts: Mapping[str, int], rows: int) -> str:
-    """One sentence about rows that were left out, by reason, of so many; empty if none were."""
+    """A sentence that counts the rows left out by reason; empty if there are none.
+
+    Args:
+        counts: Reason -> rows left out.
+        rows: Rows that were read, those left out included.
+    """
     reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
     return (
         f"{sum(counts.values())} of {rows} rows were left out, as data.bad_rows says ({reasons})"

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from adloco.algorithms.method import Source
 from adloco.data.corpus import Corpus, load_corpus
+from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
 from adloco.data.hub import local_fingerprint
-from adloco.data.row_groups import SourceUnreachableError
 from adloco.data.rows import left_out, read_rows
 from adloco.data.sources import StreamSource, TokenSource
 from adloco.data.token_store import State, TokenStore, corpus_feed, dataset_feed
@@ -28,7 +28,7 @@ from adloco.data.tokenizers import Tokenizer, make_tokenizer
 
 FORMAT = 1
 TOKENIZER_ROWS = 10_000
-"""Of a dataset, on which a tokenizer of its own is trained."""
+"""Rows of a dataset on which bpe:SIZE is trained."""
 
 
 class TokenCache:
@@ -55,7 +55,7 @@ class TokenCache:
         return self._content or self.growth.state.corpus
 
     def matches_fingerprint(self, corpus: str) -> bool:
-        """Whether this is the text, or its continuation, that was called so."""
+        """True if the text is the one that had this `corpus`, or goes on from it."""
         chunks, _, digest = corpus.partition(":")
         if self._content or not chunks.isdecimal() or int(chunks) == 0:
             return self.corpus == corpus
@@ -64,7 +64,7 @@ class TokenCache:
 
     @property
     def train(self) -> NDArray[Any]:
-        """What there is so far."""
+        """The tokens to train on so far."""
         return self.growth.tokens("train")
 
     @property
@@ -150,7 +150,8 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
         )
     except OSError as error:
         raise ValueError(
-            f"data.cache {data.cache!r} cannot be written ({error.strerror}); use another folder (recipe section [data])"
+            f"data.cache {data.cache!r} cannot be written ({error.strerror}); use another folder "
+            "(recipe section [data])"
         ) from error
     return TokenCache(data, growth, content, corpus.skipped if corpus else None)
 
@@ -166,12 +167,15 @@ def reachable(data: DataSettings) -> str:
         if data.dataset and not cache.growth.state.complete:
             next(iter(read_rows(data, "train", {data.text_column: str})), None)
     except SourceUnreachableError as error:
-        return f"ATTENTION: data.fallback {data.fallback!r} is used instead of {data.source}, which cannot be reached ({error})"
+        return (
+            f"ATTENTION: data.fallback {data.fallback!r} is used instead of {data.source}, which "
+            f"cannot be reached ({error})"
+        )
     return ""
 
 
 def _validation_stands(data: DataSettings, state: State) -> bool:
-    """Whether all that validates has been read."""
+    """True if all rows to validate on have been read."""
     return state.stage > 0 or (not data.validation_split and state.row >= data.validation_samples)
 
 

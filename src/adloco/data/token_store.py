@@ -48,14 +48,14 @@ class State:
     validation: int = 0
     documents: int = 0
     rows: int = 0
-    """Of all stages, those left out included."""
+    """Rows read of all stages, those left out included."""
     chunks: int = 0
     digest: str = "0" * 2 * DIGEST_BYTES
-    """Of the texts of all chunks."""
+    """Digest of the texts of all chunks."""
     stage: int = 0
     row: int = 0
-    """Of this stage."""
-    shard_rows: list[int] = field(default_factory=list)
+    """Rows read of this stage."""
+    file_rows: list[int] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     complete: bool = False
 
@@ -110,7 +110,7 @@ def dataset_feed(data: DataSettings) -> Feed:
     def feed(state: State) -> Iterator[Chunk]:
         passes = stages(data)
         position = Position(
-            row=state.row, shard_rows=list(state.shard_rows), skipped=Counter(state.skipped)
+            row=state.row, file_rows=list(state.file_rows), skipped=Counter(state.skipped)
         )
         before = state.rows - state.row
         for index in range(state.stage, len(passes)):
@@ -147,14 +147,14 @@ def dataset_feed(data: DataSettings) -> Feed:
 def _position_fields(position: Position) -> dict[str, Any]:
     return {
         "row": position.row,
-        "shard_rows": list(position.shard_rows),
+        "file_rows": list(position.file_rows),
         "skipped": dict(position.skipped),
     }
 
 
 class TokenStore:
-    """A cache folder under way. Several processes may share one: whoever has the lock appends, the
-    others see it.
+    """A cache folder that grows. Several processes may share it: one appends at a time, under a
+    lock, and the others see what it has appended.
     """
 
     def __init__(
@@ -268,20 +268,20 @@ def _encoded(
         for chunk in chunks:
             yield chunk, encode(tokenizer, chunk.texts, dtype)
         return
-    under_way: deque[tuple[Chunk, Future[Arrays]]] = deque()
+    in_flight: deque[tuple[Chunk, Future[Arrays]]] = deque()
     failure: ValueError | None = None
     while True:
         try:
-            while len(under_way) < ahead and failure is None and (following := next(chunks, None)):
-                under_way.append(
+            while len(in_flight) < ahead and failure is None and (following := next(chunks, None)):
+                in_flight.append(
                     (following, pool.submit(_encode_in, str(folder), following.texts, dtype))
                 )
         except ValueError as error:
             # What came before the bad row is committed first.
             failure = error
-        if not under_way:
+        if not in_flight:
             break
-        chunk, arrays = under_way.popleft()
+        chunk, arrays = in_flight.popleft()
         yield chunk, arrays.result()
     if failure:
         raise failure
@@ -326,11 +326,14 @@ def _commit(folder: Path, state: State) -> None:
 
 
 def _read(folder: Path) -> State:
-    return State(**json.loads((folder / META).read_text()))
+    content = json.loads((folder / META).read_text())
+    if "shard_rows" in content:  # What earlier versions called it.
+        content["file_rows"] = content.pop("shard_rows")
+    return State(**content)
 
 
 def _intact(folder: Path) -> bool:
-    """Whether a cache of this format is there, with all that was committed."""
+    """True if there is a cache of this format with all that was committed."""
     if (
         not (folder / META).exists()
         or json.loads((folder / META).read_text()).get("format") != FORMAT

@@ -73,11 +73,13 @@ class ClassificationSettings:
     ) -> Task:
         require(
             not data.streaming,
-            "data.streaming is for language models: a classification run reads its texts at the start; set it to false",
+            "data.streaming is for language models: a classification run reads its texts at the "
+            "start; set it to false",
         )
         require(
             not data.tokenizer.startswith("bpe:"),
-            f"data.tokenizer must be bytes or a Hugging Face tokenizer here, got {data.tokenizer!r}",
+            "data.tokenizer must be bytes or a Hugging Face tokenizer here, got "
+            f"{data.tokenizer!r}",
         )
         own = tokenizer or make_tokenizer(data.tokenizer, ())
         train, validation = (
@@ -94,10 +96,14 @@ class ClassificationSettings:
             validation = train.joined(validation)
         else:
             few, many = len(set(train.labels)), len(set(validation.labels))
-            advice = "data.samples takes the first rows, which may be sorted by label: raise it, or shuffle the rows"
+            advice = (
+                "data.samples takes the first rows, which may be sorted by label: raise it, or "
+                "shuffle the rows"
+            )
             require(
                 few > 1 and few >= many,
-                f"the texts to train on have {few} of the {max(many, 2)} classes or more that there are; {advice}",
+                f"the texts to train on have {few} of the {max(many, 2)} classes or more that "
+                f"there are; {advice}",
             )
         return Classification(
             train,
@@ -141,7 +147,8 @@ class Classification:
         most = int(max(np.diff(self._train.starts).max(), np.diff(self._validation.starts).max()))
         require(
             most <= longest,
-            f"data.context_tokens must be <= {longest}, the longest context of the model, where texts have {most} tokens",
+            f"data.context_tokens must be <= {longest}, the longest context of the model, where "
+            f"texts have {most} tokens",
         )
         config.num_labels = max(self._train.num_classes, self._validation.num_classes)
         if config.pad_token_id is None:
@@ -153,7 +160,8 @@ class Classification:
         needed = max(least, num_streams)
         require(
             len(self._train) >= needed,
-            f"the data has {len(self._train)} labelled texts, but one inner step needs {needed}; lower batch.initial",
+            f"the data has {len(self._train)} labelled texts, but one inner step needs {needed}; "
+            "lower batch.initial",
         )
         return ExampleSource(self._train, self._pad, num_streams, seed)
 
@@ -223,7 +231,11 @@ class Longest:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Labelled texts as token ids. ids: one after another; starts: where each begins, and the end."""
+    """Labelled texts as token ids.
+
+    `ids` are those of all texts, one after another; `starts` are the places where each text begins,
+    and the end.
+    """
 
     ids: NDArray[np.int32]
     starts: NDArray[np.int64]
@@ -245,7 +257,8 @@ class Examples:
                 label = row[label_column]
                 require(
                     label >= 0,
-                    f"column {label_column!r} must hold whole numbers from 0, got {label}; set task.label_column to another",
+                    f"column {label_column!r} must hold whole numbers from 0, got {label}; set "
+                    "task.label_column to another",
                 )
                 digest.update(
                     f"{label} {len(row[data.text_column])} {row[data.text_column]}".encode()
@@ -289,10 +302,14 @@ class Examples:
         if per_class == 0:
             return np.arange(len(self))
         for label, numbers in enumerate(each):
-            advice = "lower it (0: all there are), or hold out more with data.validation_samples or data.validation_split"
+            advice = (
+                "lower it (0: all there are), or hold out more with data.validation_samples or "
+                "data.validation_split"
+            )
             require(
                 len(numbers) >= per_class,
-                f"task.evaluation_per_class is {per_class}, but class {label} has {len(numbers)} texts; {advice}",
+                f"task.evaluation_per_class is {per_class}, but class {label} has {len(numbers)} "
+                f"texts; {advice}",
             )
         return np.sort(np.concatenate([numbers[:per_class] for numbers in each]))
 

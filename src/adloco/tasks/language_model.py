@@ -25,10 +25,10 @@ from adloco.tasks.task import Task
 EVALUATION_WINDOWS_AT_ONCE = 32
 LARGEST_EXPONENT = 700.0
 """The exponential of more is not a finite number."""
-CHECKED_TOKENS, LEAK = 16, 1e-6
-"""Of a window, and the relative change of the logits before the last one that is more than
-rounding.
-"""
+CHECKED_TOKENS = 16
+"""Tokens of the window with which `validate_model` calls the model."""
+LEAK = 1e-6
+"""Relative change of earlier logits above which a model is said to see its last token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +61,18 @@ class LanguageModelSettings:
     ) -> Task:
         cache = open_cache(data, tokenizer)
         tokens = cache.everything() if everything else cache.validation
-        held_out = ", hold out more of it (data.validation_fraction, data.validation_samples) or lower data.context_tokens"
+        held_out = (
+            ", hold out more of it (data.validation_fraction, data.validation_samples) or lower "
+            "data.context_tokens"
+        )
         require(
             len(tokens)
             # A window predicts each of its tokens from those before it, so it takes one more.
             > data.context_tokens,
-            f"{data.source} is too short for one window of {data.context_tokens} tokens: a window takes {data.context_tokens + 1}, "
-            f"and there are {len(tokens)} to evaluate on; give more text{'' if everything else held_out}",
+            f"{data.source} is too short for one window of {data.context_tokens} tokens: a window "
+            f"takes {data.context_tokens + 1}, "
+            f"and there are {len(tokens)} to evaluate on; give more "
+            f"text{'' if everything else held_out}",
         )
         return LanguageModel(
             cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows
@@ -100,7 +105,8 @@ class LanguageModel:
         longest = getattr(config, "max_position_embeddings", self._data.context_tokens)
         require(
             self._data.context_tokens <= longest,
-            f"data.context_tokens must be <= {longest}, the longest context of the model, got {self._data.context_tokens}",
+            f"data.context_tokens must be <= {longest}, the longest context of the model, got "
+            f"{self._data.context_tokens}",
         )
         return config
 
@@ -109,7 +115,8 @@ class LanguageModel:
         windows = self._cache.train_windows(data.context_tokens, at_least=needed)
         require(
             windows >= needed,
-            f"{data.source} has {windows} windows of {data.context_tokens} tokens to train on, but one inner step needs {needed}; "
+            f"{data.source} has {windows} windows of {data.context_tokens} tokens to train on, "
+            f"but one inner step needs {needed}; "
             "give more text or lower data.context_tokens, batch.initial or method.num_trainers",
         )
         return self._cache.train_source(

@@ -27,7 +27,7 @@ class Task(Protocol):
         ...
 
     def matches_fingerprint(self, corpus: str) -> bool:
-        """Whether this is the text, or its continuation, that was called so."""
+        """True if the text is the one that had this `corpus`, or goes on from it."""
         ...
 
     def skipped(self) -> str:

@@ -1,0 +1,48 @@
+"""The default corpus: the source of Python's own standard library."""
+
+import sysconfig
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from adloco.data.data_file import Columns, Numbered
+
+NOT_LIBRARY = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
+"""Folders left out of the default corpus: tests differ between distributions, packages between
+machines.
+"""
+
+
+class StandardLibrary:
+    """The source of Python's own standard library: one row per file, each text once, empty ones
+    left out.
+    """
+
+    unit = "file"
+    name = "the default corpus"
+
+    def __init__(self, text_column: str) -> None:
+        self.text_column = text_column
+
+    def read(self, columns: Columns, start: int) -> Numbered:
+        for number, text in enumerate(islice(self._texts(), start, None), start=start + 1):
+            yield number, {self.text_column: text}
+
+    def _texts(self) -> Iterator[str]:
+        root = Path(sysconfig.get_path("stdlib"))
+        seen: set[str] = set()
+        for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+            if NOT_LIBRARY.intersection(path.relative_to(root).parts):
+                continue
+            text = path.read_bytes().decode("utf-8", errors="replace")
+            if "\ufffd" not in text and text not in seen and text.strip():
+                seen.add(text)
+                yield text

@@ -1,0 +1,157 @@
+"""One class for every tokenizer of transformers, and how one is made or loaded."""
+
+import copy
+import hashlib
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from adloco.errors import require
+
+END_OF_TEXT = "<|endoftext|>"
+PRETRAINED = "pretrained"
+"""Folder in which a tokenizer of transformers is saved."""
+PROBE = "Hello, world!  The quick brown fox\n\tjumps over 13 lazy dogs. Ünïcödé"
+BARE_VOCABULARIES = {
+    "merges.txt": "GPT2Tokenizer",
+    "vocab.txt": "BertTokenizer",
+    "tokenizer.model": "LlamaTokenizer",
+}
+"""Vocabulary file -> class of transformers, for a folder without a file that names the class."""
+SENTENCEPIECE = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
+"""Module -> package, of what transformers needs to read a tokenizer.model."""
+
+
+class TransformersTokenizer:
+    """A tokenizer of transformers, usually a `PreTrainedTokenizerFast`.
+
+    Its end-of-sequence token (or its separator token if it has none) ends a document.
+    """
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        """Wrap a tokenizer.
+
+        Args:
+            tokenizer: A tokenizer of transformers.
+            name: What data.tokenizer calls it, for error messages.
+
+        Raises:
+            ValueError: The tokenizer has no token that can end a document.
+        """
+        self._tokenizer = tokenizer
+        self.vocab_size = len(tokenizer)
+        ending = (
+            tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+        )
+        require(
+            ending is not None,
+            f"data.tokenizer {name!r} has neither an end-of-sequence nor a separator token; "
+            "use another",
+        )
+        self.end_of_text: int = ending
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        # verbose=False: transformers would warn of documents longer than the model's context, which
+        # are cut into windows later.
+        encoded: list[list[int]] = self._tokenizer(
+            list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
+        )["input_ids"]
+        return encoded
+
+    def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        encoded: list[list[int]] = self._tokenizer(
+            list(texts), truncation=True, max_length=max_tokens, return_attention_mask=False
+        )["input_ids"]
+        return encoded
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
+
+    def to_transformers(self, *, whole: bool) -> Any:
+        tokenizer = copy.deepcopy(self._tokenizer)
+        adds_special_tokens = tokenizer(PROBE)["input_ids"] != self.encode([PROBE])[0]
+        if not whole and adds_special_tokens and tokenizer.is_fast:
+            return without_special_tokens(tokenizer)
+        return tokenizer
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder / PRETRAINED)
+
+    def fingerprint(self) -> str:
+        vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
+        probe = self.encode([PROBE])
+        return hashlib.sha256(f"{vocabulary}{probe}".encode()).hexdigest()
+
+
+def byte_level(tokenizer: Any, *, split_special_tokens: bool = False) -> Any:
+    """A byte-level tokenizer of the `tokenizers` library as one of transformers.
+
+    As special token it puts the end-of-text token before each text.
+    """
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A",
+        special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        bos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=split_special_tokens,
+    )
+
+
+def without_special_tokens(tokenizer: Any) -> Any:
+    """The same fast tokenizer, changed to add no special tokens: packed documents have none."""
+    import tokenizers
+
+    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.Sequence([])
+    return tokenizer
+
+
+def load_pretrained(name: str) -> TransformersTokenizer:
+    """The tokenizer of a folder or of the hub.
+
+    Raises:
+        ValueError: It cannot be loaded; the message says what to install or to do.
+    """
+    import transformers
+
+    folder = Path(name)
+    names_its_class = any(
+        (folder / file).exists()
+        for file in ("tokenizer.json", "tokenizer_config.json", "config.json")
+    )
+    bare = [kind for file, kind in BARE_VOCABULARIES.items() if (folder / file).exists()]
+    loader = bare[0] if bare and not names_its_class else "AutoTokenizer"
+    try:
+        tokenizer = getattr(transformers, loader).from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        # transformers raises OSError, ValueError, ImportError and errors of hub clients here, in
+        # paragraphs. Without what a tokenizer.model needs it tries tiktoken last, and blames that.
+        missing = [package for module, package in SENTENCEPIECE.items() if not _importable(module)]
+        if missing and "tiktoken" in str(error):
+            raise ValueError(
+                f"data.tokenizer {name!r} needs {' and '.join(missing)} to be read; "
+                "install with: pip install 'adloco[sentencepiece]'"
+            ) from error
+        raise ValueError(
+            f"data.tokenizer {name!r} could not be loaded ({type(error).__name__}); "
+            "download it and give its folder, or set bytes or bpe:SIZE"
+        ) from error
+    return TransformersTokenizer(tokenizer, name)
+
+
+def _importable(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,205 @@
+"""Tokenizers give the ids that token caches hold: those of the bytes, and those of the
+`tokenizers` library itself.
+"""
+
+import random
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from adloco.data.tokenizers import load_tokenizer, make_tokenizer
+from tests.problems import SHARED_DATA, needs_shared_data
+
+TEXTS = ["def main():\n    return 'h\u00e9llo \u4e16\u754c'\n", "import os\n" * 20, "x = 1\n" * 50]
+
+
+def byte_pairs(size: int) -> Any:
+    """A byte-level BPE, made with the `tokenizers` library alone."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def random_texts() -> list[str]:
+    """Texts with all bytes but 0, all planes of Unicode, spaces, and the end-of-text token."""
+    rng = random.Random(0)
+    every_byte = bytes(range(1, 256)).decode("latin-1")
+
+    def character() -> str:
+        if rng.random() < 0.5:
+            return chr(rng.randrange(1, 0x250))
+        point = rng.randrange(1, 0x110000)
+        return " " if 0xD800 <= point < 0xE000 else chr(point)
+
+    drawn = ["".join(character() for _ in range(rng.randrange(200))) for _ in range(200)]
+    return [*TEXTS, "", " ", "\r\n\t ", every_byte, "a <|endoftext|> b<|endoftext|>", *drawn]
+
+
+def test_bytes_are_those_of_utf8() -> None:
+    tokenizer = make_tokenizer("bytes", ())
+    texts = [*random_texts(), "a\0b"]
+    assert tokenizer.encode(texts) == [list(text.encode()) for text in texts]
+    assert tokenizer.encode([]) == []
+    assert tokenizer.encode_whole(["abc", ""], 3) == [[0, 97, 98], [0]]
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (256, 0)
+    with pytest.raises(UnicodeEncodeError):
+        tokenizer.encode(["a\ud800"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([], ""),
+        ([97, 0xFF, 98], "a\ufffdb"),
+        # Cut inside a character, as a model may do.
+        ([0xE4, 0xB8], "\ufffd"),
+        ([0xC3, 0xA9, 0xE4], "\u00e9\ufffd"),
+    ],
+)
+def test_bytes_that_are_no_text_are_decoded_to_a_mark(ids: list[int], text: str) -> None:
+    assert make_tokenizer("bytes", ()).decode(ids) == text
+
+
+def test_trained_byte_pairs_are_those_of_the_library(tmp_path: Path) -> None:
+    theirs, ours = byte_pairs(300), make_tokenizer("bpe:300", TEXTS)
+    texts = [*random_texts(), "a\0b"]
+    expected = [theirs.encode(text).ids for text in texts]
+    ours.save(tmp_path)
+    for tokenizer in (ours, load_tokenizer(tmp_path)):
+        assert tokenizer.encode(texts) == expected
+        assert tokenizer.encode_whole(texts, 7) == [[0, *ids][:7] for ids in expected]
+        assert [tokenizer.decode(ids) for ids in expected] == texts
+        assert (tokenizer.vocab_size, tokenizer.end_of_text) == (theirs.get_vocab_size(), 0)
+
+
+def test_byte_pairs_saved_by_an_earlier_version_are_loaded(tmp_path: Path) -> None:
+    byte_pairs(300).save(str(tmp_path / "bpe.json"))
+    texts, trained = random_texts(), make_tokenizer("bpe:300", TEXTS)
+    assert load_tokenizer(tmp_path).encode(texts) == trained.encode(texts)
+    assert load_tokenizer(tmp_path).fingerprint() == trained.fingerprint()
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe:300"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_transformers_encodes_alike(name: str, whole: bool, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer, texts = make_tokenizer(name, TEXTS), random_texts()
+    tokenizer.to_transformers(whole=whole).save_pretrained(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    expected = tokenizer.encode_whole(texts, 10**6) if whole else tokenizer.encode(texts)
+    assert theirs(texts)["input_ids"] == expected
+    assert (theirs.eos_token_id, len(theirs)) == (tokenizer.end_of_text, tokenizer.vocab_size)
+    assert theirs.decode(tokenizer.encode([TEXTS[0]])[0]) == TEXTS[0]
+
+
+def test_the_library_does_not_import_transformers() -> None:
+    code = (
+        "import sys, adloco, adloco.data.tokenizers as made; made.make_tokenizer('bytes', ());"
+        "sys.exit('transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe:300"])
+def test_tokenizers_round_trip_and_reload(tmp_path: Path, name: str) -> None:
+    tokenizer = make_tokenizer(name, TEXTS)
+    tokenizer.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    encoded = tokenizer.encode(TEXTS)
+    assert [tokenizer.decode(ids) for ids in encoded] == TEXTS
+    assert again.encode(TEXTS) == encoded
+    assert (again.vocab_size, again.end_of_text, again.fingerprint()) == (
+        tokenizer.vocab_size,
+        tokenizer.end_of_text,
+        tokenizer.fingerprint(),
+    )
+    assert max(map(max, encoded)) < tokenizer.vocab_size
+    assert all(tokenizer.end_of_text not in ids for ids in encoded)
+    if name != "bytes":
+        assert tokenizer.vocab_size <= 300
+        assert sum(map(len, encoded)) < sum(len(text.encode()) for text in TEXTS)
+
+
+PLAIN = (
+    "The quick brown fox, at 13:45, jumps over 2 lazy dogs; it's Zoë's naïve café — said she: "
+    '"5 € or 7 £?" (no reply!)\n\nNew paragraph.'
+)
+CODE = "\tdef f(x):\n    return {'a': [x ** 2, 世界, 🙂]}  # done\n"
+
+
+@needs_shared_data
+@pytest.mark.parametrize(
+    ("name", "size", "ending"),
+    [
+        ("gpt2", 50257, "<|endoftext|>"),
+        ("llama2", 32000, "</s>"),
+        ("bert-base-uncased", 30522, "[SEP]"),
+    ],
+)
+def test_published_vocabularies_round_trip(
+    name: str, size: int, ending: str, tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer(str(SHARED_DATA / "tokenizers" / name), ())
+    assert tokenizer.vocab_size == size
+    assert tokenizer.decode([tokenizer.end_of_text]) == ending
+    plain, code = tokenizer.encode([PLAIN, CODE])
+    assert tokenizer.end_of_text not in plain + code
+    if name == "bert-base-uncased":
+        # It knows words, neither their case nor accents nor what stands between them.
+        words = unicodedata.normalize("NFD", PLAIN.lower())
+        bare = "".join(
+            character
+            for character in words
+            if not unicodedata.combining(character) and not character.isspace()
+        )
+        assert tokenizer.decode(plain).replace(" ", "") == bare
+        assert tokenizer.encode([tokenizer.decode(plain)]) == [plain]
+        assert (
+            tokenizer.decode(tokenizer.encode(["the quick brown fox jumps."])[0])
+            == "the quick brown fox jumps."
+        )
+    else:
+        assert tokenizer.decode(plain) == PLAIN
+        assert tokenizer.decode(code) == CODE
+    tokenizer.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.fingerprint() == tokenizer.fingerprint()
+    assert again.encode([PLAIN, CODE]) == [plain, code]
+
+
+@needs_shared_data
+@pytest.mark.parametrize("module", ["sentencepiece", "google.protobuf"])
+def test_a_sentencepiece_vocabulary_without_what_reads_it(module: str) -> None:
+    folder = str(SHARED_DATA / "tokenizers" / "llama2")
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; import adloco.data.tokenizers as tokenizers; "
+        f"tokenizers.make_tokenizer({folder!r}, ())"
+    )
+    error = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    ).stderr
+    needed = (
+        f"needs {module.removeprefix('google.')} to be read; "
+        "install with: pip install 'adloco[sentencepiece]'"
+    )
+    assert error.splitlines()[-1] == f"ValueError: data.tokenizer {folder!r} {needed}"
+
+
+@pytest.mark.parametrize("name", ["bpe:", "bpe:12", "bpe:many", "/no/such/folder"])
+def test_unknown_tokenizers(name: str) -> None:
+    with pytest.raises(ValueError, match="data.tokenizer"):
+        make_tokenizer(name, TEXTS)
