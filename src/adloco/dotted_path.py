@@ -26,7 +26,8 @@ def load_object(path: str) -> Any:
     except Exception as error:  # The user's module may raise anything.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
-            f"{path!r} cannot be imported ({reason}); install its package, or put its folder on PYTHONPATH"
+            f"{path!r} cannot be imported ({reason}); install its package, or put its folder on "
+            "PYTHONPATH"
         ) from error
     require(
         hasattr(found, name),

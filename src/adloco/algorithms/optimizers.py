@@ -80,7 +80,8 @@ class OuterOptimizer:
         known = isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
         require(
             known,
-            f"optimizer must name an optimizer of torch.optim such as SGD or Adam, got {self.optimizer!r}",
+            "optimizer must name an optimizer of torch.optim such as SGD or Adam, got "
+            f"{self.optimizer!r}",
         )
         parameters = [nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))]
         for parameter in parameters:
@@ -89,7 +90,8 @@ class OuterOptimizer:
             self(parameters).step()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"options do not fit torch.optim.{self.optimizer}, or it cannot serve outside: {error}"
+                f"options do not fit torch.optim.{self.optimizer}, or it cannot serve outside: "
+                f"{error}"
             ) from error
 
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:

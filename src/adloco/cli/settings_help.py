@@ -94,7 +94,11 @@ def known_settings(recipe: Recipe) -> Iterator[KnownSetting]:
                 default=values[name],
             )
             # What the recipe chooses comes first: it decides what a shared field means.
-            owners = [choice.register.classes[values[name]], *choice.register.classes.values(), *owners]
+            owners = [
+                choice.register.classes[values[name]],
+                *choice.register.classes.values(),
+                *owners,
+            ]
         owner_of: dict[str, type] = {}
         for owner in owners:
             for field in fields(owner):
@@ -102,7 +106,9 @@ def known_settings(recipe: Recipe) -> Iterator[KnownSetting]:
         for key, owner in owner_of.items():
             name, chosen_by = f"{section}.{key}", ""
             if choice and name not in values:
-                words = [word for word, kind in choice.register.classes.items() if key in _defaults(kind)]
+                words = [
+                    word for word, kind in choice.register.classes.items() if key in _defaults(kind)
+                ]
                 chosen_by = f"{section}.{choice.key} {' or '.join(words)}"
             yield KnownSetting(
                 name=name,

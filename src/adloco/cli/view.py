@@ -52,13 +52,16 @@ class PlainView:
 
     def show(self, record: Record) -> None:
         trainers = " | ".join(
-            f"t{row['trainer']} batch {_batch(row)} = {row['workers']}w x {row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
+            f"t{row['trainer']} batch {_batch(row)} = {row['workers']}w x "
+            f"{row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
             for row in record["trainers"]
         )
         loss = "" if record["val_loss"] is None else f" val {_measured(record, self._measures)}"
         self._console.print(
-            f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train {_shown(record, 'train_loss')}{loss}  {trainers}"
-            f"  sent {_sent(record)} ({_compressed(record['sync'], self._wire, '; ')}DDP {_shown(record, 'bytes_ddp_equivalent')})"
+            f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train "
+            f"{_shown(record, 'train_loss')}{loss}  {trainers}"
+            f"  sent {_sent(record)} ({_compressed(record['sync'], self._wire, '; ')}DDP "
+            f"{_shown(record, 'bytes_ddp_equivalent')})"
             f"  {_shown(record, 'tokens_per_second')} tok/s",
             soft_wrap=True,
         )
@@ -171,7 +174,8 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
     )
     shrunk = _compressed(summary, wire_name(run), "", ", ")
     seconds = (
-        f"; in them {summary['exposed_seconds']:,.1f} s waited, {summary['hidden_seconds']:,.1f} s hidden"
+        f"; in them {summary['exposed_seconds']:,.1f} s waited, {summary['hidden_seconds']:,.1f} s "
+        "hidden"
         if summary["syncs"]
         else ""
     )
@@ -181,11 +185,15 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
             for measure in run.recipe.task.measures
             if measure.panel
         ),
-        f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, {_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
-        f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, {len(last['trainers'])} trainers in the last round",
+        f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, "
+        f"{_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
+        f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, "
+        f"{len(last['trainers'])} trainers in the last round",
         f"{summary['syncs']} syncs, {_sent(last)} sent per worker{shrunk}{ratio}{seconds}",
-        f"{summary['tokens'] / summary['seconds']:,.0f} tokens/s with evaluation and checkpoints, {_shown(last, 'memory_bytes')} at most",
-        f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints {run.folder / 'checkpoints'}",
+        f"{summary['tokens'] / summary['seconds']:,.0f} tokens/s with evaluation and checkpoints, "
+        f"{_shown(last, 'memory_bytes')} at most",
+        f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints "
+        f"{run.folder / 'checkpoints'}",
     ]
 
 
@@ -199,13 +207,15 @@ def _event_texts(record: Record) -> list[str]:
     limit = record["pass_limit"]
     ran_out = (
         [
-            f"round {record['round']}: memory ran out; from here on with micro-batches of at most {limit}"
+            f"round {record['round']}: memory ran out; from here on with micro-batches of at most "
+            f"{limit}"
         ]
         if limit
         else []
     )
     return ran_out + [
-        f"round {record['round']}: trainer {', '.join(map(str, merge['absorbed']))} merged into trainer {merge['survivor']}, weights "
+        f"round {record['round']}: trainer {', '.join(map(str, merge['absorbed']))} merged into "
+        f"trainer {merge['survivor']}, weights "
         + ", ".join(f"{trainer}: {weight:.2f}" for trainer, weight in merge["weights"].items())
         for merge in record["merges"]
     ]

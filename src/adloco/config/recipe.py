@@ -37,7 +37,8 @@ def read_values(recipe: str) -> Values:
         names = ", ".join(shipped_recipes())
         require(
             path.is_file(),
-            f"recipe {recipe!r} is neither a file nor a shipped recipe; shipped are {names}{_suggest(recipe, shipped_recipes())}",
+            f"recipe {recipe!r} is neither a file nor a shipped recipe; shipped are "
+            f"{names}{_suggest(recipe, shipped_recipes())}",
         )
         try:
             text = path.read_bytes().decode("utf-8")
@@ -50,7 +51,8 @@ def read_values(recipe: str) -> Values:
     for section, content in values.items():
         require(
             isinstance(content, dict),
-            f"recipe key {section!r} stands outside a section; put it under one of {', '.join(SECTIONS)}",
+            f"recipe key {section!r} stands outside a section; put it under one of "
+            f"{', '.join(SECTIONS)}",
         )
     named = {"name": Path(recipe).stem} | values.get("run", {})
     return values | {"run": named}
@@ -91,7 +93,8 @@ def build_recipe(values: Values) -> Recipe:
     for section in values:
         require(
             section in SECTIONS,
-            f"there is no recipe section [{section}]{_suggest(section, list(SECTIONS))}; sections are {', '.join(SECTIONS)}",
+            f"there is no recipe section [{section}]{_suggest(section, list(SECTIONS))}; sections "
+            f"are {', '.join(SECTIONS)}",
         )
     built: dict[str, Any] = {}
     for name in SECTIONS:
@@ -109,7 +112,8 @@ def _build_section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
             allowed = sorted([*known, *([choice.key] if choice else [])])
             require(
                 key in known,
-                f"{name}.{key} is not a setting of [{name}]{where}{_suggest(key, allowed)}; settings are {', '.join(allowed)}",
+                f"{name}.{key} is not a setting of [{name}]{where}{_suggest(key, allowed)}; "
+                f"settings are {', '.join(allowed)}",
             )
     return {part: _construct(name, owner, values) for part, owner in classes.items()}
 
@@ -188,7 +192,8 @@ def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
     twice = sorted(taken & {field.name for field in fields(owner)})
     require(
         not twice,
-        f"{name}.{choice.key} {str(chosen)!r} has a setting {', '.join(twice)}, which [{name}] has already; rename it",
+        f"{name}.{choice.key} {str(chosen)!r} has a setting {', '.join(twice)}, which [{name}] has "
+        "already; rename it",
     )
     return {section.chosen: owner, **section.parts}
 

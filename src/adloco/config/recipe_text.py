@@ -67,7 +67,8 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
             lines.append(_toml_line(setting.key, setting.value))
         except TypeError as error:  # Of a class of the user's own.
             raise ValueError(
-                f"{setting.section}.{setting.key} is {setting.value!r}, which a recipe cannot hold; "
+                f"{setting.section}.{setting.key} is {setting.value!r}, which a recipe cannot "
+                "hold; "
                 "use a number, a text, a list or a table"
             ) from error
     return "\n".join(lines) + "\n"

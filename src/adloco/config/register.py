@@ -46,7 +46,8 @@ class Register:
         suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
         require(
             name in self.classes,
-            f"must be one of {', '.join(allowed)}, or a class of your own as package.module:Name, got {name!r}{suggestion}",
+            f"must be one of {', '.join(allowed)}, or a class of your own as package.module:Name, "
+            f"got {name!r}{suggestion}",
         )
         return self.classes[name]
 
@@ -60,7 +61,8 @@ class Register:
         parameters = vars(found).get("__dataclass_params__") if isinstance(found, type) else None
         require(
             parameters is not None and parameters.frozen,
-            f"{path!r} must be a frozen dataclass, got {found!r}; write @dataclass(frozen=True, kw_only=True) above it",
+            f"{path!r} must be a frozen dataclass, got {found!r}; write @dataclass(frozen=True, "
+            "kw_only=True) above it",
         )
         try:
             hints = get_type_hints(found)
@@ -71,7 +73,8 @@ class Register:
         missing = sorted(_members(self.protocol) - set(dir(found)) - hints.keys())
         require(
             not missing,
-            f"{path!r} lacks {', '.join(missing)}, which {self.protocol.__name__} asks for; see {self.protocol.__module__}",
+            f"{path!r} lacks {', '.join(missing)}, which {self.protocol.__name__} asks for; see "
+            f"{self.protocol.__module__}",
         )
         return found  # type: ignore[no-any-return]
 

@@ -194,8 +194,10 @@ class Recipe:
         smallest = self.method.workers_per_trainer * each
         require(
             self.guards.initial >= smallest,
-            f"batch.initial must be >= {smallest}, so that each of {self.method.workers_per_trainer} workers has "
-            f"{'a sample' if each == 1 else f'{each} samples to compare'}, got {self.guards.initial}",
+            f"batch.initial must be >= {smallest}, so that each of "
+            f"{self.method.workers_per_trainer} workers has "
+            f"{'a sample' if each == 1 else f'{each} samples to compare'}, got "
+            f"{self.guards.initial}",
         )
 
     @property

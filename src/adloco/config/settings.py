@@ -65,7 +65,8 @@ class RunSettings:
         )
         require(
             known,
-            f"run.trackers must be auto, none, or of {', '.join(TRACKERS.classes)}, or classes of your own "
+            f"run.trackers must be auto, none, or of {', '.join(TRACKERS.classes)}, or classes of "
+            "your own "
             f"as package.module:Name, separated by commas, got {self.trackers!r}",
         )
         for name in own:

@@ -79,7 +79,8 @@ class ModelBuilder:
         except Exception as error:  # Sizes that do not go together, types without this head: in the library's own words, a paragraph or more.
             reason = " ".join(str(error).split())[:160]
             raise ValueError(
-                f"no {self.head} of a {self.config.model_type} can be built with these sizes ({reason}); see model.name"
+                f"no {self.head} of a {self.config.model_type} can be built with these sizes "
+                f"({reason}); see model.name"
             ) from error
 
     def _must_be_there(self, name: str, base: str) -> bool:
@@ -103,7 +104,8 @@ class ModelBuilder:
             except Exception as error:
                 advice = "give a folder with weights or a hub name that can be reached, leave its sizes as they are, or set model.pretrained false"
                 raise ValueError(
-                    f"the weights of model.name {self.weights!r} could not be loaded ({type(error).__name__}); {advice}"
+                    f"the weights of model.name {self.weights!r} could not be loaded "
+                    f"({type(error).__name__}); {advice}"
                 ) from error
         missing = sorted(
             key
@@ -113,7 +115,8 @@ class ModelBuilder:
         rest = f"{len(missing)} tensors of the model, {missing[0]} for one" if missing else ""
         require(
             not missing,
-            f"the weights of model.name {self.weights!r} lack {rest}; leave its sizes as they are, or set model.pretrained false",
+            f"the weights of model.name {self.weights!r} lack {rest}; leave its sizes as they are, "
+            "or set model.pretrained false",
         )
         return model
 
@@ -153,7 +156,8 @@ class ModelBuilder:
                 else "it can only start from trained weights"
             )
             raise ValueError(
-                f"a {self.config.model_type} leaves weights undrawn (in {name or 'its root'}); {advice}"
+                f"a {self.config.model_type} leaves weights undrawn (in {name or 'its root'}); "
+                f"{advice}"
             )
         if part is model:
             model.tie_weights()  # type: ignore[operator]  # Filling gave each user of a tied weight its own.

@@ -87,7 +87,8 @@ class LlamaShape:
         sizes = self.sizes
         require(
             sizes.hidden_size % (2 * sizes.num_heads) == 0,
-            f"hidden_size must be a multiple of 2 x num_heads = {2 * sizes.num_heads}, got {sizes.hidden_size}",
+            f"hidden_size must be a multiple of 2 x num_heads = {2 * sizes.num_heads}, got "
+            f"{sizes.hidden_size}",
         )
         require(
             sizes.num_heads % sizes.num_kv_heads == 0,

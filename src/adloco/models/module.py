@@ -89,7 +89,8 @@ class ModuleBuilder:
         )
         require(
             not self.options.gradient_checkpointing,
-            "gradient_checkpointing is for models of transformers; use torch.utils.checkpoint inside the module",
+            "gradient_checkpointing is for models of transformers; use torch.utils.checkpoint "
+            "inside the module",
         )
 
     @property
@@ -118,7 +119,8 @@ class ModuleBuilder:
                 ) from error
         require(
             isinstance(module, nn.Module),
-            f"factory {config.factory!r} must return a torch.nn.Module, got {type(module).__name__}",
+            f"factory {config.factory!r} must return a torch.nn.Module, got "
+            f"{type(module).__name__}",
         )
         return ModuleWithLogits(module.to(self._dtype), config)
 

@@ -49,14 +49,16 @@ class NamedModel:
         )
         require(
             language,
-            f"name {self.name!r} is a {default.model_type}, which no task here trains; take a decoder such as gpt2 or an encoder such as bert",
+            f"name {self.name!r} is a {default.model_type}, which no task here trains; take a "
+            "decoder such as gpt2 or an encoder such as bert",
         )
         for key in self.overrides:
             nearest = difflib.get_close_matches(key, list(default.to_dict()), n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "see its config.json"
             require(
                 hasattr(default, key),
-                f"overrides has {key!r}, which the configuration of {self.name!r} does not know; {advice}",
+                f"overrides has {key!r}, which the configuration of {self.name!r} does not know; "
+                f"{advice}",
             )
         sizes = ({"vocab_size": vocab_size} if from_type else {}) | dict(self.overrides)
         try:
@@ -73,7 +75,8 @@ class NamedModel:
             ) from error
         require(
             vocab_size <= config.vocab_size,
-            f"name {self.name!r} has {config.vocab_size} embeddings, fewer than the {vocab_size} ids of the tokenizer; "
+            f"name {self.name!r} has {config.vocab_size} embeddings, fewer than the {vocab_size} "
+            "ids of the tokenizer; "
             "set data.tokenizer to the model's own"
             + ("" if self.pretrained else ", or overrides { vocab_size = ... }"),
         )

@@ -47,7 +47,8 @@ def draw_plots(records: Sequence[Record], folder: Path, measures: Sequence[Metri
         "batch": (_each, "Batch of each trainer, and micro-batches per inner step"),
         "noise_scale": (
             _noise_scale,
-            "Gradient statistics, smoothed as the batch rule sees them (none where noise hides |G|²)",
+            "Gradient statistics, smoothed as the batch rule sees them (none where noise hides "
+            "|G|²)",
         ),
         "trainers": (_each, "Trainers (dotted: merges)"),
         "workers": (_each, "Share of each worker, and how long it waited for the slowest"),

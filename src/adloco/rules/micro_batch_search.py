@@ -42,7 +42,8 @@ def largest_micro_batch(
 
     require(
         fits(1),
-        "not even a micro-batch of 1 fits: use a smaller model or context, gradient checkpointing, shards, or fewer workers",
+        "not even a micro-batch of 1 fits: use a smaller model or context, gradient checkpointing, "
+        "shards, or fewer workers",
     )
     low, high = 1, 2
     while high <= largest and fits(high):

@@ -86,17 +86,20 @@ def load(checkpoint: Path) -> Any:
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{checkpoint} is not a checkpoint of adloco; name a run folder that `adloco train` wrote"
+            f"{checkpoint} is not a checkpoint of adloco; name a run folder that `adloco train` "
+            "wrote"
         ) from error
     advice = "remove it to go on from the one before"
     require(
         not damaged,
-        f"checkpoint {checkpoint} is damaged ({', '.join(damaged)} does not match its checksum); {advice}",
+        f"checkpoint {checkpoint} is damaged ({', '.join(damaged)} does not match its checksum); "
+        f"{advice}",
     )
     saved = json.loads((checkpoint / STATE).read_text())
     require(
         saved.get("format") == FORMAT,
-        f"checkpoint {checkpoint} has format {saved.get('format')!r}, this version reads {FORMAT!r}; use its version",
+        f"checkpoint {checkpoint} has format {saved.get('format')!r}, this version reads "
+        f"{FORMAT!r}; use its version",
     )
     return _join(saved["state"], load_file(checkpoint / TENSORS))
 

@@ -37,7 +37,8 @@ def choose_device(name: str) -> torch.device:
     available = device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
     require(
         available,
-        f"run.device {name!r} is not available on this machine; use auto or cpu (recipe section [run])",
+        f"run.device {name!r} is not available on this machine; use auto or cpu (recipe section "
+        "[run])",
     )
     return device
 

@@ -87,7 +87,8 @@ def snapshot_file(folder: Path, device: torch.device) -> Path:
     """
     require(
         device.type == "cuda",
-        f"profile.memory needs a GPU, but the run is on {device}; leave it out (recipe section [profile])",
+        f"profile.memory needs a GPU, but the run is on {device}; leave it out (recipe section "
+        "[profile])",
     )
     return folder / "profile" / "memory-rank0.pickle"
 

@@ -87,13 +87,15 @@ def probe(
     held = recipe.memory.gib - free / 2**30
     require(
         free > 0,
-        f"memory.gib {recipe.memory.gib} is less than the {held:.1f} GiB that this process holds already; raise it",
+        f"memory.gib {recipe.memory.gib} is less than the {held:.1f} GiB that this process holds "
+        "already; raise it",
     )
     budget = int((recipe.memory.fraction * free - outer) / together)
     trainers = f"{recipe.method.num_trainers} trainers' global parameters"
     require(
         budget > 0,
-        f"memory.fraction of {free / 2**30:.1f} GiB, what is free, does not hold {trainers}; use fewer, or give more memory",
+        f"memory.fraction of {free / 2**30:.1f} GiB, what is free, does not hold {trainers}; use "
+        "fewer, or give more memory",
     )
     stepper = _Stepper(recipe, task, builder, placement, precision)
 
@@ -218,7 +220,8 @@ def _free_bytes(gib: float, device: torch.device) -> int:
         return int(gib * 2**30) - _held(device)
     require(
         device.type == "cuda",
-        "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may take (recipe section [memory])",
+        "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may "
+        "take (recipe section [memory])",
     )
     return (
         torch.cuda.mem_get_info(device)[0]

@@ -106,7 +106,8 @@ def model_builder(
     config = task.configure(config)
     require(
         task.tokenizer.vocab_size <= config.vocab_size,
-        f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got {config.vocab_size}",
+        f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got "
+        f"{config.vocab_size}",
     )
     weights = "" if stored else recipe.model.weights
     with named_in_section("model", recipe.model_options):
@@ -131,7 +132,8 @@ def read_whole(builder: Builder, placement: Placement) -> str:
     """
     reason = builder.stored.only_whole if placement.shards > 1 else ""
     return (
-        f"the weights of model.name {builder.weights!r} are read whole on each rank before they are sharded: {reason}"
+        f"the weights of model.name {builder.weights!r} are read whole on each rank before they "
+        f"are sharded: {reason}"
         if reason
         else ""
     )
@@ -152,6 +154,8 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     )
     require(
         needed <= memory,
-        f"{workers} of the method.num_trainers x method.workers_per_trainer workers, of {builder.num_parameters():,} parameters each, live here "
-        f"and need {needed / 2**30:.1f} GiB, but {device} has {memory / 2**30:.1f} GiB; use fewer workers or a smaller model",
+        f"{workers} of the method.num_trainers x method.workers_per_trainer workers, of "
+        f"{builder.num_parameters():,} parameters each, live here "
+        f"and need {needed / 2**30:.1f} GiB, but {device} has {memory / 2**30:.1f} GiB; use fewer "
+        "workers or a smaller model",
     )

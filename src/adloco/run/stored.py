@@ -77,7 +77,8 @@ def run_folder(folder: Path) -> Path:
     """The folder, after a check that a run lives there."""
     require(
         (folder / RECIPE).is_file(),
-        f"{str(folder)!r} is not a run folder (no {RECIPE} in it); give one that `adloco train` wrote",
+        f"{str(folder)!r} is not a run folder (no {RECIPE} in it); give one that `adloco train` "
+        "wrote",
     )
     return folder
 
@@ -101,14 +102,16 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
     changed = [key for key, value in fixed.items() if begun.get(key, value) != value]
     require(
         not changed,
-        f"{', '.join(changed)} in {folder / RECIPE} is not what the run began with; restore it, or start another run",
+        f"{', '.join(changed)} in {folder / RECIPE} is not what the run began with; restore it, or "
+        "start another run",
     )
     unknown = [
         key for key in fixed if key not in begun
     ]  # Another choice, which has other settings, is refused above.
     require(
         not unknown,
-        f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; go on with that, or start another run",
+        f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; go on "
+        "with that, or start another run",
     )
     return StoredRun(
         folder=folder,
@@ -125,7 +128,8 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
     for name, _ in flags:
         require(
             name in CHANGEABLE,
-            f"--{name} cannot change when a run goes on; leave it out (what can: {', '.join(CHANGEABLE)})",
+            f"--{name} cannot change when a run goes on; leave it out (what can: "
+            f"{', '.join(CHANGEABLE)})",
         )
     path = run_folder(folder) / RECIPE
     values = read_values(str(path))
@@ -158,5 +162,6 @@ def check_corpus(stored: StoredRun, task: Task) -> None:
     where = data.source if data.dataset or not data.path else f"the text of {data.source}"
     require(
         task.matches_fingerprint(stored.about["corpus"]),
-        f"{where} is not what the run in {stored.folder} began with; restore it, or start another run",
+        f"{where} is not what the run in {stored.folder} began with; restore it, or start another "
+        "run",
     )

@@ -43,7 +43,8 @@ class Trackers:
         for name in self._names:
             require(
                 name in installed or ":" in name,
-                f"run.trackers names {name}, which is not installed; pip install 'adloco[{name}]', or leave it out",
+                f"run.trackers names {name}, which is not installed; pip install 'adloco[{name}]', "
+                "or leave it out",
             )
         self._folder = folder
         self._following: dict[str, Tracker] = {}

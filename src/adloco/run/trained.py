@@ -32,7 +32,8 @@ def load_trained(folder: Path, trainer: int | None = None) -> Trained:
     chosen = _best_trainer(folder, sorted(saved)) if trainer is None else trainer
     require(
         chosen in saved,
-        f"there is no trainer {chosen} in {stored.checkpoint}; living ones are {', '.join(map(str, sorted(saved)))}",
+        f"there is no trainer {chosen} in {stored.checkpoint}; living ones are "
+        f"{', '.join(map(str, sorted(saved)))}",
     )
     recipe = stored.recipe
     build = recipe.model.builder

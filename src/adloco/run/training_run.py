@@ -95,7 +95,8 @@ class TrainingRun:
             ).max_micro_batch
             self.recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=found))
             self.notices.append(
-                f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)"
+                f"the largest micro-batch that fits is {found} (adloco probe shows what was "
+                "measured)"
             )
         self.algorithm = self._build()
         if stored is None:
@@ -142,7 +143,8 @@ class TrainingRun:
             (self.folder / TOKENIZER).mkdir(parents=True)
         except OSError as error:
             raise ValueError(
-                f"run folder {str(self.folder)!r} cannot be made ({error.strerror}); use another --run.folder"
+                f"run folder {str(self.folder)!r} cannot be made ({error.strerror}); use another "
+                "--run.folder"
             ) from error
         (self.folder / RECIPE).write_text(to_toml(self.recipe))
         self.task.tokenizer.save(self.folder / TOKENIZER)
@@ -202,7 +204,8 @@ class TrainingRun:
             lock.acquire()
         except Timeout as error:
             raise ValueError(
-                f"run folder {str(self.folder)!r} is in use by another process; wait until it has ended, or end it"
+                f"run folder {str(self.folder)!r} is in use by another process; wait until it has "
+                "ended, or end it"
             ) from error
         try:
             yield
@@ -240,7 +243,8 @@ class TrainingRun:
             return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
             raise NonFiniteLossError(
-                f"{error}; the last good checkpoint is {checkpoint.newest(self.folder / CHECKPOINTS)}"
+                f"{error}; the last good checkpoint is "
+                f"{checkpoint.newest(self.folder / CHECKPOINTS)}"
             ) from error
         except OutOfMemoryError as error:
             if (

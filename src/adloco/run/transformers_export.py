@@ -20,7 +20,8 @@ def export(trained: Trained, folder: Path) -> None:
     source = trained.stored.recipe.model
     require(
         source.for_transformers,
-        f"the model of {trained.stored.folder} is none that transformers can load (model.source); take its weights from {trained.stored.checkpoint}",
+        f"the model of {trained.stored.folder} is none that transformers can load (model.source); "
+        f"take its weights from {trained.stored.checkpoint}",
     )
     require(
         not folder.exists(), f"--to {str(folder)!r} exists already; give a folder that does not"

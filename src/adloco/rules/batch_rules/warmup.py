@@ -27,7 +27,8 @@ class BatchWarmup:
     def __post_init__(self) -> None:
         require(
             len(self.batches) == len(self.after_samples) > 0,
-            f"batches and after_samples must have the same length, at least 1, got {len(self.batches)} and {len(self.after_samples)}",
+            "batches and after_samples must have the same length, at least 1, got "
+            f"{len(self.batches)} and {len(self.after_samples)}",
         )
         require(min(self.batches) > 0, f"batches must be > 0, got {list(self.batches)}")
         require(
