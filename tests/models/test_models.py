@@ -199,14 +199,16 @@ def peak_of_a_rank(shards: int) -> tuple[int, int]:
         )
 
     run = AdLoCo(
-        build_model=built,
-        fill=fill,
-        loss_fn=next_token_loss,
-        data=tokens(200, 1, vocabulary=16),
+        Problem(
+            build_model=built,
+            fill=fill,
+            loss_fn=next_token_loss,
+            data=tokens(200, 1, vocabulary=16),
+        ),
+        Method(num_trainers=1, workers_per_trainer=1, sync_every=2),
         inner=InnerAdamW(),
-        outer=None,
-        sync_every=2,
-        guards=BatchGuards(initial=8),
+        syncing=Syncing(outer=None),
+        batching=Batching(guards=BatchGuards(initial=8)),
         placement=place(1, torch.device("cpu"), 1, shards, 1),
     )
     return most, run.num_parameters
