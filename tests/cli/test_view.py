@@ -136,7 +136,7 @@ def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: lis
     drawn.print(live.render())
     assert "4 (8 trained)" in drawn.export_text()
     page = write_report(run.folder).read_text()
-    assert "trained batch" in page
+    assert "batch as trained" in page
     assert '<td class="number">4 / 4 / 4 / 4</td><td class="number">4 / 4 / 4 / 4</td>' in page
     assert '<td class="number">4</td><td class="number">8</td>' in page
 
