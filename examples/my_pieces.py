@@ -128,7 +128,7 @@ class TinyModel(nn.Module):
 
 
 def build_tiny(vocab_size: int, width: int = 16) -> nn.Module:
-    """A model for `model.factory`: int64 [samples, tokens] becomes [samples, tokens, vocab_size]."""
+    """A model for `model.factory`: int64 [samples, tokens] becomes [samples, tokens, ids]."""
     return TinyModel(vocab_size, width)
 
 

@@ -10,7 +10,10 @@ import pytest
 from adloco.cli.main import main
 from tests.problems import SHARED_DATA, needs_shared_data
 
-TINY_LLAMA = "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 2, intermediate_size = 48 }"
+TINY_LLAMA = (
+    "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 2, "
+    "intermediate_size = 48 }"
+)
 TINY_BERT = (
     "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64 }"
 )

@@ -85,7 +85,7 @@ class MeasuredStep:
         return products
 
     def _average_even(self, sums: Sequence[Tensor]) -> None:
-        """Turn this rank's sums over its even groups into the mean over the samples of all of them."""
+        """Turn this rank's sums over its even groups into the mean over samples of even groups."""
         self.engine.average(sums)
         even_samples = sum(self.plan.micro_batches[::2])
         for total in sums:

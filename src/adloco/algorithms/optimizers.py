@@ -45,7 +45,11 @@ on shards.
 def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
     """Refuse what cannot be the same over several shards."""
     for optimizer in optimizers:
-        known = f"{type(optimizer).__name__} is not known to work element by element, so {shards} shards might not train as one does"
+        name = type(optimizer).__name__
+        known = (
+            f"{name} is not known to work element by element, so {shards} shards might not train "
+            "as one does"
+        )
         advice = (
             "use placement.shard_size 1 (replicas are no problem), or an optimizer such as AdamW"
         )

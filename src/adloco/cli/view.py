@@ -120,7 +120,10 @@ class LiveView:
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)
-        label = f"{now.tokens:,} / {now.total_tokens:,} tokens   {_clock(now.seconds)} gone, {_clock(left)} left   {speed:,.0f} tokens/s"
+        label = (
+            f"{now.tokens:,} / {now.total_tokens:,} tokens   {_clock(now.seconds)} gone, "
+            f"{_clock(left)} left   {speed:,.0f} tokens/s"
+        )
         grid.add_row(
             ProgressBar(total=now.total_tokens, completed=min(now.tokens, now.total_tokens)), label
         )
@@ -155,10 +158,13 @@ class LiveView:
         sent, ddp = record["bytes_communicated"], record["bytes_ddp_equivalent"]
         times_less = f"{ddp / sent:,.0f}x less than the " if record["syncs"] else ""
         sync = record["sync"]
-        text = f"round {record['round']}, {record['syncs']} syncs, {_sent(record)} sent per worker{_compressed(sync, self._wire, '', ', ')}; "
+        shrunk = _compressed(sync, self._wire, "", ", ")
+        text = f"round {record['round']}, {record['syncs']} syncs, "
+        text += f"{_sent(record)} sent per worker{shrunk}; "
         text += f"{times_less}{_shown(record, 'bytes_ddp_equivalent')} that DDP would have sent"
         if sync["bytes"]:
-            text += f"; this round's syncs: {sync['exposed_seconds']:.2f} s waited, {sync['hidden_seconds']:.2f} s hidden"
+            text += f"; this round's syncs: {sync['exposed_seconds']:.2f} s waited, "
+            text += f"{sync['hidden_seconds']:.2f} s hidden"
         return Text(text, style="dim")
 
 
@@ -239,7 +245,8 @@ def _shown(record: Record, name: str) -> str:
 def _first_to_last(metric: Metric, records: Sequence[Record], summary: dict[str, Any]) -> str:
     first = next((number for numbers in values(metric, records) for number in numbers), None)
     final, best = summary[f"final_{metric.name}"], summary[f"best_{metric.name}"]
-    return f"{metric.label} {metric.text(final)} (best {metric.text(best)}, first {metric.text(first)})"
+    final, best, first = (metric.text(value) for value in (final, best, first))
+    return f"{metric.label} {final} (best {best}, first {first})"
 
 
 def _batch(row: Record) -> str:

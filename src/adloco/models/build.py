@@ -76,7 +76,9 @@ class ModelBuilder:
                 return self._auto.from_config(
                     self.config, dtype=self._dtype, trust_remote_code=False
                 )
-        except Exception as error:  # Sizes that do not go together, types without this head: in the library's own words, a paragraph or more.
+        except Exception as error:
+            # Sizes that do not go together, or types without this head: the library says so in a
+            # paragraph or more.
             reason = " ".join(str(error).split())[:160]
             raise ValueError(
                 f"no {self.head} of a {self.config.model_type} can be built with these sizes "
@@ -102,7 +104,10 @@ class ModelBuilder:
                     output_loading_info=True,
                 )
             except Exception as error:
-                advice = "give a folder with weights or a hub name that can be reached, leave its sizes as they are, or set model.pretrained false"
+                advice = (
+                    "give a folder with weights or a hub name that can be reached, leave its sizes "
+                    "as they are, or set model.pretrained false"
+                )
                 raise ValueError(
                     f"the weights of model.name {self.weights!r} could not be loaded "
                     f"({type(error).__name__}); {advice}"

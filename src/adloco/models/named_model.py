@@ -39,8 +39,12 @@ class NamedModel:
                 if from_type
                 else AutoConfig.from_pretrained(self.name, trust_remote_code=False)
             )
-        except Exception as error:  # transformers raises OSError, ValueError and errors of hub clients here, in paragraphs.
-            allowed = "allowed are a folder with config.json, a hub name that can be reached, or from scratch a type such as bert"
+        except Exception as error:
+            # transformers raises OSError, ValueError and errors of hub clients, in paragraphs.
+            allowed = (
+                "allowed are a folder with config.json, a hub name that can be reached, or from "
+                "scratch a type such as bert"
+            )
             raise ValueError(
                 f"name {self.name!r} could not be loaded ({type(error).__name__}); {allowed}"
             ) from error
@@ -69,7 +73,8 @@ class NamedModel:
                 if from_type
                 else AutoConfig.from_pretrained(self.name, trust_remote_code=False, **sizes)
             )
-        except Exception as error:  # Values of wrong types and sizes that do not go together, in the library's own words.
+        except Exception as error:
+            # Values of wrong types, or sizes that do not go together, in the library's own words.
             raise ValueError(
                 f"overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}"
             ) from error

@@ -71,7 +71,7 @@ class Builder(Protocol):
 
 
 class ModelSource(Protocol):
-    """Where a model's configuration comes from, whether weights come with it, and what builds it."""
+    """Gives a model's configuration, says whether weights come with it and what builds it."""
 
     @property
     def builder(self) -> type[Builder]:

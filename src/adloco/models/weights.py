@@ -59,7 +59,7 @@ class StoredWeights:
         return {wanted[name] for name in wanted.keys() & known}
 
     def digest(self) -> str:
-        """Of names, types, sizes and the first elements of each tensor: other weights have another."""
+        """A digest of each tensor's name, type, size and first elements: other weights differ."""
         about = hashlib.sha256(self.only_whole.encode())
         for name, (file, key) in sorted(self.places.items()):
             with safe_open(file, framework="pt") as stored:
@@ -88,7 +88,8 @@ def find_weights(
         return StoredWeights(only_whole="some stay in float32")
     try:
         files = _files(name, model.config)
-    except Exception as error:  # Hub clients raise all kinds. from_pretrained meets it too, and its caller has a sentence for it.
+    except Exception as error:
+        # Hub clients raise all kinds. from_pretrained meets it too; its caller says so.
         return StoredWeights(only_whole=type(error).__name__)
     try:
         places, reason = _places(model, files)

@@ -73,7 +73,9 @@ def _content(
     method = recipe.method
     return {
         "name": recipe.run.name,
-        "subtitle": f"trainers: {method.num_trainers}, workers of each: {method.workers_per_trainer}, inner steps per round: {method.sync_every}",
+        "subtitle": f"trainers: {method.num_trainers}, "
+        f"workers of each: {method.workers_per_trainer}, "
+        f"inner steps per round: {method.sync_every}",
         "cards": [
             *_cards(
                 [

@@ -242,7 +242,7 @@ def _lines(axis: Axes, metric: Metric, records: Sequence[Record], **style: Any) 
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> list[list[float]]:
-    """A staircase of values, each from the end of the round before to its x; the first from 0 on."""
+    """A staircase of values, each from the end of the round before to its x."""
     x, y = [0.0], [points[0][1]]
     for at, value in points:
         x, y = [*x, x[-1], at], [*y, value, value]

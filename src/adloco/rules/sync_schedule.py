@@ -90,7 +90,10 @@ class Streaming:
             self.fragments <= sync_every,
             f"fragments must be <= sync_every = {sync_every}, got {self.fragments}",
         )
-        why = f"less than sync_every // fragments = {sync_every} // {self.fragments}, so that a fragment has arrived when the next leaves"
+        why = (
+            f"less than sync_every // fragments = {sync_every} // {self.fragments}, so that a "
+            "fragment has arrived when the next leaves"
+        )
         require(self.tau <= most, f"tau must be <= {most}, {why}, got {self.tau}")
         homes = [
             layer % self.fragments if self.pattern == "strided" else layer * self.fragments // count

@@ -149,7 +149,7 @@ class Records:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """A JSON file for people and programs: indented, without NaN or Infinity, replaced as a whole."""
+    """Write a JSON file for people and programs, indented and without NaN; replaced as a whole."""
     temporary = file.with_name(f".{file.name}")
     temporary.write_text(json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
     temporary.replace(file)

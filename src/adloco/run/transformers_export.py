@@ -76,8 +76,9 @@ tags: [adloco]
 
 # {recipe.run.name}
 
-Trained with adloco {metadata.version("adloco")}: trainer {trained.trainer} at checkpoint `{trained.stored.checkpoint.name}` of a run of the recipe
-`{recipe.run.name}`. Load it with `{recipe.task.head}.from_pretrained(FOLDER)`.
+Trained with adloco {metadata.version("adloco")}: trainer {trained.trainer} at checkpoint
+`{trained.stored.checkpoint.name}` of a run of the recipe `{recipe.run.name}`.
+Load it with `{recipe.task.head}.from_pretrained(FOLDER)`.
 
 ## Results
 

@@ -15,7 +15,6 @@ class TensorBoard:
     key: ClassVar[str] = "tensorboard"
 
     def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> Tracker:
-        # A resumed run writes the rounds after its checkpoint again: what was tracked of them before
-        # is hidden.
+        # A resumed run writes the rounds after its checkpoint again: purge_step hides the old ones.
         options = {"run_name": self.key, "logging_dir": folder, "purge_step": tokens + 1}
         return open_with_accelerate(self.key, settings, options)
