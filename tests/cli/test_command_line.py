@@ -81,7 +81,7 @@ def test_every_setting_of_every_recipe_is_known() -> None:
     there = set(known())
     for section, content in SECTIONS.items():
         classes = [*content.parts.values()]
-        classes += content.choice.classes.values() if content.choice else []
+        classes += content.choice.register.classes.values() if content.choice else []
         for owner in classes:
             assert {f"{section}.{field.name}" for field in fields(owner)} <= there
     for recipe in shipped_recipes():
@@ -101,10 +101,10 @@ def test_help_on_settings(
     assert sorted(flags) == sorted(known())
     batch = text[text.index("\n[batch]:") : text.index("\n[test]:")]
     assert all(name in text for name in COMMON_SETTINGS)
-    assert "--batch.rule {constant,warmup,norm-test,inner-product,augmented}" in batch
+    assert "--batch.rule {augmented,constant,inner-product,norm-test,warmup}" in batch
     plain = " ".join(text.split())
     assert "the inner step that reaches it. (default: 5)" in plain
-    assert "With batch.rule inner-product or augmented. Tolerated relative error" in plain
+    assert "With batch.rule augmented or inner-product. Tolerated relative error" in plain
     assert "With batch.rule warmup. Batch of each stage" in plain and "(must be given)" in plain
     assert ("With batch.rule norm-test" in plain) == (recipe == "diloco")
 
@@ -189,7 +189,7 @@ def complete(shell: list[str], words: list[str]) -> list[str]:
         ("adloco train dil", ["diloco"]),
         ("adloco train --res", ["--resume"]),
         ("adloco train --wire.f", ["--wire.format"]),
-        ("adloco train diloco --wire.format int", ["int8", "int4", "int2"]),
+        ("adloco train diloco --wire.format int", ["int2", "int4", "int8"]),
         ("adloco train --batch.rule = w", ["warmup"]),
         ("adloco train --run.precision auto single --run.compile ", ["true", "false"]),
         ("adloco probe --help-settings wi", ["wire"]),

@@ -332,7 +332,8 @@ def test_classes_that_are_missing_are_named(
         ),
         (
             ["--task.kind", "regression"],
-            "task.kind must be one of language-model, classification, got 'regression'",
+            "task.kind must be one of classification, language-model, or a class of your own as "
+            "package.module:Name, got 'regression'",
         ),
     ],
 )
