@@ -202,7 +202,7 @@ class Recipe:
 
     @property
     def syncs(self) -> bool:
-        """Whether a trainer has several workers, at first or after a merge: otherwise nothing is
+        """True if a trainer has several workers, at first or after a merge: otherwise nothing is
         sent in any format.
         """
         return self.method.workers_per_trainer > 1 or (
@@ -250,5 +250,5 @@ class Recipe:
 
     @property
     def feedback(self) -> bool:
-        """Whether workers keep what a sync leaves unsent."""
+        """True if workers keep what a sync leaves unsent."""
         return keeps_residuals(self.wire_format)

@@ -37,7 +37,7 @@ class RunSettings:
     fp32.
     """
     compile: bool = False
-    """Whether to compile the model with torch.compile (slow to start, faster steps)."""
+    """Compile the model with torch.compile (slow to start, faster steps)."""
     checkpoint_every: int = 10
     """Rounds from one checkpoint to the next; the last round always writes one."""
     keep_checkpoints: int = 2

@@ -25,7 +25,7 @@ class DataSettings:
     validation_split: str = ""
     """Split of the dataset to validate on. Empty: a part of the text to train on is held out."""
     streaming: bool = False
-    """Whether to fetch and tokenise a dataset as training goes on, in its own order, instead of all
+    """Fetch and tokenise a dataset as training goes on, in its own order, instead of all
     of it first.
     """
     samples: int = 0
@@ -135,7 +135,7 @@ class DataSettings:
         )
 
     def at(self, path: str) -> "DataSettings":
-        """The same way of reading, of all rows of another path."""
+        """Settings that read all rows of another path in the same way."""
         return replace(
             self,
             path=path,

@@ -109,7 +109,7 @@ def byte_level(tokenizer: Any, *, split_special_tokens: bool = False) -> Any:
 
 
 def without_special_tokens(tokenizer: Any) -> Any:
-    """The same fast tokenizer, changed to add no special tokens: packed documents have none."""
+    """A fast tokenizer, changed to add no special tokens: packed documents have none."""
     import tokenizers
 
     tokenizer.backend_tokenizer.post_processor = tokenizers.processors.Sequence([])

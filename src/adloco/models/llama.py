@@ -64,7 +64,7 @@ class LlamaShape:
     tokenizer's.
     """
     tie_embeddings: bool = False
-    """Whether the output head shares the embedding's weights."""
+    """Let the output head share the embedding's weights."""
 
     def __post_init__(self) -> None:
         require(

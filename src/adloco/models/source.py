@@ -105,4 +105,4 @@ class ModelOptions:
     computation.
     """
     gradient_checkpointing: bool = False
-    """Whether to compute activations a second time in the backward pass instead of keeping them."""
+    """Compute activations a second time in the backward pass instead of keeping them."""

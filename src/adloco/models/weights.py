@@ -20,7 +20,7 @@ from torch import nn
 from adloco.distributed.parallel.layers import blocks
 
 DIGEST_ELEMENTS = 256
-"""Of each tensor, for telling one set of weights from another."""
+"""Elements of each tensor that are compared, to tell one set of weights from another."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ class Merge:
     survivor: int
     absorbed: tuple[int, ...]
     weights: Mapping[int, float]
-    """Of every merged trainer, the survivor included: its request over the sum of the requests."""
+    """Weight of each merged trainer, the survivor included: its part of the sum of the requests."""
 
 
 class MergePolicy(Protocol):

@@ -41,7 +41,7 @@ class BatchPlan:
         return max(self.micro_batches)
 
     def in_groups(self, count: int) -> "BatchPlan":
-        """The same samples in groups for a step on which gradient statistics are taken.
+        """A plan of the same samples in groups, for a step on which gradient statistics are taken.
 
         There are as many groups as the smallest multiple of `count` that is not below the number
         of micro-batches, or one for each sample if there are fewer samples than that. So the
@@ -59,8 +59,9 @@ class BatchPlan:
         return replace(self, micro_batches=balanced(self.worker_batch, groups))
 
     def at_most(self, size: int) -> "BatchPlan":
-        """The same samples (one for each rank, if there are fewer) in micro-batches of that size or
-        smaller, as they are if they fit.
+        """A plan of the same samples in micro-batches of that size or smaller; this plan if it fits.
+
+        Where there are fewer samples than ranks, each rank has one.
         """
         if self.micro_batch <= size:
             return self

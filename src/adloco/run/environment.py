@@ -17,7 +17,7 @@ PACKAGES = ("adloco", "torch", "transformers", "tokenizers", "safetensors", "num
 
 
 def code_checksum() -> str:
-    """Of all modules of this package."""
+    """A checksum of all modules of this package."""
     package = Path(__file__).parents[1]
     return hashlib.sha256(
         b"".join(file.read_bytes() for file in sorted(package.rglob("*.py")))

@@ -127,7 +127,7 @@ def probe(
 def _key(
     recipe: Recipe, builder: Builder, placement: Placement, precision: torch.dtype | None
 ) -> str:
-    """Of everything on which the answer depends."""
+    """A digest of everything on which the answer depends."""
     device, values = placement.device, to_values(recipe)
     about = [
         builder.config.to_dict(),

@@ -124,8 +124,9 @@ class Records:
         return list(_lines(self.folder / METRICS))
 
     def add_out_of_memory(self, rounds: int, message: str, pass_limit: int) -> None:
-        """By whichever rank it was, for whoever goes on with the run: a line is appended at once,
-        so that ranks do not disturb one another.
+        """Record that memory ran out, from any rank, for whoever goes on with the run.
+
+        The line is appended at once, so that ranks do not disturb one another.
         """
         _append(
             self.folder / OUT_OF_MEMORY,

@@ -68,7 +68,7 @@ class StoredRun:
     tokenizer: Tokenizer
     checkpoint: Path
     about: dict[str, Any]
-    """Of the run at the checkpoint: generators, seconds, corpus."""
+    """The run at the checkpoint: generators, seconds, corpus."""
     algorithm: dict[str, Any]
     """State of `AdLoCo`."""
 

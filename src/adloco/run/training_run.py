@@ -264,7 +264,7 @@ class TrainingRun:
 
     @property
     def finished(self) -> bool:
-        """Whether the token budget is spent."""
+        """True if the token budget is spent."""
         return (
             self.algorithm.state.samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
         )

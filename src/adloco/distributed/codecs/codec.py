@@ -40,7 +40,7 @@ class WireFormat(Protocol):
 
     @property
     def sums_in_blocks(self) -> bool:
-        """Whether the sum of several workers' values is sent on in this format again.
+        """True if the sum of several workers' values is sent on in this format again.
 
         If not, every worker gets every other's blocks and adds them itself: sums of sparse blocks
         are not sparse.
@@ -74,7 +74,7 @@ class ErrorFeedback:
     error_feedback: float = 0.0
     """Part of what a sync leaves unsent that the worker keeps, to send it later; 0: none."""
     step_ahead: bool = True
-    """Whether that stays in the worker's parameters, ahead of the global ones; false: it waits in
+    """Keep the residual in the worker's parameters, ahead of the global ones; false: it waits in
     memory, to be added to what is sent next.
     """
 

@@ -61,7 +61,7 @@ class TopK(ErrorFeedback):
 
     @property
     def entry_bits(self) -> int:
-        """Of each value sent: its index, one bit for the larger magnitude and one for the sign."""
+        """Bits of each value sent: its index, one for the larger magnitude and one for the sign."""
         return (self.chunk - 1).bit_length() + 2
 
     @property
