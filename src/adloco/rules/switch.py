@@ -59,7 +59,7 @@ class BatchPlan:
         return replace(self, micro_batches=balanced(self.worker_batch, groups))
 
     def at_most(self, size: int) -> "BatchPlan":
-        """A plan of the same samples in micro-batches of that size or smaller; this plan if it fits.
+        """A plan of the same samples in micro-batches of that size at most; this plan if it fits.
 
         Where there are fewer samples than ranks, each rank has one.
         """
