@@ -430,7 +430,7 @@ def test_reports_are_plain_values() -> None:
         ),
         (
             {"batch": InnerProductTest(), "test_groups": 6},
-            "test_groups must be a multiple of 4 for inner-product tests, .*; got 6",
+            r"test\.groups must be a multiple of 4 for inner-product tests, .*; got 6",
         ),
         ({"build_model": nn.Identity}, "without trainable parameters"),
     ],

@@ -92,7 +92,7 @@ def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: i
     # The groups of a test step are a multiple or a divisor of test_groups.
     require(
         groups < 4 or test_groups % 4 == 0,
-        "test_groups must be a multiple of 4 for inner-product tests, or their estimator must be "
+        "test.groups must be a multiple of 4 for inner-product tests, or their estimator must be "
         f"plug-in; got {test_groups}",
     )
     smallest = smallest_share(groups, ranks)
