@@ -14,9 +14,9 @@ import torch
 
 from adloco.data import token_cache as caches
 from adloco.data.data_settings import DataSettings
+from adloco.data.feeds import ROWS_AT_ONCE
 from adloco.data.sources import StreamSource
 from adloco.data.token_cache import TokenCache, begin_cache, open_cache
-from adloco.data.token_store import ROWS_AT_ONCE
 
 pytest.importorskip("datasets", reason="datasets is not installed")
 ROWS = 5 * ROWS_AT_ONCE + 17

@@ -18,8 +18,9 @@ from adloco.models.build import ModelBuilder
 from adloco.models.named_model import NamedModel
 from adloco.models.source import ModelOptions
 from adloco.run.training_run import TrainingRun
-from adloco.tasks.classification import Classification, ClassificationSettings, Examples
+from adloco.tasks.classification import Classification, ClassificationSettings
 from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.labelled_texts import LabelledTexts
 
 BERT = (
     "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, "
@@ -59,10 +60,12 @@ def test_rows_become_batches(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "ab", "label": 1}\n{"text": "abcdefgh", "label": 0}\n')
     data = DataSettings(path=str(file), context_tokens=5, validation_samples=1)
-    short = Examples.read(data, "validation", "label", ByteTokenizer()).batch(np.array([0]), pad=9)
+    short = LabelledTexts.read(data, "validation", "label", ByteTokenizer()).batch(
+        np.array([0]), pad=9
+    )
     assert short["input_ids"].tolist() == [[0, 97, 98]]
-    both = Examples.read(data, "validation", "label", ByteTokenizer()).joined(
-        Examples.read(data, "train", "label", ByteTokenizer())
+    both = LabelledTexts.read(data, "validation", "label", ByteTokenizer()).joined(
+        LabelledTexts.read(data, "train", "label", ByteTokenizer())
     )
     batch = both.batch(np.array([1, 0]), pad=9)
     assert batch["input_ids"].tolist() == [[0, 97, 98, 99, 100], [0, 97, 98, 9, 9]]

@@ -20,10 +20,11 @@ from adloco.algorithms.method import Source
 from adloco.data.corpus import Corpus, load_corpus
 from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
+from adloco.data.feeds import corpus_feed, dataset_feed
 from adloco.data.hub import local_fingerprint
 from adloco.data.rows import left_out, read_rows
 from adloco.data.sources import StreamSource, TokenSource
-from adloco.data.token_store import State, TokenStore, corpus_feed, dataset_feed
+from adloco.data.token_store import State, TokenStore
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 
 FORMAT = 1

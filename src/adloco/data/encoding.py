@@ -1,0 +1,90 @@
+"""Tokens of texts, made in this process or, several chunks at a time, in a pool of processes."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adloco.data.rows import Split
+from adloco.data.tokenizers import Tokenizer, load_tokenizer
+
+Texts = dict[Split, list[str]]
+Arrays = dict[Split, NDArray[Any]]
+"""Tokens of a chunk, one-dimensional, by split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Texts to append to a token store, and where its source continues after them."""
+
+    texts: Texts
+    after: dict[str, Any]
+    """Fields of the store's `State` once the texts are appended."""
+
+
+def encode_chunks(
+    chunks: Iterator[Chunk],
+    folder: Path,
+    tokenizer: Tokenizer,
+    dtype: str,
+    pool: Executor | None,
+    ahead: int,
+) -> Iterator[tuple[Chunk, Arrays]]:
+    """The chunks in their order, with their tokens.
+
+    Args:
+        chunks: What to encode. A ValueError from it is raised after the chunks before it.
+        folder: Folder from which the processes of the pool load the tokenizer.
+        tokenizer: The same tokenizer, for this process.
+        dtype: Integer type of the tokens.
+        pool: Processes that encode; None: this process does.
+        ahead: Number of chunks that the pool encodes at a time.
+    """
+    if pool is None:
+        for chunk in chunks:
+            yield chunk, encode(tokenizer, chunk.texts, dtype)
+        return
+    in_flight: deque[tuple[Chunk, Future[Arrays]]] = deque()
+    failure: ValueError | None = None
+    while True:
+        try:
+            while len(in_flight) < ahead and failure is None and (following := next(chunks, None)):
+                in_flight.append(
+                    (following, pool.submit(_encode_in_pool, str(folder), following.texts, dtype))
+                )
+        except ValueError as error:
+            # The chunks before the bad row are committed first.
+            failure = error
+        if not in_flight:
+            break
+        chunk, arrays = in_flight.popleft()
+        yield chunk, arrays.result()
+    if failure:
+        raise failure
+
+
+def encode(tokenizer: Tokenizer, texts: Texts, dtype: str) -> Arrays:
+    """Tokens of texts, each ended by the end-of-text id, in one array per split."""
+
+    def packed(part: list[str]) -> NDArray[Any]:
+        encoded = tokenizer.encode(part) if part else []
+        return np.array(
+            [token for ids in encoded for token in (*ids, tokenizer.end_of_text)], dtype=dtype
+        )
+
+    return {split: packed(part) for split, part in texts.items()}
+
+
+def _encode_in_pool(folder: str, texts: Texts, dtype: str) -> Arrays:
+    return encode(_tokenizer_of(folder), texts, dtype)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer_of(folder: str) -> Tokenizer:
+    return load_tokenizer(Path(folder))
