@@ -22,12 +22,15 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 train: install
 	$(VENV)/bin/adloco train $(ARGS)
 
+# One process of pytest per core, with one thread of torch each.
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
 test: install
-	$(VENV)/bin/python -m pytest
+	$(PYTEST)
 
 # Every placement and every combination, as the nightly job runs them.
 test-all: install
-	$(VENV)/bin/python -m pytest --all
+	$(PYTEST) --all
 
 check: install
 	$(VENV)/bin/ruff format --check .

@@ -4,7 +4,7 @@ PYTHONPATH=examples adloco train diloco --batch.rule my_pieces:DoublingBatch
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,12 @@ class JsonFile:
 
     def finish(self) -> None:
         self._file.close()
+
+
+def count_up(rows: int = 50) -> Iterator[str]:
+    """Rows for `data.factory`: texts, or dictionaries with the columns that the task reads."""
+    for first in range(rows):
+        yield " ".join(str(number) for number in range(first, first + 200))
 
 
 class TinyModel(nn.Module):

@@ -22,7 +22,7 @@ ROOMS = {
     "distributed": {"errors"},
     "algorithms": {"errors", "rules", "distributed"},
     "models": {"errors", "dotted_path", "rules", "distributed", "algorithms"},
-    "data": {"errors", "rules", "distributed", "algorithms"},
+    "data": {"errors", "dotted_path", "rules", "distributed", "algorithms"},
     "tasks": {"errors", "metrics", "rules", "distributed", "algorithms", "models", "data"},
     "config": {
         "errors",

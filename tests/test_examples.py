@@ -104,7 +104,7 @@ def test_accelerate(ranks: int) -> None:
     check_workers(run("accelerate_loop.py", ranks), ranks, expected)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_hugging_face_trainer(ranks: int) -> None:
     example = pieces("hf_trainer.py")
     size = example["BATCH"]
@@ -124,6 +124,7 @@ def test_hugging_face_trainer(ranks: int) -> None:
     check_workers(run("hf_trainer.py", ranks), ranks, expected)
 
 
+@pytest.mark.nightly
 def test_norm_test_in_one_process_and_data_parallel() -> None:
     """The same batches exactly, the same losses and noise scales to rounding; the first noise scale
     from per-sample gradients; and it learns.

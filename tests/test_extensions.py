@@ -33,6 +33,8 @@ FLAGS = {
     "model.source": "module",
     "model.factory": "my_pieces:build_tiny",
     "model.arguments": "{ width = 8 }",
+    "data.factory": "my_pieces:count_up",
+    "data.arguments": "{ rows = 60 }",
     "method.num_trainers": "2",
     "method.workers_per_trainer": "2",
 }
@@ -47,7 +49,8 @@ def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def words(small: list[str]) -> list[str]:
     """Flags of a run with one piece of each kind."""
     pairs = [(small[at], small[at + 1]) for at in range(0, len(small), 2)]
-    kept = [word for pair in pairs if not pair[0].startswith("--model.") for word in pair]
+    other = ("--model.", "--data.path")
+    kept = [word for pair in pairs if not pair[0].startswith(other) for word in pair]
     return [*kept, *(word for key, value in FLAGS.items() for word in (f"--{key}", value))]
 
 
@@ -119,6 +122,9 @@ def test_bad_pieces_are_one_sentence(
         (["--run.trackers", "my_pieces:Nobody"], "run.trackers 'my_pieces:Nobody' cannot be found"),
         (["--model.factory", "my_pieces:build"], "'my_pieces:build' cannot be found: module"),
         (["--model.arguments", "{ depth = 2 }"], "model.factory 'my_pieces:build_tiny' failed"),
+        (["--data.factory", "my_pieces:Nobody"], "'my_pieces:Nobody' cannot be found: module"),
+        (["--data.factory", "my_pieces:TinyModel"], "'my_pieces:TinyModel' failed when it was"),
+        (["--data.arguments", "{ row = 3 }"], "data.factory 'my_pieces:count_up' failed when it"),
         (["--inner.lr", "-1.0"], "inner.lr must be > 0, got -1.0 (recipe section [inner])"),
         (["--model.gradient_checkpointing", "true"], "model.gradient_checkpointing is for models"),
     ]:

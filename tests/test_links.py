@@ -71,6 +71,7 @@ def processes(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.nightly
 def test_counted_bytes_are_those_of_the_kernel(small: list[str], tmp_path: Path) -> None:
     before = traces()
     done = subprocess.run(

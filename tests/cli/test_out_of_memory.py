@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Train
+from tests.problems import cases
 
 SMALL_RANK = """
 import os
@@ -72,8 +73,13 @@ FLAGS = ["ddp", "--batch.initial", "16", "--run.keep_checkpoints", "9", "--ranks
 
 @pytest.mark.parametrize(
     ("island", "limits"),
-    [([], (4, 2)), (["--placement.shard_size", "2", "--placement.replica_size", "1"], (4,))],
-    ids=["replicas, twice", "shards"],
+    cases(
+        {
+            "replicas, twice": ([], (4, 2)),
+            "shards": (["--placement.shard_size", "2", "--placement.replica_size", "1"], (4,)),
+        },
+        default=("shards",),
+    ),
 )
 def test_an_island_goes_on_with_smaller_micro_batches(
     island: list[str], limits: tuple[int, ...], small: list[str], tmp_path: Path, train: Train

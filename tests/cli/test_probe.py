@@ -62,6 +62,7 @@ def test_a_larger_budget_fits_more_and_what_is_known_is_kept(
     assert "known from before" not in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_ranks_agree_and_training_takes_it(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,7 +106,12 @@ def test_ranks_and_torchrun_give_the_numbers_of_one_process(
         pytest.param("ddp", 2, WARMUP, marks=pytest.mark.nightly),
         ("ddp-norm", 2, ["--switch.max_micro_batch", "4"]),
         pytest.param("fsdp-norm", 2, ["--switch.max_micro_batch", "4"], marks=pytest.mark.nightly),
-        ("fsdp-norm", 4, ["--placement.replica_size", "2", "--placement.shard_size", "2"]),
+        pytest.param(
+            "fsdp-norm",
+            4,
+            ["--placement.replica_size", "2", "--placement.shard_size", "2"],
+            marks=pytest.mark.nightly,
+        ),
         pytest.param("diloco", 4, ["--placement.shard_size", "2"], marks=pytest.mark.nightly),
     ],
     ids=["ddp", "ddp-norm", "fsdp-norm", "fsdp-norm, HSDP", "diloco, sharded"],
@@ -171,7 +176,7 @@ def begin(words: list[str], stop_after: int) -> None:
             "2 to 4 sharded": (2, 1, ["--ranks", "4", "--placement.shard_size", "2"]),
             "4 sharded to 2 sharded": (4, 2, ["--ranks", "2"]),
         },
-        default=("4 sharded to 2 sharded",),
+        default=(),
     ),
 )
 def test_a_run_goes_on_from_disk_on_other_ranks(
@@ -252,7 +257,7 @@ def never_stopped(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 @pytest.mark.parametrize(
     "signal_number",
-    cases({"ctrl c": (signal.SIGINT,), "kill": (signal.SIGKILL,)}, default=("ctrl c",)),
+    cases({"ctrl c": (signal.SIGINT,), "kill": (signal.SIGKILL,)}, default=()),
 )
 def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(
     signal_number: int, small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]

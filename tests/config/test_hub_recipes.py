@@ -81,6 +81,7 @@ def test_c4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @needs_shared_data
+@pytest.mark.nightly
 def test_imdb(tmp_path: Path) -> None:
     flags = [
         "--data.dataset",

@@ -161,7 +161,7 @@ def on_ranks(shards: int, replicas: int) -> list[Tensor]:
     ("ranks", "shards", "replicas"),
     cases(
         {"2 ranks": (2, 1, 1), "shards": (2, 2, 1), "replicas": (2, 1, 2), "HSDP": (4, 2, 2)},
-        default=("2 ranks", "HSDP"),
+        default=("2 ranks",),
     ),
 )
 def test_filled_models_are_the_same_on_every_placement(

@@ -311,7 +311,7 @@ def test_classes_that_are_missing_are_named(
     )
     assert main([*words, "--data.samples", "90", "--data.validation_samples", "30"]) == 2
     assert (
-        "the texts to train on have 1 of the 2 classes or more that there are; data.samples takes "
+        "the texts to train on have 1 classes, but there are 2 or more; data.samples takes "
         "the first rows" in capsys.readouterr().err
     )
 

@@ -1,7 +1,8 @@
 """Settings of the text to train on (recipe section [data])."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from adloco.errors import require
 
@@ -18,6 +19,12 @@ class DataSettings:
     """Instead of a path: a Hugging Face dataset, by its hub id (allenai/c4) or a local folder in
     the hub's layout. Needs adloco[datasets].
     """
+    factory: str = ""
+    """Instead of a path: a function of your own, as mypackage.data:rows. It returns an iterable of
+    texts, or of dictionaries with the text column; the same ones at each call.
+    """
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of data.factory, for instance { folder = "books" }."""
     config: str = ""
     """Configuration of the dataset, for instance en."""
     split: str = "train"
@@ -74,8 +81,14 @@ class DataSettings:
             "[data])",
         )
         require(
-            not (self.path and self.dataset),
-            f"give one of data.path and data.dataset, got {self.path!r} and {self.dataset!r}",
+            sum(map(bool, (self.path, self.dataset, self.factory))) <= 1,
+            "give one of data.path, data.dataset and data.factory, got "
+            f"{self.path!r}, {self.dataset!r} and {self.factory!r}",
+        )
+        require(
+            bool(self.factory) or not self.arguments,
+            f"data.arguments are for a data.factory, got {dict(self.arguments)} without one; leave "
+            "them out or name a function",
         )
         for name in ("config", "validation_split", "streaming"):
             given = getattr(self, name)
@@ -115,6 +128,8 @@ class DataSettings:
         """The source in words, as it stands in the recipe."""
         if self.dataset:
             return f"data.dataset {self.dataset!r}"
+        if self.factory:
+            return f"data.factory {self.factory!r}"
         return f"data.path {self.path!r}" if self.path else "the default corpus"
 
     def fallback_settings(self) -> "DataSettings":
@@ -122,12 +137,20 @@ class DataSettings:
         if self.fallback.startswith("dataset:"):
             dataset, _, config = self.fallback.removeprefix("dataset:").partition(":")
             return replace(
-                self, path="", dataset=dataset, config=config or self.config, fallback=""
+                self,
+                path="",
+                dataset=dataset,
+                factory="",
+                arguments={},
+                config=config or self.config,
+                fallback="",
             )
         return replace(
             self,
             path=self.fallback,
             dataset="",
+            factory="",
+            arguments={},
             config="",
             validation_split="",
             streaming=False,
@@ -140,6 +163,8 @@ class DataSettings:
             self,
             path=path,
             dataset="",
+            factory="",
+            arguments={},
             config="",
             validation_split="",
             streaming=False,

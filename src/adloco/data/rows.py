@@ -16,6 +16,7 @@ from adloco.data.data_file import BadRow, Columns, DataFile, Row
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import data_files
 from adloco.data.hub import dataset_files
+from adloco.data.own_rows import OwnRows
 from adloco.data.standard_library import StandardLibrary
 
 Split = Literal["train", "validation"]
@@ -87,6 +88,8 @@ def open_rows(
     """The rows of a stage from a position on, without the first `start` of the stage."""
     if data.dataset:
         files = dataset_files(data, stage.source_split)
+    elif data.factory:
+        files = [OwnRows(data)]
     elif data.path:
         files = data_files(Path(data.path).expanduser(), data.text_column)
     else:

@@ -159,7 +159,7 @@ def _named(recipe: Recipe, without: Collection[str]) -> dict[str, str]:
 def check_corpus(stored: StoredRun, task: Task) -> None:
     """Refuse another text than the run began with."""
     data = stored.recipe.data
-    where = data.source if data.dataset or not data.path else f"the text of {data.source}"
+    where = data.source if not data.path else f"the text of {data.source}"
     require(
         task.matches_fingerprint(stored.about["corpus"]),
         f"{where} is not what the run in {stored.folder} began with; restore it, or start another "
