@@ -2,7 +2,7 @@
 algorithm 1, arXiv 2508.18182).
 
 H counts inner optimizer steps, not micro-batches. Gradient statistics are taken on the first inner
-step of a round, where all workers of a trainer stand at the same point.
+step of a round, when all workers of a trainer have the same parameters.
 """
 
 import contextlib
@@ -34,33 +34,35 @@ from adloco.rules.switch import BatchPlan
 
 @dataclass(frozen=True, kw_only=True)
 class InnerSettings:
-    """What every worker of a run does alike."""
+    """Settings that all workers of a run share."""
 
     problem: Problem
     max_grad_norm: float
     """0: gradients are never scaled down."""
     rule: BatchRule
-    """Says which statistics are taken."""
+    """The batch rule; it decides which statistics a test step takes."""
     test: GradientTest
     execution: Execution
     device: torch.device
     with_residuals: bool
-    """Keep what a sync leaves unsent for the next."""
+    """True if a worker keeps what a lossy sync did not send, and sends it at the next."""
     on_host: bool
-    """Keep residuals, and parameters that are swapped out for an evaluation, in host memory."""
+    """True if residuals, and parameters swapped out for an evaluation, are kept in host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTask:
-    """What a worker does in this round."""
+    """What a worker has to do in one round."""
 
     trainer: int
     plan: BatchPlan
     inner_steps: int
     first_step: int
-    """Inner steps of the run before this round, for messages."""
+    """Number of inner steps that the run took before this round."""
     lr_factor: Callable[[int], float] | None
-    """(inner step of the round, from 0) -> factor on the optimizers' own learning rates."""
+    """From the inner step of the round, counted from 0, to a factor on the learning rates of the
+    optimizers; None: no schedule.
+    """
 
 
 class Worker:
@@ -94,13 +96,13 @@ class Worker:
         self.sync = SyncStats()
         """Statistics of this round's syncs."""
         self.pass_limit = 0
-        """The largest micro-batch since memory ran out, until the plans know; 0: no limit."""
+        """Largest micro-batch after memory has run out, until the plans have it; 0: no limit."""
         self._settings = settings
         self._drops = uses_dropout(model)
         self.engine = engine
 
     def begin_round(self) -> None:
-        """Forget the records of the last round."""
+        """Clear the records of the last round."""
         self.inner_step = 0
         self.round_samples = 0
         self.busy_seconds = 0.0
@@ -109,13 +111,21 @@ class Worker:
         self.sync = SyncStats()
 
     def count_sync(self, part: SyncStats) -> None:
-        """Add a sync to those of the round. part: This rank's part of its statistics."""
+        """Add a sync to those of the round.
+
+        Args:
+            part: This rank's part of the statistics of the sync; the island's ranks add up theirs.
+        """
         self.sync += SyncStats.from_numbers(self.engine.sum(part.to_numbers()))
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
-        """Inner steps of the round up to `until`, or until halted between two of them.
+        """Take inner steps until the round has `until` of them, or until `halted` is set.
 
         All ranks of the island halt after the same step.
+
+        Raises:
+            NonFiniteLossError: The loss, or a parameter at the end, is NaN or infinite.
+            OutOfMemoryError: Memory ran out, and the step cannot be repeated with less.
         """
         if self.inner_step == until:
             return
@@ -125,14 +135,14 @@ class Worker:
         while self.inner_step < until and not stopping:
             stopping = self._step(task, halted)
         if self.inner_step == until:
-            # A gradient can overflow where the loss does not; it must not reach the others.
+            # A gradient can overflow although the loss is finite. Such parameters must not be sent.
             self.replica.require_finite(self._place(task, self.inner_step), self.engine.sum)
         self.engine.average(self.replica.buffers)
         self.busy_seconds += self._settings.execution.clock() - began
 
     def _step(self, task: RoundTask, halted: Event) -> bool:
-        """One inner step; True if any rank of the island was told to halt."""
-        self._drop_gradients()  # A step may have failed half-way.
+        """Take one inner step. True if any rank of the island was told to halt."""
+        self._drop_gradients()  # A step before may have failed half-way.
         if task.lr_factor is not None:
             self._scale_rates(task.lr_factor(self.inner_step))
         testing = self._settings.rule.needs_moments and self._tests(task)
@@ -158,9 +168,9 @@ class Worker:
         return halting > 0
 
     def _backward(self, plan: BatchPlan, testing: bool) -> Tensor:
-        """Compute the gradients of a step; return its micro-batches' losses.
+        """Compute the gradients of a step; return the loss of each micro-batch.
 
-        Where memory runs out, the same samples are taken in halved micro-batches.
+        If memory runs out, the same samples are taken again in micro-batches of half the size.
         """
         statistics = [buffer.clone() for buffer in (*self.replica.buffers, *self.counters)]
         while True:
@@ -185,13 +195,13 @@ class Worker:
                     raise OutOfMemoryError(
                         f"memory ran out {where}; {advice}", self.pass_limit
                     ) from error
-            # Here, where the error no longer holds what it was raised from.
+            # Outside the except block: there the error would keep the tensors of its frames alive.
             self._drop_gradients()
             copy_all(statistics, [*self.replica.buffers, *self.counters])
             free_memory(self._settings.device)
 
     def _tests(self, task: RoundTask) -> bool:
-        """True if gradient statistics are taken on the coming inner step."""
+        """True if gradient statistics are taken on the next inner step."""
         every = self._settings.test.every
         if every == 0:
             return self.inner_step == 0
@@ -203,12 +213,12 @@ class Worker:
         )
 
     def _micro_steps(self, plan: BatchPlan) -> Iterator[Tensor]:
-        """Take forward and backward of each micro-batch of this rank; yield its part of the mean
-        loss, weighted by its samples.
+        """Run forward and backward on each micro-batch of this rank. Yields its part of the mean
+        loss: the micro-batch's mean loss times its share of the worker's samples.
         """
         own = plan.of_rank(self.engine.rank)
         for index, (offset, samples) in enumerate(own):
-            # Where this rank has no samples it takes part in the reductions with one that weighs 0.
+            # A rank without samples takes part in the reductions with one sample of weight 0.
             batch = self._settings.problem.data.read(
                 self.stream, self.position + offset, max(samples, 1)
             )
@@ -235,7 +245,7 @@ class Worker:
         )
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
-        """The step's losses; adds its moments to those of the round."""
+        """Compute the gradients and add the step's moments to those of the round; return the losses."""
         step = MeasuredStep(
             plan=plan,
             passes=self._micro_steps,
@@ -259,7 +269,7 @@ class Worker:
 
     @contextlib.contextmanager
     def swapped_params(self, params: Sequence[Tensor], buffers: Sequence[Tensor]) -> Iterator[None]:
-        """Have these parameters and buffers in the model for as long as the context lasts."""
+        """Put these parameters and buffers into the model while the context lasts."""
         live = [*self.replica.params, *self.replica.buffers]
         own = [copied(tensor, to_host=self._settings.on_host) for tensor in live]
         copy_all([*params, *buffers], live)
@@ -269,7 +279,12 @@ class Worker:
             copy_all(own, live)
 
     def state_dict(self, *, with_params: bool) -> dict[str, Any]:
-        """with_params: Include parameters, which differ from the trainer's global ones."""
+        """The state to resume from.
+
+        Args:
+            with_params: Include parameters and buffers, because they differ from the trainer's
+                global ones (in the middle of a round).
+        """
         return {
             "stream": self.stream,
             "position": self.position,

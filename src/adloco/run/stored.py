@@ -29,6 +29,8 @@ FREE_SETTINGS = {
     "placement.replica_size",
     "data.path",
     "data.dataset",
+    "data.factory",
+    "data.arguments",
     "data.cache",  # What they lead to is checked by content.
     "outer.on_host",
     "evaluation.every",
@@ -50,6 +52,8 @@ OWN_SETTINGS = {
     "run.trackers",
     "data.path",
     "data.dataset",
+    "data.factory",
+    "data.arguments",
     "data.cache",
     "profile.memory",
 }
