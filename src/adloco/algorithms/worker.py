@@ -245,7 +245,7 @@ class Worker:
         )
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
-        """Compute the gradients and add the step's moments to those of the round; return the losses."""
+        """Compute the gradients, add the step's moments to the round's, and return the losses."""
         step = MeasuredStep(
             plan=plan,
             passes=self._micro_steps,

@@ -3,13 +3,15 @@ data, its model, and the micro-batch that fits.
 """
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from adloco.algorithms.adloco import AdLoCo
+from adloco.algorithms.method import Execution, Problem, Source
 from adloco.config.recipe import named_in_section
 from adloco.config.sections import Recipe
 from adloco.data.token_cache import reachable
@@ -24,6 +26,82 @@ from adloco.tasks.task import Task
 
 COPIES_PER_WORKER = 4
 """Parameters, gradients and two AdamW moments, each as large as the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """What a run is built from."""
+
+    recipe: Recipe
+    """The settings, with the micro-batch that was found if it was to be."""
+    placement: Placement
+    task: Task
+    source: Source
+    """Samples to train on."""
+    builder: Builder
+    precision: torch.dtype | None
+    """Type of autocast; None: the model's own type."""
+    notices: list[str]
+    """What a person should know before the first round."""
+
+
+def prepare_run(recipe: Recipe, placement: Placement, stored: StoredRun | None) -> RunParts:
+    """Open the data, choose the model and find the micro-batch of a run, new or stored.
+
+    Raises:
+        ValueError: The settings cannot work.
+    """
+    task = open_task(recipe, stored, placement)
+    precision = choose_precision(recipe.run.precision, placement.device)
+    builder = model_builder(recipe, task, stored, placement)
+    method = recipe.method
+    source = task.train_source(
+        method.num_workers, recipe.run.seed, recipe.guards.initial * method.num_trainers
+    )
+    check_memory(recipe, builder, placement)
+    notices = []
+    if recipe.switch.max_micro_batch == "auto":
+        # Found once: the numbers depend on it, so a resumed run keeps it.
+        found = probe(recipe, task, builder, placement, precision).max_micro_batch
+        recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=found))
+        notices.append(
+            f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)"
+        )
+    return RunParts(
+        recipe=recipe,
+        placement=placement,
+        task=task,
+        source=source,
+        builder=builder,
+        precision=precision,
+        notices=notices,
+    )
+
+
+def build_algorithm(parts: RunParts) -> AdLoCo:
+    """The run's trainers and workers, before their first round."""
+    recipe = parts.recipe
+    torch.manual_seed(recipe.run.seed)  # For models that draw random numbers as they compute.
+    with named_in_section("streaming", recipe.streaming):
+        return AdLoCo(
+            Problem(
+                build_model=parts.builder,
+                fill=parts.builder.filling,
+                loss_fn=parts.task.loss,
+                data=parts.source,
+                tokens_per_sample=recipe.data.context_tokens,
+            ),
+            recipe.method,
+            inner=recipe.inner,
+            syncing=recipe.syncing,
+            batching=recipe.batching,
+            merging=recipe.merging,
+            learning_rate=recipe.learning_rate,
+            execution=Execution(
+                autocast=parts.precision, compile=recipe.run.compile, seed=recipe.run.seed
+            ),
+            placement=parts.placement,
+        )
 
 
 def new_folder(recipe: Recipe) -> Path:

@@ -1,38 +1,32 @@
-"""A whole run: from a recipe to rounds, records, checkpoints and a report. The caller owns the
-loop: `for record in run.rounds(): ...`.
+"""A run in its folder: rounds, records and checkpoints. The caller owns the loop: `for record in
+run.rounds(): ...`.
 """
 
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from filelock import FileLock, Timeout
-
-from adloco.algorithms.adloco import AdLoCo
-from adloco.algorithms.method import Execution, Problem
 from adloco.algorithms.reports import RoundReport
-from adloco.config.recipe import named_in_section
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint
-from adloco.run.environment import choose_precision, describe_environment, rng_state, set_rng_state
+from adloco.run.budget import Budget
+from adloco.run.environment import describe_environment, rng_state, set_rng_state
+from adloco.run.folder_lock import locked
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
-from adloco.run.micro_batch_probe import probe
 from adloco.run.records import Records, round_record, summarise, write_json
 from adloco.run.start import (
-    check_memory,
-    model_builder,
+    build_algorithm,
     new_folder,
-    open_task,
     place_workers,
+    prepare_run,
     read_whole,
     with_reachable_data,
 )
@@ -51,7 +45,7 @@ from adloco.run.trackers import Trackers
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run stands, cheap enough to ask many times a second."""
+    """How far a run has come; cheap enough to ask for many times a second."""
 
     tokens: int
     total_tokens: int
@@ -64,54 +58,48 @@ class TrainingRun:
     def __init__(
         self, recipe: Recipe, folder: Path, placement: Placement, stored: StoredRun | None = None
     ) -> None:
-        """Prepares everything and writes nothing but the token cache; ValueError for settings that
-        cannot work. stored: the run to go on with.
+        """Prepare everything, and write nothing but the token cache.
+
+        Args:
+            recipe: The settings.
+            folder: The run's folder, which `create` makes.
+            placement: Where the workers live.
+            stored: The run to resume; None: a new one.
+
+        Raises:
+            ValueError: The settings cannot work.
         """
-        self.recipe = recipe
+        parts = prepare_run(recipe, placement, stored)
+        self.recipe = parts.recipe
         self.folder = folder
         self.placement = placement
+        self.device = placement.device
+        self.task = parts.task
+        self.notices = parts.notices
+        """What a person should know before the first round."""
         self.records = Records(folder)
         self.history: list[Record] = []
-        self.notices: list[str] = []
-        """What a person should know before the first round."""
-        self.device = placement.device
+        self.algorithm = build_algorithm(parts)
+        if stored is None:
+            # On every rank, because the ranks of an island compute a sharded model together.
+            first = next(iter(self.algorithm.workers.values()))
+            problem = self.task.validate_model(first.model, self.device)
+            first.engine.after_evaluation()
+            require(not problem, problem)
+        self._parts = parts
+        self._budget = Budget.of(self.recipe)
         self._snapshot = snapshot_file(folder, self.device) if recipe.profile.memory else None
         self._memory = Memory(self.device)
         self._trackers = Trackers(
             recipe.run.tracker_names if placement.is_rank_zero else [], folder
         )
-        self.task = open_task(recipe, stored, placement)
-        self._precision = choose_precision(recipe.run.precision, self.device)
-        self._builder = model_builder(recipe, self.task, stored, placement)
-        method = recipe.method
-        self._source = self.task.train_source(
-            method.num_workers, recipe.run.seed, recipe.guards.initial * method.num_trainers
-        )
-        check_memory(recipe, self._builder, placement)
-        if recipe.switch.max_micro_batch == "auto":
-            # Found once: what is trained on follows from it, and a run that goes on keeps it.
-            found = probe(
-                recipe, self.task, self._builder, placement, self._precision
-            ).max_micro_batch
-            self.recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=found))
-            self.notices.append(
-                f"the largest micro-batch that fits is {found} (adloco probe shows what was "
-                "measured)"
-            )
-        self.algorithm = self._build()
-        if stored is None:
-            # Every rank, as a sharded model takes all of an island.
-            first = next(iter(self.algorithm.workers.values()))
-            problem = self.task.validate_model(first.model, self.device)
-            first.engine.after_evaluation()
-            require(not problem, problem)
         self._new_limit = 0
         self._seconds_before = 0.0
         self._started = time.monotonic()
 
     @staticmethod
     def create(recipe: Recipe) -> "TrainingRun":
-        """A new run; its folder is made once everything else stands."""
+        """A new run; its folder is made after everything else has succeeded."""
         placement = place_workers(recipe)
         folder = placement.agree(new_folder(recipe))
         advice = "use another --run.folder, or go on with it by adloco train --resume"
@@ -128,11 +116,8 @@ class TrainingRun:
         )
         run = TrainingRun(recipe, folder, placement)
         skipped = "" if recipe.data.streaming else run.task.skipped()
-        run.notices += [
-            text
-            for text in (notice, recipe.unused, skipped, read_whole(run._builder, placement))
-            if text
-        ]
+        whole = read_whole(run._parts.builder, placement)
+        run.notices += [text for text in (notice, recipe.unused, skipped, whole) if text]
         if placement.is_rank_zero:
             run._write_folder()
         run._save()
@@ -148,16 +133,16 @@ class TrainingRun:
             ) from error
         (self.folder / RECIPE).write_text(to_toml(self.recipe))
         self.task.tokenizer.save(self.folder / TOKENIZER)
-        self._builder.save_config(self.folder / MODEL)
+        self._parts.builder.save_config(self.folder / MODEL)
         write_json(
             self.folder / "environment.json",
-            describe_environment(self.device, self._precision, self.recipe.run.seed)
+            describe_environment(self.device, self._parts.precision, self.recipe.run.seed)
             | {"notices": self.notices},
         )
 
     @staticmethod
     def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
-        """A run that goes on from its newest checkpoint, bit for bit. flags: see `read_run`."""
+        """A run that continues from its newest checkpoint, bit for bit. flags: see `read_run`."""
         stored = read_run(folder, flags)
         run = TrainingRun(stored.recipe, folder, place_workers(stored.recipe), stored)
         check_corpus(stored, run.task)
@@ -171,47 +156,29 @@ class TrainingRun:
         return run
 
     def _take_limit(self, limit: int) -> None:
-        """Go on with smaller micro-batches if memory has run out since the checkpoint, on ranks
+        """Continue with smaller micro-batches if memory ran out after the checkpoint, on ranks
         that could not repeat the step.
         """
         if 0 < limit < (self.algorithm.state.pass_limit or math.inf):
             self.algorithm.state.pass_limit = self._new_limit = limit
 
     def rounds(self) -> Iterator[Record]:
-        """Train until the budget is spent or `stop` is called; yields each round's line of
-        metrics.jsonl, written already.
+        """Train until the budget is spent or `stop` is called.
+
+        Yields:
+            Each round's line of metrics.jsonl, after it was written.
         """
         if self.finished:
             return
         tokens = self.algorithm.state.samples * self.recipe.data.context_tokens
         with (
-            self._alone(),
+            locked(self.folder) if self.placement.is_rank_zero else nullcontext(),
             self._trackers.following(named_settings(self.recipe), tokens),
             memory_snapshot(self._snapshot if self.placement.is_rank_zero else None),
         ):
             for record in self._train():
                 self._trackers.log(record)
                 yield record
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other process goes on with this run meanwhile."""
-        if not self.placement.is_rank_zero:
-            yield
-            return
-        lock = FileLock(self.folder / ".lock", blocking=False)
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise ValueError(
-                f"run folder {str(self.folder)!r} is in use by another process; wait until it has "
-                "ended, or end it"
-            ) from error
-        try:
-            yield
-        finally:
-            lock.release()
-            Path(lock.lock_file).unlink(missing_ok=True)
 
     def _train(self) -> Iterator[Record]:
         self._started = time.monotonic()
@@ -222,7 +189,7 @@ class TrainingRun:
                 self._save()
                 return
             if self.finished:
-                # Should the round have come out larger than foreseen.
+                # The round can be larger than planned, so `last` can have been False.
                 self.algorithm.average_replicas()
             report = replace(report, pass_limit=report.pass_limit or self._new_limit)
             self._new_limit = 0
@@ -237,9 +204,9 @@ class TrainingRun:
 
     def _round(self) -> RoundReport | None:
         try:
-            steps = self.algorithm.state.round_steps or self._steps_left()
-            samples = self.algorithm.state.samples + steps * self.algorithm.samples_per_inner_step
-            last = samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
+            per_step, state = self.algorithm.samples_per_inner_step, self.algorithm.state
+            steps = state.round_steps or self._budget.round_steps(state.samples, per_step)
+            last = self._budget.spent(state.samples + steps * per_step)
             return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
             raise NonFiniteLossError(
@@ -259,23 +226,21 @@ class TrainingRun:
             ) from error
 
     def stop(self) -> None:
-        """End after the inner steps in progress and save; `resume` goes on from there."""
+        """End after the inner steps in progress and save; `resume` continues from there."""
         self.algorithm.stop()
 
     @property
     def finished(self) -> bool:
-        """True if the token budget is spent."""
-        return (
-            self.algorithm.state.samples * self.recipe.data.context_tokens >= self.recipe.run.tokens
-        )
+        """True if the budget is spent."""
+        return self._budget.spent(self.algorithm.state.samples)
 
     def progress(self) -> Progress:
-        """Tokens so far, inner steps in progress included."""
+        """Tokens and seconds so far, including those of the round in progress."""
         tokens = self.algorithm.state.samples_so_far * self.recipe.data.context_tokens
         return Progress(tokens=tokens, total_tokens=self.recipe.run.tokens, seconds=self._seconds())
 
     def finish(self) -> dict[str, Any]:
-        """Write summary.json and return what it says. Called in the first process alone."""
+        """Write summary.json and return its content. Call it in the first process only."""
         summary = summarise(
             self.history,
             self.recipe.task.measures,
@@ -284,46 +249,6 @@ class TrainingRun:
         )
         write_json(self.folder / "summary.json", summary)
         return summary
-
-    def _build(self) -> AdLoCo:
-        recipe = self.recipe
-        torch.manual_seed(recipe.run.seed)  # For models that draw while they compute.
-        with named_in_section("streaming", recipe.streaming):
-            return self._build_algorithm()
-
-    def _build_algorithm(self) -> AdLoCo:
-        recipe = self.recipe
-        return AdLoCo(
-            Problem(
-                build_model=self._builder,
-                fill=self._builder.filling,
-                loss_fn=self.task.loss,
-                data=self._source,
-                tokens_per_sample=recipe.data.context_tokens,
-            ),
-            recipe.method,
-            inner=recipe.inner,
-            syncing=recipe.syncing,
-            batching=recipe.batching,
-            merging=recipe.merging,
-            learning_rate=recipe.learning_rate,
-            execution=Execution(
-                autocast=self._precision, compile=recipe.run.compile, seed=recipe.run.seed
-            ),
-            placement=self.placement,
-        )
-
-    def _steps_left(self) -> int:
-        """Inner steps of the next round: sync_every, or fewer where the budget ends earlier."""
-        left = (
-            self.recipe.run.tokens - self.algorithm.state.samples * self.recipe.data.context_tokens
-        )
-        return min(
-            self.recipe.method.sync_every,
-            math.ceil(
-                left / (self.algorithm.samples_per_inner_step * self.recipe.data.context_tokens)
-            ),
-        )
 
     def _record(self, report: RoundReport, tokens_per_second: float) -> Record:
         return round_record(

@@ -1,0 +1,29 @@
+"""The lock of a run folder, which one process at a time trains."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock while the context lasts.
+
+    Raises:
+        ValueError: Another process holds it.
+    """
+    lock = FileLock(folder / ".lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(
+            f"run folder {str(folder)!r} is in use by another process; wait until it has ended, or "
+            "end it"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
