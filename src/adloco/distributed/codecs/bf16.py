@@ -11,7 +11,7 @@ from adloco.distributed.codecs.codec import ErrorFeedback, to_bf16, to_bytes, to
 
 @dataclass(frozen=True, kw_only=True)
 class Bf16(ErrorFeedback):
-    """The nearest bfloat16: 16 bits for each value.
+    """The nearest bfloat16, 16 bits for each value.
 
     |error| <= |x| / 256 + 2^-134. Ties are rounded to even. Values beyond the largest finite
     bfloat16 become that one.

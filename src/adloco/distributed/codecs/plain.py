@@ -6,6 +6,6 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class PlainWire:
-    """Uncompressed: float32, also for models in half precision (float64 for those in float64)."""
+    """Uncompressed float32, also for models in half precision (float64 for those in float64)."""
 
     key: ClassVar[str] = "fp32"
