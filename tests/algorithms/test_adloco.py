@@ -452,8 +452,11 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
             lambda: OuterOptimizer(options={"momentumm": 0.9}),
             "^options do not fit torch.optim.SGD",
         ),
-        (lambda: OuterOptimizer(optimizer="LBFGS", options={}), "it cannot serve outside"),
-        (lambda: OuterOptimizer(optimizer="SparseAdam", options={}), "it cannot serve outside"),
+        (lambda: OuterOptimizer(optimizer="LBFGS", options={}), "it cannot be an outer optimizer"),
+        (
+            lambda: OuterOptimizer(optimizer="SparseAdam", options={}),
+            "it cannot be an outer optimizer",
+        ),
         (lambda: OuterOptimizer(lr=0), "^lr must be > 0"),
     ],
 )

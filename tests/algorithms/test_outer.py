@@ -157,6 +157,6 @@ def test_refusal() -> None:
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
     with pytest.raises(
-        ValueError, match="models must be one for each of the 3 workers here, got 1"
+        ValueError, match="models must have one model for each of the 3 workers here, got 1"
     ):
         DiLoCo(linear(), outer=None, sync_every=1, num_workers=3)

@@ -1,7 +1,7 @@
 """AdLoCo (arXiv 2508.18182): a run, from its sections to rounds. The algorithm is in `round.py`.
 
-With one trainer and a constant batch this is DiLoCo; with a plain mean as the outer step, LocalSGD;
-with one worker, plain training.
+With one trainer and a constant batch, a run is DiLoCo. If the outer step is also the plain mean, it
+is LocalSGD. If there is also only one worker, it is plain training.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,21 +34,21 @@ from adloco.rules.learning_rate import LearningRate
 
 
 class AdLoCo:
-    """A run: trainers x workers, trained round by round with `rounds`.
+    """A run: trainers with workers each, trained round by round with `rounds`.
 
     Args:
-        problem: Model, loss and data; at least one data stream for each worker.
-        method: Trainers, workers and rounds.
-        inner: Builds a worker's optimizers from its model.
-        syncing: The outer optimizer, and how pseudo-gradients cross.
-        batching: How batches are decided and carried out; a constant batch by default.
-        merging: Which trainers merge; none by default.
-        learning_rate: A schedule over the inner optimizers' own rates, in tokens.
-        execution: Mixed precision, compilation, the seed of dropout.
-        placement: Where workers live; this process by default.
+        problem: The model, the loss and the data, with at least one stream for each worker.
+        method: The numbers of trainers and workers, and the length of a round.
+        inner: Builds a worker's inner optimizers from its model.
+        syncing: The outer optimizer, and how pseudo-gradients are sent.
+        batching: How batches are decided and cut up; None: a constant batch.
+        merging: Which trainers merge, and what happens to what they own; None: none merge.
+        learning_rate: A factor on the inner optimizers' own rates; None: their rates are constant.
+        execution: Mixed precision, compilation and the seed of dropout; None: the defaults.
+        placement: Where the workers live, from `place`; None: in this process.
 
     Raises:
-        ValueError: For settings that cannot work together, in one sentence.
+        ValueError: The settings cannot work together.
     """
 
     def __init__(
@@ -80,12 +80,13 @@ class AdLoCo:
             placement=self.placement,
         )
         first = next(iter(workers.values()))
-        params = first.replica.params  # Sharded ones have the size of the whole.
+        # A sharded parameter has the size of the whole one here.
+        params = first.replica.params
         self.num_parameters = sum(tensor.numel() for tensor in params)
         self._start = Replica.of(first.model, with_residuals=False, on_host=False)
         self._fragments = syncing.streaming.cut(layers(first.model), method.sync_every)
         self.state = RunState(workers=workers, trainers={})
-        """Trainers, workers and counters."""
+        """The run's trainers, workers and counters."""
         for trainer in range(method.num_trainers):
             begin = trainer * method.workers_per_trainer
             ids = range(begin, begin + method.workers_per_trainer)
@@ -114,7 +115,7 @@ class AdLoCo:
         self._round: Round | None = None
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
-        """Run this many rounds, or fewer if `stop` is called."""
+        """Run this many rounds, or fewer if `stop` is called; yield the report of each."""
         for _ in range(count):
             report = self.round()
             if report is None:
@@ -124,12 +125,15 @@ class AdLoCo:
     def round(
         self, inner_steps: int | None = None, phase: Phase = nullcontext, *, last: bool = False
     ) -> RoundReport | None:
-        """Run one round, or what is left of it; None if `stop` was called.
+        """Run one round, or the rest of a round that was stopped.
 
         Args:
-            inner_steps: H of this round; None: `method.sync_every`.
-            phase: Entered for "inner_steps" and for "sync", to measure them.
-            last: Average diverged replicas at the end.
+            inner_steps: H of a new round; None: `method.sync_every`.
+            phase: Called with "inner_steps" and with "sync" for contexts that measure them.
+            last: True to average replicas that have diverged at the end of the round.
+
+        Returns:
+            The report of the round; None if `stop` was called.
         """
         if self._round is None:
             self._round = Round(self.state, self._parts, inner_steps or self.method.sync_every)
@@ -139,40 +143,46 @@ class AdLoCo:
         return report
 
     def stop(self) -> None:
-        """End the round after the inner steps in progress; from any thread or signal handler.
+        """Stop the round after the current inner steps, and after a fragment in flight has arrived.
 
-        The state can then be saved and resumed. A fragment in flight arrives first.
+        The state can then be saved and resumed. May be called from any thread or signal handler.
         """
         self._parts.halted.set()
 
     @property
     def trainers(self) -> dict[int, Trainer]:
-        """The living ones, by id."""
+        """The living trainers (those that no merge has absorbed), by id."""
         return self.state.trainers
 
     @property
     def workers(self) -> Mapping[int, Worker]:
-        """Workers that live in this process, by id."""
+        """The workers in this process, by id."""
         return self.state.workers
 
     @property
     def samples_per_inner_step(self) -> int:
-        """Samples that one inner step takes over all trainers, with the batches now in force."""
+        """Samples that one inner step takes over all trainers, with their current batches."""
         state = self.state
         return self._parts.planner.samples_per_inner_step(state.trainers, state.speeds)
 
     def average_replicas(self) -> None:
-        """Make the workers' mean each trainer's model, where syncs have left workers diverged.
+        """If syncs have left workers diverged, set each trainer's model to the mean of its workers.
 
-        Called on all ranks, between rounds. The mean is weighted by the last round's samples.
+        The mean is weighted by the last round's samples. Call it on all ranks, between rounds.
+
+        Raises:
+            ValueError: A round is in progress.
         """
         require(not self.state.in_round, "a round is in progress; average replicas between rounds")
         average_replicas(self.state, self._parts)
 
     def model(self, trainer: int) -> nn.Module:
-        """A model with the trainer's global parameters, between rounds.
+        """The model of a trainer's first worker, which has the global parameters between rounds.
 
-        Training goes on from it: copy it before you change it.
+        Training continues with this model, so copy it before you change it.
+
+        Raises:
+            ValueError: A round is in progress, workers have diverged, or no such trainer lives.
         """
         state = self.state
         require(
@@ -187,9 +197,17 @@ class AdLoCo:
         return state.workers[state.trainers[trainer].worker_ids[0]].model
 
     def evaluate(self, share: Share) -> dict[int, list[float]]:
-        """Means of quantities for each trainer's global parameters, between rounds.
+        """Evaluate each trainer's global parameters. Call it on all ranks, between rounds.
 
-        The work is shared among the trainer's workers.
+        Args:
+            share: Evaluates a model on one part of the evaluation set; a trainer's workers and
+                their ranks take one part each.
+
+        Returns:
+            The mean of each quantity, by trainer id.
+
+        Raises:
+            ValueError: A round is in progress.
         """
         state = self.state
         require(
@@ -201,14 +219,15 @@ class AdLoCo:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a run needs to go on bit for bit, between rounds or, after `stop`, within one.
+        """Everything that a run needs to continue with the same bits.
 
-        Called on all ranks; complete on rank 0. Tensors are the live ones.
+        Call it on all ranks, between rounds or after `stop`. The result is complete on rank 0. Its
+        tensors are the live ones, which training changes.
         """
         return self.state.state_dict(self.placement) | {"bytes": list(self._bytes_handed())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`. Called on all ranks."""
+        """Continue from a `state_dict`. Call it on all ranks."""
         self.state.load_state_dict(
             state, self.placement, lambda trainer: self._new_trainer(trainer, range(0))
         )
@@ -217,7 +236,7 @@ class AdLoCo:
         self._round = Round(self.state, self._parts, 0) if self.state.in_round else None
 
     def _bytes_handed(self) -> Bytes:
-        """Bytes of all ranks since the run began."""
+        """Bytes that all ranks have given to collectives since the run began."""
         return self.placement.total_bytes() - self._bytes_before
 
     def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:

@@ -1,4 +1,4 @@
-"""The workers of a run, built from its sections after a check that these fit together."""
+"""Checks that the sections of a run fit together, and builds its workers."""
 
 import copy
 
@@ -22,7 +22,7 @@ def check_sections(
     learning_rate: LearningRate | None,
     placement: Placement,
 ) -> None:
-    """Raise ValueError for sections that cannot work together on this placement."""
+    """Raise ValueError if the sections cannot work together on this placement."""
     streams = problem.data.num_streams
     require(
         streams >= method.num_workers,
@@ -49,9 +49,13 @@ def build_workers(
     execution: Execution,
     placement: Placement,
 ) -> dict[int, Worker]:
-    """The workers of this process, by id, all with rank 0's parameters.
+    """Build the workers of this process, and return them by id.
 
-    Averages of models from different starts would mean nothing.
+    All workers of the run start from rank 0's parameters, because an average of models from
+    different starts would mean nothing.
+
+    Raises:
+        ValueError: The model has no trainable parameters, or cannot be compiled.
     """
     model = problem.build_model()
     if problem.fill is None:

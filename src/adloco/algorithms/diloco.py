@@ -1,6 +1,4 @@
-"""DiLoCo (arXiv 2311.08105) in a training loop of one's own: the outer step, called after each
-inner optimizer step.
-"""
+"""DiLoCo (arXiv 2311.08105) for your own training loop, which calls it after each inner step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,25 +18,27 @@ from adloco.rules.sync_schedule import Streaming
 
 
 class DiLoCo:
-    """The outer step in a loop of your own: call `step()` after each inner optimizer step.
+    """DiLoCo for your own training loop: call `step()` after each inner optimizer step.
 
-    All parameters and buffers of the replicas, frozen ones and counters too, are set to those of
-    worker 0 at the start. Trainable parameters are set to the new global parameters at every sync,
-    and floating-point buffers to their mean.
+    At the start, all parameters and buffers of the replicas, frozen parameters and counters too,
+    are set to those of worker 0. At every sync, trainable parameters are set to the new global
+    parameters. At the end of every round, floating-point buffers are set to their mean.
 
     Args:
-        models: The replicas in this process, one per worker that lives here, with inner optimizers
-            of yours.
-        outer: Builds the outer optimizer; None: adopt the workers' mean.
-        sync_every: H, inner steps per round.
-        wire: Wire format of pseudo-gradients; None: they cross uncompressed.
-        streaming: The schedule of syncs within a round; its layers are those of the first model.
-            With it, or with a lossy wire format, replicas may differ after a sync too: see
-            `average_replicas`.
-        memory: Where and in which type global parameters and outer optimizer state are kept.
-        placement: Where all workers of the run live, from `place`; by default those in `models` are
-            all there are.
-        num_workers: Workers of the run, if there are others than those in `models`.
+        models: The replicas in this process, one for each worker that lives here. Their inner
+            optimizers are yours.
+        outer: Builds the outer optimizer; None: the workers' mean becomes the global parameters.
+        sync_every: H, the inner steps of a round.
+        wire: Wire format of pseudo-gradients; None: they are sent uncompressed.
+        streaming: The schedule of syncs within a round, with fragments made of the first model's
+            layers; None: one sync at the end. With streaming, or with a lossy wire format, replicas
+            may differ after a sync too: see `average_replicas`.
+        memory: Where and in which data type global parameters and outer optimizer state are kept.
+        placement: Where all workers of the run live, from `place`; None: in this process.
+        num_workers: Workers of the run; None: those in `models` are all.
+
+    Raises:
+        ValueError: The settings do not fit together or do not fit the models.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DiLoCo:
         self._here = self.placement.local(range(self.num_workers))
         require(
             len(self.models) == len(self._here),
-            f"models must be one for each of the {len(self._here)} workers here, "
+            f"models must have one model for each of the {len(self._here)} workers here, "
             f"got {len(self.models)}",
         )
         self._syncing = Syncing(
@@ -85,17 +85,24 @@ class DiLoCo:
         ]
         self._outer = OuterSync(self._replicas[0], self._syncing, fragments)
         self._samples = [[0.0] * len(self.models) for _ in [*fragments, "round"]]
-        """Samples of each model since each fragment was sent, and last since the round began."""
+        """Samples of each model: a list for each fragment since it was sent last, and one list
+        since the round began."""
         self._counted = False
         self._inner_steps = 0
         self._round_weights: list[float] = []
 
     def step(self, samples: Sequence[float] | None = None) -> bool:
-        """Count one inner step of every replica; return True at each `sync_every`-th, which ends a
-        round with its sync (or its last one).
+        """Count one inner step of every replica, and sync when the schedule says so.
 
-        samples: What each replica here trained on in this step; they weight its pseudo-gradient.
-            Equal by default; given on all ranks or on none.
+        Args:
+            samples: Samples that each replica in this process trained on in this step, as weights
+                of the pseudo-gradients. None: equal weights. Give them on all ranks or on none.
+
+        Returns:
+            True if this step has ended a round: every `sync_every`-th one, after its last sync.
+
+        Raises:
+            NonFiniteLossError: A replica's parameters are not finite at a sync.
         """
         counts = [1.0] * len(self.models) if samples is None else samples
         require(
@@ -122,12 +129,10 @@ class DiLoCo:
         return True
 
     def average_replicas(self) -> None:
-        """Make the replicas' mean the model of all, where syncs leave them diverged at a round's
-        end.
+        """If syncs leave replicas diverged at the end of a round, set all of them to their mean.
 
-        Called on all ranks, after a step that returned True. Weights are the samples of the round:
-        what a replica without any has not sent is dropped.
-
+        Call it on all ranks, after a step that returned True. The mean is weighted by the samples
+        of the round, so what a replica without samples has not sent is lost.
         """
         require(
             self._inner_steps % self.sync_every == 0,
@@ -137,10 +142,13 @@ class DiLoCo:
             self._outer.average_replicas(self._replicas, self._round_weights, self._comm)
 
     def state_dict(self) -> dict[str, Any]:
-        """The outer step's state; models and inner optimizers are yours to save. Called on all
-        ranks after the same step.
+        """The state of the outer step. Save models and inner optimizers yourself.
+
+        Call it on all ranks, after the same step.
         """
-        self._outer.step()  # What is in flight arrives here, and at the workers when it would have.
+        # A saved state cannot contain a mean in flight, so the outer step is taken now. The workers
+        # still get its result when the schedule says so.
+        self._outer.step()
         return {
             "outer": self._outer.state_dict(),
             "residuals": [replica.residuals for replica in self._replicas],
@@ -151,7 +159,7 @@ class DiLoCo:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`. Called on all ranks."""
+        """Continue from a `state_dict`. Call it on all ranks."""
         self._outer.discard_in_flight()
         self._outer.load_state_dict(state["outer"])
         for replica, saved in zip(self._replicas, state["residuals"], strict=True):
@@ -168,7 +176,7 @@ class DiLoCo:
             replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
 
     def _take_weights(self, which: int) -> list[float]:
-        """Shares of the samples counted there; the count begins anew."""
+        """The local models' shares of all samples in one list of `_samples`, which is reset."""
         counts, self._samples[which] = self._samples[which], [0.0] * len(self.models)
         if not self._counted:
             return [1 / self.num_workers] * len(self.models)

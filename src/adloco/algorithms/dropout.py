@@ -1,9 +1,10 @@
-"""Dropout that draws from a generator of each worker's own, seeded for each micro-batch by the
-stream and the position of its first sample.
+"""Dropout from random generators of our own: one for each micro-batch of a worker, seeded by the
+data stream and the position of the first sample.
 
-So nothing needs saving for a resumed run to draw alike, workers of one process do not disturb one
-another, and a second pass over the same samples (inner products, recomputed activations) sees the
-same masks. Draws other than dropout's come from torch's global generator.
+So a resumed run draws the same masks without saved generator states, workers of one process do not
+disturb one another, and a second pass over the same samples (inner products, recomputed
+activations) gets the same masks. Random numbers other than dropout's come from torch's global
+generator.
 """
 
 import hashlib
@@ -22,7 +23,10 @@ _open: ContextVar["OwnDropout | None"] = ContextVar("open", default=None)
 
 
 class OwnDropout(TorchFunctionMode):
-    """While open in a thread, dropout and attention with dropout draw from this generator there."""
+    """A context in which dropout and attention with dropout draw from one generator.
+
+    It affects only the thread that has opened it.
+    """
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -54,7 +58,7 @@ class OwnDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def again(self) -> "OwnDropout":
-        """One that draws what this one is going to draw."""
+        """A copy that will draw the same numbers as this one from now on."""
         return OwnDropout(self._generator.clone_state())
 
     def _dropout(
@@ -78,7 +82,7 @@ class OwnDropout(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """The fused operator takes no generator."""
+        """Attention from separate operators, because the fused operator takes no generator."""
         if enable_gqa:
             key, value = (
                 tensor.repeat_interleave(query.size(-3) // tensor.size(-3), -3)
@@ -103,13 +107,21 @@ class OwnDropout(TorchFunctionMode):
 
 
 def own_dropout(seed: int, stream: int, position: int, device: torch.device) -> OwnDropout:
-    """For the micro-batch of a stream that begins at this position."""
+    """The dropout context for the micro-batch of a stream that begins at this position.
+
+    Args:
+        seed: Seed of the run's dropout.
+        stream: Number of the data stream.
+        position: Number of the micro-batch's first sample in the stream.
+        device: Where the masks are drawn.
+    """
     return OwnDropout(torch.Generator(device).manual_seed(mixed_seed(seed, stream, position)))
 
 
 def uses_dropout(model: nn.Module) -> bool:
-    """Whether any module of the model drops anything: as a dropout module, or by a rate of its own
-    whose name says so.
+    """True if any module of the model has a positive dropout rate.
+
+    A rate is a float attribute of a module that is named p or has "drop" in its name.
     """
     named = [(name, value) for module in model.modules() for name, value in vars(module).items()]
     return any(
@@ -119,13 +131,14 @@ def uses_dropout(model: nn.Module) -> bool:
 
 
 def recomputed_alike() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Contexts for activation checkpointing (`context_fn`): what is computed again draws what it
-    drew the first time.
+    """Contexts for activation checkpointing (`context_fn` of torch.utils.checkpoint).
+
+    The second one makes the recomputation draw the same masks as the first pass.
     """
     draws = _open.get()
     return nullcontext(), draws.again() if draws else nullcontext()
 
 
 def mixed_seed(*parts: object) -> int:
-    """A seed that differs wherever one of the parts does."""
+    """A seed from a hash of all parts, so it changes if any of them does."""
     return int.from_bytes(hashlib.sha256(" ".join(map(str, parts)).encode()).digest()[:7], "big")

@@ -1,4 +1,4 @@
-"""Evaluating trainers' global parameters, with the work shared among their workers and ranks."""
+"""Evaluation of trainers' global parameters, with the work split over their workers and ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -11,10 +11,11 @@ from adloco.algorithms.worker import Worker
 from adloco.distributed.placement.placement import Placement
 
 Share = Callable[[nn.Module, int, int], Sequence[float]]
-"""(model, part, parts) -> sums of one or more quantities, and last the count, over one of `parts`
-shares of the evaluation set.
+"""(model, part, parts) -> sums over one part of the evaluation set.
 
-It must call the model equally often for each part: a sharded model takes all ranks of its island.
+The set is split into `parts` parts, and `part` is the number of one of them, from 0. The result has
+the sum of one or more quantities, and last the number of summands. The function must call the model
+equally often for every part, because all ranks of an island compute a sharded model together.
 """
 
 
@@ -26,11 +27,15 @@ def evaluate(
     *,
     diverged: bool,
 ) -> dict[int, list[float]]:
-    """Means of the quantities for each trainer.
+    """The mean of each quantity over the evaluation set, by trainer id. Called on all ranks.
 
     Args:
-        workers: Those that live here.
-        diverged: Whether their parameters differ from their trainer's global ones.
+        trainers: The living trainers, by id.
+        workers: The workers in this process, by id.
+        placement: Where all workers live.
+        share: Evaluates a model on one part of the evaluation set.
+        diverged: True if workers' parameters differ from their trainers' global ones. The global
+            ones then replace them while the model is evaluated.
     """
     places = {
         worker: (trainer, index)

@@ -1,9 +1,10 @@
-"""The statistics that a worker takes on a test step, while it computes the step's gradient (DESIGN
+"""The gradient statistics of a test step, taken while the step's gradient is computed (DESIGN
 section 4).
 
-The batch is split into groups, the micro-batches of the step's plan. |g_j|^2 of each comes from
-hooks while gradients are accumulated. The inner-product tests need <g_j, gbar> as well, which takes
-a second pass once gbar is known; docs/method.md says what follows from them.
+The groups of the statistics are the micro-batches of the step's plan; g_j is the mean gradient of
+group j, and gbar that of the whole batch. Hooks measure |g_j|^2 while gradients are accumulated.
+The inner-product tests also need <g_j, gbar>, which takes a second pass once gbar is known.
+`rules.moments` has the formulas.
 """
 
 import contextlib
@@ -25,22 +26,28 @@ from adloco.rules.switch import BatchPlan
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """Forward and backward of one inner step, with statistics. Each rank of an island has one."""
+    """The forward and backward passes of one inner step on one rank, with statistics."""
 
     plan: BatchPlan
+    """The micro-batches of the step."""
     passes: Callable[[BatchPlan], Iterator[Tensor]]
-    """Begins a pass over this rank's micro-batches: each `next` takes one forward and backward,
-    its loss weighted by its part of the batch, and returns that part of the mean loss."""
+    """Returns an iterator over this rank's micro-batches. Each `next` runs the forward and backward
+    pass of one, and returns its part of the batch's mean loss."""
     engine: Engine
+    """The worker's model on the ranks of its island."""
     params: Sequence[Tensor]
+    """The trainable parameters."""
     statistics: Sequence[Tensor]
-    """Buffers that a pass changes; a second pass leaves no trace in them."""
+    """Buffers that forward passes change (running statistics). They are restored after the second
+    pass."""
     inner_products: Estimator | None
-    """How Var<g_i, G> is estimated, if it is."""
+    """How Var<g_i, G> is estimated; None: it is not."""
 
     def backward(self) -> tuple[Tensor, Moments]:
-        """Losses of this rank's micro-batches, and the moments of all; leaves the step's gradients
-        in `grad`.
+        """Compute the step's gradients, which are left in `grad`, and its statistics.
+
+        Returns:
+            (parts of the mean loss of this rank's micro-batches, moments of the whole worker).
         """
         losses, norms_sq = [], self._zeros()
         even = self._sums() if self.inner_products == "unbiased" else []
@@ -51,7 +58,7 @@ class MeasuredStep:
                 with added_gradients(self.params, even) if kept else contextlib.nullcontext():
                     losses.append(next(steps))
                 norms_sq[group] = incoming.take() / self._fraction(group) ** 2
-            losses += steps  # A rank without a group takes part with a pass of weight 0.
+            losses += steps  # A rank without a group in the last pass takes part with weight 0.
         rows = [norms_sq]
         if self.inner_products:
             self._average_even(even)
@@ -64,9 +71,15 @@ class MeasuredStep:
         return torch.stack(losses), moments
 
     def _inner_products(self, even: Sequence[Tensor]) -> list[list[float]]:
-        """<g_j, gbar>, and <g_j, even> if that mean gradient is given, of this rank's groups.
+        """<g_j, gbar> of this rank's groups, and <g_j, even> if `even` is not empty.
 
-        Takes a second pass over them: exact for any number of groups, with one gradient copy more.
+        It takes a second pass over the groups, and memory for one more copy of the gradients.
+
+        Args:
+            even: The mean gradient of the samples of the groups 0, 2, 4, ...
+
+        Returns:
+            One or two rows with a number for each group of the worker; other ranks' are zero.
         """
         means = [None if own.grad is None else own.grad.clone() for own in self.params]
         before = [buffer.clone() for buffer in self.statistics]
@@ -85,14 +98,14 @@ class MeasuredStep:
         return products
 
     def _average_even(self, sums: Sequence[Tensor]) -> None:
-        """Turn this rank's sums over its even groups into the mean over samples of even groups."""
+        """Turn this rank's sums over its even groups into the mean over all their samples."""
         self.engine.average(sums)
         even_samples = sum(self.plan.micro_batches[::2])
         for total in sums:
             total.mul_(self.plan.ranks * self.plan.worker_batch / even_samples)
 
     def _sums(self) -> list[Tensor]:
-        """Zeros to which gradients are added, in float32 or better."""
+        """Zeros with the shapes of the parameters, in float32 or a more precise type."""
         types = [torch.promote_types(parameter.dtype, torch.float32) for parameter in self.params]
         pairs = zip(self.params, types, strict=True)
         return [zeros_like(parameter, dtype, to_host=False) for parameter, dtype in pairs]
@@ -103,12 +116,12 @@ class MeasuredStep:
 
     @property
     def _own(self) -> range:
-        """The groups that this rank takes."""
+        """Numbers of the groups that this rank computes."""
         return range(self.engine.rank, len(self.plan.micro_batches), self.plan.ranks)
 
     def _fraction(self, group: int) -> float:
         return self.plan.micro_batches[group] / self.plan.worker_batch
 
     def _zeros(self) -> list[float]:
-        """A number for each group; those of other ranks stay zero until they are added up."""
+        """A zero for each group. Other ranks' groups stay zero until all ranks' are added up."""
         return [0.0] * len(self.plan.micro_batches)

@@ -1,5 +1,8 @@
-"""Carrying out a merge: the fate of parameters, outer momentum, inner optimizer state, streams and
-batch (AdLoCo section 3.2; DESIGN section 4).
+"""Carrying out a merge (AdLoCo section 3.2, arXiv 2508.18182; DESIGN section 4).
+
+In a merge some trainers become one: the survivor continues, and the others are absorbed. Each thing
+that trainers own has a fate: parameters, outer momentum, inner optimizer state, data streams and
+the requested batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,27 +27,30 @@ FATES = {
     "streams": ("keep", "balance"),
     "requested_batch": ("survivor", "weighted", "sum"),
 }
+"""The allowed fates of each thing that trainers own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergeFates:
-    """What becomes of each thing that trainers own when they merge."""
+    """What happens to each thing that trainers own when they merge."""
 
     parameters: Literal["weighted", "uniform", "survivor"] = "weighted"
-    """weighted: mean of the merged trainers' parameters by requested batch; uniform: plain mean;
-    survivor: the others' are dropped.
+    """Global parameters. weighted: the merged trainers' mean, weighted by requested batch; uniform:
+    their plain mean; survivor: the survivor's own.
     """
     outer_momentum: Literal["weighted", "survivor", "reset"] = "weighted"
-    """weighted: mean by requested batch; survivor: the survivor's own; reset: as at the start."""
+    """State of the outer optimizer. weighted: the merged trainers' mean, weighted by requested
+    batch; survivor: the survivor's own; reset: empty, as at the start."""
     inner_state: Literal["keep", "mean", "reset"] = "keep"
-    """Inner optimizer state and residuals of the merged trainers' workers. keep: each its own;
-    mean: by requested batch; reset: as at the start."""
+    """Inner optimizer state and residuals of the merged trainers' workers. keep: each worker keeps
+    its own; mean: their mean, weighted by requested batch; reset: empty, as at the start."""
     streams: Literal["keep", "balance"] = "keep"
-    """keep: a worker takes its stream along; balance: the least-read streams go to the trainers
-    with the largest requests.
+    """keep: each worker keeps its data stream; balance: the least-read streams go to the trainers
+    with the largest requests per worker.
     """
     requested_batch: Literal["survivor", "weighted", "sum"] = "survivor"
-    """survivor: the survivor's; weighted: mean by requested batch; sum. Never above batch.maximum.
+    """survivor: the survivor's own; weighted: the merged trainers' mean, weighted by requested
+    batch; sum: their sum. At most batch.maximum.
     """
 
     def __post_init__(self) -> None:
@@ -58,12 +64,12 @@ class MergeFates:
 
 @dataclass(frozen=True, kw_only=True)
 class Merging:
-    """Which trainers merge, and what becomes of what they own."""
+    """The settings of merges."""
 
     policy: MergePolicy = field(default_factory=NoMerge)
     """Which trainers merge, and when."""
     fates: MergeFates = field(default_factory=MergeFates)
-    """What becomes of parameters, momentum, inner state, streams and requests."""
+    """What happens to parameters, momentum, inner state, streams and requests."""
 
 
 def apply_merge(
@@ -73,12 +79,18 @@ def apply_merge(
     fates: MergeFates,
     placement: Placement,
 ) -> dict[int, Trainer]:
-    """The living trainers after the merge; workers of absorbed ones serve others, and have their
-    parameters.
+    """Carry out a merge, and return the living trainers by id.
+
+    The workers of absorbed trainers are given to living ones, and start from their parameters.
+    Called on all ranks.
 
     Args:
-        workers: Those of all trainers that live in this process, with their trainers' global
-            parameters.
+        merge: Which trainers merge, and with which weights.
+        trainers: All living trainers, by id.
+        workers: The workers in this process, of all trainers. Their parameters are those of their
+            trainers.
+        fates: What happens to the things that trainers own.
+        placement: Where all workers live.
     """
     members = [trainers[trainer] for trainer in sorted(merge.weights)]
     survivor = trainers[merge.survivor]
@@ -115,9 +127,7 @@ def _merge_parameters(
         else dict.fromkeys(merge.weights, 1 / len(members))
     )
     entries = {member.id: member.outer.parameters() for member in members}
-    _copy_if_taken_part(
-        _mean_over_trainers(members, entries, weights, placement), entries[survivor.id]
-    )
+    _copy_if_any(_mean_over_trainers(members, entries, weights, placement), entries[survivor.id])
 
 
 def _merge_momentum(
@@ -132,16 +142,18 @@ def _merge_momentum(
     if fates.outer_momentum == "reset":
         survivor.outer.optimizer.state.clear()
         return
-    _share_momentum_shape(members, placement)
+    _fill_missing_momentum(members, placement)
     entries = {member.id: member.outer.momentum() for member in members}
-    _copy_if_taken_part(
+    _copy_if_any(
         _mean_over_trainers(members, entries, merge.weights, placement), entries[survivor.id]
     )
 
 
-def _share_momentum_shape(members: Sequence[Trainer], placement: Placement) -> None:
-    """Where a trainer has never stepped, because its workers lived elsewhere, give it the state of
-    one that has, to be overwritten.
+def _fill_missing_momentum(members: Sequence[Trainer], placement: Placement) -> None:
+    """Make sure that every trainer has outer optimizer state in this process.
+
+    A trainer without workers here has never stepped here, so its optimizer has no state tensors. It
+    gets a copy of the state of a trainer that has, which the caller overwrites.
     """
     here = next((member for member in members if placement.local(member.worker_ids)), None)
     for member in members:
@@ -149,7 +161,7 @@ def _share_momentum_shape(members: Sequence[Trainer], placement: Placement) -> N
             member.outer.copy_optimizer_state(here.outer)
 
 
-def _copy_if_taken_part(means: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+def _copy_if_any(means: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
     # A process that hosts none of the merged trainers' workers gets no means.
     if means:
         copy_all(means, targets)
@@ -161,8 +173,16 @@ def _mean_over_trainers(
     weights: Mapping[int, float],
     placement: Placement,
 ) -> list[torch.Tensor]:
-    """Mean over all workers of the merged trainers of what each one's trainer holds, so that every
-    worker ends with the result.
+    """The weighted mean over trainers of each trainer's tensors.
+
+    It is computed as a mean over all workers of the merged trainers, so that every process that
+    hosts one of them gets the result. Empty in other processes.
+
+    Args:
+        members: The merged trainers.
+        entries: Tensors of each trainer, by id.
+        weights: Weight of each trainer, by id; they add up to 1.
+        placement: Where all workers live.
     """
     per_worker: PerWorker = [
         entries[member.id] for member in members for _ in placement.local(member.worker_ids)
@@ -194,8 +214,8 @@ def _merge_inner_state(
             for residual in workers[worker].replica.residuals:
                 residual.zero_()
         return
-    # Residuals in the parameters were averaged with them before the merge.
-    unsent = {
+    # Residuals that are kept in the parameters were averaged with these before the merge.
+    residuals = {
         worker: [] if member.outer.syncing.residual_in_params else workers[worker].replica.residuals
         for worker, member in local.items()
     }
@@ -206,7 +226,7 @@ def _merge_inner_state(
                 for optimizer in workers[worker].optimizers
                 for tensor in optimizer_tensors(optimizer)
             ),
-            *unsent[worker],
+            *residuals[worker],
         ]
         for worker in local
     ]
@@ -239,7 +259,7 @@ def _reassign(
     fates: MergeFates,
     placement: Placement,
 ) -> None:
-    """Send the freed workers where the demand is; each ends at its trainer's global parameters."""
+    """Give the freed workers to living trainers; each gets its new trainer's global parameters."""
     freed = sorted(worker for trainer in absorbed for worker in trainer.worker_ids)
     requests = {trainer.id: trainer.requested_batch for trainer in living.values()}
     counts = {trainer.id: len(trainer.worker_ids) for trainer in living.values()}
@@ -250,21 +270,22 @@ def _reassign(
         ]
         source = trainer.worker_ids[0]
         if newcomers and (trainer is not survivor or fates.outer_momentum == "survivor"):
-            _share_momentum_shape([*absorbed, trainer], placement)
+            _fill_missing_momentum([*absorbed, trainer], placement)
         trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
-        # All workers of merged trainers took part in the means, and hold these already.
-        lacking = (
+        # All workers of the merged trainers have taken part in the means, so they have the result.
+        missing = (
             _not_averaged(survivor, fates)
             if trainer is survivor
             else [*trainer.outer.parameters(), *trainer.outer.momentum()]
         )
-        copy_all(placement.comm(trainer.worker_ids).broadcast(lacking, source, newcomers), lacking)
+        copy_all(placement.comm(trainer.worker_ids).broadcast(missing, source, newcomers), missing)
         trainer.outer.broadcast_all(
             [workers[worker].replica for worker in placement.local(trainer.worker_ids)]
         )
 
 
 def _not_averaged(survivor: Trainer, fates: MergeFates) -> list[torch.Tensor]:
+    """The survivor's tensors that the merge has not averaged."""
     parameters = survivor.outer.parameters() if fates.parameters == "survivor" else []
     return [*parameters, *(survivor.outer.momentum() if fates.outer_momentum == "survivor" else [])]
 

@@ -1,6 +1,6 @@
-"""What a run is told: the problem, and the method's sections, each a frozen dataclass.
+"""The inputs of a run: the problem, and the sections of the method, each a frozen dataclass.
 
-A section of a recipe is handed down as it is to the mechanism that reads it.
+Each section of a recipe is passed unchanged to the mechanism that uses it.
 """
 
 import time
@@ -24,51 +24,52 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 
 class Source(Protocol):
-    """Data as numbered samples in numbered streams (DESIGN section 3, seam 2)."""
+    """Training data as numbered samples in numbered streams (DESIGN section 3, seam 2)."""
 
     @property
     def num_streams(self) -> int:
-        """How many disjoint streams there are."""
+        """Number of disjoint streams."""
         ...
 
     def read(self, stream: int, position: int, count: int) -> Any:
-        """Samples position .. position + count - 1 of a stream, as a batch.
+        """Read the samples position ... position + count - 1 of a stream, as a batch.
 
-        What they are depends on these numbers and a seed alone.
+        They depend only on these numbers and on a seed, not on earlier reads.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is trained: a model, its loss and the data."""
+    """The training problem: a model, its loss and its data."""
 
     build_model: Callable[[], nn.Module]
     """Makes the model. Called once on each rank; every worker starts from a copy of rank 0's."""
     loss_fn: LossFunction
-    """(model, batch) -> mean loss over the batch's samples. It may call `model`, which can be a
-    wrapper, and should read nothing else of it."""
+    """(model, batch) -> mean loss over the batch's samples. `model` can be a wrapper (DDP or a
+    compiled model), so the function should only call it and not read its attributes."""
     data: Source
-    """At least one stream for each worker."""
+    """The training data, with at least one stream for each worker."""
     fill: Fill | None = None
-    """For a model on the meta device: gives values to a part of it, so that no rank holds the whole
-    of a sharded one; see `distributed.parallel.layers.Fill`."""
+    """Gives values to one part of a model on the meta device, so that no rank has to hold a whole
+    sharded model; see `distributed.parallel.layers.Fill`. None for other models."""
     tokens_per_sample: int = 1
-    """Tokens of a sample, for schedules that run on tokens."""
+    """Tokens of a sample, for schedules in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Trainers, workers and rounds."""
+    """The numbers of trainers and workers, and the length of a round."""
 
     num_trainers: int = 1
-    """Independent trajectories at the start (k)."""
+    """Trainers at the start (k): independent training trajectories, which merges can join."""
     workers_per_trainer: int = 1
-    """Model copies that serve each of them (M)."""
+    """Workers of each trainer (M): model copies that train on their own data between syncs."""
     sync_every: int = 20
     """Inner optimizer steps per round (H)."""
     max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm at every inner step; 0: never."""
+    """Largest norm of a worker's gradient at an inner step; larger gradients are scaled down to it.
+    0: no limit."""
 
     def __post_init__(self) -> None:
         require(self.num_trainers >= 1, f"num_trainers must be >= 1, got {self.num_trainers}")
@@ -81,20 +82,24 @@ class Method:
 
     @property
     def num_workers(self) -> int:
-        """Workers of the run."""
+        """Workers of all trainers together."""
         return self.num_trainers * self.workers_per_trainer
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTest:
-    """How gradient statistics are taken, for batch rules that need them."""
+    """How workers take gradient statistics for batch rules that need them.
+
+    An inner step on which they are taken is a test step.
+    """
 
     groups: int = 4
-    """Groups into which a worker splits the batch of a test step, over all its ranks (a multiple,
-    if it accumulates more). Unbiased inner-product tests take a multiple of 4."""
+    """Groups of samples into which a worker splits the batch of a test step, over all its ranks; a
+    multiple of this number if it accumulates more micro-batches. Unbiased inner-product tests need
+    a multiple of 4."""
     every: int = 0
-    """Inner steps from one test to the next; 0: on the first of each round. The batch changes at
-    the end of a round."""
+    """Inner steps from one test step to the next; 0: the first step of each round is the test step.
+    In both cases the batch changes at the end of a round."""
 
     def __post_init__(self) -> None:
         require(self.groups >= 2, f"groups must be >= 2, got {self.groups}")
@@ -103,7 +108,7 @@ class GradientTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How a trainer's batch is decided and carried out."""
+    """How a trainer's batch is decided, cut into micro-batches and split over workers."""
 
     rule: BatchRule = field(default_factory=ConstantBatch)
     """The batch rule, for instance `NormTest`."""
@@ -112,7 +117,7 @@ class Batching:
     test: GradientTest = field(default_factory=GradientTest)
     """How the statistics for the rule are taken."""
     switch: SwitchMode = field(default_factory=SwitchMode)
-    """What fits, and when gradients are accumulated."""
+    """What fits in memory, and when gradients are accumulated."""
     shares: Shares = field(default_factory=EqualShares)
     """How the batch is split over the trainer's workers."""
 
@@ -122,10 +127,10 @@ class Execution:
     """How workers compute."""
 
     autocast: torch.dtype | None = None
-    """Data type of mixed precision."""
+    """Data type of mixed precision (torch.autocast); None: no mixed precision."""
     compile: bool = False
     """Compile the model with torch.compile."""
     seed: int = 0
-    """Seed of dropout."""
+    """Seed of the dropout masks."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds since any fixed moment, for what a round's report says about time."""
+    """() -> seconds since some fixed moment; measures the times in a round's report."""

@@ -1,4 +1,4 @@
-"""The tensors of a model that a sync, a merge or a checkpoint works on."""
+"""The tensors of a model that syncs, merges and checkpoints read and write."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,11 @@ from adloco.distributed.parallel.gradient_norms import squared_norm, trainable
 from adloco.errors import NonFiniteLossError
 
 LARGEST = 1e37
-"""Norm from which on parameters count as infinite: differences and sums of such float32 numbers
-could be.
+"""Parameters with this norm or a larger one count as infinite, because sums and differences of such
+float32 numbers could overflow.
 """
 ADVICE = "lower the learning rate or check the data"
+"""What to do about a number that is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,19 @@ class Replica:
     buffers: Sequence[Tensor]
     """The floating-point buffers of the model's state (running statistics), averaged at a sync."""
     residuals: Sequence[Tensor]
-    """With error feedback, what no sync has sent yet, like the parameters in float32; else empty.
+    """With error feedback, the part of each parameter's differences that no sync has sent yet:
+    float32 tensors of the parameters' shapes. Empty without error feedback.
     """
 
     @staticmethod
     def of(model: nn.Module, *, with_residuals: bool, on_host: bool) -> "Replica":
-        """The replica of a model. on_host: Keep the residuals in host memory."""
+        """The replica of a model.
+
+        Args:
+            model: The worker's model.
+            with_residuals: True to make residuals, all zero.
+            on_host: True to keep the residuals in host memory.
+        """
         params = trainable(model)
         kept = params if with_residuals else []
         return Replica(
@@ -52,7 +60,7 @@ class Replica:
 
         Args:
             where: Trainer, worker and inner step, for the message.
-            add_up: Sums numbers over the ranks that hold parts of the parameters.
+            add_up: Sums numbers over the ranks that have parts of the parameters.
         """
         if add_up([squared_norm(self.params)])[0] < LARGEST**2:
             return
@@ -75,8 +83,9 @@ def averaged_buffers(model: nn.Module) -> list[Tensor]:
 
 
 def counters(model: nn.Module) -> list[Tensor]:
-    """The other buffers of the model's state, such as a count of batches: each worker's own, saved
-    and not averaged.
+    """The other buffers of the model's state, such as counts of batches.
+
+    Each worker keeps its own; they are saved, but not averaged.
     """
     names = model.state_dict().keys()
     return [
@@ -92,7 +101,7 @@ def all_tensors(model: nn.Module) -> list[Tensor]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """State tensors of an optimizer, in the order of its parameters and then of their names."""
+    """State tensors of an optimizer, ordered by its parameters and then by their names."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states = [optimizer.state.get(parameter, {}) for parameter in parameters]
     return [
@@ -102,14 +111,18 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 @torch.no_grad()
 def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy each source into its target, in place, rounded to the target's data type."""
+    """Copy each source into its target, in place.
+
+    Values are converted to the target's data type. A whole source is sharded like its target.
+    """
     for source, target in zip(sources, targets, strict=True):
         target.copy_(in_memory_of(scattered(source, target), target))
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Give an optimizer a copy of a saved state, whose whole tensors are sharded as their
-    parameters are.
+    """Load a copy of a saved state into an optimizer.
+
+    The saved tensors are whole; each is sharded like its parameter.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -124,12 +137,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
         index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()}
         for index, entry in saved["state"].items()
     }
-    # How the step is computed belongs to the placement, not to the state: fused kernels know no
-    # sharded tensors.
+    # The optimizer keeps its own choice of kernels, because that depends on the placement: fused
+    # kernels cannot handle sharded tensors.
     own = [
         {key: group[key] for key in ("fused", "foreach") if key in group}
         for group in optimizer.param_groups
     ]
     groups = [{**group, **kept} for group, kept in zip(saved["param_groups"], own, strict=True)]
-    # A copy, because torch would keep the given tensors.
+    # A copy, because torch would otherwise use the given tensors as its state.
     optimizer.load_state_dict(copy.deepcopy({**saved, "state": states, "param_groups": groups}))

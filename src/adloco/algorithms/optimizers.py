@@ -1,4 +1,4 @@
-"""What builds inner and outer optimizers, and the outer one by its name in torch.optim."""
+"""Protocols of inner and outer optimizers, and the outer optimizer by its name in torch.optim."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from adloco.errors import require
 
 
 class InnerFactory(Protocol):
-    """Builds a worker's optimizers, which together cover every trainable parameter once."""
+    """Builds a worker's inner optimizers, which together cover every trainable parameter once."""
 
     def __call__(self, model: nn.Module, /) -> Sequence[Optimizer]: ...
 
@@ -37,13 +37,13 @@ ELEMENTWISE = (
     torch.optim.RMSprop,
     torch.optim.ASGD,
 )
-"""Optimizers whose update of an element needs nothing else of its tensor, so that they do the same
-on shards.
+"""Optimizers that update each element without the others of its tensor, so they compute the same on
+shards as on whole tensors.
 """
 
 
 def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
-    """Refuse what cannot be the same over several shards."""
+    """Raise ValueError for an optimizer that might compute something else on several shards."""
     for optimizer in optimizers:
         name = type(optimizer).__name__
         known = (
@@ -65,9 +65,7 @@ class OuterMean:
 
 @dataclass(frozen=True, kw_only=True)
 class OuterOptimizer:
-    """The optimizer that applies the pseudo-gradient to a trainer's global parameters: any of
-    torch.optim, by name.
-    """
+    """Any optimizer of torch.optim applies the pseudo-gradient to the global parameters."""
 
     key: ClassVar[str] = "optimizer"
 
@@ -76,7 +74,7 @@ class OuterOptimizer:
     lr: float = 0.7
     """Outer learning rate; SGD with 1.0 and no momentum averages the workers (LocalSGD)."""
     options: Mapping[str, Any] = field(default_factory=lambda: {"momentum": 0.9, "nesterov": True})
-    """Further arguments of that class, for instance { momentum = 0.9, nesterov = true }."""
+    """Further arguments of the class, for instance { momentum = 0.9, nesterov = true }."""
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"lr must be > 0, got {self.lr}")
@@ -94,8 +92,8 @@ class OuterOptimizer:
             self(parameters).step()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"options do not fit torch.optim.{self.optimizer}, or it cannot serve outside: "
-                f"{error}"
+                f"options do not fit torch.optim.{self.optimizer}, or it cannot be an outer "
+                f"optimizer: {error}"
             ) from error
 
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:
@@ -107,18 +105,18 @@ class OuterOptimizer:
             and not chosen
             and _fused_is_right(kind, parameters)
         ):
-            # One pass over memory instead of one for each term: a sync is bound by memory where the
-            # link is fast.
+            # The fused kernel takes one pass over memory instead of one for each term. On a fast
+            # link, memory is what limits a sync.
             options["fused"] = True
         optimizer: Optimizer = kind(parameters, lr=self.lr, **options)
         return optimizer
 
 
 def _fused_is_right(kind: type[Optimizer], parameters: Sequence[Tensor]) -> bool:
-    """True if torch's fused kernel of this optimizer computes the step of these parameters.
+    """True if torch's fused kernel of this optimizer is correct for these parameters.
 
-    Fused kernels know no sharded tensors. On CPUs, torch 2.13's fused SGD leaves float16 and
-    bfloat16 tensors unmoved but for the tail after the last full SIMD block.
+    Fused kernels cannot handle sharded tensors. On CPUs, torch 2.13's fused SGD updates only the
+    last elements of float16 and bfloat16 tensors, those after the last full SIMD block.
     """
     if any(map(is_sharded, parameters)):
         return False

@@ -1,10 +1,10 @@
 """The outer step: the workers' parameters become one update of the global parameters.
 
 DiLoCo (arXiv 2311.08105, algorithm 1): pseudo_gradient = global - worker, so that descent on it
-moves towards the workers; averaged over workers with their samples as weights; then any torch
-optimizer; then the workers start from the new global parameters. The parameters may be cut into
-fragments that are synced one after another while training goes on (Streaming DiLoCo,
-arXiv 2501.18512).
+moves towards the workers. It is averaged over the workers with their samples as weights, and any
+torch optimizer takes a step with it. Then the workers start from the new global parameters. The
+parameters may be cut into fragments that are synced one after another while training continues
+(Streaming DiLoCo, arXiv 2501.18512).
 """
 
 import copy
@@ -28,44 +28,45 @@ from adloco.rules.sync_schedule import Streaming, SyncEvent
 
 @dataclass(frozen=True, kw_only=True)
 class OuterMemory:
-    """How a trainer keeps what only syncs need."""
+    """Where and in which data type a trainer keeps the tensors that only syncs need."""
 
     on_host: bool = False
-    """Keep global parameters, outer optimizer state and residuals in host memory. The device then
-    holds one fragment at a time, or one for each trainer if fragments are in flight."""
+    """Keep global parameters, outer optimizer state and residuals (what syncs have left unsent) in
+    host memory. The device then holds one fragment at a time, or one for each trainer if fragments
+    are in flight."""
     dtype: Literal["fp32", "model"] = "fp32"
-    """Data type of global parameters and outer optimizer state. fp32: float32 at least, whatever
-    the model's type; model: the model's own, half as large for bf16, where small outer steps are
-    lost to rounding."""
+    """Data type of global parameters and outer optimizer state. fp32: at least float32, whatever
+    the model's type; model: the model's own. For a bf16 model this takes half the memory, but
+    rounding loses small outer steps."""
 
     def __post_init__(self) -> None:
         require(self.dtype in ("fp32", "model"), f"dtype must be fp32 or model, got {self.dtype!r}")
 
     def of(self, dtype: torch.dtype) -> torch.dtype:
-        """The data type in which global parameters of a model of this type are kept."""
+        """The data type of the global parameters of a model whose parameters have this type."""
         return sum_dtype(dtype) if self.dtype == "fp32" else dtype
 
 
 @dataclass(frozen=True, kw_only=True)
 class Syncing:
-    """How the workers of a trainer are brought together."""
+    """How the workers of a trainer are synced."""
 
     outer: OuterFactory | None
-    """Builds the outer optimizer; None: adopt the workers' mean."""
+    """Builds the outer optimizer; None: the workers' mean becomes the global parameters."""
     codec: WireFormat | None = None
-    """Wire format of pseudo-gradients; None: they cross uncompressed."""
+    """Wire format of pseudo-gradients; None: they are sent uncompressed."""
     streaming: Streaming = field(default_factory=Streaming)
     """The schedule of syncs within a round."""
     memory: OuterMemory = field(default_factory=OuterMemory)
-    """Where and in which type global parameters are kept."""
+    """Where and in which data type global parameters are kept."""
 
     @property
     def residual_in_params(self) -> bool:
-        """True if workers keep in their parameters what a sync leaves unsent."""
+        """True if a worker keeps its residual (what a sync leaves unsent) in its parameters."""
         return feedback(self.codec) == "ahead"
 
     def diverges(self, num_workers: int) -> bool:
-        """True if that many workers of a trainer differ from one another between rounds."""
+        """True if this many workers of a trainer have different parameters between rounds."""
         return self.streaming.replicas_diverge or (self.residual_in_params and num_workers > 1)
 
 
@@ -77,8 +78,10 @@ class OuterSync:
     ) -> None:
         """
         Args:
-            replica: A worker at the starting point.
-            fragments: Indices of the parameters that are synced together; None: all at once.
+            replica: A worker whose parameters are copied as the first global parameters.
+            syncing: How the workers are synced.
+            fragments: For each fragment, the indices of the parameters that are synced together;
+                None: one fragment with all parameters.
         """
         memory = syncing.memory
         self.global_params = [
@@ -96,11 +99,13 @@ class OuterSync:
     def sync(
         self, event: SyncEvent, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
     ) -> None:
-        """Do what the schedule has at this point: start a fragment's mean, finish it, or both.
+        """Carry out an event of the schedule: start a fragment's mean, finish it, or both.
 
         Args:
+            event: What to do, and with which fragment.
             replicas: The local workers of the trainer.
             weights: Each one's share of the trainer's samples; over all ranks they add up to 1.
+                Not used to finish a mean.
             comm: Reductions among all workers of the trainer.
         """
         if event.kind in ("sync", "send"):
@@ -120,12 +125,12 @@ class OuterSync:
     ) -> None:
         """Start the mean of the workers' pseudo-gradients, global - worker, in the wire format.
 
-        overlapped: Let the exchange go on while training does.
+        The arguments are those of `sync`; overlapped: True to exchange while training continues.
         """
         per_worker = [self._pick(fragment, replica.params) for replica in replicas]
         global_params = self._pick(fragment, self.global_params)
         if self.optimizer is None and comm.num_workers == 1:
-            # To the last bit: global - (global - worker) would be rounded.
+            # A copy is exact, and global - (global - worker) would be rounded.
             copy_all(per_worker[0], global_params)
             return
         residuals = [
@@ -142,7 +147,10 @@ class OuterSync:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Wait for the mean in flight, if there is one, and take the outer step with it."""
+        """Wait for the mean in flight, and take the outer step with it.
+
+        Does nothing if no mean is in flight.
+        """
         if self._in_flight is None:
             return
         (fragment, work), self._in_flight = self._in_flight, None
@@ -159,10 +167,11 @@ class OuterSync:
 
     @torch.no_grad()
     def broadcast(self, fragment: int, replicas: Sequence[Replica]) -> None:
-        """Set the local workers to the new global parameters.
+        """Set a fragment of the local workers to the new global parameters.
 
-        Of a fragment that was in flight, a worker keeps the part alpha of its own. With the
-        residual in the parameters, a worker starts at the global ones less its residual.
+        If the residual is kept in the parameters, a worker's new values are the global parameters
+        less its residual. If the fragment was in flight while training continued, the result is
+        alpha x the worker's own parameters + (1 - alpha) x these values.
         """
         kept = self.syncing.streaming.alpha if self.syncing.streaming.tau > 0 else 0.0
         for replica in replicas:
@@ -185,11 +194,9 @@ class OuterSync:
     def average_replicas(
         self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
     ) -> None:
-        """Make the workers' mean the global parameters, and the workers' own, without an outer
-        step.
+        """Set the global parameters and all workers to the workers' mean, without an outer step.
 
-        Brings workers together that streaming or residuals in the parameters have left apart.
-
+        It is for workers that streaming or residuals in the parameters have left diverged.
         """
         for fragment in range(len(self.fragments)):
             means = comm.mean(
@@ -204,7 +211,7 @@ class OuterSync:
             copy_all(self.parameters(), [*replica.params, *replica.buffers])
 
     def discard_in_flight(self) -> None:
-        """Wait for a mean in flight, as the other ranks do, and drop it."""
+        """Wait for a mean in flight, because the other ranks wait for it too, and drop it."""
         if self._in_flight is not None:
             self._in_flight[1].wait()
         self._in_flight = None
@@ -214,16 +221,16 @@ class OuterSync:
         return [*self.global_params, *self.buffers]
 
     def momentum(self) -> list[Tensor]:
-        """The outer optimizer's state tensors, in the order of the parameters."""
+        """The outer optimizer's state tensors, in the order of the parameters; maybe none."""
         return optimizer_tensors(self.optimizer) if self.optimizer else []
 
     def copy_optimizer_state(self, other: "OuterSync") -> None:
-        """Take over a copy of another trainer's outer optimizer state."""
+        """Set the outer optimizer's state to a copy of another trainer's."""
         if self.optimizer and other.optimizer:
             self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Live tensors; only complete while no mean is in flight."""
+        """The state by name, with live tensors. Complete only if no mean is in flight."""
         return {
             "params": list(self.global_params),
             "buffers": list(self.buffers),
@@ -232,6 +239,7 @@ class OuterSync:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; ValueError if it was saved with other error feedback."""
         before, now = state["feedback"], feedback(self.syncing.codec)
         advice = "give the same error_feedback and step_ahead"
         require(

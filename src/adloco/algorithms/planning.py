@@ -1,5 +1,7 @@
-"""What each worker does in the coming round: micro-batches from its trainer's request, and learning
-rates from the schedule.
+"""The task of each worker in the coming round: micro-batches and learning rates.
+
+Micro-batches follow from the requested batch of the worker's trainer, learning rates from the
+schedule.
 """
 
 import math
@@ -20,16 +22,20 @@ Trainers = Mapping[int, Trainer]
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """The rules that turn requests into tasks."""
+    """Turns the requested batches of trainers into tasks of workers."""
 
     batching: Batching
     learning_rate: LearningRate | None
+    """The schedule; None: the inner optimizers' own rates, unchanged."""
     tokens_per_sample: int
     ranks: int
-    """Ranks that serve a worker."""
+    """Ranks that serve each worker."""
 
     def plans(self, trainer: Trainer, speeds: Mapping[int, float]) -> dict[int, BatchPlan]:
-        """Each worker's micro-batches for an inner step. speeds: Samples per second by worker."""
+        """Each worker's micro-batches for an inner step, by worker id.
+
+        speeds: Samples per second by worker id.
+        """
         return trainer.plans(self.batching.shares, speeds, self.batching.switch, self.ranks)
 
     def samples_per_inner_step(self, trainers: Trainers, speeds: Mapping[int, float]) -> int:
@@ -50,12 +56,15 @@ class Planner:
         inner_steps: int,
         pass_limit: int,
     ) -> dict[int, RoundTask]:
-        """The task of every worker of the run.
+        """The task of every worker of the run, by worker id.
 
         Args:
-            samples, steps_before: Trained on, and done, before this round.
-            inner_steps: Inner steps of the round.
-            pass_limit: The largest micro-batch since memory ran out; 0: no limit.
+            trainers: The living trainers, by id.
+            speeds: Samples per second by worker id.
+            samples: Samples that the run has trained on before this round.
+            steps_before: Inner steps of the run before this round.
+            inner_steps: Inner steps of this round.
+            pass_limit: Cap on micro-batches since memory ran out, in samples; 0: no cap.
         """
         step_tokens = self.samples_per_inner_step(trainers, speeds) * self.tokens_per_sample
         tasks: dict[int, RoundTask] = {}
@@ -87,9 +96,9 @@ class Planner:
 
 
 def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: int) -> None:
-    """Refuse settings with which a worker on so many ranks could not compare enough groups."""
+    """Raise ValueError if a worker on this many ranks could not compare enough groups."""
     groups = groups_to_compare(rule)
-    # The groups of a test step are a multiple or a divisor of test_groups.
+    # A test step has a multiple of test_groups as its number of groups, or one for each sample.
     require(
         groups < 4 or test_groups % 4 == 0,
         "test.groups must be a multiple of 4 for inner-product tests, or their estimator must be "
@@ -105,14 +114,19 @@ def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: i
 
 
 def agreed_pass_limit(workers: Mapping[int, Worker], current: int, placement: Placement) -> int:
-    """The largest micro-batch from here on, for all workers of the run; 0: no limit.
+    """The cap on micro-batches for all workers of the run from now on; 0: no cap.
 
-    It is smaller than before where a worker, on any rank, ran out of memory.
+    It is lower than before if memory ran out for any worker, on any rank. Called on all ranks.
+
+    Args:
+        workers: The workers in this process, by id. Their own caps are reset.
+        current: The cap so far; 0: none.
+        placement: Where all workers live.
     """
     if placement.any(any(worker.pass_limit for worker in workers.values())):
         rows = placement.gather({worker.id: [worker.pass_limit] for worker in workers.values()})
         limits = [current, *(int(limit) for (limit,) in rows.values())]
         current = min(limit for limit in limits if limit > 0)
     for worker in workers.values():
-        worker.pass_limit = 0  # From the next round on it is in the plans.
+        worker.pass_limit = 0  # The plans contain the cap from the next round on.
     return current

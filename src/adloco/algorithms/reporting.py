@@ -1,4 +1,4 @@
-"""From what every worker did in a round to the round's report."""
+"""The report of a round, computed from what every worker did in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,23 +23,30 @@ from adloco.rules.moments import Moments
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerRound:
-    """What all ranks must know of a worker at the end of a round."""
+    """A worker's numbers of one round, which all ranks gather at its end."""
 
     busy_seconds: float
+    """Seconds of its inner steps."""
     turn_seconds: float
-    """`busy_seconds` times the number of turns that its rank's workers took; 1 where all run at
-    once."""
+    """`busy_seconds` times the turns in which its rank's workers run: 1 if all run at once, 2 if
+    they take twice as long as the slowest of them."""
     loss_sum: float
     """Sum of the losses of its samples."""
     samples: float
+    """Samples that it trained on."""
     sync: SyncStats
+    """Cost of its syncs."""
     moments: Moments
+    """Its gradient statistics."""
     losses: tuple[float, ...]
     """Loss of each inner step."""
 
     @staticmethod
     def of(worker: Worker, turns: float) -> "WorkerRound":
-        """What a worker of this process did."""
+        """The numbers of a worker in this process.
+
+        turns: Seconds of all workers of this rank over those of its slowest worker; at least 1.
+        """
         # Every inner step of a round has the same batch.
         loss_sum = sum(worker.losses) / len(worker.losses) * worker.round_samples
         busy = worker.busy_seconds
@@ -77,7 +84,7 @@ class WorkerRound:
 def step_losses(
     tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]
 ) -> tuple[StepLoss, ...]:
-    """Losses of all inner steps of the round, by worker."""
+    """Losses of all inner steps of the round, ordered by worker and step."""
     return tuple(
         StepLoss(
             trainer=tasks[worker].trainer,
@@ -94,7 +101,7 @@ def step_losses(
 def report_workers(
     tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]
 ) -> tuple[WorkerReport, ...]:
-    """All workers, in rising order."""
+    """Reports of all workers of the run, by rising id."""
     slowest = max(row.turn_seconds for row in done.values())
     return tuple(
         WorkerReport(
@@ -114,20 +121,25 @@ def report_sync(
     model_bytes: int,
     islands: int,
 ) -> SyncReport:
-    """The syncs of a round. model_bytes: of all that is synced, in its own type; islands: over how
-    many the workers are spread.
+    """The report of a round's syncs.
+
+    Args:
+        done: The numbers of every worker of the run, by id.
+        trainers: Reports of all trainers.
+        model_bytes: Size of the trainable parameters in the model's own data type.
+        islands: Islands over which the workers are spread.
     """
     syncs = [row.sync for row in done.values()]
-    handed = sum(sync.num_bytes for sync in syncs)
+    payload = sum(sync.num_bytes for sync in syncs)
     plain = model_bytes * sum(trainer.workers for trainer in trainers if trainer.workers > 1)
     return SyncReport(
-        bytes=handed / len(done),
-        compression_ratio=plain / handed if handed else None,
+        bytes=payload / len(done),
+        compression_ratio=plain / payload if payload else None,
         exposed_seconds=max(sync.exposed_seconds for sync in syncs),
         hidden_seconds=max(sync.hidden_seconds for sync in syncs),
         transfer_seconds=max(sync.transfer_seconds for sync in syncs),
         peak_bytes_per_second=max(sync.peak_bytes_per_second for sync in syncs)
-        if islands > 1 and handed
+        if islands > 1 and payload
         else None,
     )
 
@@ -147,10 +159,15 @@ def report_round(
     """The report of a round.
 
     Args:
-        tasks, done: Of every worker of the run.
-        new_limit: The largest micro-batch if memory ran out in this round; else 0.
-        handed: Bytes of all ranks since the run began.
-        model_bytes: Size of what is synced in the model's own data type.
+        tasks: The tasks of every worker of the run, by id.
+        done: Their numbers of the round, by id.
+        trainers: Reports of all trainers.
+        merge: The merge at the round's end; None if there was none.
+        state: The state after the round.
+        new_limit: The new cap on micro-batches if memory ran out in this round; else 0.
+        handed: Bytes that all ranks have given to collectives since the run began.
+        model_bytes: Size of the trainable parameters in the model's own data type.
+        placement: Where all workers live.
     """
     islands = placement.num_ranks // placement.ranks_per_worker
     samples = sum(row.samples for row in done.values())
@@ -180,14 +197,16 @@ def report_trainer(
     done: Sequence[WorkerRound],
     base_rate: float,
 ) -> TrainerReport:
-    """A trainer after its sync.
+    """The report of a trainer after its sync.
 
     Args:
-        requested_batch: As in force in this round.
-        tasks, done: Of its workers, the largest share first.
+        trainer: The trainer, whose controller has seen the round's test.
+        requested_batch: Its requested batch in this round.
+        tasks: The tasks of its workers.
+        done: Their numbers of the round, in the same order.
         base_rate: Their learning rate at a factor of 1.
     """
-    first, seen = tasks[0], trainer.controller.estimate
+    first, estimate = tasks[0], trainer.controller.estimate
     several = len(tasks) > 1
     return TrainerReport(
         trainer=trainer.id,
@@ -198,9 +217,9 @@ def report_trainer(
         accumulation_steps=first.plan.accumulation_steps,
         trainer_batch=sum(task.plan.worker_batch for task in tasks),
         rounded_up=sum(task.plan.rounded_up for task in tasks),
-        grad_variance=seen.grad_variance if seen else None,
-        grad_norm_sq=seen.grad_norm_sq if seen else None,
-        noise_scale=seen.noise_scale if seen else None,
+        grad_variance=estimate.grad_variance if estimate else None,
+        grad_norm_sq=estimate.grad_norm_sq if estimate else None,
+        noise_scale=estimate.noise_scale if estimate else None,
         train_loss=sum(row.loss_sum for row in done) / sum(row.samples for row in done),
         learning_rate=base_rate
         * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),

@@ -1,4 +1,4 @@
-"""What a round reports: frozen values, no tensors."""
+"""The reports of a round: frozen values without tensors."""
 
 from dataclasses import dataclass, field
 
@@ -11,40 +11,40 @@ class TrainerReport:
 
     trainer: int
     workers: int
-    """Workers that serve it."""
+    """Number of its workers."""
     requested_batch: int
-    """Request in force in this round, per inner step over all its workers, before it is clipped at
-    what fits."""
+    """Its requested batch in this round, per inner step over all its workers, before the request is
+    clipped at what fits in memory."""
     worker_batch: int
-    """Batch of its first worker per inner step. That worker has the largest share unless shares go
-    by speed."""
+    """Batch of its first worker per inner step. With equal shares, no worker has a larger one."""
     micro_batch: int
     """The largest micro-batch of a rank."""
     accumulation_steps: int
     """Micro-batches of each rank per inner step."""
     trainer_batch: int
-    """Batch per inner step over all its workers, as trained.
+    """Batch that was trained per inner step, over all its workers.
 
-    It is less than requested where the request is clipped at what fits. It is more, even than
-    `batch.maximum`, where workers or ranks would have too few samples."""
+    It is less than requested if the request was clipped. It is more, and can exceed
+    `batch.maximum`, if workers or ranks would otherwise have too few samples."""
     rounded_up: int
-    """Samples of `trainer_batch` that were added so that every rank has work."""
+    """Samples of `trainer_batch` that were added so that every rank has work in every pass."""
     grad_variance: float | None
-    """S, smoothed as the batch rule saw it; None where the rule takes no statistics."""
+    """S, the trace of the per-sample gradient covariance, smoothed; None if the rule takes no
+    statistics."""
     grad_norm_sq: float | None
-    """|G|^2, unbiased and smoothed; can be negative."""
+    """|G|^2, the squared norm of the true gradient: unbiased, smoothed, and possibly negative."""
     noise_scale: float | None
-    """S / |G|^2 in samples; infinite where |G|^2 is not positive."""
+    """S / |G|^2 in samples; infinite if |G|^2 is not positive."""
     train_loss: float
     """Mean loss over the samples of the round."""
     learning_rate: float
-    """Rate of the last inner step, in the first group of the inner optimizer."""
+    """Rate of the last inner step, in the first parameter group of the inner optimizer."""
     cosine_similarity: float | None
-    """Mean cosine of pairs of its workers' pseudo-gradients as sent, weighted by their norms; None
-    for a worker alone."""
+    """Mean cosine over pairs of its workers' pseudo-gradients as sent, each pair weighted by the
+    product of its norms; None with one worker."""
     wire_error: float | None
-    """Norm of what the wire format lost, relative to what was to be sent; None for a worker
-    alone."""
+    """Norm of what the wire format lost, over the norm of what was given to it; None with one
+    worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,30 +58,30 @@ class WorkerReport:
     busy_seconds: float = field(compare=False)
     """Seconds of its inner steps."""
     wait_seconds: float = field(compare=False)
-    """Seconds until the slowest rank's workers were done, less its own: it waits for its turn on
-    its rank, and for others at the sync."""
+    """Seconds of waiting: the seconds until the slowest rank's workers were done, less
+    `busy_seconds`. A worker waits for its turn on its rank and for others at the sync."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReport:
-    """The syncs of one round. Seconds are those of the worker with the most."""
+    """The syncs of one round. All seconds are the largest of any worker."""
 
     bytes: float
-    """Payload that one worker handed over in them, mean over workers."""
+    """Payload that one worker sent in them, as a mean over workers."""
     compression_ratio: float | None
-    """Payload that it would have handed over in the parameters' own type, over `bytes`; None where
+    """Payload that the same syncs have in the parameters' own data type, over `bytes`; None if
     nothing was sent."""
     exposed_seconds: float = field(compare=False)
-    """Seconds that training stood still: waiting for others, encoding, the part of a transfer that
+    """Seconds for which training stopped: waiting for others, encoding, the part of a transfer that
     was not hidden, and the outer step."""
     hidden_seconds: float = field(compare=False)
-    """Seconds that fragments were in flight while training went on."""
+    """Seconds for which fragments were in flight while training continued."""
     transfer_seconds: float = field(compare=False)
-    """Seconds that fragments were in flight, hidden or not. Encoding counts where training stands
-    still for it."""
+    """Seconds for which fragments were in flight, hidden or not. Encoding is included if training
+    stopped for it."""
     peak_bytes_per_second: float | None = field(compare=False)
-    """Rate of a worker while its fastest fragment was in flight; None where nothing was sent, or
-    all workers live on one island."""
+    """Bytes per second of a worker while its fastest fragment was in flight; None if nothing was
+    sent or all workers live on one island."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,41 +91,50 @@ class StepLoss:
     trainer: int
     worker: int
     inner_step: int
-    """Counted over the run, from 1."""
+    """Number of the step in the run, from 1."""
     loss: float
+    """Mean loss over the step's samples."""
     samples: int
+    """Samples of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
     """One round: inner steps, sync, and merge if one was due.
 
-    Counters are totals since the start of the run. Bytes are payload in one direction.
+    Rounds, samples, inner steps, syncs and bytes are totals since the start of the run. Bytes are
+    payload in one direction.
     """
 
     round: int
+    """Rounds so far, including this one."""
     samples: int
+    """Samples trained on so far by all workers."""
     inner_steps: int
-    """Inner steps of each worker, one after another."""
+    """Inner steps of each worker so far."""
     syncs: int
     """Rounds so far in which workers exchanged parameters."""
     bytes_communicated: float
-    """Bytes that one worker handed to reductions with others, mean over workers."""
+    """Bytes that one worker gave to reductions with others, as a mean over workers."""
     bytes_sent: float
-    """Bytes that left one worker by them: a ring of more than two workers sends more than it was
-    handed."""
+    """Bytes that left one worker for these reductions. With more than two workers they are more
+    than `bytes_communicated`, because parts are sent on around a ring."""
     bytes_inside: float
-    """Bytes that one rank handed to collectives inside its island, mean over ranks."""
+    """Bytes that one rank gave to collectives inside its island, as a mean over ranks."""
     bytes_ddp_equivalent: int
-    """Bytes that one worker would have handed over in data-parallel training with as many steps:
-    the trainable parameters times inner steps."""
+    """Bytes that one worker would have given to reductions in data-parallel training with as many
+    steps: the size of the trainable parameters times inner steps."""
     train_loss: float
     """Mean loss over all samples of the round."""
     pass_limit: int
-    """The largest micro-batch from now on if memory ran out in this round; else 0."""
+    """The new cap on micro-batches if memory ran out in this round; else 0."""
     sync: SyncReport
+    """The syncs of the round."""
     trainers: tuple[TrainerReport, ...]
+    """The trainers that lived during the round."""
     workers: tuple[WorkerReport, ...]
+    """All workers, by rising id."""
     merges: tuple[Merge, ...]
+    """The merge at the end of the round, if there was one."""
     steps: tuple[StepLoss, ...]
     """Losses of all inner steps of all workers."""

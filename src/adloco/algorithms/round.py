@@ -1,7 +1,8 @@
 """One round of AdLoCo (arXiv 2508.18182, algorithm 1): `Round.run` is the algorithm.
 
 Plan the batches; train every worker for H inner steps; sync each trainer's workers by an outer
-step; let the batch rule set the next request; merge trainers.
+step; let the batch rule set the next requested batch; merge trainers. A sync happens in events of
+the schedule in `rules.sync_schedule`: fragments of the model are sent and received.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +24,14 @@ from adloco.distributed.traffic import Bytes
 from adloco.rules.merge import Merge
 
 Phase = Callable[[str], AbstractContextManager[object]]
+"""(name of a phase) -> a context that is open during the phase, to measure it."""
 Tasks = Mapping[int, RoundTask]
-"""What each worker of the run does in a round."""
+"""The task of each worker of the run in a round, by worker id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundParts:
-    """What the rounds of a run have in common."""
+    """The parts that all rounds of a run share."""
 
     planner: Planner
     batching: Batching
@@ -41,18 +43,23 @@ class RoundParts:
     base_rate: float
     """Learning rate of the inner optimizer at a factor of 1."""
     model_bytes: int
-    """Size of the trainable parameters in the model's own type."""
+    """Size of the trainable parameters in the model's own data type."""
     bytes_handed: Callable[[], Bytes]
-    """Bytes of all ranks since the run began."""
+    """Returns the bytes that all ranks have given to collectives since the run began."""
     halted: Event = field(default_factory=Event)
-    """Set to end the round in progress after the inner steps in progress."""
+    """Set it to stop the round once the current inner steps are done."""
 
 
 class Round:
-    """A round in progress; `run` is called again after it was stopped."""
+    """A round in progress. If `run` was stopped, call it again to continue the round."""
 
     def __init__(self, state: RunState, parts: RoundParts, inner_steps: int) -> None:
-        """inner_steps: H of this round, unless the state is within one already."""
+        """
+        Args:
+            state: The run's state, between rounds or within the round to continue.
+            parts: The parts that all rounds of the run share.
+            inner_steps: H of a new round; ignored if the state is within a round.
+        """
         self._state = state
         self._parts = parts
         self._limit_before = state.pass_limit
@@ -63,17 +70,20 @@ class Round:
                 worker.begin_round()
 
     def run(self, phase: Phase, *, last: bool) -> RoundReport | None:
-        """Run the round, or what is left of it; None if it was stopped.
+        """Run the round, or the rest of it.
 
         Args:
-            phase: Entered for "inner_steps" and for "sync", to measure them.
-            last: Average diverged replicas at the end.
+            phase: Called with "inner_steps" and with "sync" for contexts that measure them.
+            last: True to average replicas that have diverged at the end of the round.
+
+        Returns:
+            The report of the round; None if it was stopped.
         """
         state, parts = self._state, self._parts
         tasks = self._plan()
         batches = {worker: task.plan.worker_batch for worker, task in tasks.items()}
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
-            # Nobody stops while a fragment is in flight: a state to resume from has none.
+            # No rank stops while a fragment is in flight, because a saved state cannot contain one.
             may_stop = event.kind != "receive"
             with phase("inner_steps"):
                 self._train(tasks, until=event.step, halted=parts.halted if may_stop else Event())
@@ -92,7 +102,7 @@ class Round:
             return self._report(tasks, done, trainers, merge)
 
     def _plan(self) -> Tasks:
-        """Micro-batches and learning rates of every worker of the run."""
+        """The micro-batches and learning rates of every worker of the run."""
         state = self._state
         return self._parts.planner.tasks(
             state.trainers,
@@ -104,13 +114,13 @@ class Round:
         )
 
     def _train(self, tasks: Tasks, until: int, halted: Event) -> None:
-        """Inner steps of all workers here up to that one of the round, or until halted.
+        """Train all workers of this process up to inner step `until` of the round, or until halted.
 
         A failure of one worker halts the others.
         """
         began = self._parts.clock()
-        # All of them, also those that are there already: how many run at once must not change how
-        # they compute.
+        # Workers that have reached this step already are included, because the number of workers
+        # decides how many threads each one computes with.
         workers = list(self._state.workers.values())
         try:
             self._parts.placement.map(
@@ -124,7 +134,7 @@ class Round:
         self._training_seconds += self._parts.clock() - began
 
     def _stopped(self) -> bool:
-        """True if the round is to end on any rank. Waits for all of them."""
+        """True if any rank was told to stop. Waits for all ranks."""
         stopped = self._parts.placement.any(self._parts.halted.is_set())
         if stopped:
             self._parts.halted.clear()
@@ -139,7 +149,7 @@ class Round:
             worker.count_sync(stats)
 
     def _end(self, batches: Mapping[int, float]) -> dict[int, WorkerRound]:
-        """Average buffers, learn what every worker of the run did, and count the round."""
+        """Average buffers, gather every worker's numbers, and update the counters of the run."""
         state, parts = self._state, self._parts
         self._agree_on_pass_limit()
         synced = state.synced(batches, parts.placement, parts.meter)
@@ -169,7 +179,7 @@ class Round:
     def _request_batches(
         self, tasks: Tasks, done: Mapping[int, WorkerRound]
     ) -> list[TrainerReport]:
-        """Pool each trainer's gradient statistics; the batch rule sets its next request."""
+        """Pool each trainer's gradient statistics, and let the batch rule set its next request."""
         reports = []
         for trainer in self._state.trainers.values():
             rows = [done[worker] for worker in trainer.worker_ids]
@@ -181,7 +191,7 @@ class Round:
         return reports
 
     def _merge(self, last: bool) -> Merge | None:
-        """Merge the trainers that the policy names, at their workers' mean."""
+        """Merge the trainers that the policy names, if any; average diverged replicas before."""
         state, parts = self._state, self._parts
         requests = {trainer.id: trainer.requested_batch for trainer in state.trainers.values()}
         merge = parts.merging.policy.decide(state.rounds_done, requests)
@@ -220,7 +230,7 @@ class Round:
 
 
 def average_replicas(state: RunState, parts: RoundParts) -> None:
-    """Make the workers' mean each trainer's model, where syncs have left workers diverged.
+    """If workers have diverged, set each trainer's model to the mean of its workers.
 
     The mean is weighted by the last round's samples. Called on all ranks, between rounds.
     """

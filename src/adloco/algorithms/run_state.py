@@ -1,4 +1,4 @@
-"""Where a run stands: its trainers, its workers and its counters."""
+"""The state of a run: its trainers, its workers and its counters."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,31 +14,32 @@ from adloco.distributed.placement.placement import Placement
 
 @dataclass(kw_only=True)
 class RunState:
-    """What changes while a run trains. Counters are totals since its beginning."""
+    """Everything that changes while a run trains. Counters are totals since its start."""
 
     workers: Mapping[int, Worker]
-    """Workers that live in this process, by id."""
+    """The workers in this process, by id."""
     trainers: dict[int, Trainer]
-    """The living ones, by id."""
+    """The living trainers (those that no merge has absorbed), by id."""
     rounds_done: int = 0
+    """Complete rounds."""
     samples: int = 0
     """Samples trained on in complete rounds, by all workers."""
     inner_steps: int = 0
     """Inner steps of each worker in complete rounds."""
     syncs: int = 0
-    """Rounds in which workers exchanged parameters."""
+    """Complete rounds in which workers exchanged parameters."""
     speeds: dict[int, float] = field(default_factory=dict)
-    """Samples per second of each worker of the run."""
+    """Samples per second of each worker of the run, by id, as `Shares.update` keeps them."""
     pass_limit: int = 0
-    """Largest micro-batch since memory ran out; 0: no limit."""
+    """Cap on micro-batches since memory ran out, in samples; 0: no cap."""
     round_steps: int = 0
     """Inner steps of the round in progress; 0 between rounds."""
     events_done: int = 0
-    """Events of the sync schedule that are done in the round in progress."""
+    """Events of the sync schedule (fragments sent or received) done in the round in progress."""
     diverged: bool = False
-    """Whether workers differ from their trainer's global parameters between rounds."""
+    """True if workers' parameters differ from their trainer's global ones between rounds."""
     last_samples: dict[int, float] = field(default_factory=dict)
-    """Samples of each worker of the run in the last complete round."""
+    """Samples of each worker of the run in the last complete round, by id."""
 
     @property
     def in_round(self) -> bool:
@@ -47,7 +48,7 @@ class RunState:
 
     @property
     def samples_so_far(self) -> int:
-        """Samples trained on, with those of the round in progress of the workers here."""
+        """Samples trained on, including this process's workers' in the round in progress."""
         here = sum(worker.round_samples for worker in self.workers.values())
         return self.samples + (here if self.in_round else 0)
 
@@ -59,14 +60,21 @@ class RunState:
     def synced(
         self, samples: Mapping[int, float], placement: Placement, meter: SyncMeter
     ) -> Iterator[tuple[Trainer, list[Replica], list[float], Comm]]:
-        """Each trainer with workers here: their replicas, their weights, and its measured comm.
+        """Give what a sync needs, for each trainer that has workers in this process.
 
         Called on all ranks.
 
         Args:
-            samples: Of every worker of the run; a worker's share in its trainer is its weight.
+            samples: Samples of every worker of the run, by id. A worker's weight is its share of
+                its trainer's samples.
+            placement: Where all workers live.
+            meter: Measures the syncs.
+
+        Yields:
+            (trainer, replicas of its workers here, their weights, its communicator).
         """
-        # On all ranks, and before any is used: process groups may be made.
+        # Making a communicator can make process groups, which takes all ranks. So all are made
+        # before the first is used.
         comms = {
             trainer.id: placement.comm(trainer.worker_ids) for trainer in self.trainers.values()
         }
@@ -77,7 +85,10 @@ class RunState:
                 yield trainer, self.replicas(trainer, placement), weights, meter.around(comm, here)
 
     def state_dict(self, placement: Placement) -> dict[str, Any]:
-        """Everything above, by name. Called on all ranks; complete on rank 0. Tensors are live."""
+        """The state by name. Called on all ranks; complete on rank 0.
+
+        Tensors are the live ones, which training changes.
+        """
         kept = [
             trainer.state_dict()
             for trainer in self.trainers.values()
@@ -108,10 +119,12 @@ class RunState:
         placement: Placement,
         new_trainer: Callable[[int], Trainer],
     ) -> None:
-        """Go on from a `state_dict`. Called on all ranks.
+        """Continue from a `state_dict`. Called on all ranks.
 
         Args:
-            new_trainer: Makes a trainer with this id, whose state is then loaded.
+            state: The saved state, whole on every rank.
+            placement: Where all workers live.
+            new_trainer: Makes a trainer with the given id, whose state is then loaded.
         """
         for trainer in self.trainers.values():
             trainer.outer.discard_in_flight()

@@ -1,7 +1,7 @@
-"""A trainer: one independent trajectory, served by workers, with its own outer optimizer and its
-own request for samples.
+"""A trainer: one independent training trajectory, with its own outer optimizer and requested batch.
 
-(The loop object that others call a trainer is `AdLoCo` here.)
+Its workers train copies of its model. (The object with the training loop, which other libraries
+call a trainer, is `AdLoCo` here.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,19 @@ class Trainer:
 
     @property
     def requested_batch(self) -> int:
-        """Samples per inner step over all workers, before clipping at what fits."""
+        """Samples per inner step over all workers, before clipping at what fits in memory."""
         return self.controller.requested_batch
 
     def plans(
         self, shares_rule: Shares, speeds: Mapping[int, float], switch: SwitchMode, ranks: int
     ) -> dict[int, BatchPlan]:
-        """Each worker's micro-batches for an inner step. speeds: samples per second by worker;
-        ranks: how many serve a worker.
+        """Each worker's micro-batches for an inner step, by worker id.
+
+        Args:
+            shares_rule: Splits the batch over the workers.
+            speeds: Samples per second by worker id.
+            switch: What fits in memory, and when gradients are accumulated.
+            ranks: Ranks that serve each worker.
         """
         smallest = smallest_share(groups_to_compare(self.controller.rule), ranks)
         workers = len(self.worker_ids)
@@ -49,13 +54,21 @@ class Trainer:
         }
 
     def weights(self, samples: Mapping[int, float], workers: Sequence[int]) -> list[float]:
-        """The share of these workers in the trainer's samples. samples: By worker of the run."""
+        """The share of each of these workers in the trainer's samples.
+
+        Args:
+            samples: Samples by worker id, for all workers of the run.
+            workers: Ids of some of the trainer's workers.
+        """
         total = sum(samples[worker] for worker in self.worker_ids)
         return [samples[worker] / total for worker in workers]
 
     def update_batch(self, moments: Sequence[Moments], samples: int) -> None:
-        """Pool the workers' moments and set the request for the next round. samples: trained on in
-        this round by all workers.
+        """Pool the workers' moments, and set the requested batch of the next round.
+
+        Args:
+            moments: The gradient statistics of each worker in this round.
+            samples: Samples that all of the trainer's workers have trained on in this round.
         """
         self.samples += samples
         self.controller.update(pooled(moments), self.samples)
@@ -77,6 +90,6 @@ class Trainer:
 
 
 def pooled(moments: Sequence[Moments]) -> GradientEstimate | None:
-    """The estimate from all workers of a trainer; None where statistics were not taken."""
+    """The estimate from all workers of a trainer; None if no statistics were taken."""
     total = sum(moments, start=Moments())
     return estimate(total) if total.workers else None

@@ -1,5 +1,5 @@
-"""What squared norms say about an exchange: how alike the workers' pseudo-gradients are, and what
-the wire format has lost of them.
+"""Two measures of a sync, from squared norms alone: how alike the workers' pseudo-gradients are,
+and how much of them the wire format lost.
 """
 
 import math
@@ -7,11 +7,16 @@ from collections.abc import Sequence
 
 
 def mean_cosine(squares: Sequence[float], square_of_sum: float) -> float | None:
-    """Mean cosine similarity of pairs of vectors, each pair weighted by the product of its norms;
-    None with fewer than two that are not zero.
+    """Mean cosine similarity over all pairs of vectors v_i, each weighted by |v_i| |v_j|.
 
-    squares: |v_i|^2; square_of_sum: |sum v_i|^2. From |sum v|^2 = sum |v_i|^2 + sum over pairs of
-    |v_i| |v_j| cos_ij.
+    It follows from |sum v|^2 = sum |v_i|^2 + 2 (sum over pairs of |v_i| |v_j| cos_ij).
+
+    Args:
+        squares: |v_i|^2 of each vector.
+        square_of_sum: |sum v_i|^2.
+
+    Returns:
+        The mean, in [-1, 1]; None if fewer than two vectors are not zero.
     """
     products = sum(math.sqrt(square) for square in squares) ** 2 - sum(squares)
     if products <= 1e-12 * sum(squares):
@@ -20,7 +25,13 @@ def mean_cosine(squares: Sequence[float], square_of_sum: float) -> float | None:
 
 
 def relative_error(errors: Sequence[float], wanted: Sequence[float]) -> float | None:
-    """Norm of what was lost over norm of what was to be sent, all workers together, from the
-    squares of both; None if nothing was to be sent.
+    """Relative error of what all workers sent: sqrt(sum |error_i|^2 / sum |wanted_i|^2).
+
+    Args:
+        errors: Squared norm of what the wire format lost, for each worker.
+        wanted: Squared norm of each worker's contribution before encoding.
+
+    Returns:
+        The relative error; None if all contributions are zero.
     """
     return math.sqrt(sum(errors) / sum(wanted)) if sum(wanted) > 0 else None

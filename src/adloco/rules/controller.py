@@ -1,5 +1,7 @@
-"""What a trainer asks for over time: smoothing of the statistics, a batch rule, and the guards
-around its answer (DESIGN section 4).
+"""A trainer's requested batch over time (DESIGN section 4).
+
+Each test smooths the gradient statistics, asks a batch rule for a batch, and limits the answer by
+guards.
 """
 
 import math
@@ -13,28 +15,29 @@ from adloco.rules.moments import GradientEstimate
 
 @dataclass(frozen=True, kw_only=True)
 class BatchGuards:
-    """Limits around a batch rule. Every limit is explicit; the defaults of `max_growth` and
-    `hysteresis` switch these off.
+    """Limits on what a batch rule may request.
+
+    The defaults of `max_growth` and `hysteresis` switch these two off.
     """
 
     initial: int = 8
-    """Requested batch at the start: samples per inner step over all workers of a trainer."""
+    """Requested batch at the start, in samples per inner step over all workers of a trainer."""
     minimum: int = 1
     """Smallest requested batch, in samples."""
     maximum: int = 512
-    """Largest requested batch, in samples. What is trained can be more: each worker takes at least
-    one sample (two for the norm test, four for unbiased inner-product tests), also after a merge
-    has given a trainer many workers, and so does each of its ranks."""
+    """Largest requested batch, in samples. A trainer with many workers can train on more, because
+    every worker takes at least one sample (two for the norm test, four for unbiased inner-product
+    tests), and every rank of a worker at least one."""
     max_growth: float = math.inf
-    """Largest factor by which one test may raise the request."""
+    """Largest factor by which one test may raise the requested batch."""
     hysteresis: float = 0.0
-    """Relative change below which the request stays as it is."""
+    """Relative change below which the requested batch stays unchanged."""
     smoothing: float = 0.0
-    """Weight of the past in the moving averages of S and |G|^2 (smoothed separately, then divided);
-    0 uses the last test alone.
+    """Weight of the past in the moving averages of the gradient variance S and of |G|^2, which are
+    smoothed separately and then divided; 0 uses the last test alone.
     """
     grow_only: bool = False
-    """Whether the request may only rise, as published, or also fall."""
+    """True: the requested batch never falls, as published; false: it may fall too."""
 
     def __post_init__(self) -> None:
         require(self.initial > 0, f"initial must be > 0, got {self.initial}")
@@ -55,8 +58,8 @@ class BatchGuards:
         require(0 <= self.smoothing < 1, f"smoothing must be in [0, 1), got {self.smoothing}")
 
     def limit(self, wanted: int, current: int) -> int:
-        """The request after a rule asked for `wanted` while `current` was in force."""
-        # At least one sample more, or a small request could never grow.
+        """The new requested batch, from what the rule wants and the current one, in samples."""
+        # At least one sample more is allowed, because otherwise a small request could never grow.
         grown = max(current + 1, math.floor(min(current * self.max_growth, self.maximum)))
         limited = max(self.minimum, min(wanted, grown, self.maximum))
         if self.grow_only:
@@ -65,7 +68,7 @@ class BatchGuards:
 
 
 class BatchController:
-    """The request of one trainer, updated by each test."""
+    """Keeps one trainer's requested batch and updates it after each test."""
 
     def __init__(self, rule: BatchRule, guards: BatchGuards) -> None:
         self.rule = rule
@@ -76,8 +79,12 @@ class BatchController:
         self._sums = GradientEstimate(grad_variance=0.0, grad_norm_sq=0.0, plugin_norm_sq=0.0)
 
     def update(self, measured: GradientEstimate | None, trainer_samples: int) -> None:
-        """Take in one test (None where there was none) and set the new request; without a test, a
-        rule that needs one leaves it as it is.
+        """Set the new requested batch.
+
+        Args:
+            measured: The statistics of this round's test; None if none were taken. A rule that
+                needs them then leaves the request unchanged.
+            trainer_samples: Samples that the trainer has trained on so far.
         """
         if measured is None and self.rule.needs_moments:
             return
@@ -87,8 +94,8 @@ class BatchController:
         self.requested_batch = self.guards.limit(wanted, self.requested_batch)
 
     def _smooth(self, measured: GradientEstimate) -> None:
-        # Sums of weight 1, s, s^2, ... divided by the weight so far: the average starts unbiased,
-        # as in Adam's correction.
+        # Weights 1, s, s^2, ... divided by their sum: the average is unbiased from the first test
+        # on, as with Adam's bias correction.
         past = self.guards.smoothing
         self._weight = past * self._weight + 1
         self._sums = GradientEstimate(

@@ -1,7 +1,7 @@
-"""The inner learning rate: warm-up, then cosine, WSD or constant, in tokens, and how it follows the
-batch.
+"""The schedule of the inner learning rate: a warm-up, then cosine, WSD (warm-up, stable, decay) or
+constant; and how the rate follows the trainer's batch.
 
-Schedules run on tokens, never on steps: a step changes its meaning when the batch grows.
+Schedules run on tokens and never on steps, because a step has more tokens when the batch grows.
 """
 
 import math
@@ -13,23 +13,26 @@ from adloco.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """A factor on the inner optimizer's learning rate, from the tokens seen by the run and the
-    trainer's batch.
+    """A factor on the inner optimizer's learning rate.
+
+    It depends on the tokens that the run has seen and on the trainer's batch.
     """
 
     shape: Literal["cosine", "wsd", "constant"] = "cosine"
-    """cosine: half a cosine down to the final fraction; wsd: constant, then linear decay; constant.
+    """Shape after the warm-up. cosine: half a cosine down to the final fraction; wsd: constant,
+    then a linear decay to the final fraction; constant: no decay.
     """
     total_tokens: int = 0
     """Tokens at which the schedule ends; in a recipe 0 means the run's budget."""
     warmup_fraction: float = 0.02
-    """Part of all tokens over which the rate rises linearly from zero."""
+    """Fraction of total_tokens over which the rate rises linearly from zero."""
     final_fraction: float = 0.1
     """Rate at the end, as a fraction of the peak (cosine and wsd)."""
     decay_fraction: float = 0.2
-    """Part of all tokens over which wsd decays."""
+    """Fraction of total_tokens over which wsd decays."""
     coupling: Literal["none", "sqrt", "linear"] = "none"
-    """How the rate grows with the trainer's batch over the reference batch."""
+    """Factor on the rate from r = trainer's batch / reference_batch. none: 1; sqrt: the square root
+    of r; linear: r."""
     reference_batch: int = 8
     """Trainer's batch, in samples, at which the coupling factor is 1."""
 
@@ -64,8 +67,11 @@ class LearningRate:
         )
 
     def factor(self, tokens: int, trainer_batch: int) -> float:
-        """Factor for the inner step that ends at `tokens` tokens of the run, for a trainer that
-        takes `trainer_batch` samples a step.
+        """The factor for one inner step of a trainer.
+
+        Args:
+            tokens: Tokens that the run has seen at the end of the step.
+            trainer_batch: Samples of the step over all workers of the trainer.
         """
         power: float = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.coupling]
         return self._fraction(tokens) * math.pow(trainer_batch / self.reference_batch, power)

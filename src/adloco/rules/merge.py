@@ -1,9 +1,10 @@
 """Which trainers merge, and where the freed workers go (AdLoCo section 3.2, arXiv 2508.18182;
 DESIGN section 4).
 
-A trainer that asks for a small batch is far from its noise floor and holds back nothing by being
-merged; the published policy therefore merges the trainers with the smallest requests, by an average
-weighted with these requests. The survivor is the one with the largest request among them.
+A trainer that requests a small batch is far from its noise floor, so little is lost if it is
+merged. The published policy therefore merges the trainers with the smallest requests. Their
+parameters are averaged with the requests as weights. The survivor is the trainer with the largest
+request among them; the others are absorbed, and their workers are freed for other trainers.
 """
 
 from collections.abc import Mapping
@@ -13,20 +14,26 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """A decision: these trainers become one."""
+    """The decision that some trainers become one."""
 
     survivor: int
+    """Id of the trainer that continues."""
     absorbed: tuple[int, ...]
+    """Ids of the trainers that end, in rising order."""
     weights: Mapping[int, float]
-    """Weight of each merged trainer, the survivor included: its part of the sum of the requests."""
+    """Weight of each merged trainer by id, the survivor included: its request over the sum of their
+    requests."""
 
 
 class MergePolicy(Protocol):
-    """Decides merges. Pure: the same requests give the same merge on every rank."""
+    """Decides merges. `decide` is pure: the same requests give the same merge on every rank."""
 
     def decide(self, round: int, requests: Mapping[int, int]) -> Merge | None:
-        """The merge at the end of this round (counted from 1), or None. requests: requested batch
-        of each living trainer, by id.
+        """The merge at the end of a round; None if there is none.
+
+        Args:
+            round: Number of the round, from 1.
+            requests: Requested batch of each living trainer by id, in samples.
         """
         ...
 
@@ -34,11 +41,18 @@ class MergePolicy(Protocol):
 def assign_workers(
     requests: Mapping[int, int], current: Mapping[int, int], freed: int
 ) -> list[int]:
-    """Trainer id for each freed worker, in proportion to the requests.
+    """Choose a trainer for each freed worker, in proportion to the requests.
 
-    Each in turn goes to the trainer with the largest request per worker it would then have
-    (D'Hondt's rule), ties to the smallest id. Nobody loses a worker, so no trainer is ever left
-    without one. current: number of workers of each living trainer.
+    The workers are given out one by one. Each goes to the trainer whose request, divided by the
+    number of workers it would then have, is largest (D'Hondt's rule); ties go to the smallest id.
+
+    Args:
+        requests: Requested batch of each living trainer by id.
+        current: Number of workers that each living trainer has already, by id. It keeps them.
+        freed: Number of workers to give out.
+
+    Returns:
+        A trainer id for each freed worker.
     """
     counts = dict(current)
     chosen = []

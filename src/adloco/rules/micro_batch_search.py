@@ -1,8 +1,8 @@
-"""The largest micro-batch that fits: doubling, then bisection, over measured steps.
+"""Search for the largest micro-batch that fits in memory: doubling, then bisection, by real steps.
 
-Memory grows linearly with the micro-batch, so that two measured sizes predict the next. A size that
-is predicted to exceed what there is altogether is not run: an out-of-memory error on one rank of an
-island would leave the others waiting.
+Memory grows linearly with the micro-batch, so two measured sizes predict the next. A size whose
+prediction exceeds the limit is not run, because an out-of-memory error on one rank of an island
+would leave its other ranks waiting.
 """
 
 from collections.abc import Callable
@@ -13,24 +13,32 @@ from adloco.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A step with micro-batches of this size, on the rank that needed most."""
+    """What a step with one size of micro-batch needed, on the rank that needed most memory."""
 
     micro_batch: int
+    """Samples in each micro-batch."""
     peak_bytes: int
-    """The most that a worker held."""
+    """Peak memory of a worker."""
     seconds: float
-    """0 where memory ran out."""
+    """Seconds of the step; 0 if memory ran out."""
     fits: bool
 
 
 def largest_micro_batch(
     measure: Callable[[int], Measured], *, limit_bytes: int, largest: int
 ) -> tuple[int, list[Measured]]:
-    """(size, all measured sizes in rising order); ValueError if not even one sample fits. measure:
-    runs a step.
+    """Find the largest micro-batch that fits.
 
-    limit_bytes: what a worker may take before it runs out for certain; largest: size beyond which
-    nobody asks.
+    Args:
+        measure: Runs a step with micro-batches of this size and returns what it needed.
+        limit_bytes: Memory of a worker; a size that is predicted to need more is not run.
+        largest: The largest micro-batch to try, in samples.
+
+    Returns:
+        (largest micro-batch that fits, all measurements by rising size).
+
+    Raises:
+        ValueError: Not even a micro-batch of one sample fits.
     """
     seen: dict[int, Measured] = {}
 
@@ -56,7 +64,10 @@ def largest_micro_batch(
 
 
 def _predicted(seen: list[Measured], size: int) -> float:
-    """Peak of a size on the line through the two largest that were measured; 0 if fewer were."""
+    """Predict a size's peak bytes by the line through the two largest sizes that did not run out.
+
+    Returns 0 if there are fewer than two.
+    """
     ran = sorted((row for row in seen if row.seconds > 0), key=lambda row: row.micro_batch)
     if len(ran) < 2:
         return 0.0

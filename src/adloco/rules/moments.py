@@ -1,10 +1,10 @@
-"""What a norm test needs to know about a gradient, in a few numbers per worker (DESIGN section 4).
+"""Gradient statistics for batch rules, as a few numbers per worker (DESIGN section 4).
 
-A worker draws J groups of m_j samples with mean gradients g_j. From |g_j|^2 and the |gbar|^2 of
-their mean alone follows an unbiased estimate of S, the trace of the per-sample gradient covariance,
-for any sizes of the groups. Several workers that stand at the same point are pooled by adding these
-numbers; no vector is exchanged. Source: AdLoCo (arXiv 2508.18182) section 3, McCandlish et al.
-(arXiv 1812.06162) appendix A.
+A worker draws J groups of m_j samples, b in all. g_j is the mean gradient of group j, and gbar the
+mean gradient of all samples. |g_j|^2 and |gbar|^2 alone give an unbiased estimate of S, the trace
+of the per-sample gradient covariance, for any sizes of the groups. Workers that have the same
+parameters are pooled by adding their numbers; no vector is exchanged. Source: AdLoCo (arXiv
+2508.18182) section 3, McCandlish et al. (arXiv 1812.06162) appendix A.
 """
 
 import math
@@ -14,25 +14,25 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Sums over workers of the sufficient statistics of their gradients. Moments add; one worker's
-    are `group_moments`.
+    """Statistics of gradients, summed over workers and test steps.
+
+    `group_moments` computes one worker's; add them with +.
     """
 
     scatter: float = 0.0
-    """sum_j m_j |g_j|^2 - b |gbar|^2; its expectation is dof * S."""
+    """sum_j m_j |g_j|^2 - b |gbar|^2, whose expectation is dof * S."""
     dof: float = 0.0
-    """Degrees of freedom: groups minus one."""
+    """Degrees of freedom: the number of groups minus one."""
     mean_norm_sq: float = 0.0
     """|gbar|^2, the squared norm of the worker's mean gradient."""
     inverse_samples: float = 0.0
-    """1 / b, with b the samples behind gbar."""
+    """1 / b, with b the number of the worker's samples."""
     inner_scatter: float = 0.0
-    """dof times an estimate of Var<g_i, G>, unbiased or plug-in as `group_moments` was told.
-
-    Zero unless inner products were taken.
+    """dof times an estimate of Var<g_i, G>, the variance over samples of the inner product with the
+    true gradient G. Zero unless inner products were taken; see `group_moments`.
     """
     workers: float = 0.0
-    """How many workers are in these sums."""
+    """Number of summands: one for each worker and test step."""
 
     def __add__(self, other: "Moments") -> "Moments":
         return Moments.from_numbers(
@@ -58,17 +58,18 @@ def group_moments(
     inner_products: Sequence[float] = (),
     even_products: Sequence[float] = (),
 ) -> Moments:
-    """Moments of one worker from its groups.
+    """The moments of one worker from its groups.
 
     Args:
-        group_samples: m_j, the samples in each group.
-        group_norms_sq: |g_j|^2 of each group's *mean* gradient.
-        mean_norm_sq: |gbar|^2 of the mean over all samples.
-        inner_products: <g_j, gbar>, only for the inner-product tests.
-        even_products: <g_j, gbar_even>, where gbar_even is the mean over the samples of the groups
-            0, 2, 4, ... With them, Var<g_i, G> is estimated without bias, from at least four groups
-            (fewer give nan). Without them it is the plug-in form gbar' Sigma^ gbar, whose
-            expectation is larger by tr(Sigma^2) / b for Gaussian gradients.
+        group_samples: m_j, the number of samples in each group.
+        group_norms_sq: |g_j|^2, the squared norm of each group's *mean* gradient.
+        mean_norm_sq: |gbar|^2, the squared norm of the mean gradient of all samples.
+        inner_products: <g_j, gbar> for each group; empty unless an inner-product test needs them.
+        even_products: <g_j, gbar_even> for each group, where gbar_even is the mean gradient of the
+            samples of the groups 0, 2, 4, ... If given, the estimate of Var<g_i, G> is unbiased; it
+            needs at least four groups, and fewer give nan. If empty, the estimate is the plug-in
+            form gbar' Sigma^ gbar with the sample covariance Sigma^. Its expectation is too large
+            by tr(Sigma^2) / b for Gaussian gradients with covariance Sigma.
     """
     samples = sum(group_samples)
     weighted = sum(m * norm for m, norm in zip(group_samples, group_norms_sq, strict=True))
@@ -80,7 +81,7 @@ def group_moments(
         pairs = zip(group_samples, inner_products, strict=False)
         inner_scatter = sum(m * (inner - mean_norm_sq) ** 2 for m, inner in pairs)
     return Moments(
-        # Rounding can push the scatter of equal gradients just below zero, which no scatter is.
+        # A scatter is never negative, but rounding can push that of equal gradients below zero.
         scatter=max(0.0, weighted - samples * mean_norm_sq),
         dof=dof,
         mean_norm_sq=mean_norm_sq,
@@ -95,21 +96,21 @@ class GradientEstimate:
     """Estimates of a trainer's gradient statistics at one point."""
 
     grad_variance: float
-    """S: trace of the covariance of per-sample gradients."""
+    """S, the trace of the covariance of per-sample gradients."""
     grad_norm_sq: float
-    """|G|^2, unbiased: can be negative when noise dominates."""
+    """Unbiased estimate of |G|^2, which can be negative when noise dominates."""
     plugin_norm_sq: float
-    """Mean over workers of |gbar|^2, which overestimates |G|^2 by S/b: the published form."""
+    """The published (plug-in) estimate of |G|^2: the mean of |gbar|^2, too large by S / b."""
     inner_variance: float = 0.0
-    """Var<g_i, G> over samples, for the inner-product tests; in units of |G|^4.
-
-    The unbiased form can be negative.
+    """Var<g_i, G> over samples, for the inner-product tests, in units of |G|^4. The unbiased form
+    can be negative.
     """
 
     @property
     def noise_scale(self) -> float:
-        """B = S / |G|^2 in samples (the simple noise scale); infinite where the estimate of |G|^2
-        is not positive.
+        """The simple noise scale B = S / |G|^2 of McCandlish et al., in samples.
+
+        Zero if S is not positive; otherwise infinite if |G|^2 is not.
         """
         if self.grad_variance <= 0:
             return 0.0
@@ -117,7 +118,10 @@ class GradientEstimate:
 
 
 def estimate(moments: Moments) -> GradientEstimate | None:
-    """S, |G|^2 and the noise scale from pooled moments; None when no worker had two groups."""
+    """Estimates of S, |G|^2 and Var<g_i, G> from summed moments; None if dof is zero.
+
+    Zero dof means that no worker had two groups to compare.
+    """
     if moments.dof == 0:
         return None
     grad_variance = moments.scatter / moments.dof
@@ -136,17 +140,17 @@ def _inner_variance(
     inner_products: Sequence[float],
     even_products: Sequence[float],
 ) -> float:
-    """Var<g_i, G> = G' Sigma G, unbiased for independent samples of any distribution.
+    """Estimate Var<g_i, G> = G' Sigma G without bias, for samples of any distribution.
 
-    The mean gradients a and b of the even and the odd groups are independent. Only products of
-    *different* groups are used, whose expectations hold no fourth moment and no tr(Sigma^2): with
-    F = |G|^4 and V = Var<g_i, G>, distinct groups j, k, l, n have
+    The even groups 0, 2, 4, ... and the odd groups are two halves, whose mean gradients are
+    independent. Only products of *different* groups are used. Their expectations contain no fourth
+    moment and no tr(Sigma^2): with F = |G|^4 and V = Var<g_i, G>, distinct groups j, k, l, n have
 
         E[<g_j, g_k> <g_j, g_l>] = F + V / m_j        E[<g_j, g_k> <g_l, g_n>] = F
 
-    See `_Half` for the three means that are taken. Their weights below are those for which F
-    and every term of first order in the noise of a product cancel, so that the estimate is as
-    precise where |G|^2 is large as where it is small. nan from fewer than four groups.
+    `_Half` has the three means that are combined here. With the weights below, F and every term of
+    first order in the noise of a product cancel, so the estimate is as precise if |G|^2 is large as
+    if it is small. Fewer than four groups give nan.
     """
     if len(samples) < 4:
         return math.nan
@@ -160,24 +164,28 @@ def _inner_variance(
     b = _Half.of(samples[1::2], norms_sq[1::2], odd_products[1::2], even_products[1::2])
     shared = (a.with_both + b.with_both) / 2
     crossed = (a.crossed + b.crossed) / 4
-    # E[shared] = F + V (a.weight + b.weight) / 2 and E[a.within b.within] = F. E[a.crossed] is
-    # F + V / odd_samples, as both products share the mean of the odd groups; b.crossed likewise.
+    # a is the even half and b the odd one. E[shared] = F + V (a.weight + b.weight) / 2 and
+    # E[a.within b.within] = F. E[a.crossed] = F + V / odd_samples, because both of its products
+    # contain the mean of the odd groups, and E[b.crossed] = F + V / even_samples.
     factor = (a.weight + b.weight) / 2 - (1 / odd_samples + 1 / even_samples) / 4
     return (shared - crossed - a.within * b.within / 2) / factor
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Half:
-    """Means of products over the groups of one half, every pair j, k weighted by m_j m_k."""
+    """Means over the pairs of different groups j, k of one half, each pair weighted by m_j m_k.
+
+    `other` is the mean gradient of the other half.
+    """
 
     within: float
-    """Mean of <g_j, g_k> over pairs of different groups."""
+    """Mean of <g_j, g_k>."""
     with_both: float
-    """Mean of <g_j, g_k> <g_j, other> over such pairs, with the mean gradient of the other half."""
+    """Mean of <g_j, g_k> <g_j, other>."""
     crossed: float
-    """Mean of <g_j, other> <g_k, other> over such pairs."""
+    """Mean of <g_j, other> <g_k, other>."""
     weight: float
-    """Mean of 1 / m_j over such pairs."""
+    """Mean of 1 / m_j."""
 
     @staticmethod
     def of(
@@ -186,10 +194,17 @@ class _Half:
         own_products: Sequence[float],
         other_products: Sequence[float],
     ) -> "_Half":
-        """From <g_j, own> and <g_j, other>, with the mean gradients of this half and the other."""
+        """The means of one half.
+
+        Args:
+            samples: m_j of each group of this half.
+            norms_sq: |g_j|^2 of each.
+            own_products: <g_j, own> of each, with own the mean gradient of this half.
+            other_products: <g_j, other> of each.
+        """
         size = sum(samples)
         pairs = size**2 - sum(m**2 for m in samples)
-        # sum over k != j of m_j m_k <g_j, g_k>, as a part of all pairs.
+        # For each j, the sum over k != j of m_j m_k <g_j, g_k>, over the sum of all weights.
         own = [
             m * (size * product - m * norm) / pairs
             for m, product, norm in zip(samples, own_products, norms_sq, strict=True)

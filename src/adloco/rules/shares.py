@@ -1,8 +1,8 @@
-"""How a trainer's batch is split over its workers: evenly, or by measured speed, so that nobody
+"""How a trainer's batch is split over its workers: evenly, or by measured speed, so that no worker
 waits long at a sync.
 
-Unequal shares change no estimate: pseudo-gradients are averaged by samples, and the moments of the
-norm test carry each worker's samples.
+Unequal shares bias no estimate: pseudo-gradients are averaged with the samples as weights, and the
+moments of the norm test include each worker's number of samples.
 """
 
 import math
@@ -15,7 +15,10 @@ from adloco.rules.switch import balanced
 
 
 class Shares(Protocol):
-    """Splits a trainer's request. Pure: the same numbers give the same shares on every rank."""
+    """Splits a trainer's batch over its workers.
+
+    The methods are pure: the same numbers give the same shares on every rank.
+    """
 
     def split(
         self,
@@ -25,27 +28,36 @@ class Shares(Protocol):
         minimum: int,
         maximum: int | None,
     ) -> list[int]:
-        """Samples of each worker, in their order; together the request, or all minimums if more.
+        """Split a batch over workers.
 
         Args:
-            requested: samples to split; at most `maximum` for each worker.
-            workers: who shares them.
-            speeds: samples per second by worker, of those measured so far.
-            minimum: fewest samples of a worker.
-            maximum: most samples of a worker, at least the minimum; None: no limit.
+            requested: Samples to split; at most `maximum` times the number of workers.
+            workers: Ids of the trainer's workers.
+            speeds: Samples per second by worker id, for the workers measured so far.
+            minimum: Fewest samples of a worker.
+            maximum: Most samples of a worker, at least the minimum; None: no limit.
+
+        Returns:
+            Samples of each worker, in the order of `workers`. Their sum is `requested`, or the
+            minimum for every worker if that is more.
         """
         ...
 
     def update(
         self, speeds: Mapping[int, float], measured: Mapping[int, float]
     ) -> dict[int, float]:
-        """The speeds after another round."""
+        """The speeds to use in the next round.
+
+        Args:
+            speeds: Samples per second by worker id, from this method's last result.
+            measured: Samples per second by worker id in the round that has ended.
+        """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class EqualShares:
-    """As even as whole numbers allow."""
+    """Shares that differ by at most one sample."""
 
     key: ClassVar[str] = "equal"
 
@@ -57,7 +69,7 @@ class EqualShares:
         minimum: int,
         maximum: int | None,
     ) -> list[int]:
-        # Even shares of a request that fits are within the maximum.
+        # The request is at most the maximum times the workers, so no even share exceeds it.
         return list(balanced(max(requested, len(workers) * minimum), len(workers)))
 
     def update(
@@ -68,7 +80,7 @@ class EqualShares:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedShares:
-    """In proportion to each worker's samples per second."""
+    """Shares in proportion to each worker's measured samples per second."""
 
     key: ClassVar[str] = "speed"
 
@@ -76,8 +88,8 @@ class SpeedShares:
     """Weight of the past in the moving average of each worker's speed; 0 uses the last round alone.
     """
     limit: float = 4.0
-    """A speed counts as at most this many times, and at least this part of, the median of the
-    trainer's workers.
+    """Bound on the ratio of a worker's speed to the median of the trainer's workers: a limit of 4
+    keeps speeds between a quarter of the median and four times the median.
     """
 
     def __post_init__(self) -> None:
@@ -113,10 +125,16 @@ class SpeedShares:
 def proportional(
     total: int, weights: Sequence[float], *, minimum: int, maximum: int | None
 ) -> list[int]:
-    """`total` in whole numbers in proportion to the weights, each within minimum and maximum.
+    """Split `total` into whole numbers in proportion to the weights, each within bounds.
 
-    By largest remainders; ties go to the first. Those that would get more than the maximum get the
-    maximum, and the others share the rest in proportion. maximum None: no limit.
+    Fractions are rounded by largest remainders; ties go to the first. A share above the maximum is
+    set to the maximum, and the others share the rest in proportion.
+
+    Args:
+        total: Number to split; at least the minimum, and at most the maximum, for each weight.
+        weights: One positive number for each share.
+        minimum: Smallest share.
+        maximum: Largest share; None: no limit.
     """
     shares = _proportional(total, weights, minimum)
     if maximum is None or max(shares) <= maximum:
@@ -136,8 +154,8 @@ def proportional(
 def _proportional(total: int, weights: Sequence[float], minimum: int) -> list[int]:
     free = total - minimum * len(weights)
     assert free >= 0, "the total must allow the minimum for each"
-    # What each would get without the minimum, less the minimum: a small share must not be topped up
-    # twice.
+    # Each gets the minimum, and a part of what is free. That part is in proportion to how far its
+    # share without a minimum exceeds the minimum, so a share below the minimum ends at it.
     excess = [max(0.0, total * weight / sum(weights) - minimum) for weight in weights]
     exact = [free * part / sum(excess) if sum(excess) else free / len(weights) for part in excess]
     shares = [minimum + math.floor(part) for part in exact]

@@ -1,9 +1,10 @@
-"""Switch mode: from a requested batch to micro-batches that fit (AdLoCo section 3.3, arXiv
-2508.18182; DESIGN section 4).
+"""Switch mode: from a requested batch to micro-batches that fit in memory (AdLoCo section 3.3,
+arXiv 2508.18182; DESIGN section 4).
 
-As long as the request is at most n times what fits in one pass, a worker takes one micro-batch,
-clipped at what fits; once it is more, the worker accumulates gradients over balanced micro-batches,
-so that an update costs several passes but carries the whole request.
+A pass is one forward and backward computation. As long as the request is at most n times what fits
+in one pass, a worker takes one micro-batch per rank, clipped at what fits. Above that, the worker
+accumulates gradients over balanced micro-batches: an update costs several passes, but is computed
+from the whole request.
 """
 
 import math
@@ -16,18 +17,21 @@ from adloco.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """One worker's inner step: its micro-batches, in samples. The ranks that serve the worker take
-    them in turns.
+    """The micro-batches of one worker's inner step.
+
+    Rank r of the D ranks that serve the worker takes the micro-batches r, r + D, r + 2 D, ...
     """
 
     micro_batches: tuple[int, ...]
+    """Samples in each micro-batch."""
     ranks: int = 1
-    """Ranks that serve the worker; each takes part in every pass, with one micro-batch."""
+    """Ranks that serve the worker (D). Each takes part in every pass, with one micro-batch."""
     rounded_up: int = 0
-    """Samples that were added so that every rank has work in every pass."""
+    """Samples that were added to the worker's share so that every rank has work in every pass."""
 
     @property
     def worker_batch(self) -> int:
+        """Samples of the inner step."""
         return sum(self.micro_batches)
 
     @property
@@ -41,17 +45,17 @@ class BatchPlan:
         return max(self.micro_batches)
 
     def in_groups(self, count: int) -> "BatchPlan":
-        """A plan of the same samples in groups, for a step on which gradient statistics are taken.
+        """A plan with the same samples in groups, for a step that takes gradient statistics.
 
-        There are as many groups as the smallest multiple of `count` that is not below the number
-        of micro-batches, or one for each sample if there are fewer samples than that. So the
-        groups of a plan of `SwitchMode` depend on worker_batch, on what fits in one pass and on
-        `count`, but not on the ranks, for all numbers of ranks that divide `count`. Where the
-        ranks do not divide it, their least common multiple takes the place of `count`: the groups
-        are those of one rank that is asked for so many. worker_batch itself can depend on the
-        ranks: a plan adds samples so that every rank has work in every pass (rounded_up).
+        The number of groups is the smallest multiple of `count` that is at least the number of
+        micro-batches. If there are fewer samples than that, each sample is a group.
 
-        Where each group is one sample, a rank may be without one in the last pass (see `of_rank`).
+        If the number of ranks divides `count`, the groups of a plan of `SwitchMode` depend only on
+        worker_batch, on what fits in one pass and on `count`. Otherwise the least common multiple
+        of `count` and the number of ranks replaces `count`. worker_batch itself can depend on the
+        ranks, because a plan adds samples so that every rank has work in every pass (rounded_up).
+
+        If each sample is a group, a rank may have no group in the last pass (see `of_rank`).
         """
         unit = math.lcm(count, self.ranks)
         multiple = unit * math.ceil(len(self.micro_batches) / unit)
@@ -59,14 +63,15 @@ class BatchPlan:
         return replace(self, micro_batches=balanced(self.worker_batch, groups))
 
     def at_most(self, size: int) -> "BatchPlan":
-        """A plan of the same samples in micro-batches of that size at most; this plan if it fits.
+        """A plan with the same samples in micro-batches of at most this size.
 
-        Where there are fewer samples than ranks, each rank has one.
+        It is this plan if its micro-batches are small enough. Otherwise samples are added if there
+        are too few for every rank to have one in every pass.
         """
         if self.micro_batch <= size:
             return self
         parts = math.ceil(self.worker_batch / (size * self.ranks)) * self.ranks
-        samples = max(self.worker_batch, parts)  # Every rank has work in every pass.
+        samples = max(self.worker_batch, parts)
         return replace(
             self,
             micro_batches=balanced(samples, parts),
@@ -74,10 +79,11 @@ class BatchPlan:
         )
 
     def of_rank(self, rank: int) -> list[tuple[int, int]]:
-        """(offset, samples) of the micro-batches that this rank takes, one in each pass.
+        """(offset, samples) of this rank's micro-batch in each pass.
 
-        (0, 0) is a pass in which there is no group for this rank. It must take part all the same,
-        as the ranks reduce gradients together: with the first sample of the step, weighted by 0.
+        The offset counts samples from the first one of the step. (0, 0) stands for a pass in which
+        this rank has no group. The rank must still take part, because the ranks reduce gradients
+        together; it computes the first sample of the step, weighted by 0.
         """
         offsets = [0, *accumulate(self.micro_batches)]
         own = list(zip(offsets, self.micro_batches, strict=False))[rank :: self.ranks]
@@ -86,22 +92,23 @@ class BatchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchMode:
-    """When a worker accumulates gradients."""
+    """What fits in one pass, and when a worker accumulates gradients over several."""
 
     max_micro_batch: int | Literal["auto"] = 8
-    """Samples that fit in one forward and backward pass of a rank (b_max), on each of a worker's
-    ranks; auto: found by real steps at the start.
+    """Samples that fit in one forward and backward pass on one rank (b_max); auto: measured with
+    real steps at the start of the run.
     """
     pass_limit: int = 0
-    """Samples of one pass at most, should b_max not fit after all; 0: b_max. Batches and what
-    decides them stay as they are.
+    """Cap on micro-batches, for when b_max does not fit after all; 0: none below b_max. Batches
+    stay the same, in more micro-batches.
     """
     multiplier: float = 2.0
-    """n: accumulate once a trainer's request exceeds n times what fits in one pass of its workers;
-    below, clip at what fits.
+    """n: accumulate if a trainer's requested batch exceeds n times what fits in one pass of its
+    workers; otherwise clip the request at what fits.
     """
     mode: Literal["switch", "always", "never"] = "switch"
-    """switch: as above; always: accumulate as soon as the request does not fit; never: always clip.
+    """switch: decide by the multiplier; always: accumulate whenever the request does not fit;
+    never: always clip at what fits.
     """
 
     def __post_init__(self) -> None:
@@ -116,25 +123,33 @@ class SwitchMode:
 
     @property
     def b_max(self) -> int:
-        """Samples that fit, known by now."""
+        """Samples that fit in one pass on one rank; ValueError if a probe has yet to find it."""
         require(
             self.max_micro_batch != "auto",
-            "max_micro_batch auto is for recipes, where a probe finds it; give a number",
+            "max_micro_batch must be a number here, got auto; only the run of a recipe measures it",
         )
         return int(self.max_micro_batch)
 
     def clipped(self, requested: int, workers: int = 1, ranks: int = 1) -> int:
-        """What a trainer with these workers, each served by that many ranks, takes of its request:
-        all of it, or what fits in one pass.
+        """Samples per inner step that a trainer takes of its request, over all its workers.
+
+        Args:
+            requested: The trainer's requested batch, in samples.
+            workers: Number of the trainer's workers.
+            ranks: Ranks that serve each worker.
+
+        Returns:
+            The whole request, or what fits in one pass of all workers if that is less and the
+            trainer does not accumulate.
         """
         fits = workers * ranks * self.b_max
         return min(requested, fits) if requested <= self._threshold(workers, ranks) else requested
 
     def most_per_worker(self, requested: int, workers: int, ranks: int) -> int | None:
-        """Most samples that one worker may take of a trainer's request: what fits in one pass.
+        """Most samples that one worker may take: what fits in one pass of its ranks.
 
-        None where the trainer accumulates, so that nothing has to fit in one pass. The arguments
-        are those of `clipped`, whose result fits in the passes of all workers together.
+        None if the trainer accumulates, because nothing has to fit in one pass then. The arguments
+        are those of `clipped`.
         """
         clips = self.mode != "always" and requested <= self._threshold(workers, ranks)
         return ranks * self.b_max if clips else None
@@ -145,8 +160,11 @@ class SwitchMode:
         return {"switch": self.multiplier * fits, "always": fits, "never": math.inf}[self.mode]
 
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:
-        """Micro-batches for a worker that takes `share` samples (in mode never, as many as fit),
-        served by that many ranks.
+        """The micro-batches of a worker's inner step.
+
+        Args:
+            share: Samples of the worker. In mode never, it takes at most what fits in one pass.
+            ranks: Ranks that serve the worker.
         """
         if self.mode == "never":
             share = min(share, ranks * self.b_max)
@@ -159,17 +177,18 @@ class SwitchMode:
 
 
 def smallest_share(groups: int, ranks: int) -> int:
-    """The fewest samples of a worker that `BatchPlan.in_groups` splits into so many groups.
+    """The fewest samples that a worker needs for this many groups on a test step.
 
-    Every rank has as many groups: with 3 ranks, 4 groups take 6 samples. With more ranks than
-    groups, `SwitchMode.plan` adds what is missing for a sample on every rank.
+    Every rank has the same number of groups, so 4 groups on 3 ranks need 6 samples. With more ranks
+    than groups, `SwitchMode.plan` adds the samples that are missing for one on every rank.
     """
     return math.ceil(groups / ranks) * ranks if ranks < groups else groups
 
 
 def balanced(total: int, parts: int) -> tuple[int, ...]:
-    """`total` in `parts` whole numbers that differ by at most one, the larger first: 17 in 3 is (6,
-    6, 5).
+    """Split `total` into `parts` whole numbers that differ by at most one, the larger first.
+
+    For example, 17 in 3 parts is (6, 6, 5).
     """
     small, larger = divmod(total, parts)
     return (small + 1,) * larger + (small,) * (parts - larger)

@@ -1,8 +1,10 @@
-"""When which part of the model is synced within a round (Streaming DiLoCo, arXiv 2501.18512).
+"""The schedule that says which part of the model is synced after which inner step of a round
+(Streaming DiLoCo, arXiv 2501.18512).
 
-The model is cut into fragments of layers. Each is sent once a round, at staggered inner steps, so
-that the link carries a fragment at a time; what is sent travels for tau inner steps while training
-goes on, and is then mixed in. A round of H inner steps ends when its last fragment has arrived.
+The model is cut into fragments, each made of whole layers. Each fragment is sent once a round, at
+staggered inner steps, so the link carries one fragment at a time. A fragment is in flight for tau
+inner steps while training continues; then the workers mix it into their parameters. A round of H
+inner steps ends when its last fragment has arrived.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,34 +16,36 @@ from adloco.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class SyncEvent:
-    """Something that happens between two inner steps of all workers at once."""
+    """The departure or arrival of a fragment between two inner steps, on all workers at once."""
 
     step: int
-    """Inner steps of the round before it."""
+    """Inner steps of the round that are done before this event."""
     kind: Literal["sync", "send", "receive"]
     """send: the fragment leaves; receive: it arrives; sync: both at once."""
     fragment: int
+    """Number of the fragment, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Streaming:
-    """How an outer sync is spread over a round. One fragment and tau = 0 is the plain outer step at
-    the end of the round.
+    """How the outer sync is spread over a round.
+
+    One fragment and tau = 0 give the plain outer step at the end of the round.
     """
 
     fragments: int = 1
-    """Parts of the model that are synced one after another, each once a round."""
+    """Number of parts of the model that are synced one after another, each once a round."""
     pattern: Literal["strided", "sequential"] = "strided"
-    """strided: fragment p has the layers p, p + fragments, ...; sequential: neighbouring layers, as
-    many in each.
+    """strided: fragment p has the layers p, p + fragments, p + 2 fragments, ...; sequential: each
+    fragment has neighbouring layers, about as many as the others.
     """
     tau: int = 0
-    """Inner steps that a fragment may take to arrive while training goes on; less than sync_every /
-    fragments.
+    """Inner steps for which a fragment is in flight while training continues; less than sync_every
+    / fragments.
     """
     alpha: float = 0.5
-    """Part of a worker's own parameters in the mix with a fragment that arrives, if tau > 0; the
-    rest are the new global ones.
+    """Weight of a worker's own parameters when a fragment arrives, if tau > 0: they become alpha x
+    own + (1 - alpha) x new global parameters.
     """
 
     def __post_init__(self) -> None:
@@ -59,8 +63,9 @@ class Streaming:
         return self.fragments > 1 or (self.tau > 0 and self.alpha > 0)
 
     def events(self, inner_steps: int) -> list[SyncEvent]:
-        """Events of a round of that many inner steps, in order; never two fragments in flight, also
-        in a round cut short.
+        """The events of a round of this many inner steps, in order.
+
+        Two fragments are never in flight at once, not even in a round that is cut short.
         """
         return list(self._events(inner_steps))
 
@@ -78,8 +83,17 @@ class Streaming:
             before = arrival
 
     def cut(self, layers: Sequence[Sequence[int]], sync_every: int) -> list[list[int]]:
-        """The members of each fragment, in rising order, from those of each layer; a ValueError for
-        what does not go with model or rounds.
+        """Cut a model into fragments of whole layers.
+
+        Args:
+            layers: Indices of the parameters of each layer.
+            sync_every: Inner steps of a round (H).
+
+        Returns:
+            Indices of the parameters of each fragment, in rising order.
+
+        Raises:
+            ValueError: The model has too few layers, or a round too few steps, for these settings.
         """
         count, most = len(layers), sync_every // self.fragments - 1
         require(
@@ -92,7 +106,7 @@ class Streaming:
         )
         why = (
             f"less than sync_every // fragments = {sync_every} // {self.fragments}, so that a "
-            "fragment has arrived when the next leaves"
+            "fragment has arrived before the next one is sent"
         )
         require(self.tau <= most, f"tau must be <= {most}, {why}, got {self.tau}")
         homes = [

@@ -1,1 +1,1 @@
-"""Inner optimizers: what a worker steps with between two syncs, a file each."""
+"""Inner optimizers, which a worker uses between two syncs, one in each file."""

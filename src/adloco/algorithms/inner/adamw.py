@@ -15,14 +15,14 @@ from adloco.algorithms.inner.shared import check_betas, check_rates, decay_group
 class InnerAdamW:
     """AdamW on all parameters of a worker. Its state persists across rounds.
 
-    The state has the type of the parameters. float16 is too narrow for the squares of gradients
-    below about 1e-3, so keep parameters in float32 or bfloat16.
+    The state has the data type of the parameters. In float16, the squares of gradients below about
+    1e-3 lose their digits or become zero, so keep parameters in float32 or bfloat16.
     """
 
     key: ClassVar[str] = "adamw"
 
     lr: float = 2e-3
-    """Learning rate; a schedule multiplies it with its factor."""
+    """Learning rate at a factor of 1; a schedule multiplies it by its factor."""
     weight_decay: float = 0.1
     """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -36,9 +36,9 @@ class InnerAdamW:
         return [self.build(list(trainable(model).values()))]
 
     def build(self, parameters: Sequence[Tensor]) -> Optimizer:
-        """torch's AdamW over these parameters, matrices and vectors in groups of their own."""
+        """Build torch's AdamW over these parameters, with matrices and vectors in two groups."""
         groups = decay_groups(parameters, self.weight_decay)
-        # Fused for every type, as the fused kernel computes in float32. torch's loop computes in
-        # the type of the parameters: its epsilon of 1e-8 is zero in float16, so a small gradient
-        # gives inf and a gradient of zero gives nan (torch 2.13 on a CPU).
+        # Fused for every data type, because the fused kernel computes in float32. torch's loop
+        # computes in the parameters' type: its epsilon of 1e-8 is zero in float16, so a small
+        # gradient gives inf and a gradient of zero gives nan (torch 2.13 on a CPU).
         return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, fused=True)

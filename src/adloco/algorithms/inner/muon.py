@@ -19,7 +19,7 @@ class InnerMuon:
     key: ClassVar[str] = "muon"
 
     lr: float = 2e-3
-    """Learning rate of both; a schedule multiplies it with its factor."""
+    """Learning rate of Muon and AdamW at a factor of 1; a schedule multiplies it by its factor."""
     weight_decay: float = 0.1
     """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed."""
     momentum: float = 0.9
@@ -27,7 +27,7 @@ class InnerMuon:
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's averaging coefficients of the gradient and of its square."""
     exclude: tuple[str, ...] = ("embed", "lm_head")
-    """Matrices whose name contains one of these stay with AdamW: embeddings and the output head."""
+    """AdamW takes matrices whose name contains one of these: embeddings and the output head."""
 
     def __post_init__(self) -> None:
         check_rates(lr=self.lr, weight_decay=self.weight_decay)

@@ -17,9 +17,10 @@ class InnerSGD:
     key: ClassVar[str] = "sgd"
 
     lr: float = 2e-3
-    """Learning rate; a schedule multiplies it with its factor."""
+    """Learning rate at a factor of 1; a schedule multiplies it by its factor."""
     weight_decay: float = 0.1
-    """L2 term in the gradient of matrices; vectors (norms, biases) are never decayed."""
+    """Weight of the L2 term that is added to the gradients of matrices; vectors (norms, biases) are
+    never decayed."""
     momentum: float = 0.9
     """Momentum; 0 for plain SGD."""
 
@@ -29,6 +30,6 @@ class InnerSGD:
 
     def __call__(self, model: nn.Module) -> list[Optimizer]:
         groups = decay_groups(list(trainable(model).values()), self.weight_decay)
-        # Never fused: torch 2.13's fused SGD leaves bf16 and fp16 tensors on a CPU as they are
+        # Never fused: torch 2.13's fused SGD does not update bf16 and fp16 tensors on a CPU
         # (https://github.com/pytorch/pytorch/issues/191763).
         return [torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)]

@@ -1,4 +1,4 @@
-"""What the inner optimizers share: the ranges of their settings and the groups of parameters."""
+"""Code that the inner optimizers share: checks of their settings, and groups of parameters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,18 +9,18 @@ from adloco.errors import require
 
 
 def check_rates(*, lr: float, weight_decay: float) -> None:
-    """Refuse a learning rate or a weight decay that is out of range."""
+    """Raise ValueError for a learning rate or a weight decay that is out of range."""
     require(lr > 0, f"lr must be > 0, got {lr}")
     require(weight_decay >= 0, f"weight_decay must be >= 0, got {weight_decay}")
 
 
 def check_momentum(momentum: float) -> None:
-    """Refuse a momentum that is out of range."""
+    """Raise ValueError for a momentum that is out of range."""
     require(0 <= momentum < 1, f"momentum must be in [0, 1), got {momentum}")
 
 
 def check_betas(betas: tuple[float, float]) -> None:
-    """Refuse averaging coefficients of AdamW that are out of range."""
+    """Raise ValueError for averaging coefficients of AdamW that are out of range."""
     in_range = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
     require(in_range, f"betas must be two numbers in [0, 1), got {betas}")
 

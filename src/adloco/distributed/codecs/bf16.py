@@ -1,4 +1,4 @@
-"""The nearest bfloat16."""
+"""bfloat16 as a wire format."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,8 +11,10 @@ from adloco.distributed.codecs.codec import ErrorFeedback, to_bf16, to_bytes, to
 
 @dataclass(frozen=True, kw_only=True)
 class Bf16(ErrorFeedback):
-    """The nearest bfloat16, the even one of two: |error| <= |x| / 256 + 2^-134. What lies beyond
-    the largest finite one becomes that one.
+    """The nearest bfloat16, 16 bits for each value.
+
+    |error| <= |x| / 256 + 2^-134. Ties are rounded to even. Values beyond the largest finite
+    bfloat16 become that one.
     """
 
     key: ClassVar[str] = "bf16"

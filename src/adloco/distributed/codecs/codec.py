@@ -1,11 +1,12 @@
-"""What a wire format is, how the values of an outer synchronisation become bytes, and what the
-formats share. They have a file each; none has a state.
+"""The protocol of wire formats, which turn values of a sync into bytes, and code that they share.
+
+Each format has a file, and none has a state. The caller keeps the residuals of error feedback, and
+adds up decoded values in float32.
 
 `Bf16` halves what is sent. INTELLECT-1 sent `Int8` between continents (arXiv 2412.01152). `Int4` is
-the E3M0 of Streaming DiLoCo (arXiv 2501.18512), 4 bits that are summed in float32; `Int2` has half
-of them. `TopK` follows SparseLoCo (arXiv 2508.15706): the largest values of each chunk. 2 bits need
-error feedback (MuLoCo, arXiv 2505.23725): what was not sent stays the worker's, for another sync.
-The memory that this takes is the caller's, and so are sums, which are of decoded values.
+the E3M0 of Streaming DiLoCo (arXiv 2501.18512) with 4 bits for each value, and `Int2` has 2. `TopK`
+sends the largest values of each chunk, as SparseLoCo does (arXiv 2508.15706). 2 bits need error
+feedback (MuLoCo, arXiv 2505.23725): a worker keeps what a sync leaves unsent, and sends it later.
 """
 
 from dataclasses import dataclass
@@ -17,65 +18,82 @@ from torch import Tensor
 from adloco.errors import require
 
 BF16_MAX = torch.finfo(torch.bfloat16).max
+"""The largest finite bfloat16."""
 
 
 class WireFormat(Protocol):
-    """How values cross a link: blocks of `block` values each become `block_bytes` bytes, whatever
-    the values, so that both ends know every size.
+    """How values are sent over a link: each block of `block` values becomes `block_bytes` bytes.
+
+    The size does not depend on the values, so both ends know it.
     """
 
     @property
     def error_feedback(self) -> float:
-        """See `ErrorFeedback`."""
+        """Part of what a sync leaves unsent that the worker keeps; see `ErrorFeedback`."""
         ...
 
     @property
-    def step_ahead(self) -> bool: ...
+    def step_ahead(self) -> bool:
+        """True if the worker keeps it in its parameters; see `ErrorFeedback`."""
+        ...
 
     @property
-    def block(self) -> int: ...
+    def block(self) -> int:
+        """Values of a block."""
+        ...
 
     @property
-    def block_bytes(self) -> int: ...
+    def block_bytes(self) -> int:
+        """Bytes of an encoded block."""
+        ...
 
     @property
     def sums_in_blocks(self) -> bool:
-        """True if the sum of several workers' values is sent on in this format again.
+        """True if the sum of several workers' values is encoded in this format and sent on.
 
-        If not, every worker gets every other's blocks and adds them itself: sums of sparse blocks
-        are not sparse.
+        False if every worker receives the blocks of all others and adds them up itself, because a
+        sum of sparse blocks is not sparse.
         """
         ...
 
     def encode(self, values: Tensor) -> Tensor:
-        """(blocks, block) finite float32 -> (blocks, block_bytes) uint8, contiguous. A block's
-        bytes depend on its values alone.
+        """Encode blocks. The bytes of a block depend on its values alone.
+
+        Args:
+            values: Finite float32 of shape (blocks, block).
+
+        Returns:
+            Contiguous uint8 of shape (blocks, block_bytes).
         """
         ...
 
     def decode(self, blocks: Tensor) -> Tensor:
-        """(blocks, block_bytes) uint8 -> (blocks, block) float32, finite; sending what was decoded
-        once more changes nothing.
+        """Decode blocks. Encoding and decoding the result again does not change it.
+
+        Args:
+            blocks: uint8 of shape (blocks, block_bytes).
+
+        Returns:
+            Finite float32 of shape (blocks, block).
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorFeedback:
-    """What becomes of the residual, which is what a sync leaves unsent: settings of every lossy
-    format.
+    """Settings of every lossy format: what happens to the residual, which a sync leaves unsent.
 
-    It is sent later in either case. Added to the next difference, as usual, it is missing in the
-    model that the worker trains meanwhile, which makes the same progress once more. A worker a step
-    ahead trains the model that has it: SAEF (arXiv 2008.05823), and SA-PEF (arXiv 2601.20738) with
-    its coefficient at 1.
+    The worker sends it later. Usually it is kept in memory and added to the next difference. Then
+    the model that the worker trains meanwhile lacks the residual, and makes the same progress once
+    more. With `step_ahead` the worker's parameters include the residual: SAEF (arXiv 2008.05823),
+    and SA-PEF (arXiv 2601.20738) with its coefficient at 1.
     """
 
     error_feedback: float = 0.0
-    """Part of what a sync leaves unsent that the worker keeps, to send it later; 0: none."""
+    """Fraction of what a sync leaves unsent that the worker keeps, to send it later; 0: nothing."""
     step_ahead: bool = True
-    """Keep the residual in the worker's parameters, ahead of the global ones; false: it waits in
-    memory, to be added to what is sent next.
+    """True: keep the residual in the worker's parameters, which are then ahead of the global ones;
+    false: keep it in memory of its own and add it to what is sent next.
     """
 
     def __post_init__(self) -> None:
@@ -86,34 +104,46 @@ class ErrorFeedback:
 
 
 def normalised(values: Tensor) -> tuple[Tensor, Tensor]:
-    """(absmax, values / absmax) of each block, zeros where all are. A division, as the inverse of a
-    denormal number is infinite.
+    """(absmax, values / absmax) of each block, with absmax its largest magnitude.
+
+    The shapes are (blocks, 1) and (blocks, block). A block of zeros gives zeros.
     """
+    # A division and not a product, because the inverse of a denormal number is infinite.
     absmax = values.abs().amax(dim=1, keepdim=True)
     return absmax, values / absmax.masked_fill(absmax == 0, 1.0)
 
 
 def to_bf16(values: Tensor) -> Tensor:
+    """The nearest finite bfloat16 of each value."""
     return values.clamp(-BF16_MAX, BF16_MAX).to(torch.bfloat16)
 
 
 def to_bytes(numbers: Tensor) -> Tensor:
+    """The bytes of the numbers, as uint8 along the last dimension."""
     return numbers.contiguous().view(torch.uint8)
 
 
 def to_numbers(blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as numbers, in memory of their own: a part of a block may begin where no number can."""
+    """The numbers of this type in the bytes; the inverse of `to_bytes`."""
+    # Copied, because a part of a block may begin at an address where no number of the type can.
     return blocks.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def mean_where(where: Tensor, numbers: Tensor) -> Tensor:
-    """Mean of a row's numbers at these places, (rows, 1); 0 where there are none."""
+    """Mean of the numbers of each row where `where` is True, shape (rows, 1); 0 if nowhere."""
     return (numbers * where).sum(dim=1, keepdim=True) / where.sum(dim=1, keepdim=True).clamp_(min=1)
 
 
 def of_two_means(blocks: Tensor, codes: Tensor) -> Tensor:
-    """Float32 of codes, (rows, count) int64: the second lowest bit says which of the two bfloat16
-    that a block begins with, the lowest its sign.
+    """Decode codes that stand for one of two magnitudes with a sign.
+
+    Args:
+        blocks: uint8 of shape (rows, block_bytes). Each begins with the two magnitudes in bfloat16.
+        codes: int64 of shape (rows, count). The lowest bit is 1 for a negative value. The second
+            lowest is 1 for the first magnitude. Higher bits are ignored.
+
+    Returns:
+        float32 of shape (rows, count).
     """
     means = to_numbers(blocks[:, :4], torch.bfloat16).float()
     return means.gather(1, 1 - (codes >> 1 & 1)) * (1 - 2 * (codes & 1))

@@ -1,4 +1,4 @@
-"""2 bits: a sign, and one of two magnitudes of each block."""
+"""A wire format with 2 bits for each value: a sign, and one of two magnitudes of its block."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,26 +18,28 @@ from adloco.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class Int2(ErrorFeedback):
-    """A bit for the sign and one for which of two magnitudes: the means of those from a block's
-    mean magnitude on and of those below, in bfloat16.
+    """2 bits for each value: one for the sign, and one for which of the block's two magnitudes.
 
-    For a normal distribution nearly the best four levels there are. A block with a zero in it, a
-    filled-up last one too, has three: what is below the mean becomes zero.
+    The two magnitudes, in bfloat16, are the mean of the block's magnitudes that are at least their
+    mean, and the mean of those below it. For normally distributed values, these four levels are
+    nearly the best ones. If a block contains a zero (a padded last block does), the magnitudes
+    below the mean become zero, so there are three levels.
 
-    A contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / block) |x|^2 for each block, as long as the
-    means are normal numbers (|x|^2 otherwise): the n_g magnitudes from the mean S / block on, with
-    sum S_g, have S_g >= n_g S / block and S_g >= max |x_i|, so that S_g^2 / n_g >= max |x_i| S /
-    block >= |x|^2 / block; the rest as in `TopK`.
+    The format is a contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / block) |x|^2 for each block if
+    the two means are normal numbers, and <= |x|^2 otherwise. Proof: let S be the sum of the
+    block's magnitudes, and S_g the sum of the n_g that are at least the mean S / block. Then S_g >=
+    n_g S / block and S_g >= max |x_i|, so S_g^2 / n_g >= max |x_i| S / block >= |x|^2 / block. The
+    rest is as in `TopK`.
     """
 
     key: ClassVar[str] = "int2"
 
     block: int = 128
-    """Values that share their two magnitudes, which cost 4 bytes; a multiple of 4, as four values
+    """Values that share two magnitudes, which take 4 bytes. A multiple of 4, because four values
     share a byte.
     """
     error_feedback: float = 0.9
-    """Part of what a sync leaves unsent that the worker keeps, to send it later; 0: none."""
+    """Fraction of what a sync leaves unsent that the worker keeps, to send it later; 0: nothing."""
 
     sums_in_blocks = True
 
@@ -53,16 +55,22 @@ class Int2(ErrorFeedback):
         return 4 + self.block // 4
 
     def encode(self, values: Tensor) -> Tensor:
-        magnitude = values.abs().double()  # So that sums of the largest float32 stay finite.
+        # float64, because sums of the largest float32 numbers would overflow.
+        magnitude = values.abs().double()
         large = magnitude >= magnitude.mean(dim=1, keepdim=True)
         small = mean_where(~large, magnitude).masked_fill_(
             (magnitude == 0).any(dim=1, keepdim=True), 0.0
         )
         codes = (large << 1 | (values < 0)).to(torch.uint8)
-        # Not by `packed`, which makes an int64 of every bit.
-        fours = codes[:, ::4] << 6 | codes[:, 1::4] << 4 | codes[:, 2::4] << 2 | codes[:, 3::4]
+        # `packed` would need much more memory, because it makes an int64 of every bit.
+        four_in_a_byte = (
+            codes[:, ::4] << 6 | codes[:, 1::4] << 4 | codes[:, 2::4] << 2 | codes[:, 3::4]
+        )
         return torch.cat(
-            [to_bytes(to_bf16(torch.cat([mean_where(large, magnitude), small], dim=1))), fours],
+            [
+                to_bytes(to_bf16(torch.cat([mean_where(large, magnitude), small], dim=1))),
+                four_in_a_byte,
+            ],
             dim=1,
         )
 

@@ -1,4 +1,4 @@
-"""E3M0: signed powers of two in 4 bits, with a scale for each block."""
+"""A wire format with 4 bits for each value: signed powers of two (E3M0), scaled for each block."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,27 +12,30 @@ from adloco.errors import require
 E3M0 = tuple(
     sign * magnitude for sign in (1.0, -1.0) for magnitude in (*(2.0**-k for k in range(7)), 0.0)
 )
-"""What the 16 codes of `Int4` stand for, as parts of the block's largest magnitude: a bit for the
-sign, and how often it is halved; 7: zero.
+"""Values of the 16 codes of `Int4`, as fractions of the block's largest magnitude.
+
+The highest bit is the sign. The other three say how often the magnitude is halved; 7 stands for 0.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Int4(ErrorFeedback):
-    """E3M0: the nearest of 0 and +-absmax 2^-k, k = 0...6, the larger of two, with each block's
-    largest magnitude in float32, which is sent exactly.
+    """E3M0: each value becomes the nearest of 0 and +-absmax 2^-k, k = 0...6.
 
-    Powers of two are nearest up to 1.5 times themselves, so |error| <= max(|x| / 3, absmax / 128),
-    and never more than |x|. This holds exactly but for the float32 rounding of x / absmax at a
-    threshold (a part in 2^21 of the bound) and of denormal results (2^-150). The nearest value is
-    not unbiased: of magnitudes that are uniform in their logarithm it leaves (2 - log2 1.5) ln 2 =
-    98.1%; thresholds at sqrt(2) would leave 104.0%.
+    absmax is the block's largest magnitude and is sent in float32. If two levels are equally near,
+    the one with the larger magnitude is taken.
+
+    A power of two is the nearest level up to 1.5 times itself, so |error| <= max(|x| / 3,
+    absmax / 128), and never more than |x|. Rounding in float32 adds two terms: that of x / absmax
+    near a threshold (2^-21 of the bound) and that of denormal results (2^-150). The nearest level
+    is biased: of magnitudes whose logarithm is uniformly distributed, the mean is multiplied by
+    (2 - log2 1.5) ln 2 = 0.981. With thresholds at sqrt(2) it would be multiplied by 1.040.
     """
 
     key: ClassVar[str] = "int4"
 
     block: int = 128
-    """Values that share a scale, which costs 4 bytes; even, as two values share a byte."""
+    """Values that share a scale, which takes 4 bytes. Even, because two values share a byte."""
 
     sums_in_blocks = True
 
@@ -49,10 +52,10 @@ class Int4(ErrorFeedback):
 
     def encode(self, values: Tensor) -> Tensor:
         absmax, ratio = normalised(values)
-        # All thresholds are 1 or 1.5 times a power of two, so a float's first 10 bits (sign,
-        # exponent, one of mantissa) say which level is nearest: the one nearest to the middle of
-        # the floats that share them. One look-up in so small a table takes a third of the time of
-        # the same by arithmetic, and a tenth of that of torch.bucketize.
+        # All thresholds are 1 or 1.5 times a power of two. So a float's first 10 bits (the sign,
+        # the exponent and one bit of the mantissa) decide which level is nearest: it is the one
+        # nearest to the middle of all floats with these bits. A look-up in this table of 1024
+        # entries takes a third of the time of arithmetic, and a tenth of that of torch.bucketize.
         middles = ((torch.arange(-512, 512, dtype=torch.int32) << 22) + (1 << 21)).view(
             torch.float32
         )
@@ -67,7 +70,7 @@ class Int4(ErrorFeedback):
 
     def decode(self, blocks: Tensor) -> Tensor:
         levels = torch.tensor(E3M0, dtype=torch.float32)
-        # Both values of a byte at once: two float32 are looked up as one int64.
+        # A byte's two float32 values are looked up at once, as one int64.
         pairs = (
             torch.cartesian_prod(levels, levels)
             .contiguous()

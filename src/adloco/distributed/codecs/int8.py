@@ -1,4 +1,4 @@
-"""8-bit integers with a scale for each block."""
+"""A wire format with 8 bits for each value: integers with a scale for each block."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,17 +14,17 @@ INT8_MAX = 127
 
 @dataclass(frozen=True, kw_only=True)
 class Int8(ErrorFeedback):
-    """Multiples of absmax / 127, with each block's largest magnitude in float32: |error| <= absmax
-    / 254, but for float32's own rounding.
+    """8 bits for each value: the nearest multiple of absmax / 127, with a scale for each block.
 
-    What is sent is absmax itself, exactly, and not absmax / 127, which has no digits left where
-    absmax is a denormal number.
+    absmax is the block's largest magnitude. |error| <= absmax / 254, apart from rounding in
+    float32. The scale that is sent is absmax itself in float32, and not absmax / 127, which would
+    lose its digits if absmax is a denormal number.
     """
 
     key: ClassVar[str] = "int8"
 
     block: int = 256
-    """Values that share a scale, which costs 4 bytes."""
+    """Values that share a scale, which takes 4 bytes."""
 
     sums_in_blocks = True
 

@@ -1,4 +1,4 @@
-"""Integers of a few bits each, packed into bytes without gaps."""
+"""Packing integers of a few bits each into bytes, without gaps."""
 
 import torch
 from torch import Tensor
@@ -6,13 +6,19 @@ from torch.nn import functional
 
 
 def packed_size(count: int, bits: int) -> int:
-    """Bytes of so many integers of so many bits."""
+    """Bytes that `count` integers of `bits` bits take."""
     return (count * bits + 7) // 8
 
 
 def packed(numbers: Tensor, bits: int) -> Tensor:
-    """(rows, count) integers in [0, 2^bits) as (rows, bytes) uint8, one after the other without
-    gaps, lowest bits first.
+    """Pack the integers of each row into bytes without gaps, lowest bits first.
+
+    Args:
+        numbers: int64 in [0, 2^bits), of shape (rows, count).
+        bits: Bits of each integer.
+
+    Returns:
+        uint8 of shape (rows, packed_size(count, bits)).
     """
     rows, count = numbers.shape
     size = packed_size(count, bits)
@@ -22,7 +28,7 @@ def packed(numbers: Tensor, bits: int) -> Tensor:
 
 
 def unpacked(octets: Tensor, bits: int, count: int) -> Tensor:
-    """The inverse of `packed`: (rows, count) int64."""
+    """The inverse of `packed`: int64 of shape (rows, count)."""
     ones = octets[:, :, None].long() >> torch.arange(8, device=octets.device) & 1
     numbers = ones.flatten(1)[:, : count * bits].reshape(len(octets), count, bits)
     return (numbers << torch.arange(bits, device=octets.device)).sum(dim=2)

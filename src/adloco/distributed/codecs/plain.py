@@ -1,4 +1,4 @@
-"""No wire format: values cross as they are."""
+"""The choice of no wire format: values are sent uncompressed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,6 +6,6 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class PlainWire:
-    """Differences cross in the parameters' own type, fp32 unless model.dtype says otherwise."""
+    """Uncompressed float32, also for models in half precision (float64 for those in float64)."""
 
     key: ClassVar[str] = "fp32"

@@ -1,4 +1,4 @@
-"""The largest magnitudes of each chunk."""
+"""A wire format that sends the largest values of each chunk, with an index and two bits each."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,28 +19,28 @@ from adloco.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(ErrorFeedback):
-    """The largest magnitudes of each chunk, the first of equal ones: where they are, their signs,
-    and which of two magnitudes stands for each.
+    """The largest magnitudes of each chunk: an index, a sign and one of two magnitudes for each.
 
-    The two are the means of the selected magnitudes above (or at) their mean and below it, in
-    bfloat16. All else, and every zero, is decoded as 0.
+    Of equal magnitudes, the first ones are selected. The two magnitudes, in bfloat16, are the mean
+    of the selected ones that are at least their mean, and the mean of those below it. Zeros and all
+    values that are not selected are decoded as 0.
 
-    A contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / chunk) |x|^2 for each chunk, as long as both
-    means are normal numbers (|x|^2 otherwise). For n_g magnitudes x_i with mean a_g sent as (1 + d)
-    a_g, |d| <= 2^-8, sum (x_i - (1 + d) a_g)^2 = sum x_i^2 - n_g a_g^2 (1 - d^2); with S for the
-    sum of the k selected magnitudes, sum n_g a_g^2 >= S^2 / k (Cauchy-Schwarz) and |x|^2 <= max
-    |x_i| sum |x_i| <= S (chunk / k) S.
+    The format is a contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / chunk) |x|^2 for each chunk if
+    both means are normal numbers, and <= |x|^2 otherwise. Proof: for a group of n_g magnitudes x_i
+    whose mean a_g is sent as (1 + d) a_g, |d| <= 2^-8, sum (x_i - (1 + d) a_g)^2 = sum x_i^2 -
+    n_g a_g^2 (1 - d^2). With S the sum of the k selected magnitudes, sum n_g a_g^2 >= S^2 / k
+    (Cauchy-Schwarz) and |x|^2 <= max |x_i| sum |x_i| <= S (chunk / k) S.
     """
 
     key: ClassVar[str] = "topk"
 
     chunk: int = 4096
-    """Values of which the largest are chosen together; a power of two from 2 to 65536."""
+    """Values among which the largest are selected; a power of two from 2 to 65536."""
     density: float = 1 / 16
-    """Part of each chunk's values that is sent; at least one is."""
+    """Fraction of each chunk's values that is sent; at least one value is."""
     error_feedback: float = 0.9
-    """Part of what a sync leaves unsent that the worker keeps, to send it later; 0: none, and what
-    is never among the largest is lost.
+    """Fraction of what a sync leaves unsent that the worker keeps, to send it later; 0: nothing, so
+    values that are never among the largest are lost.
     """
 
     sums_in_blocks = False
@@ -61,7 +61,7 @@ class TopK(ErrorFeedback):
 
     @property
     def entry_bits(self) -> int:
-        """Bits of each value sent: its index, one for the larger magnitude and one for the sign."""
+        """Bits of each value sent: its index, a bit for which magnitude, and one for the sign."""
         return (self.chunk - 1).bit_length() + 2
 
     @property
@@ -73,20 +73,19 @@ class TopK(ErrorFeedback):
         return 4 + packed_size(self.kept, self.entry_bits)
 
     def encode(self, values: Tensor) -> Tensor:
-        # Bits of positive floats are ordered as the floats are. With the index behind them all
-        # differ, so there is one answer on every device.
-        behind = torch.arange(self.chunk - 1, -1, -1, device=values.device)
-        keys = (values.abs().view(torch.int32).long() << 16).add_(behind)
+        # The bits of positive floats, as integers, have the order of the floats. With the index
+        # appended no two keys are equal, so topk selects the same values on every device.
+        reversed_index = torch.arange(self.chunk - 1, -1, -1, device=values.device)
+        keys = (values.abs().view(torch.int32).long() << 16).add_(reversed_index)
         index = self.chunk - 1 - (keys.topk(self.kept, dim=1).values & 0xFFFF)
-        chosen = values.gather(
-            1, index
-        ).double()  # So that sums of the largest float32 stay finite.
+        # float64, because sums of the largest float32 numbers would overflow.
+        chosen = values.gather(1, index).double()
         magnitude = chosen.abs()
         large = magnitude >= mean_where(magnitude > 0, magnitude)
         means = [mean_where(large, magnitude), mean_where(~large & (magnitude > 0), magnitude)]
         entries = index << 2 | large.long() << 1 | (chosen < 0).long()
-        # No code stands for 0: a chosen zero repeats the chunk's largest value, which is written
-        # twice then.
+        # No code stands for 0, so a selected zero becomes a copy of the entry of the chunk's
+        # largest value. The decoder then writes that value twice.
         entries = torch.where(magnitude > 0, entries, entries[:, :1])
         return torch.cat(
             [to_bytes(to_bf16(torch.cat(means, dim=1))), packed(entries, self.entry_bits)], dim=1

@@ -1,4 +1,4 @@
-"""Transfers that run while training goes on, in a thread and on a GPU in a CUDA stream."""
+"""Transfers that run while training continues, in a thread and on a GPU in a CUDA stream."""
 
 import threading
 import time

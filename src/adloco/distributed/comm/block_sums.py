@@ -1,7 +1,8 @@
-"""Sums of encoded blocks over several islands.
+"""Sums of encoded blocks over several islands, the groups of ranks that serve the same workers.
 
-Formats whose sums fit in blocks again are compressed in both directions: each island owns a share
-of the rows. Sums of sparse blocks are not sparse, so there every island gets everything.
+If the sum is encoded again (`WireFormat.sums_in_blocks`), each island adds up a share of the rows,
+and both directions are compressed. Sums of sparse blocks are not sparse, so every island receives
+all of these blocks.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
-"""Buckets whose collectives are in flight, and the slices that ranks of an island take of them.
+"""Buckets whose collectives are in flight, and the slices of them that each rank exchanges.
 
-Ranks of an island that have the same values each send one slice to other islands, and then gather
-the slices inside the island. So each byte crosses between islands once.
+An island is the group of ranks that serve the same workers. Its ranks that have the same values
+each exchange one slice with other islands, and then gather the slices inside the island. So each
+byte crosses between islands once.
 """
 
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ class Contributions:
 
     They are rounded to the type of a worker's parameters before the subtraction."""
     codec: WireFormat | None = None
-    """The wire format; None: differences cross uncompressed."""
+    """The wire format; None: differences are sent uncompressed."""
     residuals: PerWorker = ()
     """With error feedback, what each local worker has not sent so far. Changed in place."""
 
@@ -105,7 +105,7 @@ class Exchange(Protocol):
         ...
 
     def result(self) -> list[Tensor]:
-        """The sum, after `transfer`."""
+        """Return the sum. Called after `transfer`."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""What the syncs of a round cost and lost, measured by a wrapper around the communicator.
+"""Costs and losses of the syncs of a round, measured by a wrapper around the communicator.
 
-The algorithm calls the wrapper like any communicator; bytes, seconds and squared norms are read
-here.
+The algorithm calls the wrapper like any communicator, and the wrapper records bytes, seconds and
+squared norms.
 """
 
 import time
@@ -41,7 +41,7 @@ class SyncStats:
     exposed_seconds: float = 0.0
     """Seconds that training stopped for syncs, averaged over the ranks that serve it."""
     hidden_seconds: float = 0.0
-    """Seconds that fragments were in flight while training went on."""
+    """Seconds that fragments were in flight while training continued."""
     transfer_seconds: float = 0.0
     """Seconds that fragments were in flight, hidden or not."""
     peak_bytes_per_second: float = 0.0
@@ -56,7 +56,7 @@ class SyncStats:
         return SyncStats.from_numbers([*sums[:-1], peak])
 
     def to_numbers(self) -> list[float]:
-        """The statistics as float64 numbers, to gather them from other ranks."""
+        """The statistics as numbers, in which form ranks gather them in float64."""
         return [getattr(self, field.name) for field in fields(self)]
 
     @staticmethod

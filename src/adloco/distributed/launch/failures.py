@@ -1,4 +1,4 @@
-"""Failures of ranks: when one fails, all ranks end within seconds and report its message.
+"""Failures of ranks: if one rank fails, all ranks end within seconds and report its message.
 
 The first failure is written to the store at which the ranks met. A rank that waits for a lost one
 gets an error about the connection from its backend (gloo at once, NCCL late or never) and reads the

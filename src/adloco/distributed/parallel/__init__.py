@@ -1,1 +1,1 @@
-"""One worker's model on its island: on one rank, by DDP or by FSDP2; gradient norms; layers."""
+"""A worker's model on its ranks (one rank, DDP or FSDP2), gradient norms, and layers."""

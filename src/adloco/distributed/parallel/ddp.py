@@ -1,7 +1,8 @@
-"""A worker's model replicated over the ranks of its island by DDP, whose communication hook sums.
+"""A worker's model replicated by DDP over its island, the ranks that serve the worker.
 
-DDP by itself averages gradients. Our losses are scaled by samples, so the hook adds gradients up.
-|g_j|^2 is taken by hooks on the parameters, which run before DDP puts a gradient into its buckets.
+DDP by itself averages gradients. Our losses are scaled by samples, so a communication hook adds the
+gradients up instead. |g_j|^2 of micro-batch j is measured by hooks on the parameters, which run
+before DDP puts a gradient into its buckets.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +56,7 @@ class ReplicatedModel:
         self._reduced = 0
         yield
         if self._reduced < sum(parameter.numel() for parameter in self._parameters):
-            # DDP would leave these buckets different on each replica and complain a step later.
+            # DDP would leave these buckets different on each replica, and raise a step later.
             raise ValueError(
                 "some parameters got no gradient, which replicas cannot add up; "
                 "freeze them (requires_grad False), or use shards"

@@ -1,9 +1,9 @@
-"""What a training step asks of a worker's model, whether one rank, replicas (DDP) or shards run it.
+"""The protocol of a worker's model on its island, the group of ranks that serve the worker.
 
-An inner step is a sum over micro-batches, and each rank of the island computes some of them. The
-losses are scaled by samples beforehand, so gradients are summed, not averaged, and unequal
-micro-batches get the weight that they should have. |g_j|^2 of a micro-batch is measured before any
-reduction between ranks.
+The model is on one rank, replicated (DDP) or sharded (FSDP2). An inner step is a sum over
+micro-batches, and each rank computes some of them. The losses are scaled by samples beforehand, so
+gradients are summed and not averaged, and each micro-batch is weighted by its samples. |g_j|^2, the
+squared norm of the gradient of micro-batch j, is measured before any reduction between ranks.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
-"""A worker's model sharded over the ranks of its island by FSDP2, and its gradient norms.
+"""A worker's model sharded by FSDP2 over its island, the ranks that serve the worker.
 
 With several replicas of the shards this is HSDP. FSDP2 adds up and scatters the gradient of every
-micro-batch. Its reduce-scatter is replaced by one that first takes |g_j|^2 of the unsharded
-gradient. |g|^2 of the whole step is the sum over the shards.
+micro-batch. Its reduce-scatter is replaced by one that first measures |g_j|^2 of the unsharded
+gradient of micro-batch j. |g|^2 of the whole step is the sum over the shards.
 """
 
 from collections.abc import Callable, Iterator, Sequence

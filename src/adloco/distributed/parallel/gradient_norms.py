@@ -1,8 +1,8 @@
-"""Squared norms, clipping, and |g_j|^2 of each micro-batch during its backward pass.
+"""Squared norms, clipping, and |g_j|^2 of each micro-batch j during its backward pass.
 
-A hook on each parameter sees the incoming gradient before it is added to `.grad`, once per backward
-pass and after all uses of a tied weight have been summed. So |g_j|^2 of every micro-batch is known
-without a second copy of the gradients. Sums are in float64.
+A hook on each parameter receives the incoming gradient before it is added to `.grad`, once per
+backward pass and after all uses of a tied weight have been summed. So |g_j|^2 is measured without a
+second copy of the gradients. Sums are in float64.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -118,8 +118,8 @@ def _set_up_matrix_products() -> None:
     """Make the process's first matrix products here, where nothing else runs.
 
     The library behind them sets itself up on its first calls. When two threads made these at once,
-    the gradient of 1 start in 495 differed in rounding, and so did the whole run. With this
-    function it was 0 of 726 (reproduce/LOG.md, 2026-11-21).
+    the first gradient differed in rounding in 1 of 495 runs, and so did the rest of that run. With
+    this function it was 0 of 726 (reproduce/LOG.md, 2026-11-21).
     """
     square = torch.ones(256, 256)
     for left, right in ((square, square), (square.T, square), (square, square.T)):

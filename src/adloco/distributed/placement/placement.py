@@ -26,7 +26,7 @@ class Placement(Protocol):
     num_ranks: int
     """Processes among which the workers are spread."""
     ranks_per_worker: int
-    """Ranks that serve a worker together."""
+    """Ranks of an island: those that serve the same workers together."""
     shards: int
     """Ranks over which a worker's parameters are sharded."""
     traffic: Traffic
@@ -96,11 +96,11 @@ class Placement(Protocol):
         ...
 
     def largest(self, number: float) -> float:
-        """The largest of all ranks' numbers."""
+        """The largest of the numbers of all ranks."""
         ...
 
     def agree(self, value: Item) -> Item:
-        """Rank 0's value."""
+        """Return rank 0's value on every rank."""
         ...
 
     def broadcast_model(self, model: nn.Module) -> None:

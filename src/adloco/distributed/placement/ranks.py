@@ -1,10 +1,11 @@
-"""The placement of a run over the ranks of torch.distributed, in islands that share workers.
+"""The placement of a run over the ranks of torch.distributed.
 
-Ranks are numbered island by island, so that an island's ranks are neighbours (the ranks of one
-machine, as torchrun numbers them). Within an island they are numbered replica by replica. Each
-island hosts a contiguous, balanced share of the workers. All process groups are made here: `comm`
-is called on all ranks in the same order, also on those that host none of its workers, and keeps the
-groups of each set of islands.
+The ranks are divided into islands. An island hosts a contiguous, balanced share of the workers, and
+its ranks shard or replicate each of them. Ranks are numbered island by island, so that an island's
+ranks are neighbours (the ranks of one machine, as torchrun numbers them). Within an island they are
+numbered replica by replica. All process groups are made here: `comm` is called on all ranks in the
+same order, also on those that host none of its workers, and keeps the groups of each set of
+islands.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,14 +33,11 @@ from adloco.distributed.placement.placement import Item, Result
 from adloco.distributed.traffic import Bytes, Traffic, num_bytes
 
 TIMEOUT = timedelta(minutes=30)
-"""Longest wait for other ranks: one with a large batch can be minutes late at a sync."""
+"""Longest wait for other ranks. A rank with a large batch can be minutes late at a sync."""
 
 
 class Ranks:
-    """Workers over the ranks of the default process group.
-
-    Each island has `shards` x `replicas` ranks.
-    """
+    """Workers over the ranks of the default process group; see `Placement`."""
 
     def __init__(
         self,
@@ -49,6 +47,14 @@ class Ranks:
         shards: int = 1,
         replicas: int = 1,
     ) -> None:
+        """
+        Args:
+            num_workers: Workers of the run.
+            device: Where the workers of this rank compute.
+            threads: Workers of a rank that run at once; see `OneProcess`.
+            shards: Ranks over which a worker's parameters are sharded.
+            replicas: Replicas of each shard; an island has `shards` x `replicas` ranks.
+        """
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.num_workers = num_workers
         self.device = device

@@ -1,1 +1,1 @@
-"""Batch rules: how many samples a trainer asks for. `batch_rule` has their protocol."""
+"""Batch rules: how many samples a trainer requests. `batch_rule` has their protocol."""

@@ -1,4 +1,4 @@
-"""The augmented inner-product test, which bounds the error across the true gradient too."""
+"""The augmented inner-product test: a batch for a given error of length and direction."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,11 +16,11 @@ from adloco.rules.moments import GradientEstimate
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentedInnerProductTest:
-    """Inner-product test and orthogonality test together: the larger request of the two (arXiv
-    1710.11258).
+    """The larger request of the inner-product test and the orthogonality test (arXiv 1710.11258).
 
-    Orthogonality: Var_orth / b <= nu^2 |G|^2, with Var_orth = S - Var<g_i, G> / |G|^2: the trace
-    (not the mean over coordinates) of the covariance across G.
+    The orthogonality test: Var_orth / b <= nu^2 |G|^2, with b the batch and G the true gradient.
+    Var_orth = S - Var<g_i, G> / |G|^2 is the trace, not the mean over coordinates, of the
+    per-sample gradients' covariance orthogonal to G.
     """
 
     key: ClassVar[str] = "augmented"
@@ -28,11 +28,11 @@ class AugmentedInnerProductTest:
     theta: float = 0.9
     """Tolerated relative error along the true gradient."""
     nu: float = 5.84
-    """Tolerated relative error across the true gradient."""
+    """Tolerated relative error orthogonal to the true gradient."""
     estimator: Estimator = "unbiased"
-    """How |G|^2 and Var<g_i, G> are estimated: unbiased, or plug-in (from the mean gradient, whose
-    own noise adds S/b to the one and about tr(Sigma^2)/b to the other). Unbiased takes at least
-    four samples a worker."""
+    """How |G|^2 and Var<g_i, G> are estimated. unbiased: needs at least four samples per worker;
+    plug-in: from the mean gradient, whose own noise adds S/b to |G|^2 and about tr(Sigma^2)/b to
+    Var<g_i, G>."""
 
     needs_moments = True
 
@@ -54,7 +54,7 @@ class AugmentedInnerProductTest:
         if norm_sq == 0:
             return UNBOUNDED
         along = samples_needed(estimate.inner_variance, self.theta, norm_sq**2)
-        across = samples_needed(
+        orthogonal = samples_needed(
             estimate.grad_variance - estimate.inner_variance / norm_sq, self.nu, norm_sq
         )
-        return max(along, across)
+        return max(along, orthogonal)

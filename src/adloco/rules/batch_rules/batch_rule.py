@@ -1,7 +1,8 @@
-"""What a batch rule is: from one smoothed estimate of the gradient's statistics to a number of
-samples, without memory (DESIGN section 4; AdLoCo section 3, arXiv 2508.18182).
+"""The protocol of batch rules, and what the rules share (DESIGN section 4; AdLoCo section 3, arXiv
+2508.18182).
 
-The memory (smoothing, growth limits, what the trainer asks for now) is in `controller.py`.
+A batch rule turns one smoothed estimate of the gradient's statistics into a requested batch. It has
+no state: smoothing, limits of growth and the current request are in `controller.py`.
 """
 
 import math
@@ -11,51 +12,58 @@ from adloco.errors import require
 from adloco.rules.moments import GradientEstimate
 
 UNBOUNDED = 2**40
-"""A request that no machine serves: what a rule asks for when the estimated |G|^2 is not positive.
-"""
+"""The request, in samples, if the estimated |G|^2 is not positive; `BatchGuards` limit it."""
 
 Estimator = Literal["unbiased", "plug-in"]
+"""How statistics of the true gradient are estimated; see `GradientEstimate`."""
 
 
 class BatchRule(Protocol):
-    """Decides a trainer's batch. `requested` is pure: the same numbers give the same answer on
-    every rank.
+    """Decides a trainer's requested batch.
+
+    `requested` is pure: the same numbers give the same answer on every rank.
     """
 
     @property
     def needs_moments(self) -> bool:
-        """Whether workers must take gradient statistics for this rule."""
+        """True if workers must take gradient statistics for this rule."""
         ...
 
     @property
     def inner_products(self) -> Estimator | None:
-        """How those statistics estimate Var<g_i, G>; None if this rule does not need it.
+        """How the statistics estimate Var<g_i, G>; None if this rule does not need it.
 
-        Costs a second pass over the test step's samples, and copies of the gradient: one for the
-        plug-in form, two for the unbiased one, which takes at least four groups.
+        The estimate costs a second pass over the test step's samples, and memory for copies of the
+        gradient: one for the plug-in form, two for the unbiased one. The unbiased one needs at
+        least four groups of samples.
         """
         ...
 
     def requested(
         self, estimate: GradientEstimate | None, trainer_samples: int, current: int
     ) -> int:
-        """Samples per inner step over all workers of the trainer.
+        """The batch that the trainer should request, in samples per inner step over its workers.
 
-        estimate: smoothed statistics, None if none were taken. trainer_samples: what the trainer
-        has seen so far. current: what it asks for now.
+        Args:
+            estimate: Smoothed statistics of the gradient; None if none were taken.
+            trainer_samples: Samples that the trainer has trained on so far.
+            current: The current requested batch.
         """
         ...
 
 
 def groups_to_compare(rule: BatchRule) -> int:
-    """The fewest groups of samples from which a worker's statistics say what the rule needs."""
+    """The fewest groups of samples per worker that the rule's statistics need."""
     if rule.inner_products == "unbiased":
         return 4
     return 2 if rule.needs_moments else 1
 
 
 def samples_needed(variance: float, tolerance: float, norm: float) -> int:
-    """ceil(variance / (tolerance^2 norm)): the smallest b with variance / b <= tolerance^2 norm."""
+    """The smallest batch b >= 1 with variance / b <= tolerance^2 norm; at most UNBOUNDED.
+
+    `norm` is the power of |G| that has the unit of the variance: |G|^2 or |G|^4.
+    """
     if variance <= 0:
         return 1
     allowed = tolerance**2 * norm
@@ -63,6 +71,7 @@ def samples_needed(variance: float, tolerance: float, norm: float) -> int:
 
 
 def check_estimator(estimator: str) -> None:
+    """Raise ValueError unless the estimator is one of `Estimator`."""
     require(
         estimator in ("unbiased", "plug-in"),
         f"estimator must be unbiased or plug-in, got {estimator!r}",
@@ -70,4 +79,5 @@ def check_estimator(estimator: str) -> None:
 
 
 def estimated_norm_sq(estimate: GradientEstimate, estimator: Estimator) -> float:
+    """|G|^2 by this estimator."""
     return estimate.grad_norm_sq if estimator == "unbiased" else estimate.plugin_norm_sq

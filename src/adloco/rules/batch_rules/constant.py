@@ -8,7 +8,7 @@ from adloco.rules.moments import GradientEstimate
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantBatch:
-    """Keep the batch at what it is."""
+    """The requested batch stays unchanged."""
 
     key: ClassVar[str] = "constant"
 

@@ -1,4 +1,4 @@
-"""The inner-product test: a batch large enough for the gradient's length along the true one."""
+"""The inner-product test: a batch for a given error of length along the true gradient."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,18 +15,20 @@ from adloco.rules.moments import GradientEstimate
 
 @dataclass(frozen=True, kw_only=True)
 class InnerProductTest:
-    """Inner-product test: Var<g_i, G> / b <= theta^2 |G|^4 (Bollapragada, Byrd and Nocedal, arXiv
-    1710.11258).
+    """Inner-product test: Var<g_i, G> / b <= theta^2 |G|^4 (arXiv 1710.11258).
+
+    b is the batch, G the true gradient and g_i the gradient of one sample. Source: Bollapragada,
+    Byrd and Nocedal.
     """
 
     key: ClassVar[str] = "inner-product"
 
     theta: float = 0.9
-    """Tolerated relative error of the gradient's length along the true one."""
+    """Tolerated relative error of the gradient's length along the true gradient."""
     estimator: Estimator = "unbiased"
-    """How |G|^2 and Var<g_i, G> are estimated: unbiased, or plug-in (from the mean gradient, whose
-    own noise adds S/b to the one and about tr(Sigma^2)/b to the other). Unbiased takes at least
-    four samples a worker."""
+    """How |G|^2 and Var<g_i, G> are estimated. unbiased: needs at least four samples per worker;
+    plug-in: from the mean gradient, whose own noise adds S/b to |G|^2 and about tr(Sigma^2)/b to
+    Var<g_i, G>."""
 
     needs_moments = True
 

@@ -1,4 +1,4 @@
-"""The norm test: a batch large enough for a given relative error of the gradient."""
+"""The norm test: a batch for a given relative error of the gradient."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,18 +17,20 @@ from adloco.rules.moments import GradientEstimate
 class NormTest:
     """Norm test: S / b <= eta^2 |G|^2, so b = ceil(S / (eta^2 |G|^2)).
 
-    Applied at every test, the plug-in form grows by at most 1/eta^2 and settles at B (1 - eta^2) /
-    eta^2; the unbiased form settles at B / eta^2 with B = S / |G|^2. (One summary of the paper
-    prints a square root around the bound; its dimensions and the original condition exclude it.)
+    b is the batch, G the true gradient and S the trace of the per-sample gradient covariance. With
+    B = S / |G|^2, the unbiased form converges to b = B / eta^2. The plug-in form converges to
+    B (1 - eta^2) / eta^2, and one test multiplies the batch by at most 1 / eta^2. (One summary of
+    the paper prints a square root around the bound; the units and the original condition rule it
+    out.)
     """
 
     key: ClassVar[str] = "norm-test"
 
     eta: float = 0.8
-    """Tolerated relative error of the gradient; smaller asks for more samples."""
+    """Tolerated relative error of the gradient. A smaller eta requests more samples."""
     estimator: Estimator = "unbiased"
-    """How |G|^2 is estimated: unbiased, or plug-in (as published, without the correction for the
-    batch's own noise).
+    """How |G|^2 is estimated. unbiased: corrected for the batch's own noise; plug-in: not
+    corrected, as published.
     """
 
     needs_moments = True

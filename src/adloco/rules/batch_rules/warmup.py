@@ -1,4 +1,4 @@
-"""A batch that grows in stages given beforehand."""
+"""A batch that changes in stages that the recipe lists."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,14 @@ from adloco.rules.moments import GradientEstimate
 
 @dataclass(frozen=True, kw_only=True)
 class BatchWarmup:
-    """Stage-wise warm-up: the batch of the last stage that has begun, in samples seen by the
-    trainer.
-    """
+    """Stage-wise warm-up: a list of batches, each from a given number of samples on."""
 
     key: ClassVar[str] = "warmup"
 
     batches: Sequence[int]
-    """Batch of each stage after the initial one, in samples."""
+    """Requested batch of each stage, in samples; before the first stage it stays unchanged."""
     after_samples: Sequence[int]
-    """When each of those stages begins, in samples seen by the trainer; increasing."""
+    """Samples that the trainer has seen when each stage begins; increasing."""
 
     needs_moments = False
     inner_products = None

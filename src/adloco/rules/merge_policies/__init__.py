@@ -1,1 +1,1 @@
-"""Merge policies, a file each; `rules.merge` has their protocol."""
+"""Merge policies, one in each file; `rules.merge` has their protocol."""

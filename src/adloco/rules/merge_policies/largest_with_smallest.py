@@ -1,4 +1,4 @@
-"""Merge the trainer with the largest request with those with the smallest."""
+"""Merge the trainer with the largest request and those with the smallest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from adloco.rules.merge_policies.timed import TimedMerge, by_request, merge_of
 
 @dataclass(frozen=True, kw_only=True)
 class MergeLargestWithSmallest(TimedMerge):
-    """Merge the trainer with the largest request with the `count` - 1 that have the smallest."""
+    """Merge the trainer with the largest request and the `count` - 1 with the smallest."""
 
     key: ClassVar[str] = "largest-with-smallest"
 

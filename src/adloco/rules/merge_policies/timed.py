@@ -1,4 +1,4 @@
-"""What the merge policies share: when merges happen, and the merge of given trainers."""
+"""Code that the merge policies share: when merges happen, and the merge of given trainers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +9,14 @@ from adloco.rules.merge import Merge
 
 @dataclass(frozen=True, kw_only=True)
 class TimedMerge:
+    """A merge policy that merges at fixed intervals of rounds."""
+
     count: int = 2
-    """How many trainers become one at each merge (w)."""
+    """Number of trainers that become one at each merge (w)."""
     every: int = 3
     """Rounds from one merge to the next."""
     first_round: int = 3
-    """Round after which the first merge happens."""
+    """Round (counted from 1) at whose end the first merge happens."""
 
     def __post_init__(self) -> None:
         require(self.count >= 2, f"count must be >= 2, got {self.count}")
@@ -22,17 +24,20 @@ class TimedMerge:
         require(self.first_round >= 1, f"first_round must be >= 1, got {self.first_round}")
 
     def due(self, round: int) -> bool:
+        """True if a merge happens at the end of this round (counted from 1)."""
         return round >= self.first_round and (round - self.first_round) % self.every == 0
 
 
 def by_request(requests: Mapping[int, int]) -> list[int]:
-    """Trainer ids, smallest request first, ties by id."""
+    """Trainer ids by rising request; ties by id."""
     return sorted(requests, key=lambda trainer: (requests[trainer], trainer))
 
 
 def merge_of(members: list[int], requests: Mapping[int, int]) -> Merge:
-    # Among equal largest requests the smallest id survives, so that identical trainers keep the
-    # first name.
+    """The merge of these trainers, weighted by their requests.
+
+    The trainer with the largest request survives; among equal ones, the one with the smallest id.
+    """
     survivor = max(members, key=lambda trainer: (requests[trainer], -trainer))
     total = sum(requests[trainer] for trainer in members)
     return Merge(
