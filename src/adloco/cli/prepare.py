@@ -1,4 +1,4 @@
-"""`adloco prepare`: the token cache of a recipe's text, made ahead of time."""
+"""`adloco prepare`: tokenises a recipe's text into the token cache ahead of time."""
 
 import time
 from argparse import Namespace
@@ -72,7 +72,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _show(preparation: "Preparation", console: Console) -> "State":
-    """Tokenise; show a bar on a terminal, and a line every SECONDS_PER_LINE elsewhere."""
+    """Tokenise, with a progress bar on a terminal, or a line every SECONDS_PER_LINE elsewhere."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
