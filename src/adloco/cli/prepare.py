@@ -24,7 +24,7 @@ def add_parser(commands: Commands) -> None:
         run,
         summary="tokenise a recipe's text ahead of time",
         description="Tokenise a recipe's text ahead of time. After an interruption, the same\n"
-        "command goes on.",
+        "command continues.",
         takes_settings=True,
     )
     parser.add_argument(
@@ -57,7 +57,7 @@ def run(arguments: Namespace) -> int:
     except KeyboardInterrupt:
         console.print(
             f"stopped; {cache.growth.state.rows:,} rows are in {cache.folder}, "
-            "and the same command goes on",
+            "and the same command continues from there",
             soft_wrap=True,
         )
         return INTERRUPTED
