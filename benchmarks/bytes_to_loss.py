@@ -1,4 +1,4 @@
-"""Measures how many bytes a method sends until it has data-parallel training's final loss.
+"""Measures how many bytes a method sends until it reaches data-parallel training's final loss.
 
     .venv/bin/python benchmarks/bytes_to_loss.py --stage tune     # then --stage final
     .venv/bin/python benchmarks/bytes_to_loss.py --stage all      # both; the default
@@ -10,13 +10,13 @@ corpus, windows of 64, 16 samples per inner step over four workers, cosine learn
 with two trainers of 8 samples each; the merged one has the 16 of both, and its norm test may only
 let them grow, up to 64.
 
-**Protocol.** A separate seed is for tuning, for each inner optimizer in turn: (1) ddp's learning
-rate on the grid `--inner-lr`; (2) DiLoCo in fp32 with that rate and H = `--tune-sync-every`, on the
-grid `--outer-lr` x `--outer-momentum` (Nesterov; 0: plain SGD); (3) DiLoCo's learning rate on the
-grid of (1), with the outer setting of (2). ddp runs with (1); all other arms, every H and every
-wire format share (2) and (3); nothing is tuned for one of them separately. local-sgd has no outer
-optimizer. Then `--stage final` runs every arm with the first seed, then with the next, so the table
-grows evenly.
+**Protocol.** Tuning uses a separate seed. It has three steps for each inner optimizer: (1) ddp's
+learning rate on the grid `--inner-lr`; (2) DiLoCo in fp32 with that rate and H =
+`--tune-sync-every`, on the grid `--outer-lr` x `--outer-momentum` (Nesterov; 0: plain SGD); (3)
+DiLoCo's learning rate on the grid of (1), with the outer settings of (2). ddp runs with (1); all
+other arms, every H and every wire format share (2) and (3); nothing is tuned for one of them
+separately. local-sgd has no outer optimizer. Then `--stage final` runs every arm with the first
+seed, then with the next, so the table grows evenly.
 
 **What is counted.** Bytes are `bytes_communicated`: the payload of one worker's reductions with
 others, in one direction, mean over workers. ddp is trained as one worker with the batch of all
@@ -36,9 +36,9 @@ been met up to one such interval earlier. The first table compares all arms with
 further one compares each other inner optimizer with its own ddp. adloco's loss is that of its best
 trainer; after its merge in round 3 it has one.
 
-Every run is kept in the JSON, under a key of its settings, with its whole curve: what is there is
-not repeated, so the program can be stopped at any time. The same command may be started twice on
-one machine (with `--threads 1`): each run is done by one of the two.
+Every run is stored in the JSON file with its whole curve, under a key of its settings. Stored runs
+are not repeated, so the program can be stopped at any time. The same command may be started twice
+on one machine (with `--threads 1`): each run is done by one of the two.
 """
 
 import argparse
@@ -74,7 +74,7 @@ PROBLEM = {
     "data.tokenizer": "bytes",
     "data.context_tokens": "64",
     "evaluation.windows": "256",
-    # All of a worker's samples in one pass: there is memory.
+    # All of a worker's samples in one micro-batch: there is enough memory.
     "switch.mode": "always",
     "switch.max_micro_batch": str(BATCH),
     "learning_rate.shape": "cosine",
@@ -82,8 +82,8 @@ PROBLEM = {
     "run.trackers": "none",
     "run.checkpoint_every": "1000000",
 }
-"""Flags of every arm. Where the folder is and how many threads there are does not matter to the
-numbers, and is not here.
+"""Flags of every arm. The folder and the number of threads are not here, because they do not change
+the numbers.
 """
 TUNING_SEED = 1000
 FACTORS = (1.0, 1.02, 1.05)
@@ -91,12 +91,12 @@ FACTORS = (1.0, 1.02, 1.05)
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A method: a shipped recipe and its flags."""
+    """A method under comparison: a shipped recipe and its flags."""
 
     recipe: str
     flags: Mapping[str, str]
     has_outer: bool = True
-    """Whether the shared outer learning rate and momentum are for it."""
+    """True if it uses the shared outer learning rate and momentum."""
 
 
 SPREAD = {
@@ -104,10 +104,10 @@ SPREAD = {
     "method.workers_per_trainer": str(WORKERS),
     "batch.initial": str(BATCH),
 }
-# The shipped recipe's two trainers, with two workers each; its norm test (eta = 1.5, up to 64
-# samples a trainer) and its merge in round 3 as they are, but for the batch, which the merged
-# trainer takes over from both and which only grows: all arms begin with the same, and none goes
-# below it.
+# The shipped recipe has two trainers with two workers each, a norm test (eta = 1.5, up to 64
+# samples a trainer) and a merge in round 3. Two things differ here: the merged trainer's batch is
+# the sum of both, and batches only grow. So all arms begin with the same global batch, and none
+# goes below it.
 TRAINERS = {
     "method.num_trainers": "2",
     "method.workers_per_trainer": "2",
@@ -138,7 +138,8 @@ ARMS = {
     },
     "diloco-topk": Arm(recipe="diloco", flags=SPREAD | topk(1 / 16)),
     "diloco-topk-64": Arm(recipe="diloco", flags=SPREAD | topk(1 / 64)),
-    # Residuals are kept in memory, as is usual, to compare with residuals in the parameters.
+    # Residuals are in memory of their own, as is usual, to compare with residuals kept in the
+    # parameters.
     "diloco-topk-64-behind": Arm(
         recipe="diloco", flags=SPREAD | topk(1 / 64, "0.95") | {"wire.step_ahead": "false"}
     ),
@@ -163,16 +164,16 @@ DEFAULT_ARMS = (
 )
 
 Point = dict[str, float]
-"""tokens, bytes, sent (where known), syncs, seconds and loss, at an evaluation."""
+"""One evaluation: tokens, bytes, sent (if known), syncs, seconds and loss."""
 Result = dict[str, Any]
-"""A run as it stands in the JSON: what it was, and its curve, column by column."""
+"""A run in the JSON file: its settings, and its curve column by column."""
 Finish = Callable[[Sequence["Spec"]], list[Result]]
-"""The results of these runs, in their order."""
+"""A function that returns the results of runs, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One run."""
+    """The settings of one run."""
 
     arm: str
     inner: str
@@ -180,7 +181,7 @@ class Spec:
     seed: int
     tokens: int
     sync_every: int = EVALUATION_STEPS
-    """H; of ddp only the interval between evaluations."""
+    """H; for ddp only the interval between evaluations, in inner steps."""
     outer_lr: float = 1.0
     momentum: float = 0.0
     problem: tuple[tuple[str, str], ...] = ()
@@ -210,14 +211,18 @@ class Spec:
 
     @property
     def key(self) -> str:
-        """Equal for equal settings, those of the recipe's file included."""
+        """A digest of all settings, those of the recipe's file included."""
         values = override(read_values(ARMS[self.arm].recipe), list(self.flags.items()))
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[
             :16
         ]
 
     def recipe(self, **more: str) -> Recipe:
-        """A ValueError where this version does not know a flag of the arm."""
+        """The run's recipe, with more settings as section_key = value.
+
+        Raises:
+            ValueError: This version of adloco refuses a flag of the arm.
+        """
         flags = self.flags | {name.replace("_", ".", 1): value for name, value in more.items()}
         try:
             return build_recipe(override(read_values(ARMS[self.arm].recipe), list(flags.items())))
@@ -231,8 +236,8 @@ class Spec:
 
 
 def train(spec: Spec, threads: int) -> Result:
-    """Run it in this process; its folder is removed. Divergence is a result, every other failure an
-    error.
+    """Train in this process, in a temporary run folder. Divergence is a result; every other failure
+    is an error.
     """
     points: list[Point] = []
     seconds, tokens, diverged = 0.0, 0, ""
@@ -277,7 +282,7 @@ def train(spec: Spec, threads: int) -> Result:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """What a run with a single worker computes with."""
+    """Set torch's number of threads, with which a run of a single worker computes."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -287,8 +292,13 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def point(record: Mapping[str, Any], seconds: float, *, data_parallel: bool) -> Point:
-    """What a record says, in whole bytes. data_parallel: of what four workers would hand over at
-    every inner step.
+    """The point of the curve from a line of metrics.jsonl.
+
+    Args:
+        record: The line, of a round that was evaluated.
+        seconds: Of training so far.
+        data_parallel: Count what four workers would send in data-parallel training, at every inner
+            step.
     """
     handed = record["bytes_ddp_equivalent" if data_parallel else "bytes_communicated"]
     sent = 2 * (WORKERS - 1) / WORKERS * handed if data_parallel else record.get("bytes_sent")
@@ -305,13 +315,13 @@ def point(record: Mapping[str, Any], seconds: float, *, data_parallel: bool) -> 
 
 
 class Store:
-    """The runs in a JSON file, one to a line, which several processes may add to."""
+    """The runs in a JSON file, one per line. Several processes may add to it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def read(self) -> dict[str, Result]:
-        """By key."""
+        """All runs by key."""
         return json.loads(self.file.read_text()) if self.file.exists() else {}
 
     def add(self, key: str, result: Result) -> None:
@@ -327,8 +337,11 @@ class Store:
 
     @contextmanager
     def claim(self, key: str, *, wait: bool) -> Iterator[bool]:
-        """Whether the run is this process's to do for as long as the context lasts; wait: until
-        nobody else does it.
+        """Try to reserve a run for this process while the context lasts; yield True on success.
+
+        Args:
+            key: The run's key.
+            wait: Wait until no other process has reserved it.
         """
         lock = self._lock(key)
         try:
@@ -349,24 +362,34 @@ class Store:
         )
 
     def stored(self, specs: Sequence[Spec]) -> list[Result]:
-        """The results of runs that are there."""
+        """The results of these runs; ValueError if one is missing."""
         runs = self.read()
         missing = [spec for spec in specs if spec.key not in runs]
         require(
             not missing,
-            f"{len(missing)} tuning runs are not in {self.file}, for one: "
+            f"{len(missing)} tuning runs are not in {self.file}, for instance: "
             f"{missing[0] if missing else ''}; run --stage tune first",
         )
         return [runs[spec.key] for spec in specs]
 
 
 class OutOfTimeError(Exception):
-    """No further run is to be started."""
+    """The time limit has passed, so no further run is started."""
 
 
 def finish(specs: Sequence[Spec], store: Store, threads: int, deadline: float) -> list[Result]:
-    """The results of these runs, after those that are missing; what another process is at is left
-    to it.
+    """Train the runs that are missing and return the results of all.
+
+    The first pass skips runs that another process has reserved; the second waits for them.
+
+    Args:
+        specs: The runs.
+        store: Where results are stored.
+        threads: Torch's threads for each run.
+        deadline: In seconds of time.monotonic(); no run is started after it.
+
+    Raises:
+        OutOfTimeError: The deadline passed before all runs were started.
     """
     for wait in (False, True):
         for index, spec in enumerate(specs):
@@ -394,7 +417,7 @@ def finish(specs: Sequence[Spec], store: Store, threads: int, deadline: float) -
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What tuning chose for one inner optimizer, and the losses that it chose from."""
+    """The settings that tuning chose for one inner optimizer, and the losses of all tuning runs."""
 
     ddp_lr: float
     inner_lr: float
@@ -415,7 +438,7 @@ def tune(options: argparse.Namespace, inner: str, finish: Finish) -> Tuned:
         losses.extend(zip(map(str, specs), found, strict=True))
         require(
             min(found) < math.inf,
-            f"all of the tuning runs diverged, for one {specs[0]}; lower --inner-lr",
+            f"all of the tuning runs diverged, for instance {specs[0]}; lower --inner-lr",
         )
         return specs[found.index(min(found))]
 
@@ -445,7 +468,7 @@ def tune(options: argparse.Namespace, inner: str, finish: Finish) -> Tuned:
 
 
 def final_specs(options: argparse.Namespace, tuned: Mapping[str, Tuned]) -> list[Spec]:
-    """Every arm, inner optimizer, H and seed."""
+    """The runs of every arm, inner optimizer, H and seed."""
     specs = []
     for seed in options.seeds:
         for inner, choice in tuned.items():
@@ -480,8 +503,9 @@ class Row:
     sync_every: int
     """1 for ddp."""
     curves: list[list[Point]]
-    """Of each seed that did not diverge."""
+    """The curve of each seed that did not diverge."""
     diverged: int
+    """Number of seeds that diverged."""
 
     @property
     def finals(self) -> list[float]:
@@ -493,7 +517,7 @@ class Row:
 
 
 def rows_of(specs: Sequence[Spec], runs: Mapping[str, Result]) -> list[Row]:
-    """What there is of these runs, in their order."""
+    """The table's rows from those of these runs that are stored, in their order."""
     groups: dict[tuple[str, str, int], list[Result]] = {}
     for spec in specs:
         if spec.key in runs:
@@ -513,13 +537,14 @@ def rows_of(specs: Sequence[Spec], runs: Mapping[str, Result]) -> list[Row]:
 
 
 def points_of(curve: Mapping[str, Sequence[float]]) -> list[Point]:
-    """Columns to points."""
+    """Turn the columns of a stored curve into points."""
     return [dict(zip(curve, values, strict=True)) for values in zip(*curve.values(), strict=True)]
 
 
 def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
-    """The mean of the curves as last evaluated, at every token count of one of them from where all
-    have begun.
+    """The mean of the curves at every token count of any of them, from where all have a point.
+
+    Each curve contributes its latest evaluation up to that token count.
     """
     if not curves:
         return []
@@ -549,8 +574,8 @@ def crossing(curve: Sequence[Point], target: float) -> Point | None:
 
 
 def tables(rows: Sequence[Row], tuned: Mapping[str, Tuned], options: argparse.Namespace) -> str:
-    """The table against ddp with AdamW, then each other inner optimizer's against its own ddp, and
-    what tuning saw; as Markdown.
+    """The results as Markdown: a table that compares all arms with ddp with AdamW, one for each
+    other inner optimizer with its own ddp, and the tuning runs.
     """
     text = [
         f"# Bytes until data-parallel training's loss, {options.tokens / 1e6:g}M tokens",
@@ -572,7 +597,7 @@ def tables(rows: Sequence[Row], tuned: Mapping[str, Tuned], options: argparse.Na
 
 
 def tuning_text(tuned: Mapping[str, Tuned], options: argparse.Namespace) -> list[str]:
-    """What was chosen, and from which losses."""
+    """Paragraphs that say what tuning chose, and from which losses."""
     text = []
     for inner, choice in tuned.items():
         tokens = f"{(options.tune_tokens or options.tokens) / 1e6:g}M tokens"
@@ -595,7 +620,7 @@ def tuning_text(tuned: Mapping[str, Tuned], options: argparse.Namespace) -> list
 
 
 def provenance(results: Sequence[Result]) -> str:
-    """By what the runs were made."""
+    """One line with the commits, torch versions and threads of the runs."""
     code = {
         f"{git['commit'][:7]}{' (changed)' if git['dirty'] else ''}"
         if (git := result["git"])
@@ -666,7 +691,7 @@ def megabytes(count: float) -> str:
 
 
 def fewer(ddp: Point | None, arm: Point | None, counted: str = "bytes") -> str:
-    """ddp's bytes over the arm's."""
+    """ddp's bytes divided by the arm's, as text; `-` if one is missing."""
     return f"{ddp[counted] / arm[counted]:.1f}x" if ddp and arm and arm.get(counted) else "-"
 
 
@@ -691,8 +716,8 @@ STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ((0, (6, 2, 1, 2, 1,
 
 
 def draw(rows: Sequence[Row], file: Path) -> None:
-    """Loss against bytes, and below it the final loss against all bytes; a column for each inner
-    optimizer, a colour for each arm.
+    """Draw loss against bytes, and below it the final loss against all bytes, with a column for
+    each inner optimizer and a colour for each arm.
     """
     rows = [row for row in rows if row.curves]
     inners = list(dict.fromkeys(row.inner for row in rows)) or ["adamw"]
@@ -760,12 +785,11 @@ def label_axes(curves: Any, frontier: Any, rows: Sequence[Row], inner: str) -> N
     if inner != "adamw" and "adamw" in targets:
         lines["ddp adamw"] = targets["adamw"]
     low, high = min([*finals, *lines.values()]), max([*finals, *lines.values()])
-    curves.set_ylim(
-        low - 0.1 * (high - low), low + 3 * (high - low)
-    )  # Not the first steps, where all fall from the same height.
+    # Cuts off the first steps, where all curves fall from the same height.
+    curves.set_ylim(low - 0.1 * (high - low), low + 3 * (high - low))
     for axis, about in (
-        (curves, "has handed over so far"),
-        (frontier, "hands over in the whole run"),
+        (curves, "has reduced with others so far"),
+        (frontier, "reduces with others in the whole run"),
     ):
         for name, loss in lines.items():
             axis.axhline(
@@ -804,7 +828,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         choices=ARMS,
         default=DEFAULT_ARMS,
         metavar="ARM",
-        help=f"of {', '.join(ARMS)}",
+        help=f"arms to run: {', '.join(ARMS)}",
     )
     parser.add_argument("--inner", nargs="+", choices=("adamw", "muon"), default=("adamw", "muon"))
     parser.add_argument(
@@ -812,7 +836,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         type=int,
         default=(20, 50, 100),
-        help="H of the arms that have one",
+        help="values of H, for all arms but ddp",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
     parser.add_argument("--tokens", type=int, default=3_000_000)
@@ -823,13 +847,13 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tune-tokens", type=int, default=0, help="0: as many as --tokens")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--limit-minutes", type=float, default=math.inf, help="no run is started after so many"
+        "--limit-minutes", type=float, default=math.inf, help="start no run after this many minutes"
     )
     parser.add_argument(
         "--json",
         type=Path,
         default=Path("benchmarks/bytes_to_loss.json"),
-        help="the table (.md) and the plot (.png) go beside it",
+        help="file of the results; the table (.md) and the plot (.png) are written beside it",
     )
     options, rest = parser.parse_known_args(words)
     if len(rest) % 2 or not all(name.startswith("--") and "." in name for name in rest[::2]):
@@ -848,9 +872,8 @@ def main(words: Sequence[str] | None = None) -> None:
         return finish(specs, store, options.threads, deadline)
 
     if options.stage != "table":
-        for (
-            arm
-        ) in options.arms:  # What this version refuses is to be known before hours of the others.
+        # An arm that this version refuses must fail now, not after hours of other runs.
+        for arm in options.arms:
             Spec(
                 arm=arm,
                 inner=options.inner[0],
@@ -868,7 +891,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if options.stage in ("final", "all"):
             run(final_specs(options, tuned))
     except OutOfTimeError:
-        print("out of time; the same command goes on from here", flush=True)
+        print("out of time; the same command continues from here", flush=True)
     if tuned and options.stage == "tune":
         print("\n\n".join(tuning_text(tuned, options)))
     elif tuned:

@@ -1,21 +1,21 @@
-"""Training over slow links: ddp, diloco and adloco with each wire format, loss against real seconds
-and against the bytes that the kernel counts.
+"""Trains ddp, diloco and adloco with each wire format over slow links, and plots the loss against
+real seconds and against the bytes that the kernel counts.
 
-.venv/bin/python benchmarks/links.py [--bandwidth 10mbit] [--latency-ms 20] [--loss 0.1] [--islands
-2] [--tokens 200000] [--arms ddp,diloco-fp32]
+    .venv/bin/python benchmarks/links.py [--bandwidth 10mbit] [--latency-ms 20] [--loss 0.1]
+        [--islands 2] [--tokens 200000] [--arms ddp,diloco-fp32]
 
 Each island is a network namespace of this machine with one rank in it and a shaped virtual link to
-the others (`links_network.py`): bandwidth of what leaves an island, and latency and loss of every
-packet, by tc; where the kernel refuses, by a process of our own that carries the packets. The
-report says which. Needs no root where user namespaces are allowed; where none are, one sentence and
-exit code 2. Nothing is left behind.
+the others (`links_network.py`). tc limits the bandwidth of what leaves an island, and the latency
+and loss of every packet; if the kernel refuses, a process of ours that carries the packets does.
+The report says which. Root is not needed where user namespaces are allowed; where they are not, the
+program ends with one sentence and exit code 2. It leaves nothing behind.
 
-What is compared: the bytes that the run counts as sent (payload, mean over ranks) with the
-*payload* on each island's interface: its bytes less one header for each packet, which is exact
-whether packets carry data or only an acknowledgement. The table shows all bytes too. The kernel's
-number includes what the run does not count (agreements, the collectives' own padding and framing,
-packets sent again), so it is a little larger: the table has the difference per round. Start-up and
-checkpoints are in neither (`links_worker.py`).
+The bytes that the run counts as sent (payload, mean over ranks) are compared with the *payload* on
+each island's interface: its bytes less one header for each packet, which is exact whether packets
+carry data or only an acknowledgement. The table shows all bytes too. The kernel's number includes
+bytes that the run does not count (agreements, the collectives' own padding and framing, packets
+sent again), so it is a little larger: the table has the difference per round. Neither includes
+start-up and checkpoints (`links_worker.py`).
 
 Seconds are those since the first round began, evaluations included. Arms that are in the JSON
 already, from the same link and settings, stay there. Every flag of the form --section.key VALUE is
@@ -56,7 +56,7 @@ BATCH_PER_ISLAND = 4
 
 
 class ArmRefusedError(Exception):
-    """An arm needs what this version of adloco does not have."""
+    """An arm has a setting that this version of adloco refuses."""
 
 
 class ArmFailedError(Exception):
@@ -65,13 +65,13 @@ class ArmFailedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A recipe with flags."""
+    """A method under comparison: a recipe with flags."""
 
     recipe: str
     flags: tuple[tuple[str, str], ...] = ()
 
     def all_flags(self, islands: int) -> list[tuple[str, str]]:
-        """With those that put one worker (of ddp: one replica) on each island."""
+        """The arm's flags, with those that put one worker (for ddp one replica) on each island."""
         spread = {
             "ddp": [("batch.initial", str(BATCH_PER_ISLAND * islands))],
             "diloco": [
@@ -138,10 +138,10 @@ def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     parser.add_argument(
         "--bandwidth",
         default="10mbit",
-        help="of what leaves each island, as tc spells it; 0bit: unlimited (10mbit)",
+        help="bandwidth out of each island, as tc writes it; 0bit: unlimited (default: 10mbit)",
     )
     parser.add_argument(
-        "--latency-ms", type=float, default=0.0, help="one way, in milliseconds (0)"
+        "--latency-ms", type=float, default=0.0, help="latency one way, in milliseconds (0)"
     )
     parser.add_argument(
         "--loss", type=float, default=0.0, help="percent of packets that are lost (0)"
@@ -150,26 +150,26 @@ def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     parser.add_argument(
         "--without-tc",
         action="store_true",
-        help="carry packets by our own process even where the kernel could shape the links",
+        help="let our own process carry packets even if the kernel can shape the links",
     )
-    parser.add_argument("--islands", type=int, default=2, help="with one rank each (2)")
+    parser.add_argument("--islands", type=int, default=2, help="islands, with one rank each (2)")
     parser.add_argument(
         "--tokens",
         type=int,
         default=200_000,
-        help="of each arm, which ends with the round that reaches them (200000)",
+        help="tokens of each arm, which ends after the round that reaches them (200000)",
     )
     parser.add_argument(
         "--max-seconds",
         type=float,
         default=0.0,
-        help="of each arm, which ends with the round that passes them; 0: no such limit",
+        help="seconds of each arm, which ends after the round that passes them; 0: no limit (0)",
     )
     parser.add_argument(
         "--arms",
         type=lambda text: text.split(","),
         default=list(ARMS),
-        help=f"separated by commas; all of {', '.join(ARMS)}",
+        help=f"arms, separated by commas (all): {', '.join(ARMS)}",
     )
     parser.add_argument(
         "--json",
@@ -215,8 +215,8 @@ def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
 
 
 def check_arms(arms: Sequence[str], islands: int, settings: Sequence[tuple[str, str]]) -> None:
-    """ArmRefusedError for the first arm with a setting that this version of adloco does not have,
-    before any time is spent.
+    """Raise ArmRefusedError for the first arm with a setting that this version of adloco refuses,
+    before any arm is trained.
     """
     from adloco.config.recipe import build_recipe, override, read_values
 
@@ -248,7 +248,7 @@ def run_arms(
         results["arms"][arm] = {"flags": ARMS[arm].all_flags(known.islands)} | summarise(
             lines, network.header_bytes
         )
-        # After each: what has been measured stays if the next one fails.
+        # Written after each arm, so that the results stay if the next arm fails.
         known.json.write_text(json.dumps(results, indent=2) + "\n")
         draw(results, known.png)
     print("\n" + table(results))
@@ -258,7 +258,7 @@ def run_arms(
 def begin(
     known: argparse.Namespace, settings: list[tuple[str, str]], network: Network
 ) -> dict[str, Any]:
-    """What the results begin with: those in the file, if they are of the same link and settings."""
+    """The start of the results, with the arms in the file if its link and settings are the same."""
     by = {f"{name}_by": mechanism for name, mechanism in asdict(network.mechanisms).items()}
     link = (
         asdict(network.shape)
@@ -285,7 +285,11 @@ def run_arm(
     network: Network,
     folder: Path,
 ) -> list[list[dict[str, Any]]]:
-    """The lines of each island; an ArmFailedError with the words of the first rank that fails."""
+    """Train an arm and return the lines of each island.
+
+    Raises:
+        ArmFailedError: A rank failed; the message has what the first such rank wrote to stderr.
+    """
     folder.mkdir()
     quiet = {
         "run.folder": str(folder / "run"),
@@ -336,7 +340,11 @@ def run_arm(
 
 
 def wait(ranks: Sequence["subprocess.Popen[bytes]"], network: Network) -> int | None:
-    """The first rank that failed, after all have ended or had time to; None if none failed."""
+    """Wait until all ranks have ended, or for a few seconds after one has failed.
+
+    Returns:
+        The number of the first rank that failed; None if none did.
+    """
     first, deadline = None, float("inf")
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -353,13 +361,12 @@ def wait(ranks: Sequence["subprocess.Popen[bytes]"], network: Network) -> int | 
 
 
 def summarise(lines: list[list[dict[str, Any]]], header_bytes: int) -> dict[str, Any]:
-    """Totals of an arm and of each link, and the rounds as the first island saw them with the
-    kernel's numbers of all.
+    """Totals of an arm and of each link; and the rounds of the first island, with the kernel's
+    numbers of all islands.
     """
     last = lines[0][-1]
     links = [link_totals(island[-1], header_bytes) for island in lines]
-    # What is counted is a mean over ranks, which may differ: trainers that merge send more than
-    # others.
+    # The run counts a mean over ranks. Ranks may differ: trainers that merge send more than others.
     ratio = last["counted_bytes"] / statistics.mean(link["payload_bytes"] for link in links)
     losses = [line["val_loss"] for line in lines[0] if line["val_loss"] is not None]
     rounds = [
@@ -373,7 +380,7 @@ def summarise(lines: list[list[dict[str, Any]]], header_bytes: int) -> dict[str,
     return {
         "val_loss": losses[-1] if losses else None,
         "seconds": last["seconds"],
-        # Of ddp, the exchange of gradients is part of its steps.
+        # For ddp this leaves out the exchange of gradients, which is part of its steps.
         "outside_inner_steps": 1 - sum(line["busy_seconds"] for line in lines[0]) / last["seconds"],
         "counted_bytes": last["counted_bytes"],
         "counted_per_payload": ratio,
@@ -396,7 +403,7 @@ def link_totals(last: dict[str, Any], header_bytes: int) -> dict[str, Any]:
 
 
 def payload(kernel: dict[str, int], header_bytes: int) -> int:
-    """What the link carried for programs: bytes without the headers."""
+    """The bytes that left an island, without headers."""
     return kernel["tx_bytes"] - kernel["tx_packets"] * header_bytes
 
 
@@ -444,8 +451,8 @@ def table(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
-    """Validation loss against seconds, and against the bytes that an island has sent by the
-    kernel's count (mean over islands).
+    """Draw the validation loss against seconds, and against the bytes that an island has sent by
+    the kernel's count (mean over islands).
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure

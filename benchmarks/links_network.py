@@ -1,15 +1,15 @@
-"""Islands as network namespaces on one machine, joined by shaped virtual links, in namespaces of
-this process's own.
+"""Builds islands on one machine: network namespaces joined by virtual links with a bandwidth, a
+latency and a loss.
 
-The process moves to a private mount and network namespace first (as root, or through a user
-namespace where the kernel lets anyone make one). So names cannot collide with those of another run,
-and the kernel takes everything back with the last process in it, however that process ends.
+The process first moves to a private mount and network namespace (as root, or through a user
+namespace where the kernel allows one). So names cannot collide with those of another run, and the
+kernel removes everything with the last process in it, however that process ends.
 
-Two layouts. Where tc can do all that is asked for: a veth pair from each island to a bridge, with
-tbf (bandwidth) on the island's end and netem (latency, loss) on the bridge's. Where the kernel
-lacks netem or tbf: a TUN device in each island, and a process that carries packets between them
-(`links_pump.py`) and does what tc cannot. (The kernel on which this was written has no netem, so
-that branch has not been run yet.)
+There are two layouts. If tc can do all that is asked for, a veth pair joins each island to a
+bridge, with tbf (bandwidth) on the island's end and netem (latency, loss) on the bridge's. If the
+kernel lacks netem or tbf, each island has a TUN device, and a process (`links_pump.py`) carries the
+packets between them and does what tc cannot. (The kernel on which this was written has no netem, so
+the layout with netem has not been run yet.)
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from typing import BinaryIO
 DEVICE = "wan0"
 """Name of every island's end of its link."""
 PRIVATE_FOLDER = Path("/run")
-"""In memory, and seen by this process and those that it starts only."""
+"""A file system in memory that only this process and its children see."""
 NAMESPACE_FOLDER = PRIVATE_FOLDER / "netns"
 TBF, NETEM, PUMP, NOTHING = (
     "tc tbf",
@@ -39,10 +39,11 @@ TBF, NETEM, PUMP, NOTHING = (
 )
 IP_HEADER, TCP_HEADER, TIMESTAMPS, ETHERNET_HEADER = 20, 20, 12, 14
 QUEUE_SECONDS, BURST_SECONDS, LEAST_BURST = 0.1, 0.005, 16_000
-"""What waits for a link before it is dropped, and what may pass at once (at least so many bytes).
+"""The time that a packet may wait for a link before it is dropped; the length of a burst at the
+link's rate; and the smallest burst in bytes.
 """
 TUN_QUEUE = 10_000
-"""Packets that wait for the pump, so that none is lost to a busy processor."""
+"""Packets that may wait for the pump: so many that a busy processor loses none."""
 DRAIN_SECONDS = 60.0
 UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET, PR_SET_PDEATHSIG = 0x00020000, 0x10000000, 0x40000000, 1
@@ -54,15 +55,16 @@ class LinksRefusedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class LinkShape:
-    """What every link is like, from an island to any other."""
+    """The properties of the link from any island to any other."""
 
     bits_per_second: int
-    """Of what leaves an island, headers included; 0: as fast as it goes."""
+    """Bandwidth out of an island, headers included; 0: unlimited."""
     latency_seconds: float
-    """One way."""
+    """Latency one way."""
     loss: float
     """Probability that a packet is lost."""
     mtu: int
+    """Bytes of the longest packet."""
 
     @property
     def delays(self) -> bool:
@@ -75,7 +77,7 @@ class LinkShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanisms:
-    """What does the shaping."""
+    """The mechanism (`TBF`, `NETEM`, `PUMP` or `NOTHING`) behind each property of a link."""
 
     bandwidth: str
     latency: str
@@ -88,9 +90,7 @@ class Mechanisms:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What the kernel has counted on an island's link; in packets as they go over the cable (no
-    packet is longer than the MTU).
-    """
+    """The kernel's counters of an island's link. As on a cable, no packet exceeds the MTU."""
 
     tx_bytes: int
     tx_packets: int
@@ -110,7 +110,7 @@ class Counters:
 
     @staticmethod
     def read() -> "Counters":
-        """Those of the island in which this process lives."""
+        """Read the counters of the island in which this process runs."""
         (line,) = re.findall(
             rf"^\s*{DEVICE}:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE
         )
@@ -134,7 +134,7 @@ class Counters:
 
 
 def parse_bandwidth(text: str) -> int:
-    """Bits per second of 10mbit, 2.5gbit and the like, as tc spells them."""
+    """Bits per second from text such as 10mbit or 2.5gbit, as tc writes them."""
     found = re.fullmatch(r"([0-9.]+)([kmg]?bit)", text.strip().lower())
     if not found:
         raise ValueError(
@@ -145,8 +145,11 @@ def parse_bandwidth(text: str) -> int:
 
 
 def enter_private_namespaces() -> None:
-    """This process, and all that it starts, sees only its own network interfaces and namespaces
-    from here on; LinksRefusedError if it may not.
+    """Move this process to private namespaces, so that it and its children see no other network
+    interfaces.
+
+    Raises:
+        LinksRefusedError: The system does not allow it.
     """
     if sys.platform != "linux":
         raise LinksRefusedError("virtual links need Linux with network namespaces.")
@@ -169,7 +172,7 @@ def enter_private_namespaces() -> None:
 
 
 def address(island: int) -> str:
-    """Of an island's end of its link."""
+    """The IP address of an island's end of its link."""
     return f"10.77.0.{island + 1}"
 
 
@@ -178,10 +181,15 @@ def namespace(island: int) -> str:
 
 
 class Network:
-    """Islands with a shaped link each, for as long as the context lasts."""
+    """Islands with a shaped link each, which exist while the context lasts.
+
+    Args:
+        islands: Number of islands.
+        shape: Properties of every link.
+        use_tc: False does everything in the pump, as on a kernel without tbf and netem.
+    """
 
     def __init__(self, islands: int, shape: LinkShape, *, use_tc: bool = True) -> None:
-        """use_tc: False does everything in the pump, as on a kernel without tbf and netem."""
         self.islands, self.shape = islands, shape
         self.mechanisms = choose_mechanisms(shape, use_tc=use_tc)
         self._cleanup = ExitStack()
@@ -209,7 +217,7 @@ class Network:
 
     @property
     def header_bytes(self) -> int:
-        """Of a packet that carries TCP data, as the interface counts it."""
+        """Bytes of the headers of a packet with TCP data, as far as the interface counts them."""
         timestamps = Path("/proc/sys/net/ipv4/tcp_timestamps").read_text().strip() != "0"
         return (
             IP_HEADER
@@ -232,8 +240,8 @@ class Network:
     def start(
         self, island: int, command: Sequence[str], environment: Mapping[str, str], errors: BinaryIO
     ) -> "subprocess.Popen[bytes]":
-        """The command as a process in the island, in a session of its own so that the terminal's
-        Ctrl+C reaches only this program.
+        """Start a command in an island, in a session of its own so that the terminal's Ctrl+C
+        reaches only this program.
         """
         words = ["ip", "netns", "exec", namespace(island), *command]
         return subprocess.Popen(words, start_new_session=True, env=environment, stderr=errors)
@@ -245,8 +253,8 @@ class Network:
             call("ip", "-n", name, "link", "set", DEVICE, "mtu", mtu, "txqueuelen", str(TUN_QUEUE))
             return
         port = f"port{island}"
-        # One segment per buffer: otherwise the interface would count 64 KiB with one header, and no
-        # cable has such packets.
+        # One segment per buffer: otherwise the interface would count 64 KiB with one header, which
+        # no cable carries as one packet.
         size = ("mtu", mtu, "gso_max_segs", "1")
         call(
             "ip",
@@ -269,9 +277,8 @@ class Network:
 
     def _set_up(self, island: int) -> None:
         name = namespace(island)
-        call(
-            "ip", "-n", name, "link", "set", DEVICE, "addrgenmode", "none"
-        )  # No IPv6, which would send packets of its own.
+        # No IPv6, which would send packets of its own.
+        call("ip", "-n", name, "link", "set", DEVICE, "addrgenmode", "none")
         call("ip", "-n", name, "addr", "add", f"{address(island)}/24", "dev", DEVICE)
         for device in ("lo", DEVICE):
             call("ip", "-n", name, "link", "set", device, "up")
@@ -318,8 +325,8 @@ class Network:
 
 
 def choose_mechanisms(shape: LinkShape, *, use_tc: bool) -> Mechanisms:
-    """tc for what the kernel offers of it, and the pump for the rest; tried on a device that is
-    removed again.
+    """Choose tc where the kernel supports it, and the pump elsewhere, after a try on a temporary
+    device.
     """
     call("ip", "link", "add", "trial", "type", "veth", "peer", "name", "trial-peer")
     try:
@@ -368,7 +375,7 @@ def accepted(*words: str) -> bool:
 
 
 def call(*words: str | Path) -> str:
-    """What the command prints; LinksRefusedError with the command and its message if it fails."""
+    """Run a command and return what it prints; LinksRefusedError with its message if it fails."""
     try:
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
     except FileNotFoundError as error:
@@ -383,7 +390,7 @@ def call(*words: str | Path) -> str:
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """End it now and wait until it has."""
+    """Kill a process, wait until it has ended, and close its pipes."""
     if process.poll() is None:
         process.kill()
     process.wait()
@@ -393,14 +400,14 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def wait_until_sent() -> None:
-    """Until all TCP data of this island has been acknowledged."""
+    """Wait until all TCP data of this island has been acknowledged, or for DRAIN_SECONDS."""
     deadline = time.monotonic() + DRAIN_SECONDS
     while time.monotonic() < deadline and unsent_bytes():
         time.sleep(0.01)
 
 
 def unsent_bytes() -> int:
-    """In the send queues of all connections of this island."""
+    """Bytes in the send queues of all TCP connections of this island."""
     rows = [
         row.split()
         for file in ("tcp", "tcp6")
@@ -411,16 +418,14 @@ def unsent_bytes() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """For a process that was just started: the kernel ends it when its parent (this process id)
-    ends, even by kill -9.
-    """
+    """Let the kernel end this process when its parent (this process id) ends, even by kill -9."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the process that started this one is gone")
 
 
 def join_namespace(name: str) -> None:
-    """This thread is in that network namespace from here on."""
+    """Move this thread to a network namespace."""
     with (NAMESPACE_FOLDER / name).open() as file:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(file.fileno(), CLONE_NEWNET) != 0:

@@ -1,9 +1,10 @@
 """Carries IP packets between the TUN devices of several islands: latency, loss and, where the
 kernel has no tbf, a token bucket.
 
-A packet that an island sends waits its turn at the bucket (and is dropped if that takes longer than
-the queue allows), then for the latency, and is written to the device whose address it bears.
-Devices without offloads hand over packets as they would go over a cable. `links_network` starts it.
+A packet that an island sends waits for its turn at the bucket (and is dropped if that takes longer
+than the queue allows), then for the latency; then it is written to the device that has its
+destination address. The devices have no offloads, so packets are as long as on a cable.
+`links_network` starts this program.
 """
 
 import argparse
@@ -25,13 +26,13 @@ AT_ONCE, LONGEST_PACKET = 64, 65536
 
 @dataclass
 class Lane:
-    """Packets on their way from one island, in order."""
+    """Packets in flight from one island, in order."""
 
     device: int
     free_at: float = 0.0
-    """When the bucket has passed all packets so far."""
+    """Time at which the bucket has passed all packets so far."""
     waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
-    """When each arrives, and the packet."""
+    """(time of arrival, packet) of each."""
 
 
 def main() -> None:
@@ -65,14 +66,25 @@ def main() -> None:
 
 
 def open_tun() -> int:
-    """The device of the namespace in which this thread is; the descriptor stays with it."""
+    """Open the TUN device of this thread's namespace.
+
+    The descriptor keeps working after the thread moves to another namespace.
+    """
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), IFF_TUN | IFF_NO_PI))
     return device
 
 
 def carry(lanes: dict[bytes, Lane], rate: int, delay: float, loss: float, queue: float) -> None:
-    """Forever."""
+    """Carry packets between the lanes until the process is ended.
+
+    Args:
+        lanes: The lane of each island, by its packed address.
+        rate: Bits per second; 0 for no bucket.
+        delay: Seconds of latency.
+        loss: Probability that a packet is lost.
+        queue: Seconds that a packet may wait at the bucket.
+    """
     draw, poll = random.Random(0), select.epoll()
     by_device = {lane.device: lane for lane in lanes.values()}
     for device in by_device:
@@ -95,7 +107,7 @@ def carry(lanes: dict[bytes, Lane], rate: int, delay: float, loss: float, queue:
 
 
 def read_packets(device: int) -> list[bytes]:
-    """Those that wait at the device, up to a number that keeps the others from waiting."""
+    """Read packets that wait at a device, at most AT_ONCE so that other devices get their turn."""
     packets: list[bytes] = []
     while len(packets) < AT_ONCE:
         try:
@@ -106,8 +118,8 @@ def read_packets(device: int) -> list[bytes]:
 
 
 def deliver(lanes: dict[bytes, Lane]) -> None:
-    """Write every packet whose time has come to its destination; those for nobody (multicast, other
-    versions of IP) are dropped.
+    """Write every packet whose time has come to its destination. Packets without one (multicast,
+    other versions of IP) are dropped.
     """
     now = time.monotonic()
     for lane in lanes.values():

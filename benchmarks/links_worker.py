@@ -1,12 +1,12 @@
-"""One rank of a training run on its island: writes after each round what the run counted and what
-the kernel counted. Started by `links.py`.
+"""Trains one rank of a run on its island, and writes after each round what the run counted and what
+the kernel counted. `links.py` starts it.
 
-The kernel's counters begin when the run has been prepared: start-up, with the checkpoint that every
-run begins with, is not in them. Nor are later checkpoints: rounds are taken from a run with a much
-larger budget of tokens, so that its last round, which always writes one, is never reached; the
-learning rate follows the budget asked for. After the last round taken, the counters are read once
-all has left the sockets' buffers; after the others, what still waits there is missing until the
-next one.
+The kernel's counters are read first when the run has been prepared, so they do not include the
+start-up with the run's first checkpoint. They do not include later checkpoints either: the run has
+a much larger token budget than the one asked for, so it never reaches its last round, which would
+write one. The learning rate follows the budget asked for. After the last measured round the
+counters are read when all data has left the sockets' buffers. After the other rounds, data that is
+still in the buffers counts in the next round.
 """
 
 import json
@@ -25,7 +25,7 @@ from adloco.run.records import Record
 from adloco.run.training_run import TrainingRun
 
 ENOUGH = 1_000
-"""The run's own budget, in those asked for."""
+"""The run's own token budget, as a multiple of the one asked for."""
 
 
 def main() -> None:
@@ -45,14 +45,14 @@ def main() -> None:
 
 
 def train(run: TrainingRun, order: dict[str, Any], lines: Any) -> None:
-    settle()
+    drain()
     before, began = Counters.read(), time.monotonic()
     for record in run.rounds():
         seconds = time.monotonic() - began
         late = bool(order["max_seconds"]) and run.placement.agree(seconds > order["max_seconds"])
         last = record["tokens"] >= order["tokens"] or late
         if last:
-            settle()
+            drain()
         line = measure(record, Counters.read() - before, seconds)
         lines.write(json.dumps(line) + "\n")
         lines.flush()
@@ -62,15 +62,15 @@ def train(run: TrainingRun, order: dict[str, Any], lines: Any) -> None:
             return
 
 
-def settle() -> None:
-    """All ranks are here, and all that they have sent has arrived."""
+def drain() -> None:
+    """Wait until all ranks are here and all data that they sent has arrived."""
     dist.barrier()
     wait_until_sent()
     dist.barrier()
 
 
 def measure(record: Record, kernel: Counters, seconds: float) -> dict[str, Any]:
-    """A line of the results; bytes and packets since the first round began."""
+    """A line of the results; bytes, packets and seconds are those since the first round began."""
     return {
         "round": record["round"],
         "tokens": record["tokens"],
@@ -89,11 +89,11 @@ def measure(record: Record, kernel: Counters, seconds: float) -> dict[str, Any]:
 
 
 def counted(record: Record) -> float:
-    """What the run says that a rank has sent: mean over ranks, payload.
+    """The payload that a rank has sent by the run's count, as a mean over ranks.
 
-    `bytes_sent` is that, between workers. Without it, what was handed to reductions is taken times
-    2 (N - 1) / N, a ring's share (1 for two ranks), which is exact while all ranks reduce together.
-    What `ddp` counts as inside its one island goes round in a ring too.
+    `bytes_sent` is the part between workers. A record without it has the payload of the reductions,
+    of which a ring of N ranks sends 2 (N - 1) / N (1 for two ranks); that is exact if all ranks
+    reduce together. ddp's reductions inside its one island use a ring too.
     """
     ring = 2 * (num_ranks() - 1) / num_ranks()
     between = (

@@ -3,13 +3,13 @@
     .venv/bin/python benchmarks/sync.py [--part outer_sync | ddp_steps] [--quick] [--json FILE]
 
 1. An outer sync (pseudo-gradient, mean over workers, Nesterov step, parameters back to the worker)
-   against `all_reduce` of as many bytes on the same group; goal: at most 1.15 times as long. The
-   plain mean, without an outer optimizer, is shown too.
-2. Inner steps of `ddp` against a plain loop around torch's DistributedDataParallel, with the same
-   model, batch, optimizer and clipping; goal: at least 0.97 of its steps per second.
+   is compared with `all_reduce` of as many bytes on the same group. The goal is at most 1.15 times
+   its time. The plain mean, without an outer optimizer, is shown too.
+2. Inner steps of `ddp` are compared with a plain loop around torch's DistributedDataParallel, with
+   the same model, batch, optimizer and clipping. The goal is at least 0.97 of its steps per second.
 
-The sides of each comparison take turns within one start of the ranks; medians of their ratio,
-because machines are noisy.
+The sides of each comparison take turns within one start of the ranks. Reported are medians of
+their ratio, because machines are noisy.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument(
         "--part",
         choices=("outer_sync", "ddp_steps"),
-        help="one of the two only; the other's rows stay in the JSON",
+        help="run this part only; the other's rows stay in the JSON file",
     )
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/sync.json"))
@@ -134,7 +134,7 @@ def step_row(width: int, ranks: int) -> dict[str, Any]:
 
 
 def step_times(width: int, rounds: int) -> dict[str, float]:
-    """Seconds of an inner step, and parameters of the model."""
+    """Seconds of an inner step on each side, their ratio, and the model's number of parameters."""
     steps, ranks = 20, dist.get_world_size()
     shape = LlamaShape(hidden_size=width, intermediate_size=width * 11 // 4)
     data = TensorSource(
@@ -179,8 +179,15 @@ def step_times(width: int, rounds: int) -> dict[str, float]:
 
 
 def paired(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each side, and the median ratio of each to the first, taken in turns after
-    two rounds to warm up.
+    """Time several functions in turns, after two rounds of warm-up.
+
+    Args:
+        sides: Functions by name.
+        rounds: Times that each is measured.
+
+    Returns:
+        The median seconds of each (NAME_seconds), and the median ratio of each to the first
+        (NAME_ratio).
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for index in range(rounds + 2):

@@ -1,14 +1,15 @@
 """DiLoCo's outer step in a loop written with accelerate: every process is a worker, and between
 syncs nothing is exchanged.
 
-python examples/accelerate_loop.py                                  # one worker: the outer step
-acts on its own steps torchrun --nproc-per-node 2 examples/accelerate_loop.py             # two
-workers; `accelerate launch` sets the same variables
+    # One worker: the outer step acts on its own steps.
+    python examples/accelerate_loop.py
+    # Two workers; `accelerate launch` sets the same variables.
+    torchrun --nproc-per-node 2 examples/accelerate_loop.py
 
-Two lines differ from a data-parallel script. `Accelerator.prepare` would wrap the model in DDP,
-which averages gradients over all processes at every step; `prepare_model(...,
-evaluation_mode=True)` leaves that out and keeps the rest (device, mixed precision, compilation; the
-model trains as ever). And `diloco.step()` follows each optimizer step.
+Two lines differ from a data-parallel script. First, `Accelerator.prepare` would wrap the model in
+DDP, which averages gradients over all processes at every step; `prepare_model(...,
+evaluation_mode=True)` skips the wrapper and does the rest (device, mixed precision, compilation;
+the model trains as usual). Second, `diloco.step()` follows each optimizer step.
 """
 
 import torch
@@ -37,7 +38,7 @@ def make_outer() -> adloco.OuterOptimizer:
 
 
 def apart(accelerator: Accelerator, model: nn.Module) -> float:
-    """How far the workers stand from the first one: the largest difference of a parameter."""
+    """The largest difference of any parameter between a worker and the first one."""
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     everyone: Tensor = accelerator.gather(flat[None])
     return float((everyone - everyone[0]).abs().max())
@@ -47,7 +48,7 @@ def main() -> None:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model = accelerator.prepare_model(make_model(), evaluation_mode=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    # The loader deals its batches out to the processes: each worker has its own.
+    # The loader distributes its batches over the processes: each worker has its own.
     optimizer, loader = accelerator.prepare(optimizer, make_loader())
     num_workers = accelerator.num_processes
     placement = adloco.place(num_workers, accelerator.device.type)

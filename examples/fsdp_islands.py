@@ -1,9 +1,10 @@
-"""AdLoCo over islands of two ranks, each of which shards its workers' models (FSDP2): your model,
-your loss, your data.
+"""AdLoCo with your model, loss and data on islands of two ranks; each island shards the models of
+its workers (FSDP2).
 
-torchrun --nproc-per-node 4 examples/fsdp_islands.py        # two islands of two shards, two workers
-each torchrun --nproc-per-node 2 examples/fsdp_islands.py        # one island with all four workers:
-the same numbers
+    # Two islands of two shards, with two workers each.
+    torchrun --nproc-per-node 4 examples/fsdp_islands.py
+    # One island with all four workers: the same numbers.
+    torchrun --nproc-per-node 2 examples/fsdp_islands.py
 """
 
 import torch
@@ -15,7 +16,7 @@ NUM_TRAINERS, WORKERS_PER_TRAINER = 2, 2
 
 
 class Residual(nn.Module):
-    """Blocks in a ModuleList are gathered and freed one by one."""
+    """A residual network. FSDP2 gathers and frees the blocks of its ModuleList one by one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,13 +1,14 @@
 """A Hugging Face Trainer whose processes are DiLoCo workers: the outer step is a callback, and the
 Trainer is neither forked nor subclassed.
 
-python examples/hf_trainer.py                                  # one worker: the outer step acts on
-its own steps torchrun --nproc-per-node 2 examples/hf_trainer.py             # two workers that meet
-every SYNC_EVERY optimizer steps
+    # One worker: the outer step acts on its own steps.
+    python examples/hf_trainer.py
+    # Two workers that sync every SYNC_EVERY optimizer steps.
+    torchrun --nproc-per-node 2 examples/hf_trainer.py
 
-The Trainer deals batches out to the processes, as it does for DDP, but must not wrap the model in
-DDP, which averages gradients at every step. Its accelerator leaves a model alone that was prepared
-before, so `prepare_model(..., evaluation_mode=True)` ahead of `train()` is all it takes.
+The Trainer distributes batches over the processes, as it does for DDP, but must not wrap the model
+in DDP, which averages gradients at every step. Its accelerator does not wrap a model that is
+already prepared, so calling `prepare_model(..., evaluation_mode=True)` before `train()` is enough.
 """
 
 import inspect
@@ -32,8 +33,8 @@ STEPS, SYNC_EVERY, BATCH, CONTEXT, LEARNING_RATE = 60, 10, 8, 64, 3e-3
 
 
 class OuterSync(TrainerCallback):
-    """Counts the Trainer's optimizer steps (not its micro-batches) and syncs at every
-    `sync_every`-th.
+    """Counts the Trainer's optimizer steps (not its micro-batches) and syncs after every
+    `SYNC_EVERY` of them.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -47,7 +48,7 @@ class OuterSync(TrainerCallback):
         model: nn.Module,
         **kwargs: object,
     ) -> None:
-        # Here and not earlier: a model that goes on from a checkpoint has been loaded by now.
+        # Here and not earlier: the Trainer has loaded a resumed model's checkpoint by now.
         placement = adloco.place(self.num_workers, args.device.type)
         self.diloco = adloco.DiLoCo(
             model,
@@ -68,7 +69,9 @@ class OuterSync(TrainerCallback):
 
 
 class ShowSpread(TrainerCallback):
-    """Prints how far the workers stand from the first one, within a round and after its sync."""
+    """Prints the largest difference of any parameter between workers, within a round and after its
+    sync.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -102,7 +105,7 @@ def make_model() -> nn.Module:
 
 
 def make_data() -> list[dict[str, Tensor]]:
-    """Windows of Python source as bytes, in a random order; spaces are read, but not learned."""
+    """Windows of Python source as bytes, in random order. Spaces have no label (-100)."""
     text = torch.tensor(
         list(inspect.getsource(textwrap).encode() + inspect.getsource(inspect).encode())
     )
@@ -126,7 +129,7 @@ def main(folder: str) -> None:
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
         train_sampling_strategy="sequential",
-        # Else losses are scaled for DDP, by the tokens of all processes, counted at every step.
+        # True would scale losses for DDP, by the tokens of all processes, counted at every step.
         average_tokens_across_devices=False,
         use_cpu=not torch.cuda.is_available(),
         save_strategy="no",

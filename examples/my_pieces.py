@@ -24,7 +24,7 @@ from adloco.tasks.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class DoublingBatch:
-    """Double the batch each time the trainer has seen that many samples."""
+    """Double the batch each time the trainer has seen `every_samples` samples."""
 
     every_samples: int = 200
     """Samples from one doubling to the next."""
@@ -46,10 +46,10 @@ class DoublingBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class MergeAllOnce:
-    """Merge all trainers into one, at the end of one round."""
+    """Merge all trainers into one at the end of round `at_round`."""
 
     at_round: int = 2
-    """Round at whose end they merge, counted from 1."""
+    """Number of the round, counted from 1."""
 
     def decide(self, round: int, requests: Mapping[int, int]) -> Merge | None:
         if round != self.at_round or len(requests) < 2:
@@ -62,7 +62,7 @@ class MergeAllOnce:
 
 @dataclass(frozen=True, kw_only=True)
 class Fp16:
-    """The nearest float16, at most 65504 in size: 2 bytes for each value."""
+    """A wire format of 2 bytes a value: the nearest float16, clamped to its range of +-65504."""
 
     error_feedback = 0.0
     step_ahead = False
@@ -82,7 +82,7 @@ class InnerAdagrad:
     """Adagrad on all parameters of a worker. Its state persists across rounds."""
 
     lr: float = 1e-2
-    """Learning rate; a schedule multiplies it with its factor."""
+    """Learning rate; a schedule multiplies it by its factor."""
 
     def __post_init__(self) -> None:
         if self.lr <= 0:
@@ -134,7 +134,10 @@ class TinyModel(nn.Module):
 
 
 def build_tiny(vocab_size: int, width: int = 16) -> nn.Module:
-    """A model for `model.factory`: int64 [samples, tokens] becomes [samples, tokens, ids]."""
+    """Build a model for `model.factory`.
+
+    It takes token ids, int64 [samples, tokens], and returns logits [samples, tokens, vocab_size].
+    """
     return TinyModel(vocab_size, width)
 
 
@@ -143,7 +146,7 @@ class SmoothedLanguageModel:
     """Next-token prediction whose training loss has label smoothing."""
 
     smoothing: float = 0.1
-    """Part of the target that is spread evenly over the vocabulary."""
+    """Part of the target's probability that is spread evenly over the vocabulary."""
 
     head = LanguageModelSettings.head
     pipeline = LanguageModelSettings.pipeline
@@ -168,7 +171,7 @@ class SmoothedLanguageModel:
 
 
 class SmoothedTask:
-    """A language-model task with another loss; everything else is that task's."""
+    """A language-model task with another loss; all else is taken from that task."""
 
     def __init__(self, task: Task, smoothing: float) -> None:
         self.tokenizer = task.tokenizer

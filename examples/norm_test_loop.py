@@ -1,12 +1,14 @@
-"""A batch that grows as the gradient's noise asks for it (norm test), in a training loop of your
-own. The same numbers however it is started.
+"""The norm test in a training loop of your own: the batch grows with the gradient's noise. Both
+commands print the same numbers.
 
-python examples/norm_test_loop.py torchrun --nproc-per-node 2 examples/norm_test_loop.py         #
-data-parallel (DDP); with shard_size=0 instead of replica_size=0, FSDP2
+    python examples/norm_test_loop.py
+    # Data-parallel (DDP); with shard_size=0 instead of replica_size=0 it is FSDP2.
+    torchrun --nproc-per-node 2 examples/norm_test_loop.py
 
-Four pieces: `SwitchMode` turns the requested batch into micro-batches, the engine of a placement
-takes |g|^2 of each as its gradient comes in, `group_moments` and `estimate` make S (the gradient's
-variance) and |G|^2 of them, and `BatchController` asks the norm test for the next batch.
+It has four pieces. `SwitchMode` divides the requested batch into micro-batches. The engine of a
+placement takes |g|^2 of each micro-batch when its gradient is computed. `group_moments` and
+`estimate` compute S (the gradient's variance) and |G|^2 (the squared norm of its mean) from these.
+`BatchController` asks the norm test for the next batch.
 """
 
 import inspect
@@ -42,9 +44,8 @@ def mean_loss(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 def main() -> None:
-    placement = adloco.place(
-        1, replica_size=0
-    )  # One worker on all ranks there are; in one process, the model as it is.
+    # One worker, replicated on all ranks; in one process the model is not wrapped.
+    placement = adloco.place(1, replica_size=0)
     ranks = placement.ranks_per_worker
     model, data = make_model(), make_data()
     engine = placement.engine(model, compile=False)
@@ -68,7 +69,7 @@ def main() -> None:
             for index, (offset, samples) in enumerate(own):
                 part = samples / plan.worker_batch
                 with engine.reducing(last=index == len(own) - 1):
-                    # A rank that has no samples in the last pass reads one that weighs 0.
+                    # A rank without samples in the last pass reads one sample, with weight 0.
                     batch = data.read(0, position + offset, max(samples, 1))
                     weighted = mean_loss(engine.forward, batch) * part
                     weighted.backward()

@@ -1,8 +1,9 @@
 """DiLoCo's outer step in a training loop of your own: four workers, `diloco.step()` after each
-inner step. The same numbers however it is started.
+inner step. All three commands print the same numbers.
 
-python examples/own_loop.py torchrun --nproc-per-node 2 examples/own_loop.py torchrun
---nproc-per-node 4 examples/own_loop.py
+    python examples/own_loop.py
+    torchrun --nproc-per-node 2 examples/own_loop.py
+    torchrun --nproc-per-node 4 examples/own_loop.py
 """
 
 import torch
@@ -15,9 +16,8 @@ NUM_WORKERS = 4
 
 def main() -> None:
     placement = adloco.place(NUM_WORKERS)
-    here = placement.local(
-        range(NUM_WORKERS)
-    )  # All four in one process, two on each of two ranks, or one on each of four.
+    # All four in one process, two on each of two ranks, or one on each of four.
+    here = placement.local(range(NUM_WORKERS))
 
     torch.manual_seed(0)
     inputs = torch.randn(4096, 8)

@@ -1,11 +1,11 @@
-"""The default recipe, and at equal tokens (1.2M) with AdamW and fp32 in all: AdLoCo, `single`,
-`diloco` and `local-sgd`; three seeds.
+"""Compares the default recipe with AdLoCo, `single`, `diloco` (two outer momenta) and `local-sgd`,
+all four with AdamW, fp32 and 1.2M tokens, over three seeds.
 
-.venv/bin/python reproduce/default_recipe.py runs/reproduce/default     # 15 runs of two to three
-minutes on two cores
+    # 18 runs of two to three minutes on two cores
+    .venv/bin/python reproduce/default_recipe.py runs/reproduce/default
 
-Runs that are there already are not repeated. Prints a table (mean and range over seeds) and writes
-table.json and curves.png into the folder.
+Finished runs in the folder are not repeated. The script prints a table (mean and range over seeds)
+and writes table.json and curves.png into the folder.
 """
 
 import json
@@ -17,8 +17,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 SEEDS = (0, 1, 2)
-# `diloco` is shipped with the published outer momentum of 0.9; runs as short as these prefer 0.6,
-# so DiLoCo is shown with both.
+# The recipe `diloco` has the published outer momentum of 0.9. Runs as short as these reach a lower
+# loss with 0.6, so DiLoCo is run with both.
 ADAMW = [
     "--inner.optimizer",
     "adamw",

@@ -1,7 +1,11 @@
-"""How often two threads that make a process's first matrix products at once get other rounding.
+"""Counts how often rounding differs if two threads compute a process's first matrix products at the
+same time.
 
-.venv/bin/python reproduce/first_products.py cold 40      # seconds; `warm` makes three products
-before the threads start
+    # For 40 seconds; with `warm` each process computes three products before its threads start.
+    .venv/bin/python reproduce/first_products.py cold 40
+
+Each forked process trains one step in two threads and reports its gradient norms; the script prints
+the different results with their counts.
 """
 
 import copy

@@ -1,12 +1,12 @@
-"""A small BERT from scratch on 2,000 IMDB reviews with AdLoCo over two trainers: accuracy on 1,000
-test reviews, against a bag of words.
+"""Trains a small BERT from scratch on 2,000 IMDB reviews with AdLoCo over two trainers. Compares
+its accuracy on 1,000 test reviews with that of a bag of words.
 
-.venv/bin/python reproduce/imdb.py [--data ../shared/data] [--to runs/reproduce/imdb]     # three
-runs of about a minute on two cores
+    # Three runs of about a minute on two cores
+    .venv/bin/python reproduce/imdb.py [--data ../shared/data] [--to runs/reproduce/imdb]
 
-DATA holds hub_like/stanfordnlp/imdb and tokenizers/bert-base-uncased. The bag of words is naive
-Bayes on counts of the same tokens, over the same 128 tokens of each review, and over all of them.
-Runs that are there already are not repeated.
+The folder of --data contains hub_like/stanfordnlp/imdb and tokenizers/bert-base-uncased. The bag of
+words is naive Bayes on counts of the same tokens: once on the first 128 tokens of each review, as
+BERT reads them, and once on all. Finished runs in the folder of --to are not repeated.
 """
 
 import argparse

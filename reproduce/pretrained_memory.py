@@ -1,7 +1,7 @@
-"""Host memory of a rank while trained weights are put on two shards: read whole by from_pretrained,
-and part by part. About a minute, 1 GiB of disk.
+"""Measures the host memory of a rank while trained weights are loaded into two shards: read whole
+by from_pretrained, and part by part. It takes about a minute and 1 GiB of disk.
 
-OMP_NUM_THREADS=1 python reproduce/pretrained_memory.py
+    OMP_NUM_THREADS=1 python reproduce/pretrained_memory.py
 """
 
 import re
@@ -22,16 +22,14 @@ HEAD = "AutoModelForCausalLM"
 
 
 def own_mib() -> float:
-    """Memory of this process that is not a file's."""
+    """Memory of this process in MiB, without mapped files."""
     found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) / 1024
 
 
 def peak_of_a_rank(folder: Path, whole: bool) -> tuple[int, int]:
-    """MiB at most while the model is built and sharded, and afterwards; without what was there
-    before.
-    """
+    """(peak, end) of the memory in MiB that building and sharding the model adds to a process."""
     source = NamedModel(name=str(folder), pretrained=True)
     builder = ModelBuilder(
         config=source.config(256), head=HEAD, options=ModelOptions(), seed=0, weights=source.weights
@@ -58,7 +56,7 @@ def peak_of_a_rank(folder: Path, whole: bool) -> tuple[int, int]:
 
 
 def main() -> None:
-    """A 305M Llama, saved in bf16 as models on the hub are, held in fp32."""
+    """Measure a Llama of 305M parameters, saved in bf16 like those on the hub, loaded as fp32."""
     with tempfile.TemporaryDirectory() as folder:
         config = LlamaShape(shape="microllama").config(256)
         ModelBuilder(

@@ -1,10 +1,10 @@
-"""What shares by speed save where one worker is slower than the other, and the slow one changes
-half-way: seconds and waiting of each round.
+"""Compares equal shares of the batch with shares by speed (`SpeedShares`) if one of two workers is
+slow, and from half-way the other one: seconds and waiting time of each round.
 
     .venv/bin/python reproduce/uneven_workers.py
 
-Two ranks of this machine, one worker each; the slow one's reads sleep, as a slower device would
-compute. Wall clock: figures vary by a few percent.
+It starts two ranks on this machine with one worker each. The slow worker sleeps when it reads data,
+to imitate a slower device. The times are wall clock and vary by a few percent.
 """
 
 import time
@@ -43,7 +43,7 @@ def train(by_speed: bool) -> list[list[tuple[int, float, float]]]:
         return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
-        # A pass for each sample, so that time grows with samples here too.
+        # One forward pass per sample, so that the time grows with the number of samples.
         return torch.stack(
             [(model(row[None].expand(128, -1)) - row).square().mean() for row in batch]
         ).mean()

@@ -93,7 +93,7 @@ def test_one_of_each_by_the_real_command_line(
     assert main(["generate", str(run), "--prompt", "a", "--tokens", "3"]) == 0
     capsys.readouterr()
     assert main(["export", str(run), "--to", str(tmp_path / "out")]) == 2
-    assert "is none that transformers can load (model.source)" in capsys.readouterr().err
+    assert "transformers cannot load the model of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

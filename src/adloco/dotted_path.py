@@ -1,4 +1,4 @@
-"""Objects of the user's own code, named by a dotted path such as `mypackage.rules:MyRule`."""
+"""Loads objects of the user's own code by a dotted path such as `mypackage.rules:MyRule`."""
 
 import importlib
 from typing import Any
@@ -7,7 +7,7 @@ from adloco.errors import require
 
 
 def load_object(path: str) -> Any:
-    """The object that a dotted path names; its module is imported.
+    """Import the object that a dotted path names.
 
     Args:
         path: `module:name`, for instance `mypackage.rules:MyRule`.
@@ -19,7 +19,7 @@ def load_object(path: str) -> Any:
     words = [*module.split("."), name]
     require(
         bool(colon) and all(word.isidentifier() for word in words),
-        f"{path!r} is no dotted path; write it as package.module:Name",
+        f"{path!r} is not a dotted path; write it as package.module:Name",
     )
     try:
         found = importlib.import_module(module)

@@ -1,8 +1,8 @@
-"""The errors that a user meets, each with one sentence that says what to change."""
+"""The errors that users see, each with one sentence that says what to change."""
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ValueError(message) unless the condition holds.
+    """Raise ValueError(message) unless the condition is true.
 
     The message says what was wrong, the value received, what is allowed and what to change.
     """
@@ -11,13 +11,14 @@ def require(condition: bool, message: str) -> None:
 
 
 class NonFiniteLossError(RuntimeError):
-    """A loss or a worker's parameters became nan or infinite; the trainers' global parameters are
-    as they were at the last sync.
+    """A loss or a worker's parameters became nan or infinite.
+
+    The trainers' global parameters still have the values of the last sync.
     """
 
 
 class OutOfMemoryError(RuntimeError):
-    """Memory ran out where the step could not be repeated with smaller micro-batches.
+    """Memory ran out in a step that could not be repeated with smaller micro-batches.
 
     Attributes:
         pass_limit: The largest micro-batch to try next, in samples; 0 if none is left.
@@ -29,4 +30,4 @@ class OutOfMemoryError(RuntimeError):
 
 
 class OtherRankError(RuntimeError):
-    """Another rank of the run failed; the message is its own."""
+    """Another rank of the run failed; the message is that rank's."""

@@ -1,7 +1,7 @@
 """The numbers of metrics.jsonl: each is described once, in the tables below or by its task.
 
-Records, summary, pictures, report, view and trackers go by these tables, and docs/run-folder.md is
-checked against them.
+Records, summary, plots, report, view and trackers use these tables, and a test compares
+docs/run-folder.md with them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,11 @@ from typing import Any, Literal
 Record = dict[str, Any]
 """One line of metrics.jsonl; docs/run-folder.md lists its fields."""
 Per = Literal["round", "sync", "trainer", "worker", "phase"]
-"""What a line holds a number of: the round, its syncs, each trainer, worker or phase."""
+"""What a number in a line belongs to: the round, its syncs, a trainer, a worker, or a phase (of
+memory_use.PHASES).
+"""
 Aggregation = Literal["last", "mean", "mean by bytes", "sum", "max"]
-"""How the numbers of all rounds become one for the run.
+"""How the numbers of all rounds are combined into one number of the run.
 
 last: the last round that has a number (mean over trainers).
 mean: the mean of the rounds where it is not 0.
@@ -28,12 +30,12 @@ class Unit:
     name: str
     """The unit in metrics.jsonl."""
     form: str = ","
-    """Format specification of a shown number."""
+    """Format specification with which a number is shown."""
     _: KW_ONLY
     shown: str = ""
-    """The unit behind a shown number."""
+    """The unit that is shown after a number."""
     scale: float = 1
-    """How many of the unit make one of what is shown: 1e6 for bytes shown as MB."""
+    """A number is divided by this before it is shown: 1e6 for bytes shown as MB."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,12 @@ class Metric:
     per: Per = "round"
     aggregation: Aggregation = "last"
     better: Literal["lower", "higher"] = "lower"
-    """Which value of a measure is the best."""
+    """Which values of a measure are better."""
     panel: str = ""
-    """The picture that shows it; empty for none."""
+    """Name of the plot that shows it; empty for none."""
 
     def text(self, value: float | None) -> str:
-        """The value with its unit, `-` for None."""
+        """The value with its unit; `-` for None."""
         if value is None:
             return "-"
         number = format(value / self.unit.scale if self.unit.scale != 1 else value, self.unit.form)
@@ -60,7 +62,7 @@ class Metric:
 
     @property
     def axis(self) -> str:
-        """Label of an axis."""
+        """Label of an axis that shows the metric."""
         unit = self.unit.shown or self.unit.name
         return f"{self.label} ({unit})" if unit not in ("", self.label) else self.label
 
@@ -106,7 +108,7 @@ SYNC = _table(
     Metric("bytes", "per sync and worker", replace(TRAFFIC, form=",.2f"), aggregation="mean"),
     Metric("compression_ratio", "compressed by", RATIO, aggregation="mean by bytes"),
     Metric("exposed_seconds", "exposed: training waits", SECONDS, aggregation="sum", panel="wire"),
-    Metric("hidden_seconds", "hidden: training goes on", SECONDS, aggregation="sum", panel="wire"),
+    Metric("hidden_seconds", "hidden: training runs", SECONDS, aggregation="sum", panel="wire"),
     Metric("transfer_seconds", "transfers", SECONDS, aggregation="sum"),
     Metric(
         "peak_bytes_per_second",
@@ -154,11 +156,12 @@ METRICS = tuple(
 
 
 def validation(measure: Metric, per: Per = "round", *, panel: str | None = None) -> Metric:
-    """What an evaluation records of a task's measure: per round, of the best trainer, or per
-    trainer.
+    """The metric `val_NAME` under which a task's measure is recorded.
 
-    panel: a picture instead of the measure's.
-
+    Args:
+        measure: What the task measures.
+        per: "round" for the best trainer's value, "trainer" for each trainer's.
+        panel: Name of another plot than the measure's own.
     """
     panel = measure.panel if panel is None else panel
     return replace(
@@ -171,8 +174,8 @@ def validation(measure: Metric, per: Per = "round", *, panel: str | None = None)
 
 
 def rows(record: Record, per: Per) -> list[Mapping[str, Any]]:
-    """The parts of a line with the numbers of the round, its syncs, or each trainer, worker or
-    phase.
+    """The parts of a line that have the numbers of `per`: one for the round or its syncs, else one
+    for each trainer, worker or phase.
     """
     match per:
         case "round":
@@ -188,7 +191,10 @@ def rows(record: Record, per: Per) -> list[Mapping[str, Any]]:
 def values(metric: Metric, records: Sequence[Record], number: int | None = None) -> list[list[Any]]:
     """The metric's numbers in each round, without null.
 
-    number: a trainer or worker whose numbers to take; None for all.
+    Args:
+        metric: The metric.
+        records: The lines of metrics.jsonl.
+        number: The trainer or worker whose numbers to take; None for all.
     """
 
     def has(row: Mapping[str, Any]) -> bool:
@@ -200,7 +206,7 @@ def values(metric: Metric, records: Sequence[Record], number: int | None = None)
 
 
 def aggregate(metric: Metric, records: Sequence[Record]) -> Any:
-    """One number for the run, see `Aggregation`; None if no round has any."""
+    """The metric's number for the whole run, see `Aggregation`; None if no round has one."""
     found = [numbers for numbers in values(metric, records) if numbers]
     every = [number for numbers in found for number in numbers]
     match metric.aggregation:

@@ -1,4 +1,4 @@
-"""The public names of adloco, as `adloco` itself gives them; everything else may change."""
+"""The public names of adloco, which `import adloco` provides; everything else may change."""
 
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.diloco import DiLoCo

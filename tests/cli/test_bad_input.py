@@ -47,8 +47,8 @@ from tests.conftest import WaitForSteps
         (
             ["--resume", "/no/such/run"],
             (
-                "--run.tokens cannot change when a run goes on; leave it out (what can: "
-                "data.cache, data.dataset, data.path,"
+                "--run.tokens cannot change when a run is resumed; leave it out (settings that "
+                "can: data.cache, data.dataset, data.path,"
             ),
         ),
         (["--run.seed", "99999999999999999999999999"], "run.seed must be >= 0 and < 2^63"),
@@ -207,8 +207,8 @@ def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixtu
         refused(
             [*words, str(finished)],
             (
-                f"the run in {finished} began with a version of adloco without wire.step_ahead; go "
-                "on with that"
+                f"the run in {finished} began with a version of adloco without wire.step_ahead; "
+                "resume it with that version"
             ),
             capsys,
         )
@@ -239,14 +239,14 @@ def test_damaged_and_foreign_checkpoints(
         refused(
             [*words, str(finished)],
             (
-                "is damaged (tensors.safetensors does not match its checksum); remove it to go on "
+                "is damaged (tensors.safetensors does not match its checksum); remove it to resume "
                 "from the one before"
             ),
             capsys,
         )
     checkpoint.save(finished / "checkpoints", "round-999999", {"somebody": "else's"}, keep=2)
     for words in READERS:
-        refused([*words, str(finished)], "is not that of a run", capsys)
+        refused([*words, str(finished)], "was not written by a run", capsys)
 
 
 def test_a_damaged_cache_is_made_again(finished: Path, small: list[str], tmp_path: Path) -> None:

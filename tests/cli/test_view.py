@@ -25,7 +25,7 @@ def run(small: list[str]) -> TrainingRun:
 def test_live_view_shows_what_happens(run: TrainingRun) -> None:
     view, console = LiveView(run), Console(width=140, force_terminal=False, record=True)
     console.print(view.render())
-    assert "first round under way" in console.export_text()
+    assert "first round running" in console.export_text()
     for record in run.rounds():
         view.show(record)
         if record["round"] == 2:
@@ -170,7 +170,7 @@ def test_a_terminal_gets_the_live_view_and_a_pipe_plain_lines(run: TrainingRun) 
     terminal, pipe = io.StringIO(), io.StringIO()
     with open_view(run, Console(file=terminal, force_terminal=True, width=120)) as live:
         assert isinstance(live, LiveView)
-    assert "first round under way" in terminal.getvalue()
+    assert "first round running" in terminal.getvalue()
     with open_view(run, Console(file=pipe)) as plain:
         assert isinstance(plain, PlainView)
     assert pipe.getvalue() == ""

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -49,9 +50,20 @@ def test_an_error_ends_the_others_early_and_comes_out_after_them() -> None:
 
 def test_an_interrupted_wait_leaves_no_thread_behind() -> None:
     halted, ended, both = threading.Event(), [], threading.Barrier(2, timeout=20)
+    submitted = threading.Event()
+
+    class Items(list[int]):
+        """Tells when all items were submitted: the pool forgets a thread whose start an interrupt
+        cuts off.
+        """
+
+        def __iter__(self) -> Iterator[int]:
+            yield from super().__iter__()
+            submitted.set()
 
     def work(item: int) -> None:
         both.wait()
+        assert submitted.wait(20)
         if item == 0:
             os.kill(os.getpid(), signal.SIGINT)  # The kernel hands it to the main thread.
         assert halted.wait(20)
@@ -61,7 +73,7 @@ def test_an_interrupted_wait_leaves_no_thread_behind() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            OneProcess(threads=2).map(work, [0, 1], halted.set)
+            OneProcess(threads=2).map(work, Items([0, 1]), halted.set)
     finally:
         signal.signal(signal.SIGINT, before)
     assert sorted(ended) == [0, 1]

@@ -63,7 +63,7 @@ def test_damage_is_found(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         ValueError,
         match=(
-            f"is damaged .{name} does not match its checksum.; remove it to go on from the one "
+            f"is damaged .{name} does not match its checksum.; remove it to resume from the one "
             "before"
         ),
     ):
@@ -71,7 +71,7 @@ def test_damage_is_found(tmp_path: Path, name: str) -> None:
 
 
 def test_foreign_folders(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no checkpoint"):
+    with pytest.raises(ValueError, match="has no checkpoint"):
         checkpoint.newest(tmp_path)
     with pytest.raises(ValueError, match="is not a checkpoint of adloco"):
         checkpoint.load(tmp_path)

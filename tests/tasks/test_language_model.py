@@ -176,7 +176,7 @@ def test_a_model_that_sees_what_it_predicts_is_refused(
         "2000",
     ]
     assert main(["train", "single", *own, *bert, "--model.overrides", f"{{ {sizes} }}"]) == 2
-    assert "the model sees the tokens that it is to predict" in capsys.readouterr().err
+    assert "the model sees the tokens that it must predict" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert (
         main(

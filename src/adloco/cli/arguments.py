@@ -1,5 +1,5 @@
-"""What the commands' parsers share: errors of one sentence, settings anywhere on the line, and
-arguments that several commands take.
+"""The parts that the commands' parsers share: errors of one sentence, settings anywhere on the
+line, and arguments that several commands take.
 """
 
 import argparse
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-if TYPE_CHECKING:  # It imports torch, which takes seconds, and `--help` should not.
+if TYPE_CHECKING:  # This imports torch, which takes seconds; `--help` should not wait for it.
     from adloco.config.sections import Recipe
 
 COMMON_SETTINGS = {
@@ -17,17 +17,17 @@ COMMON_SETTINGS = {
     "run.device": "auto, cpu, cuda, cuda:1, ...",
     "data.path": "text file, or folder of text files",
     "data.dataset": "Hugging Face dataset, by hub id or folder",
-    "data.tokenizer": "what turns text into tokens",
+    "data.tokenizer": "bytes, bpe:SIZE, or a Hugging Face tokenizer",
     "data.context_tokens": "length of a sample",
     "model.shape": "size of the model",
-    "method.num_trainers": "models that train apart until they merge",
+    "method.num_trainers": "models that train independently until they merge",
     "method.workers_per_trainer": "copies of each model, which sync",
     "method.sync_every": "inner steps from one sync to the next (H)",
     "inner.lr": "learning rate of the inner optimizer",
-    "batch.rule": "how the batch is decided",
-    "wire.format": "how pseudo-gradients cross between workers",
+    "batch.rule": "rule that decides the batch",
+    "wire.format": "number format in which workers send pseudo-gradients",
 }
-"""The settings that the help of a command names."""
+"""The settings that the help of a command lists, with their meanings."""
 SETTINGS_INTRODUCTION = """\
 settings:
   Any setting of the recipe can be given as --section.key VALUE, anywhere on the
@@ -55,16 +55,16 @@ def add_command(
     description: str,
     takes_settings: bool = False,
 ) -> Parser:
-    """Add a command.
+    """Add a command to the parser.
 
     Args:
-        commands: Where to add it.
+        commands: The parser's commands.
         name: The word after `adloco`.
-        run: Carries the command out and returns its exit code. Its arguments have `words`, the
-            whole line, and `settings`, the (section.key, value) pairs in it.
-        summary: What `adloco --help` says.
-        description: What `adloco NAME --help` says.
-        takes_settings: Whether --section.key VALUE may stand on the line.
+        run: Runs the command and returns its exit code. Its arguments have `words`, the whole
+            line, and `settings`, the (section.key, value) pairs in it.
+        summary: Text of `adloco --help`.
+        description: Text of `adloco NAME --help`.
+        takes_settings: True if the command takes --section.key VALUE.
     """
     width = max(map(len, COMMON_SETTINGS))
     lines = [f"  --{key:<{width}}  {meaning}" for key, meaning in COMMON_SETTINGS.items()]
@@ -106,7 +106,12 @@ def add_ranks(parser: Parser) -> None:
 
 
 def add_trained_run(parser: Parser, *, purpose: str) -> None:
-    """Add the folder of a run, and the choice of one of its trainers to `purpose`."""
+    """Add the arguments that choose a run's folder and one of its trainers.
+
+    Args:
+        parser: The command's parser.
+        purpose: A verb for the help, for instance "evaluate".
+    """
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
     parser.add_argument(
         "--trainer",
@@ -120,8 +125,8 @@ def take_settings(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str
     """Separate settings from the other words of a line.
 
     Returns:
-        (section.key, value) of every --section.key VALUE or --section.key=VALUE, and the words that
-        are left.
+        (section.key, value) of every --section.key VALUE or --section.key=VALUE, and the other
+        words.
 
     Raises:
         ValueError: A setting has no value.
@@ -140,7 +145,7 @@ def take_settings(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str
 
 
 def read_recipe(arguments: argparse.Namespace) -> "Recipe":
-    """The recipe that a line names, with the settings that stand on the line."""
+    """The recipe that the line names, with the settings of the line in it."""
     from adloco.config.recipe import build_recipe, override, read_values
 
     return build_recipe(override(read_values(arguments.recipe or "adloco"), arguments.settings))

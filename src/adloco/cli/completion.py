@@ -1,5 +1,5 @@
-"""`adloco completion`: a script with which a shell completes commands, options, recipes, settings
-and their values.
+"""`adloco completion`: prints a script with which a shell completes commands, options, recipes,
+settings and their values.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""`adloco config`: a recipe with every setting, resolved and explained."""
+"""`adloco config`: prints a recipe with every setting, resolved and explained."""
 
 from argparse import Namespace
 

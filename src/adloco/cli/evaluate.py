@@ -1,4 +1,4 @@
-"""`adloco evaluate`: what a run's model reaches on its validation text, or on another text."""
+"""`adloco evaluate`: prints the loss of a run's model on its validation text or on another text."""
 
 from argparse import Namespace
 

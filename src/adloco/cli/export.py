@@ -1,4 +1,4 @@
-"""`adloco export`: a run's model as a folder that transformers loads."""
+"""`adloco export`: writes a run's model as a folder that transformers loads."""
 
 from argparse import Namespace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`adloco generate`: a text, continued by a run's model."""
+"""`adloco generate`: continues a text with a run's model."""
 
 import math
 from argparse import Namespace

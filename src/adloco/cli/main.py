@@ -1,4 +1,4 @@
-"""The entry point of `adloco`: reads the line, runs one command, turns errors into exit codes.
+"""The entry point of `adloco`: reads the line, runs one command and turns errors into exit codes.
 
 Bad input ends with one sentence on stderr and exit code 2, an interruption with exit code 130.
 """
@@ -29,8 +29,8 @@ from adloco.cli.arguments import Commands, Parser, take_settings
 from adloco.config.settings import RunSettings
 from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError
 
-# Each of these has `add_parser` and `run`. They import torch and transformers, which takes seconds,
-# only when they run: neither help nor a wrong word should wait for that.
+# Each module has `add_parser` and `run`. Only `run` imports torch and transformers, which takes
+# seconds: help and errors in the line should not wait for that.
 COMMANDS = (train, prepare, probe, config, evaluate, generate, export, report, completion)
 
 QUIET_LIBRARIES = {
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _run(words)
-        sys.stdout.flush()  # Here, where it is known what to do if nobody reads it.
+        sys.stdout.flush()  # Here, so that a closed pipe is handled below and not at exit.
         return code
     except BrokenPipeError:
         # The reader of our output went away, as in `adloco config | head`.
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> tuple[Parser, Commands]:
-    """The parser of the whole line, and its commands."""
+    """Build the parser of the whole line; return it and its commands."""
     parser = Parser(
         prog="adloco",
         description="Train language models with little communication.",
@@ -89,18 +89,18 @@ def _run(words: list[str]) -> int:
         from adloco.cli.settings_help import print_settings
 
         return print_settings(arguments)
-    # These are read when the libraries are imported; the command line shows its own progress.
+    # The libraries read these variables on import; the command line shows its own progress.
     for variable, level in QUIET_LIBRARIES.items():
         os.environ.setdefault(variable, level)
-    # At its end Python would look for garbage among all that torch and transformers have made, for
-    # over a second.
+    # Otherwise Python's last garbage collection would search all objects of torch and transformers
+    # for over a second at exit.
     atexit.register(gc.freeze)
     code: int = arguments.run(arguments)
     return code
 
 
 def _parse(words: list[str]) -> Namespace:
-    """The arguments on a line; a ValueError says what is wrong with it."""
+    """Parse a line; ValueError if it is wrong."""
     if not words or words[0] == "help":
         words = [*words[1:], "--help"]
     parser, commands = build_parser()
@@ -137,7 +137,7 @@ def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
 def _is_for_users(error: Exception) -> bool:
     """True if the message is all that a user needs."""
     ours = (ValueError, OSError, NonFiniteLossError, OutOfMemoryError, OtherRankError)
-    # Nothing of torch can have been raised before it is imported.
+    # Before torch is imported, no error can be torch's.
     torch = sys.modules.get("torch")
     memory = sys.modules.get("adloco.distributed.device_memory")
     return (

@@ -1,4 +1,4 @@
-"""`adloco prepare`: the token cache of a recipe's text, made ahead of time."""
+"""`adloco prepare`: tokenises a recipe's text into the token cache ahead of time."""
 
 import time
 from argparse import Namespace
@@ -24,7 +24,7 @@ def add_parser(commands: Commands) -> None:
         run,
         summary="tokenise a recipe's text ahead of time",
         description="Tokenise a recipe's text ahead of time. After an interruption, the same\n"
-        "command goes on.",
+        "command continues.",
         takes_settings=True,
     )
     parser.add_argument(
@@ -57,7 +57,7 @@ def run(arguments: Namespace) -> int:
     except KeyboardInterrupt:
         console.print(
             f"stopped; {cache.growth.state.rows:,} rows are in {cache.folder}, "
-            "and the same command goes on",
+            "and the same command continues from there",
             soft_wrap=True,
         )
         return INTERRUPTED
@@ -72,7 +72,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _show(preparation: "Preparation", console: Console) -> "State":
-    """Tokenise; show a bar on a terminal, and a line every SECONDS_PER_LINE elsewhere."""
+    """Tokenise, with a progress bar on a terminal, or a line every SECONDS_PER_LINE elsewhere."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""`adloco probe`: the largest micro-batch that fits, and what was measured to find it."""
+"""`adloco probe`: finds the largest micro-batch that fits, and prints what was measured."""
 
 from argparse import Namespace
 from typing import TYPE_CHECKING
@@ -18,8 +18,8 @@ def add_parser(commands: Commands) -> None:
         "probe",
         run,
         summary="measure the largest micro-batch that fits in memory",
-        description="Find the largest micro-batch that fits, by real steps. It is what a run with\n"
-        "--switch.max_micro_batch auto trains with. On a CPU, --memory.gib says how much\n"
+        description="Find the largest micro-batch that fits, by training real steps. A run with\n"
+        "--switch.max_micro_batch auto uses it. On a CPU, --memory.gib says how much\n"
         "memory may be taken.",
         takes_settings=True,
     )
@@ -62,14 +62,14 @@ def _show(found: "Probe", console: Console) -> None:
         ran = row.seconds > 0
         table.add_row(
             str(row.micro_batch),
-            f"{row.peak_bytes / 2**20:,.0f} MiB" if ran else "more than there is",
+            f"{row.peak_bytes / 2**20:,.0f} MiB" if ran else "out of memory",
             f"{row.peak_bytes / found.budget_bytes:.0%}" if ran else "-",
             f"{row.seconds:.3f}" if ran else "-",
             f"{row.micro_batch / row.seconds:,.1f}" if ran else "-",
             "yes" if row.fits else "no",
         )
     console.print(table)
-    again = " (known from before; --again measures anew)" if found.cached else ""
+    again = " (known from before; --again measures again)" if found.cached else ""
     budget = f"a budget of {found.budget_bytes / 2**20:,.0f} MiB for each worker of a rank"
     console.print(
         f"largest micro-batch: {found.max_micro_batch} samples within {budget}{again}",

@@ -1,4 +1,4 @@
-"""Commands that run on several ranks of this machine."""
+"""Starts and ends the ranks of a command that runs in several processes of this machine."""
 
 import os
 import sys
@@ -11,7 +11,12 @@ from adloco.errors import require
 
 
 def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
-    """Run `adloco WORDS` in that many processes of this machine and return the exit code.
+    """Run `adloco WORDS` on several ranks of this machine and return the exit code.
+
+    Args:
+        count: Number of ranks.
+        recipe: The recipe that they run.
+        words: The line after `adloco`.
 
     Raises:
         ValueError: The workers of the recipe cannot be spread over that many ranks.
@@ -23,6 +28,6 @@ def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
 
 
 def end_rank(message: str) -> None:
-    """End this process because another rank failed, whatever it is waiting for."""
+    """Print the message and end this process at once, also if it waits for a rank that failed."""
     print(f"adloco (rank {this_rank()}): {message}", file=sys.stderr, flush=True)
     os._exit(2)

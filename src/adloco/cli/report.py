@@ -1,4 +1,4 @@
-"""`adloco report`: the plots and the page of a run, drawn again from its metrics."""
+"""`adloco report`: draws the plots and the report of a run again from its metrics."""
 
 from argparse import Namespace
 from pathlib import Path

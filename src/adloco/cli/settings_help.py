@@ -1,4 +1,4 @@
-"""Help on every setting, by section, from the table that `adloco config` goes over."""
+"""Prints help on every setting, by section, from the same table as `adloco config`."""
 
 import argparse
 import functools
@@ -25,18 +25,18 @@ class KnownSetting:
     """Its type."""
     default: Any
     chosen_by: str = ""
-    """The choice it belongs to, for instance `batch.rule warmup`; empty if the recipe has it."""
+    """The choice that would add it, such as `batch.rule warmup`; empty if the recipe has it."""
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values there are; empty if they cannot be listed."""
+        """All allowed values; empty if they cannot be listed."""
         if self.hint is bool:
             return ("true", "false")
         return tuple(map(str, get_args(self.hint))) if get_origin(self.hint) is Literal else ()
 
     @property
     def placeholder(self) -> str:
-        """What stands for a value in help."""
+        """The word for a value in the help, for instance NUMBER."""
         if self.choices:
             return f"{{{','.join(self.choices)}}}"
         return PLACEHOLDERS.get(self.hint, "VALUE")
@@ -57,7 +57,8 @@ def print_settings(arguments: argparse.Namespace) -> int:
 def settings_help(recipe: Recipe, sections: list[str]) -> str:
     """Help on the settings of these sections, as wide as the terminal.
 
-    Defaults are the values of the recipe, and those of a class that the recipe does not choose.
+    A default is the recipe's value; for a setting of a class that the recipe does not choose, it is
+    that class's default.
     """
     parser = argparse.ArgumentParser(
         usage=argparse.SUPPRESS,
@@ -79,8 +80,8 @@ def settings_help(recipe: Recipe, sections: list[str]) -> str:
 
 
 def known_settings(recipe: Recipe) -> Iterator[KnownSetting]:
-    """Every setting there is, once: those of the recipe, and those that it would have with another
-    choice, for instance of `batch.rule`.
+    """Every setting once: those of the recipe, and those that other choices would add to it, for
+    instance another `batch.rule`.
     """
     values = named_settings(recipe)
     for section, content in SECTIONS.items():
@@ -120,7 +121,7 @@ def known_settings(recipe: Recipe) -> Iterator[KnownSetting]:
 
 
 def _defaults(owner: type) -> dict[str, Any]:
-    """The default of each field of a dataclass, None for a field that must be given."""
+    """The default of each field of a dataclass; None for a field that must be given."""
     return {
         field.name: field.default_factory()
         if field.default_factory is not MISSING
@@ -132,7 +133,7 @@ def _defaults(owner: type) -> dict[str, Any]:
 
 
 def _as_flag(value: Any) -> str:
-    """A value as it is written behind a flag."""
+    """A value as text for the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""`adloco train`: a new run, or one that is resumed; here, or on several ranks of this machine."""
+"""`adloco train`: starts or resumes a run, in this process or on several ranks of this machine."""
 
 import sys
 from argparse import Namespace
@@ -15,13 +15,11 @@ def add_parser(commands: Commands) -> None:
         commands,
         "train",
         run,
-        summary="train a recipe, or go on with a run",
-        description="Train a recipe, or go on with a run from its newest checkpoint.",
+        summary="train a recipe, or resume a run",
+        description="Train a recipe, or resume a run from its newest checkpoint.",
         takes_settings=True,
     )
-    parser.add_argument(
-        "--resume", metavar="RUN", type=Path, help="folder of the run to go on with"
-    )
+    parser.add_argument("--resume", metavar="RUN", type=Path, help="folder of the run to resume")
     add_ranks(parser)
 
 
@@ -34,12 +32,12 @@ def run(arguments: Namespace) -> int:
     resumed, settings = arguments.resume, arguments.settings
     require(
         not (resumed and arguments.recipe),
-        f"--resume goes on with the recipe of the run; leave out {arguments.recipe}",
+        f"--resume takes the recipe of the run; leave out {arguments.recipe}",
     )
     if arguments.ranks != 1 and num_ranks() == 1:
         return _run_on_ranks(arguments)
     console = Console(highlight=False, quiet=this_rank() != 0)
-    # Inside of the group everything, so that bad input on one rank ends all ranks.
+    # All is done inside the group, so that bad input on one rank ends all ranks.
     with process_group(end_rank):
         with console.status("reading and tokenising text, building models ..."):
             training_run = (
@@ -51,8 +49,10 @@ def run(arguments: Namespace) -> int:
 
 
 def _run_on_ranks(arguments: Namespace) -> int:
-    """Train in several processes. If memory runs out where the step cannot be repeated, they start
-    again from the newest checkpoint with smaller micro-batches.
+    """Train in several processes and return the exit code.
+
+    If memory runs out in a step that cannot be repeated, all ranks start again from the newest
+    checkpoint with smaller micro-batches.
     """
     from adloco.cli.rank_processes import on_ranks
     from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
@@ -63,7 +63,8 @@ def _run_on_ranks(arguments: Namespace) -> int:
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
     if resumed:
         recipe, folder = resumed_recipe(resumed, arguments.settings), resumed
-        # The folder has the old values of these settings, so they are given again.
+        # The folder's recipe has the old values of the changed settings, so a restart names them
+        # again.
         begin = again = words
     else:
         recipe = read_recipe(arguments)

@@ -1,4 +1,4 @@
-"""The loop of `adloco train`: it shows each round, and Ctrl+C ends it after an inner step."""
+"""The loop of `adloco train`: shows each round; Ctrl+C ends it after the inner step in progress."""
 
 import signal
 import sys
@@ -21,7 +21,7 @@ SECOND_SIGNAL_SECONDS = 1.0
 
 
 def train(run: TrainingRun, console: Console) -> int:
-    """Train until the budget is spent or a person stops the run; return the exit code."""
+    """Train until the token budget is spent or the user stops the run; return the exit code."""
     if run.finished:
         console.print(
             f"{run.folder} has spent its budget of {run.recipe.run.tokens:,} tokens already",
@@ -57,8 +57,8 @@ def _interruptible(run: TrainingRun) -> Iterator[None]:
     received: list[float] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        # Launchers send again what the terminal has sent to all processes, so that a second signal
-        # counts only after a while.
+        # The terminal sends Ctrl+C to all processes, and a launcher sends it to its ranks again, so
+        # a second signal counts only after a while.
         if received and time.monotonic() - received[0] > SECOND_SIGNAL_SECONDS:
             raise KeyboardInterrupt
         received.append(time.monotonic())
@@ -77,7 +77,7 @@ def _interruptible(run: TrainingRun) -> Iterator[None]:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Print a tracker's warning as one sentence, without its place in the code."""
+    """Print a tracker's warning as one sentence, without file name and line number."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", TrackerWarning)
         show_others = warnings.showwarning

@@ -1,5 +1,5 @@
-"""What a person sees while a run trains: a live view on a terminal, one plain line per round
-elsewhere, five lines at the end.
+"""Shows a run while it trains: a live view on a terminal, one plain line per round elsewhere, and a
+summary at the end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,21 +28,23 @@ class View(Protocol):
 
 @contextmanager
 def open_view(run: TrainingRun, console: Console) -> Iterator[View]:
-    """A live view on a terminal, plain lines elsewhere."""
+    """Open a live view on a terminal, or plain lines elsewhere, until the context ends."""
     if not console.is_terminal:
         yield PlainView(console, wire_name(run), run.recipe.task.measures)
         return
     view = LiveView(run)
-    # The view is asked to draw itself again and again, so that progress moves inside a round too.
+    # Live calls render() several times a second, so that progress moves within a round too.
     with Live(get_renderable=view.render, console=console, refresh_per_second=4, transient=False):
         yield view
 
 
 class PlainView:
-    """One line per round.
+    """Prints one line per round.
 
-    wire: the format in which pseudo-gradients cross, by its name in the recipe.
-    measures: what the task measures, the loss first.
+    Args:
+        console: Where to print.
+        wire: The value of `wire.format`, which encodes the pseudo-gradients.
+        measures: What the task measures in an evaluation, the loss first.
     """
 
     def __init__(self, console: Console, wire: str, measures: Sequence[Metric]) -> None:
@@ -70,7 +72,7 @@ class PlainView:
 
 
 class LiveView:
-    """Progress, a row per trainer, merges, bytes and speed."""
+    """A panel with the progress, a row per trainer, merges, bytes and speed."""
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
@@ -96,18 +98,19 @@ class LiveView:
         }
 
     def render(self) -> RenderableType:
-        """The view as of now."""
+        """The panel with the numbers of this moment."""
         recipe = self._run.recipe
         parts: list[RenderableType] = [self._progress()]
         if self._record is None:
-            parts.append(Text("first round under way ...", style="dim"))
+            parts.append(Text("first round running ...", style="dim"))
         else:
             parts += [self._trainers(self._record), self._traffic(self._record)]
         parts += [Text(text, style="magenta") for text in self._events[-EVENTS_SHOWN:]]
         title, folder = f"adloco: {recipe.run.name}", str(self._run.folder)
         panel = Panel(Group(*parts), title=title, subtitle=folder, border_style="cyan")
-        # The terminal echoes Ctrl+C as ^C at the cursor. Behind the border, which is as wide as the
-        # terminal, it would wrap, and the next drawing would begin one line too low.
+        # The terminal echoes Ctrl+C as ^C at the cursor. Without the empty line it would follow the
+        # border, which is as wide as the terminal, and wrap, and the next drawing would begin one
+        # line too low.
         return Group(panel, Text())
 
     def _progress(self) -> RenderableType:
@@ -169,7 +172,7 @@ class LiveView:
 
 
 def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
-    """Five lines about a finished run, and one that says where its files are."""
+    """Five lines about a finished run, and one that names its files."""
     last = run.history[-1]
     merges = sum(len(record["merges"]) for record in run.history)
     batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
@@ -228,7 +231,7 @@ def _event_texts(record: Record) -> list[str]:
 
 
 def _measured(row: Record, measures: Sequence[Metric]) -> str:
-    """The validation loss, and the task's other measures that have a picture, with their names."""
+    """The validation loss, then the task's other measures that have a plot, with their names."""
     texts = [
         f"{measure.label} {measure.text(row.get(validation(measure).name))}"
         for measure in measures
@@ -250,23 +253,25 @@ def _first_to_last(metric: Metric, records: Sequence[Record], summary: dict[str,
 
 
 def _batch(row: Record) -> str:
-    """The requested batch, and what was trained if that was cut to what fits, or topped up."""
+    """The requested batch, and the trained one if it differs: clipped to what fits, or raised."""
     requested, trained = row["requested_batch"], row["trainer_batch"]
     return str(requested) if trained == requested else f"{requested} ({trained} trained)"
 
 
 def _rounded(row: Record) -> str:
+    """The samples that were added so that every rank has work; empty for none."""
     return f" ({row['rounded_up']} added)" if row["rounded_up"] else ""
 
 
 def _sent(record: Record) -> str:
+    """The bytes sent per worker, and those inside islands if there are any."""
     inside = f" + {_shown(record, 'bytes_inside')} inside" if record["bytes_inside"] else ""
     return f"{_shown(record, 'bytes_communicated')}{inside}"
 
 
 def _compressed(syncs: Record, wire: str, after: str, before: str = "") -> str:
-    """What the wire format made of syncs, for instance `int4, 7.5x`, between these; nothing where
-    it made nothing smaller.
+    """The wire format and its compression, for instance `int4, 7.5x`, between `before` and `after`;
+    empty if nothing was compressed.
     """
     ratio = syncs["compression_ratio"]
     return "" if ratio is None or round(ratio, 1) == 1 else f"{before}{wire}, {ratio:.1f}x{after}"

@@ -1,1 +1,1 @@
-"""What a person sees of a finished run: plots and report.html."""
+"""The report of a run: plots and report.html."""

@@ -1,5 +1,5 @@
-"""report.html: one self-contained page with the pictures, the merges, the rounds and the settings
-of a run.
+"""Writes report.html: one self-contained page with the plots, the merges, the rounds and the
+settings of a run.
 """
 
 import base64
@@ -18,14 +18,20 @@ from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, rows
 from adloco.run.records import Records
 
 ROWS = 60
-"""Rounds shown in the table; of longer runs evenly spaced ones."""
+"""About as many rounds are in the table; those of a longer run are evenly spaced."""
 
 
 def write_report(folder: Path) -> Path:
-    """Draw the plots and the page from the files of a run folder, finished or not."""
-    from adloco.report.plots import (
-        draw_plots,  # Late: matplotlib takes half a second, and most ranks draw nothing.
-    )
+    """Draw the plots and the page of a run, finished or not, from the files in its folder.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        ValueError: The run has no finished round.
+    """
+    # Imported late: matplotlib takes half a second, and most ranks draw nothing.
+    from adloco.report.plots import draw_plots
 
     records = Records(folder).read()
     require(bool(records), f"{folder} has no finished round to report; train it first")
@@ -131,9 +137,7 @@ def _cards(metrics: Sequence[Metric], records: Sequence[Record]) -> list[tuple[s
 
 
 def _sync_cards(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """What the rounds' syncs took, without numbers that are 0; none where workers exchanged
-    nothing.
-    """
+    """The cards about syncs, without numbers that are 0; no cards if workers exchanged nothing."""
     metrics = [
         SYNC["bytes"],
         SYNC["compression_ratio"],
@@ -152,6 +156,7 @@ def _sync_cards(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 
 def _spaced(records: Sequence[Record]) -> list[Record]:
+    """About `ROWS` evenly spaced records, the first and the last included."""
     step = max(1, -(-len(records) // ROWS))
     chosen = list(records[::step])
     return chosen if chosen[-1] is records[-1] else [*chosen, records[-1]]

@@ -1,6 +1,7 @@
-"""Pictures of a run: loss against tokens, rounds, bytes and time; the rest over tokens.
+"""Draws the plots of a run: the loss against tokens, rounds, bytes and time; all else against
+tokens.
 
-Which numbers a picture shows, and what they are called, the tables of metrics.py say.
+The tables of metrics.py say which numbers a plot shows (`Metric.panel`) and how they are labelled.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +21,15 @@ Draw = Callable[[Sequence[Metric], Sequence[Record]], Figure]
 
 
 def draw_plots(records: Sequence[Record], folder: Path, measures: Sequence[Metric]) -> list[Path]:
-    """Write every picture as PNG and return the paths, in the order in which to look at them.
+    """Write every plot that has data as a PNG file.
 
-    measures: what the task measures, the loss first.
+    Args:
+        records: The lines of metrics.jsonl.
+        folder: Where the files are written.
+        measures: What the task measures in an evaluation, the loss first.
+
+    Returns:
+        The paths, in the order of the report.
     """
     folder.mkdir(parents=True, exist_ok=True)
     per_trainer = validation(measures[0], "trainer", panel="trainers")
@@ -47,13 +54,13 @@ def draw_plots(records: Sequence[Record], folder: Path, measures: Sequence[Metri
         "batch": (_each, "Batch of each trainer, and micro-batches per inner step"),
         "noise_scale": (
             _noise_scale,
-            "Gradient statistics, smoothed as the batch rule sees them (none where noise hides "
-            "|G|²)",
+            "Gradient statistics, smoothed as the batch rule sees them (gaps: |G|² is not "
+            "positive)",
         ),
         "trainers": (_each, "Trainers (dotted: merges)"),
         "workers": (_each, "Share of each worker, and how long it waited for the slowest"),
         "communication": (_communication, "Communication (dotted: merges)"),
-        "wire": (_wire, "Syncs: how alike workers are, what is lost, and what they take"),
+        "wire": (_wire, "Syncs: similarity of workers, loss by the wire format, seconds"),
         "memory": (_memory, "Memory by phase of a round"),
     }
     paths = []
@@ -169,7 +176,7 @@ def _wire(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
         points = [(record["tokens"], record["sync"][metric.name]) for record in records]
         rest[-1].plot(*_steps(points), color=colour, linewidth=2, label=metric.label)
     _label(rest[-1], ROUND["tokens"], "seconds of syncs per round")
-    # Room for the legend above the curves.
+    # Leaves room for the legend above the curves.
     rest[-1].set_ylim(
         0, 1.35 * max(number for metric in seconds for (number,) in values(metric, records))
     )
@@ -205,7 +212,7 @@ def _memory(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
 
 
 def _over(axis: Axes, x: Metric, y: Metric, records: Sequence[Record], **style: Any) -> None:
-    """A number of the round over another one."""
+    """Plot a number of the round against another one."""
     points = [
         (record[x.name], record[y.name] / y.unit.scale)
         for record in records
@@ -216,10 +223,10 @@ def _over(axis: Axes, x: Metric, y: Metric, records: Sequence[Record], **style: 
 
 
 def _lines(axis: Axes, metric: Metric, records: Sequence[Record], **style: Any) -> None:
-    """A line per trainer or worker over tokens.
+    """Plot a line per trainer or worker against tokens.
 
-    Counts and numbers of workers are a staircase, as they held in the whole round; others are
-    points.
+    Counts, and all numbers of workers, are a staircase, because they apply to the whole round;
+    other numbers are points.
     """
     for number in sorted(
         {row[metric.per] for record in records for row in rows(record, metric.per)}
@@ -242,7 +249,7 @@ def _lines(axis: Axes, metric: Metric, records: Sequence[Record], **style: Any) 
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> list[list[float]]:
-    """A staircase of values, each from the end of the round before to its x."""
+    """x and y of a staircase: each value extends from the x of the point before to its own x."""
     x, y = [0.0], [points[0][1]]
     for at, value in points:
         x, y = [*x, x[-1], at], [*y, value, value]
@@ -256,7 +263,7 @@ def _mark_merges(axis: Axes, x: Metric, records: Sequence[Record]) -> None:
 
 
 def _label(axis: Axes, x: Metric, y: str, *, whole: bool = False) -> None:
-    """whole: y is a count, shown from 0 on."""
+    """Label and format the axes. With `whole`, y is a count, and its axis begins at 0."""
     # The formatter shows 2.5e6 bytes as 2.5M: the axis is in the unit of the file.
     axis.set_xlabel(x.axis if x.unit.scale == 1 else f"{x.label} ({x.unit.name})")
     axis.set_ylabel(y)

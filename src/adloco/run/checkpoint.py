@@ -1,8 +1,9 @@
-"""Checkpoints: tensors as safetensors, everything else as JSON, checksums of both, written
-atomically. No pickle.
+"""Writes and reads checkpoints atomically: tensors as safetensors, everything else as JSON, with
+checksums of both files. No pickle.
 
-A state is any nesting of dictionaries, lists and tuples over tensors and plain values. Tensors go
-to one file under the path at which they stand; the rest keeps that path in their place.
+A state is any nesting of dictionaries, lists and tuples with tensors and plain values in it. Each
+tensor is stored under its path in the nesting (`trainers.0.outer.params`, for instance), and the
+JSON has that path in its place.
 """
 
 import hashlib
@@ -25,8 +26,16 @@ TENSORS, STATE, CHECKSUMS = "tensors.safetensors", "state.json", "checksums.json
 
 
 def save(folder: Path, name: str, state: Any, keep: int) -> Path:
-    """Write a checkpoint into folder/name and remove all but the newest `keep`; names must sort by
-    age.
+    """Write a checkpoint and remove all but the newest `keep`.
+
+    Args:
+        folder: Folder of all checkpoints of the run.
+        name: Name of this checkpoint's subfolder. Names must sort by age.
+        state: See the top of this file for what it may contain.
+        keep: Number of checkpoints to keep, this one included.
+
+    Returns:
+        The checkpoint's folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
@@ -53,8 +62,8 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
 
 
 def make_readable(folder: Path) -> None:
-    """Let others read a folder and its files, which temporary folders and safetensors keep for
-    their owner alone.
+    """Make a folder and its files readable for all users; tempfile and safetensors let only the
+    owner read them.
     """
     folder.chmod(0o755)
     for file in folder.iterdir():
@@ -71,14 +80,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> Path:
-    """The newest checkpoint in a folder."""
+    """The newest checkpoint in a folder; ValueError if it has none."""
     found = list_checkpoints(folder)
-    require(bool(found), f"{folder} holds no checkpoint; start the run again in another folder")
+    require(bool(found), f"{folder} has no checkpoint; start the run again in another folder")
     return found[-1]
 
 
 def load(checkpoint: Path) -> Any:
-    """The state that was saved, on the CPU; a ValueError if a file is damaged or foreign."""
+    """Read the state of a checkpoint, with its tensors on the CPU.
+
+    Raises:
+        ValueError: A file is missing or damaged, or another version or program wrote it.
+    """
     try:
         expected = json.loads((checkpoint / CHECKSUMS).read_text())
         damaged = [
@@ -89,7 +102,7 @@ def load(checkpoint: Path) -> Any:
             f"{checkpoint} is not a checkpoint of adloco; name a run folder that `adloco train` "
             "wrote"
         ) from error
-    advice = "remove it to go on from the one before"
+    advice = "remove it to resume from the one before"
     require(
         not damaged,
         f"checkpoint {checkpoint} is damaged ({', '.join(damaged)} does not match its checksum); "
@@ -98,14 +111,14 @@ def load(checkpoint: Path) -> Any:
     saved = json.loads((checkpoint / STATE).read_text())
     require(
         saved.get("format") == FORMAT,
-        f"checkpoint {checkpoint} has format {saved.get('format')!r}, this version reads "
-        f"{FORMAT!r}; use its version",
+        f"checkpoint {checkpoint} has format {saved.get('format')!r}, but this version of adloco "
+        f"reads {FORMAT!r}; use the version that wrote it",
     )
     return _join(saved["state"], load_file(checkpoint / TENSORS))
 
 
 def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """The value with each tensor replaced by its path; the tensors are added to `tensors`."""
+    """The value as JSON, with each tensor replaced by its path; adds the tensors to `tensors`."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().contiguous()
         return {"tensor": path}
@@ -129,6 +142,7 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `_split`."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()

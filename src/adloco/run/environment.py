@@ -1,4 +1,4 @@
-"""What a run ran on: device, precision, versions, commit."""
+"""The environment of a run: device, precision, versions, git commit, random generators."""
 
 import hashlib
 import platform
@@ -17,7 +17,7 @@ PACKAGES = ("adloco", "torch", "transformers", "tokenizers", "safetensors", "num
 
 
 def code_checksum() -> str:
-    """A checksum of all modules of this package."""
+    """A checksum of all modules of this package, to compare the code of several ranks."""
     package = Path(__file__).parents[1]
     return hashlib.sha256(
         b"".join(file.read_bytes() for file in sorted(package.rglob("*.py")))
@@ -25,7 +25,7 @@ def code_checksum() -> str:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device a recipe names; auto takes a GPU if there is one."""
+    """The device that `run.device` names; auto takes a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -44,8 +44,11 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
-    """Data type for autocast, or None for fp32; auto takes bf16 where the device computes it
-    natively.
+    """The data type for autocast, or None for fp32.
+
+    Args:
+        name: See `run.precision`; auto takes bf16 where the device computes it natively.
+        device: The run's device.
     """
     if name == "auto":
         return torch.bfloat16 if _native_bf16(device) else None
@@ -63,13 +66,13 @@ def _native_bf16(device: torch.device) -> bool:
 
 
 def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """State of the generators that a model may draw from."""
+    """State of the random generators that a model may draw from, for dropout for instance."""
     on_device = {"device": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {"cpu": torch.get_rng_state(), **on_device}
 
 
 def set_rng_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Go on with these draws; a state from another kind of device leaves this one's as it is."""
+    """Restore the result of `rng_state`; a GPU's generator only if the state has one."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "device" in state:
         torch.cuda.set_rng_state(state["device"], device)
@@ -99,7 +102,7 @@ def describe_environment(
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Commit of the code that runs and whether it differs from it; None outside a checkout."""
+    """The commit of the checkout, and dirty: True if files differ from it; None without one."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:

@@ -1,9 +1,10 @@
-"""Memory of this process by phase of a round: its peak within the phase, and what is held at the
-end; and PyTorch's own snapshot on a GPU.
+"""Measures this process's memory in each phase of a round: its peak, and its size at the phase's
+end. On a GPU it can also write PyTorch's memory snapshot.
 
 On a GPU the numbers are those of torch's allocator. On a CPU they are the resident memory of the
-process, the interpreter and all libraries included. Linux can forget a process's peak (`proc(5)`,
-clear_refs); elsewhere a phase's peak is that of the process so far, and what is held is not known.
+process, the interpreter and all libraries included. Linux can reset a process's peak (`proc(5)`,
+clear_refs). On other systems a phase's peak is the peak of the process so far, and its current size
+is not known (None).
 """
 
 import contextlib
@@ -18,13 +19,13 @@ from adloco.errors import require
 
 PHASES = ("inner_steps", "sync", "evaluation", "checkpoint")
 SNAPSHOT_EVENTS = 100_000
-"""Allocations and frees that a snapshot holds, the last ones."""
+"""A snapshot keeps this many allocations and frees, the latest ones."""
 Usage = dict[str, dict[str, int | None]]
 """Phase -> peak_bytes, current_bytes."""
 
 
 class Memory:
-    """What each phase took, and the largest of all."""
+    """Measures the memory of each phase, and the peak of the whole run."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -33,7 +34,7 @@ class Memory:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure a phase; one that comes twice before `take` counts as one."""
+        """Measure a phase. If it runs twice before `take`, the larger peak counts."""
         self._peak = self.peak_bytes
         forget_peak(self._device)
         try:
@@ -45,18 +46,18 @@ class Memory:
 
     @property
     def peak_bytes(self) -> int:
-        """The largest so far, outside of phases too."""
+        """The peak so far, inside and outside of phases."""
         return max(self._peak, usage(self._device)[0])
 
     def take(self) -> Usage:
-        """The phases since it was last asked, in the order of `PHASES`."""
+        """The phases measured since the last call, in the order of `PHASES`."""
         taken = {name: self._phases[name] for name in PHASES if name in self._phases}
         self._phases = {}
         return taken
 
 
 def usage(device: torch.device) -> tuple[int, int | None]:
-    """Peak since it was last forgotten, and now."""
+    """(peak bytes since `forget_peak`, bytes now); None for now where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
     status = Path("/proc/self/status")
@@ -69,11 +70,12 @@ def usage(device: torch.device) -> tuple[int, int | None]:
     if len(kilobytes) < 2:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else 1024 * peak, None
-    # The system adds up its counters late: what is held can be read as more than the peak.
+    # Linux updates its counters late, so the current size can be larger than the peak.
     return 1024 * max(kilobytes.values()), 1024 * kilobytes["VmRSS"]
 
 
 def forget_peak(device: torch.device) -> None:
+    """Reset the peak that `usage` returns, where the system allows it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -82,8 +84,10 @@ def forget_peak(device: torch.device) -> None:
 
 
 def snapshot_file(folder: Path, device: torch.device) -> Path:
-    """Where in a run's folder the first process writes its snapshot, to be opened at
-    pytorch.org/memory_viz; ValueError for a CPU.
+    """File in a run's folder for rank 0's memory snapshot, which pytorch.org/memory_viz shows.
+
+    Raises:
+        ValueError: The device is not a GPU.
     """
     require(
         device.type == "cuda",
@@ -95,8 +99,10 @@ def snapshot_file(folder: Path, device: torch.device) -> Path:
 
 @contextlib.contextmanager
 def memory_snapshot(file: Path | None) -> Iterator[None]:
-    """PyTorch's history of allocations on GPUs, written at the end, however it comes. file: None
-    for nothing.
+    """Record PyTorch's GPU allocations within the context.
+
+    Args:
+        file: Where to write them when the context ends, also by an error; None records nothing.
     """
     if file is None:
         yield

@@ -1,9 +1,10 @@
-"""The largest micro-batch that fits a recipe's model on this device, by real steps of a worker, one
-answer for all ranks (DESIGN section 4, b_max).
+"""Finds the largest micro-batch that fits on this device (b_max, `switch.max_micro_batch`) by
+training real steps. All ranks get the same answer.
 
-A worker is built as the run builds it (sharded, replicated), trains a step per size on the run's
-own data, and is thrown away. What it holds at most is compared with what is free, less what the
-trainers' global parameters will take, divided by the workers that share the device.
+The probe builds a worker as the run does (sharded, replicated), trains a step of each size on the
+run's own data, and discards the worker. A size fits if the worker's peak memory is within its
+budget: `memory.fraction` of the free memory, less the trainers' global parameters and outer
+momentum, divided by the workers that share the device.
 """
 
 import hashlib
@@ -34,21 +35,28 @@ OUTER_COPIES = 2
 
 
 NO_END = 2**62
-"""More than there is anywhere: what a step needs that ran out of memory."""
+"""The peak reported for a step that ran out of memory, in bytes: larger than any budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What was found. budget_bytes: of a worker."""
+    """The result of a probe."""
 
     max_micro_batch: int
     budget_bytes: int
+    """Memory that one worker may take."""
     measured: tuple[Measured, ...]
+    """Every size that was measured, in rising order."""
     cached: bool
+    """True if the answer comes from an earlier probe."""
 
 
 def outer_copies(recipe: Recipe, device: torch.device) -> int:
-    """What the trainers' outer steps keep on the device, in sizes of the model in its own type."""
+    """The memory of all trainers' global parameters and outer momentum on the device.
+
+    Returns:
+        A multiple of the model's size in its own data type; 0 if they are kept on the host.
+    """
     elsewhere = recipe.outer_memory.on_host and device.type != "cpu"
     size = 2 if recipe.model_options.dtype == "bf16" and recipe.outer_memory.dtype == "fp32" else 1
     return 0 if elsewhere else OUTER_COPIES * size * recipe.method.num_trainers
@@ -63,8 +71,18 @@ def probe(
     *,
     again: bool = False,
 ) -> Probe:
-    """The largest micro-batch of a recipe; from the cache if it was found before for the same
-    model, shape and device, unless `again`.
+    """Find the largest micro-batch that fits.
+
+    Args:
+        recipe: The run's recipe.
+        task: The task with its data, which provides the longest samples.
+        builder: Builds the run's model.
+        placement: Where the run's workers live.
+        precision: Data type for autocast; None for fp32.
+        again: Measure even if the cache has an answer for the same model, settings and device.
+
+    Raises:
+        ValueError: Not even one sample fits, or `memory.gib` is missing or too small.
     """
     file = (
         Path(recipe.data.cache).expanduser()
@@ -80,8 +98,7 @@ def probe(
             )
         )
     together = int(placement.largest(len(placement.local(range(recipe.method.num_workers)))))
-    # What decides whether a step is run must be the same on all ranks, or some would wait for the
-    # others.
+    # All ranks must decide alike which sizes to try, or some would wait for the others for ever.
     free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
     outer = outer_copies(recipe, placement.device) * builder.num_bytes() // placement.shards
     held = recipe.memory.gib - free / 2**30
@@ -94,8 +111,8 @@ def probe(
     trainers = f"{recipe.method.num_trainers} trainers' global parameters"
     require(
         budget > 0,
-        f"memory.fraction of {free / 2**30:.1f} GiB, what is free, does not hold {trainers}; use "
-        "fewer, or give more memory",
+        f"{recipe.memory.fraction:g} (memory.fraction) of the {free / 2**30:.1f} GiB of free "
+        f"memory does not hold {trainers}; use fewer trainers, or give more memory",
     )
     stepper = _Stepper(recipe, task, builder, placement, precision)
 
@@ -109,8 +126,8 @@ def probe(
             fits=most <= budget,
         )
 
-    # The ranks of an island share a batch, so that one never takes more than its part of the
-    # largest.
+    # The ranks of an island split a worker's batch, so none ever trains on more than its part of
+    # batch.maximum.
     largest = math.ceil(recipe.guards.maximum / placement.ranks_per_worker)
     found, measured = largest_micro_batch(
         measure, limit_bytes=(free - outer) // together, largest=largest
@@ -155,7 +172,7 @@ def _key(
 
 
 class _Stepper:
-    """A worker like those of the run, and what it holds."""
+    """A worker like those of the run, whose memory is measured while it trains steps."""
 
     def __init__(
         self,
@@ -182,14 +199,14 @@ class _Stepper:
         model = builder()
         engine = placement.engine(model, recipe.run.compile, builder.filling)
         self._worker = Worker(0, model, recipe.inner, settings, engine)
-        # A round begins with a step on which statistics are taken, in smaller pieces but perhaps
-        # with a second copy of the gradients.
+        # The first step of a round may measure gradient statistics, with smaller micro-batches but
+        # perhaps with a second copy of the gradients; the second step is a plain one.
         self._steps = 2 if recipe.batch.needs_moments else 1
-        self._run(1)  # Optimizer state is made at the first step.
+        self._run(1)  # The first step creates the optimizer state.
 
     def step(self, size: int) -> tuple[int, float]:
-        """(most bytes held in a step of micro-batches of this size, its seconds); more than any
-        budget if memory runs out.
+        """(peak bytes, seconds) of a step with micro-batches of this size; (NO_END, 0) if memory
+        runs out.
         """
         free_memory(self._device)
         forget_peak(self._device)
@@ -209,12 +226,12 @@ class _Stepper:
             Event(),
         )
         if self._worker.pass_limit:
-            raise OutOfMemoryError("it went on with smaller micro-batches")
+            raise OutOfMemoryError("the worker repeated the step with smaller micro-batches")
 
 
 def _free_bytes(gib: float, device: torch.device) -> int:
-    """What the run may take: what is free on the GPU, or of the given budget what this process does
-    not hold yet.
+    """Bytes that the run may still take: the given GiB less what this process has already, or for 0
+    GiB the free memory of the GPU.
     """
     if gib > 0:
         return int(gib * 2**30) - _held(device)
@@ -231,5 +248,6 @@ def _free_bytes(gib: float, device: torch.device) -> int:
 
 
 def _held(device: torch.device) -> int:
+    """Bytes that this process has now, or its peak where the system does not say."""
     peak, now = usage(device)
     return peak if now is None else now

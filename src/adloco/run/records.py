@@ -1,6 +1,6 @@
-"""The files of a run folder that grow with it: metrics.jsonl (a line per round), steps.jsonl (a
-line per inner step of each worker) and out_of_memory.jsonl (a line where memory ran out in a step
-that could not be repeated).
+"""The files to which a run appends: metrics.jsonl (a line per round), steps.jsonl (a line per inner
+step of each worker) and out_of_memory.jsonl (a line each time memory ran out in a step that could
+not be repeated); and the summary of a whole run.
 """
 
 import json
@@ -48,7 +48,15 @@ def round_record(
 ) -> Record:
     """One line of metrics.jsonl.
 
-    measured: the measures by trainer; empty where this round was not evaluated.
+    Args:
+        report: What the algorithm reports of the round.
+        measures: What the task measures in an evaluation.
+        tokens_per_sample: Tokens of one sample.
+        seconds: Since the start of the run.
+        tokens_per_second: In this round's training alone.
+        memory_bytes: Peak of this process so far.
+        memory: Memory by phase.
+        measured: Each measure by name, by trainer; empty if the round was not evaluated.
     """
     known = {
         "tokens": report.samples * tokens_per_sample,
@@ -92,7 +100,12 @@ def summarise(
 ) -> dict[str, Any]:
     """Contents of summary.json.
 
-    trainer: whose measures to take; None for those of the best trainer in each round.
+    Args:
+        records: The lines of metrics.jsonl.
+        measures: What the task measures in an evaluation.
+        num_parameters: Of the model.
+        recipe: Name of the recipe.
+        trainer: Whose measures to take; None for those of the best trainer in each round.
     """
     summary: dict[str, Any] = {}
     for measure in measures:
@@ -107,12 +120,13 @@ def summarise(
 
 
 class Records:
-    """Appends to these files."""
+    """Appends to these files in a run folder, and reads them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def add(self, record: Record, report: RoundReport) -> None:
+        """Append a round's line of metrics.jsonl and its inner steps."""
         # Steps first: a metrics line says that its round is complete.
         _append(
             self.folder / STEPS, [{"round": report.round, **asdict(step)} for step in report.steps]
@@ -124,9 +138,14 @@ class Records:
         return list(_lines(self.folder / METRICS))
 
     def add_out_of_memory(self, rounds: int, message: str, pass_limit: int) -> None:
-        """Record that memory ran out, from any rank, for whoever goes on with the run.
+        """Record that memory ran out, so that a resumed run trains with smaller micro-batches.
 
-        The line is appended at once, so that ranks do not disturb one another.
+        Any rank may call it: each appends one line in one write.
+
+        Args:
+            rounds: Complete rounds so far.
+            message: The error's message.
+            pass_limit: The largest micro-batch to try next, in samples.
         """
         _append(
             self.folder / OUT_OF_MEMORY,
@@ -134,13 +153,11 @@ class Records:
         )
 
     def pass_limit(self) -> int:
-        """The largest micro-batch that is left to try since memory ran out; 0 if it never did where
-        a step could not be repeated.
-        """
+        """The smallest limit recorded by `add_out_of_memory`, in samples; 0 if there is none."""
         return min((line["pass_limit"] for line in _lines(self.folder / OUT_OF_MEMORY)), default=0)
 
     def cut(self, rounds: int) -> None:
-        """Forget what was recorded after this many rounds: a resumed run writes it again."""
+        """Remove the lines of all rounds after this many; a resumed run writes them again."""
         for name in (METRICS, STEPS):
             kept = [line for line in _lines(self.folder / name) if line["round"] <= rounds]
             temporary = self.folder / f".{name}"
@@ -150,14 +167,14 @@ class Records:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Write a JSON file for people and programs, indented and without NaN; replaced as a whole."""
+    """Write an indented JSON file atomically, with null for nan and infinity."""
     temporary = file.with_name(f".{file.name}")
     temporary.write_text(json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
     temporary.replace(file)
 
 
 def finite(value: Any) -> Any:
-    """The value with null for every number that JSON does not have."""
+    """The value with None for every nan and infinity in it, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -175,6 +192,6 @@ def _append(file: Path, lines: Sequence[Record]) -> None:
 def _lines(file: Path) -> Iterator[Record]:
     if not file.exists():
         return
-    # A process killed while writing leaves a last line without its end.
+    # A process that was killed while writing leaves an incomplete last line.
     for line in file.read_text().split("\n")[:-1]:
         yield json.loads(line)

@@ -1,5 +1,5 @@
-"""What a run needs before its first round: its folder, where its workers live, its task with the
-data, its model, and the micro-batch that fits.
+"""Sets up what a run needs before its first round: its folder, the placement of its workers, its
+task with the data, its model, and the micro-batch that fits.
 """
 
 import os
@@ -105,12 +105,17 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
 
 
 def new_folder(recipe: Recipe) -> Path:
-    """Where a new run of the recipe lives."""
+    """The folder of a new run: `run.folder`, or runs/NAME-TIME."""
     return Path(recipe.run.folder or f"runs/{recipe.run.name}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def place_workers(recipe: Recipe) -> Placement:
-    """Where the run's workers live, after a check that all processes mean the same run."""
+    """Place the run's workers on the ranks.
+
+    Raises:
+        ValueError: The ranks differ in settings, kind of device or code, or the workers cannot be
+            spread over them.
+    """
     workers = recipe.method.num_workers
     shape = recipe.placement
     device = choose_device(recipe.run.device)
@@ -125,17 +130,26 @@ def place_workers(recipe: Recipe) -> Placement:
 
 
 def with_reachable_data(recipe: Recipe, placement: Placement) -> tuple[Recipe, str]:
-    """The recipe with its fallback in place of a source that cannot be reached, and the sentence
-    that says so; as it is, and empty, otherwise.
+    """Replace the recipe's data source by its fallback if it cannot be reached.
+
+    Returns:
+        The recipe, and a sentence that says why the fallback is used; the unchanged recipe and an
+        empty text if the source can be reached.
     """
-    # Paths may differ between ranks, but not whether the first source is there.
+    # Rank 0 decides for all: paths may differ between ranks, but all must use the same source.
     notice = placement.agree(reachable(recipe.data) if placement.is_rank_zero else "")
     return (replace(recipe, data=recipe.data.fallback_settings()) if notice else recipe), notice
 
 
 def find_micro_batch(recipe: Recipe, *, again: bool) -> tuple[Probe, str]:
-    """What `switch.max_micro_batch = "auto"` is for a recipe, and what a person should know. again:
-    measure it also if it is known from before.
+    """Find the micro-batch that `switch.max_micro_batch = "auto"` stands for.
+
+    Args:
+        recipe: The recipe.
+        again: Measure even if an earlier answer is in the cache.
+
+    Returns:
+        The result, and a notice for the user if the data's fallback was used.
     """
     placement = place_workers(recipe)
     recipe, notice = with_reachable_data(recipe, placement)
@@ -152,8 +166,15 @@ def find_micro_batch(recipe: Recipe, *, again: bool) -> tuple[Probe, str]:
 
 
 def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
-    """The task and its data; what it keeps on disk is made by the first process while the others
-    wait.
+    """Open the task with its data. Rank 0 writes the files on disk first; the others wait.
+
+    Args:
+        recipe: The run's recipe.
+        stored: The run to resume, whose tokenizer is used; None for a new run.
+        placement: Where the run's workers live.
+
+    Raises:
+        ValueError: The data does not fit the settings, or the text differs between ranks.
     """
 
     def open_here() -> Task:
@@ -175,8 +196,17 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
 def model_builder(
     recipe: Recipe, task: Task, stored: StoredRun | None, placement: Placement
 ) -> Builder:
-    """What builds the run's model; of a stored run from the configuration in its folder, without
-    trained weights: the checkpoint has its own.
+    """The builder of the run's model.
+
+    Args:
+        recipe: The run's recipe.
+        task: The opened task, which completes the model's configuration.
+        stored: The run to resume; None for a new run. A resumed run takes the configuration from
+            its folder and no trained weights, because its checkpoint has them.
+        placement: Where the run's workers live.
+
+    Raises:
+        ValueError: The model does not fit the task, or its weights differ between ranks.
     """
     build, ids = recipe.model.builder, task.tokenizer.vocab_size
     with named_in_section("model", recipe.model):
@@ -205,8 +235,8 @@ def model_builder(
 
 
 def read_whole(builder: Builder, placement: Placement) -> str:
-    """The sentence where trained weights pass whole through the memory of ranks that hold shards;
-    empty if they do not.
+    """A notice that every rank reads the trained weights whole before it shards them; empty if it
+    does not.
     """
     reason = builder.stored.only_whole if placement.shards > 1 else ""
     return (
@@ -218,7 +248,10 @@ def read_whole(builder: Builder, placement: Placement) -> str:
 
 
 def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None:
-    """Refuse more workers here than their parameters and optimizer states leave room for."""
+    """Raise ValueError if the workers on this rank need more memory than its device has.
+
+    It counts parameters, gradients, AdamW's moments, residuals and outer state, not activations.
+    """
     method, device = recipe.method, placement.device
     workers = len(placement.local(range(method.num_workers)))
     residuals = recipe.feedback and not (recipe.outer_memory.on_host and device.type != "cpu")
@@ -232,8 +265,8 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     )
     require(
         needed <= memory,
-        f"{workers} of the method.num_trainers x method.workers_per_trainer workers, of "
-        f"{builder.num_parameters():,} parameters each, live here "
-        f"and need {needed / 2**30:.1f} GiB, but {device} has {memory / 2**30:.1f} GiB; use fewer "
-        "workers or a smaller model",
+        f"{workers} of the method.num_trainers x method.workers_per_trainer workers are on this "
+        f"rank; with {builder.num_parameters():,} parameters each they need "
+        f"{needed / 2**30:.1f} GiB, but {device} has {memory / 2**30:.1f} GiB; use fewer workers "
+        "or a smaller model",
     )

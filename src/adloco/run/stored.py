@@ -1,4 +1,4 @@
-"""A run folder read back: its recipe, its newest checkpoint and its tokenizer, after a check that
+"""Reads a run folder back: its recipe, its newest checkpoint and its tokenizer; and checks that
 they belong together.
 """
 
@@ -31,7 +31,7 @@ FREE_SETTINGS = {
     "data.dataset",
     "data.factory",
     "data.arguments",
-    "data.cache",  # What they lead to is checked by content.
+    "data.cache",  # The text behind these five is compared by its fingerprint.
     "outer.on_host",
     "evaluation.every",
     "evaluation.windows",
@@ -40,8 +40,7 @@ FREE_SETTINGS = {
     "memory.gib",
     "memory.fraction",
 }
-"""Settings that may change from a run's beginning to its going on; all others decide its numbers.
-"""
+"""Settings that may change on resume; all others decide the run's numbers."""
 
 
 OWN_SETTINGS = {
@@ -57,28 +56,30 @@ OWN_SETTINGS = {
     "data.cache",
     "profile.memory",
 }
-"""Settings that may differ between the ranks of one run; what the device and the paths lead to is
-compared.
+"""Settings that may differ between the ranks of one run; the kind of device and the text behind the
+paths are compared instead.
 """
 CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """What a run folder holds."""
+    """A run folder that was read back."""
 
     folder: Path
     recipe: Recipe
     tokenizer: Tokenizer
     checkpoint: Path
     about: dict[str, Any]
-    """The run at the checkpoint: generators, seconds, corpus."""
+    """State of the run at the checkpoint: random generators, seconds, fingerprint of the text,
+    settings.
+    """
     algorithm: dict[str, Any]
-    """State of `AdLoCo`."""
+    """`AdLoCo.state_dict()` at the checkpoint."""
 
 
 def run_folder(folder: Path) -> Path:
-    """The folder, after a check that a run lives there."""
+    """The same folder; ValueError if it is not a run's."""
     require(
         (folder / RECIPE).is_file(),
         f"{str(folder)!r} is not a run folder (no {RECIPE} in it); give one that `adloco train` "
@@ -88,11 +89,15 @@ def run_folder(folder: Path) -> Path:
 
 
 def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
-    """The run in a folder at its newest checkpoint; ValueError if a part is missing, damaged,
-    foreign or changed.
+    """Read the run in a folder at its newest checkpoint.
 
-    flags: settings that are to be others from now on, of those that may.
+    Args:
+        folder: The run's folder.
+        flags: (section.key, value) of settings that change on resume; see `CHANGEABLE`.
 
+    Raises:
+        ValueError: A part is missing or damaged, comes from another program or version, or was
+            changed since the run began.
     """
     recipe = resumed_recipe(folder, flags)
     newest = checkpoint.newest(folder / CHECKPOINTS)
@@ -100,7 +105,8 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
     known = isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
     require(
         known,
-        f"checkpoint {newest} is not that of a run; name a run folder that `adloco train` wrote",
+        f"checkpoint {newest} was not written by a run; name a run folder that `adloco train` "
+        "wrote",
     )
     fixed, begun = fixed_settings(recipe), state["run"]["recipe"]
     changed = [key for key, value in fixed.items() if begun.get(key, value) != value]
@@ -109,13 +115,12 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
         f"{', '.join(changed)} in {folder / RECIPE} is not what the run began with; restore it, or "
         "start another run",
     )
-    unknown = [
-        key for key in fixed if key not in begun
-    ]  # Another choice, which has other settings, is refused above.
+    # Another choice, for instance another batch.rule, has other settings; it is refused above.
+    unknown = [key for key in fixed if key not in begun]
     require(
         not unknown,
-        f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; go on "
-        "with that, or start another run",
+        f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; resume "
+        "it with that version, or start another run",
     )
     return StoredRun(
         folder=folder,
@@ -128,11 +133,19 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
 
 
 def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
-    """The recipe of a run that goes on with these settings changed."""
+    """The recipe in a run folder, with these settings changed for its resume.
+
+    Args:
+        folder: The run's folder.
+        flags: (section.key, value) of settings to change.
+
+    Raises:
+        ValueError: One of them may not change, or the recipe does not fit this version.
+    """
     for name, _ in flags:
         require(
             name in CHANGEABLE,
-            f"--{name} cannot change when a run goes on; leave it out (what can: "
+            f"--{name} cannot change when a run is resumed; leave it out (settings that can: "
             f"{', '.join(CHANGEABLE)})",
         )
     path = run_folder(folder) / RECIPE
@@ -140,19 +153,19 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
     try:
         build_recipe(values)
     except ValueError as error:
-        advice = "restore it, go on with the version that began the run, or start another run"
+        advice = "restore it, resume with the version that began the run, or start another run"
         message = f"{path} does not fit this version of adloco: {error}; {advice}"
         raise ValueError(message) from error
     return build_recipe(override(values, flags))
 
 
 def fixed_settings(recipe: Recipe) -> dict[str, str]:
-    """The settings that a run keeps from beginning to end."""
+    """The settings that must not change on resume, by section.key."""
     return _named(recipe, without=FREE_SETTINGS)
 
 
 def shared_settings(recipe: Recipe) -> dict[str, str]:
-    """The settings that all ranks of a run have alike."""
+    """The settings that must be equal on all ranks, by section.key."""
     return _named(recipe, without=OWN_SETTINGS)
 
 
@@ -161,7 +174,7 @@ def _named(recipe: Recipe, without: Collection[str]) -> dict[str, str]:
 
 
 def check_corpus(stored: StoredRun, task: Task) -> None:
-    """Refuse another text than the run began with."""
+    """Raise ValueError if the task's text is not the text that the run began with."""
     data = stored.recipe.data
     where = data.source if not data.path else f"the text of {data.source}"
     require(

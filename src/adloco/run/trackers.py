@@ -1,7 +1,7 @@
 """The experiment trackers that follow a run beside metrics.jsonl.
 
-A tracker that fails is left out, and training goes on. They run in the first process alone. Their
-step is the number of tokens, because steps change meaning when batches grow.
+They run in rank 0 alone. A tracker that fails is left out, and training continues. Their step is
+the number of tokens, because steps change meaning when batches grow.
 """
 
 import math
@@ -21,7 +21,7 @@ TENSORBOARD = "tensorboard"
 
 
 class TrackerWarning(UserWarning):
-    """A tracker failed and follows the run no longer."""
+    """A tracker failed and no longer follows the run."""
 
 
 class Trackers:
@@ -51,25 +51,25 @@ class Trackers:
 
     @contextmanager
     def following(self, settings: Mapping[str, Any], tokens: int) -> Iterator[None]:
-        """Open them, tell them the settings of the run, and close them at the end.
+        """Open the trackers with the run's settings, and close them when the context ends.
 
         Args:
             settings: Every setting by `section.key`.
-            tokens: Trained on so far; more than 0 when a run goes on.
+            tokens: Tokens trained on so far; more than 0 when a run is resumed.
         """
         self._start(settings, tokens)
         try:
             yield
         finally:
             for name, tracker in list(self._following.items()):
-                with self._spared(name):
+                with self._left_out_on_error(name):
                     tracker.finish()
 
     def log(self, record: Record) -> None:
-        """Log the numbers of a round."""
+        """Send the numbers of a round to every tracker."""
         values = scalars(record)
         for name, tracker in list(self._following.items()):
-            with self._spared(name):
+            with self._left_out_on_error(name):
                 tracker.log(dict(values), step=record["tokens"])
 
     def _start(self, settings: Mapping[str, Any], tokens: int) -> None:
@@ -78,12 +78,13 @@ class Trackers:
             for key, value in settings.items()
         }
         for name in self._names:
-            with self._spared(name):
+            with self._left_out_on_error(name):
                 chosen: TrackerSettings = TRACKERS.find(name)()
                 self._following[name] = chosen.open(self._folder, plain, tokens)
 
     @contextmanager
-    def _spared(self, name: str) -> Iterator[None]:
+    def _left_out_on_error(self, name: str) -> Iterator[None]:
+        """Turn an error of this tracker into a warning, and use the tracker no longer."""
         try:
             yield
         except Exception as error:
@@ -97,8 +98,8 @@ class Trackers:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """The finite numbers of a line of metrics.jsonl by name, for instance train_loss, sync/bytes,
-    trainer-0/wire_error, worker-0/busy_seconds.
+    """The finite numbers in a line of metrics.jsonl, by names such as train_loss, sync/bytes,
+    trainer-0/wire_error and worker-0/busy_seconds.
     """
     rows = {"": record, "sync/": record["sync"]}
     for kind in ("trainer", "worker"):

@@ -1,4 +1,4 @@
-"""A finished (or stopped) run's model, for evaluation and generation."""
+"""Loads and evaluates the model of a finished or stopped run."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from adloco.run.stored import MODEL, StoredRun, check_corpus, read_run
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Global parameters of one trainer, in a model."""
+    """A model with the global parameters of one trainer."""
 
     stored: StoredRun
     model: nn.Module
@@ -24,15 +24,21 @@ class Trained:
 
 
 def load_trained(folder: Path, trainer: int | None = None) -> Trained:
-    """A trainer's model from the newest checkpoint; without a number, of the trainer with the
-    lowest validation loss.
+    """Load a trainer's model from the newest checkpoint of a run.
+
+    Args:
+        folder: The run's folder.
+        trainer: Its number; None for the trainer with the lowest validation loss.
+
+    Raises:
+        ValueError: There is no such trainer (any more), or the folder cannot be read.
     """
     stored = read_run(folder)
     saved = {entry["trainer"]: entry for entry in stored.algorithm["trainers"]}
     chosen = _best_trainer(folder, sorted(saved)) if trainer is None else trainer
     require(
         chosen in saved,
-        f"there is no trainer {chosen} in {stored.checkpoint}; living ones are "
+        f"there is no trainer {chosen} in {stored.checkpoint}; its trainers are "
         f"{', '.join(map(str, sorted(saved)))}",
     )
     recipe = stored.recipe
@@ -51,11 +57,15 @@ def load_trained(folder: Path, trainer: int | None = None) -> Trained:
 
 
 def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str, float], int]:
-    """(each measure by name, number of tokens or texts) on the run's validation rows, or on all
-    rows of another path.
+    """Evaluate a model.
 
-    windows: of a language model, how many, evenly spaced; 0: all.
+    Args:
+        trained: The model of a run.
+        path: Data of which all rows are used; None for the run's own validation rows.
+        windows: Windows to evaluate a language model on, evenly spaced; 0: all.
 
+    Returns:
+        Each measure by name, and the number of tokens or texts that it averages over.
     """
     stored, recipe = trained.stored, trained.stored.recipe
     data = recipe.data if path is None else recipe.data.at(path)
@@ -75,6 +85,7 @@ def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str
 
 
 def _best_trainer(folder: Path, living: list[int]) -> int:
+    """The trainer with the lowest loss in the latest evaluation of any that are left."""
     for record in reversed(Records(folder).read()):
         losses = {
             row["trainer"]: row["val_loss"]

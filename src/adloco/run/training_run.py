@@ -209,10 +209,10 @@ class TrainingRun:
             last = self._budget.spent(state.samples + steps * per_step)
             return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
-            raise NonFiniteLossError(
-                f"{error}; the last good checkpoint is "
-                f"{checkpoint.newest(self.folder / CHECKPOINTS)}"
-            ) from error
+            # Another rank may not have written the first checkpoint yet.
+            saved = checkpoint.list_checkpoints(self.folder / CHECKPOINTS)[-1:]
+            good = "".join(f"; the last good checkpoint is {found}" for found in saved)
+            raise NonFiniteLossError(f"{error}{good}") from error
         except OutOfMemoryError as error:
             if (
                 error.pass_limit == 0 or not self.folder.is_dir()

@@ -1,5 +1,5 @@
-"""A run's model as a folder that transformers loads: weights, configuration, tokenizer, and a model
-card with the recipe and the results.
+"""Exports a run's model as a folder that transformers loads: weights, configuration, tokenizer, and
+a model card with the recipe and the results.
 """
 
 import shutil
@@ -16,12 +16,16 @@ from adloco.run.trained import Trained
 
 
 def export(trained: Trained, folder: Path) -> None:
-    """Write the folder, as a whole or not at all. It must not exist yet."""
+    """Write the model's folder atomically.
+
+    Raises:
+        ValueError: The folder exists already, or transformers cannot load such a model.
+    """
     source = trained.stored.recipe.model
     require(
         source.for_transformers,
-        f"the model of {trained.stored.folder} is none that transformers can load (model.source); "
-        f"take its weights from {trained.stored.checkpoint}",
+        f"transformers cannot load the model of {trained.stored.folder} (model.source); take its "
+        f"weights from {trained.stored.checkpoint}",
     )
     require(
         not folder.exists(), f"--to {str(folder)!r} exists already; give a folder that does not"
@@ -36,7 +40,7 @@ def export(trained: Trained, folder: Path) -> None:
         end = trained.stored.tokenizer.end_of_text
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
-        # pipeline and generate stop at these; they decide nothing about the weights.
+        # transformers' pipeline and generate stop at these ids.
         model.config.eos_token_id = end
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.eos_token_id = model.generation_config.pad_token_id = end
@@ -82,7 +86,7 @@ Load it with `{recipe.task.head}.from_pretrained(FOLDER)`.
 
 ## Results
 
-Losses are in nats, bytes are those a worker handed to reductions with others.
+Losses are in nats; bytes are the payload of one worker's reductions with other workers.
 
 | | |
 |---|---|

@@ -7,10 +7,10 @@ from adloco.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """How often and on how much a run is evaluated; always after the last round."""
+    """How often a run is evaluated, and on how many windows. The last round is always evaluated."""
 
     every: int = 1
-    """Rounds from one evaluation of every trainer to the next."""
+    """Rounds from one evaluation of all trainers to the next."""
     windows: int = 64
     """Validation windows, evenly spaced over the held-out text; 0: all."""
 

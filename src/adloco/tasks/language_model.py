@@ -24,11 +24,13 @@ from adloco.tasks.task import Task
 
 EVALUATION_WINDOWS_AT_ONCE = 32
 LARGEST_EXPONENT = 700.0
-"""The exponential of more is not a finite number."""
+"""The exponential of much larger numbers is not a finite float64."""
 CHECKED_TOKENS = 16
-"""Tokens of the window with which `validate_model` calls the model."""
+"""Number of tokens with which `validate_model` calls the model."""
 LEAK = 1e-6
-"""Relative change of earlier logits above which a model is said to see its last token."""
+"""`validate_model` refuses a model whose earlier logits change by more than this, relative to the
+largest logit, when the last token changes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class LanguageModelSettings:
         )
         require(
             len(tokens)
-            # A window predicts each of its tokens from those before it, so it takes one more.
+            # Each predicted token has one before it, so a window takes one token more.
             > data.context_tokens,
             f"{data.source} is too short for one window of {data.context_tokens} tokens: a window "
             f"takes {data.context_tokens + 1}, "
@@ -131,7 +133,9 @@ class LanguageModel:
 
     @torch.no_grad()
     def validate_model(self, model: Any, device: torch.device) -> str:
-        """The logits before a token must not depend on it."""
+        """Check that logits do not depend on later tokens: two inputs that differ in their last
+        token alone must give the same logits before it.
+        """
         model.eval()
         ids = self._validation.windows(np.array([0, 0])).to(device)[
             :, : min(CHECKED_TOKENS, self._data.context_tokens)
@@ -142,7 +146,7 @@ class LanguageModel:
         advice = (
             "take one for causal language modelling, or add is_decoder = true to model.overrides"
         )
-        return f"the model sees the tokens that it is to predict: {advice}" if sees else ""
+        return f"the model sees the tokens that it must predict: {advice}" if sees else ""
 
     def measure(
         self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
@@ -155,18 +159,21 @@ class LanguageModel:
 
 
 def next_token_loss(model: Any, ids: Tensor) -> Tensor:
-    """Mean cross-entropy of each token given those before it, in nats. ids: int64 [samples, context
-    + 1].
+    """Mean cross-entropy of each token given those before it, in nats.
 
     The shift is here and nowhere else: position i predicts token i + 1. (Passing labels to a
     transformers model would shift a second time.)
+
+    Args:
+        model: Called with input_ids; returns an object with logits [samples, context, vocabulary].
+        ids: Token ids, int64 [samples, context + 1].
     """
     logits: Tensor = model(input_ids=ids[:, :-1], use_cache=False).logits
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
 
 def evaluation_windows(source: TokenSource, windows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Indices of that many windows, evenly spaced over the source; all for 0."""
+    """Indices of `windows` windows, evenly spaced over the source; of all windows for 0."""
     count = min(windows, source.num_windows) if windows else source.num_windows
     return np.linspace(0, source.num_windows - 1, count).astype(np.int64)
 
@@ -181,9 +188,21 @@ def loss_on_windows(
     parts: int = 1,
     at_once: int = EVALUATION_WINDOWS_AT_ONCE,
 ) -> tuple[float, int]:
-    """(sum of the losses, count) over the predicted tokens of every parts-th of these windows.
+    """Add up the loss over one part of these windows.
 
     Every part calls the model equally often, as the ranks that share a sharded model must.
+
+    Args:
+        model: The model, which is set to evaluation mode.
+        source: Windows of tokens.
+        indices: The windows that all parts evaluate together.
+        device: Where the model is.
+        part: Which part this is, from 0; it takes every `parts`-th window.
+        parts: Number of parts.
+        at_once: Most windows in one call of the model.
+
+    Returns:
+        The sum of the losses of all predicted tokens in nats, and the number of these tokens.
     """
     model.eval()
     total, count = 0.0, 0
@@ -207,8 +226,16 @@ def generate(
     stop: int,
     seed: int,
 ) -> Iterator[int]:
-    """Token ids that continue the prompt, until the stop id; temperature 0 takes the most likely
-    token each time.
+    """Draw the token ids that continue a prompt, one at a time.
+
+    Args:
+        model: A causal language model of transformers.
+        prompt: Token ids, at least one.
+        max_tokens: Most ids to draw.
+        temperature: Divides the logits; 0 takes the most likely token each time.
+        context_tokens: The model sees this many of the latest tokens.
+        stop: Id that ends the text; it is not yielded.
+        seed: Seed of the draw.
     """
     model.eval()
     device = next(model.parameters()).device

@@ -1,5 +1,6 @@
-"""What a model is trained for. A task is one file: its settings, batches from rows, the loss and
-the evaluation.
+"""The protocol of a task, which is what a model is trained for: language modelling, for instance.
+
+A task is one file with its settings, its batches, its loss and its evaluation.
 """
 
 from collections.abc import Sequence
@@ -17,77 +18,92 @@ from adloco.tasks.evaluation_settings import EvaluationSettings
 
 
 class Task(Protocol):
-    """A task with its data opened."""
+    """A task with its data, ready to train and evaluate."""
 
     tokenizer: Tokenizer
 
     @property
     def corpus(self) -> str:
-        """Equal for equal text; of a stream, for equal text so far."""
+        """A fingerprint of the text; for a stream, of the text read so far."""
         ...
 
     def matches_fingerprint(self, corpus: str) -> bool:
-        """True if the text is the one that had this `corpus`, or goes on from it."""
+        """True if the text has this fingerprint, or if it is a stream whose beginning has it."""
         ...
 
     def skipped(self) -> str:
-        """Which rows were left out so far, in one sentence; empty if none were."""
+        """One sentence about the rows that were left out so far; empty if there are none."""
         ...
 
     def configure(self, config: Any) -> Any:
-        """The model's configuration (of transformers), completed for this task; ValueError if it
-        does not fit.
-        """
+        """Complete a transformers configuration for this task; ValueError if it does not fit."""
         ...
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
-        """Samples to train on. least: samples of the first inner step over all trainers, which must
-        be there.
+        """Samples to train on.
+
+        Args:
+            num_streams: Streams into which the samples are divided, one for each worker.
+            seed: Decides the order of the samples.
+            least: Samples of the first inner step over all trainers.
+
+        Raises:
+            ValueError: There are fewer samples than `least` or than streams.
         """
         ...
 
     def largest_source(self) -> Source:
-        """Samples as long as any, to measure memory with."""
+        """Samples of the greatest length in the data, to measure memory with."""
         ...
 
     def loss(self, model: Any, batch: Any) -> Tensor:
-        """Mean loss over the samples of a batch; padding never enters it."""
+        """Mean loss over the samples of a batch; padding does not count."""
         ...
 
     def validate_model(self, model: Any, device: torch.device) -> str:
-        """Why this model cannot be trained for the task, in one sentence; empty if it can. Calls
-        the model as often on every rank.
+        """One sentence that says why this model cannot be trained for the task; empty if it can.
+
+        It must call the model equally often on every rank.
         """
         ...
 
     def measure(
         self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
     ) -> list[float]:
-        """Sums over the part-th of `parts` shares of the evaluation set, and last the count.
-
-        at_once: samples in a pass.
+        """Evaluate the model on one part of the evaluation set.
 
         Every part calls the model equally often, as the ranks that share a sharded model must.
+
+        Args:
+            model: The model, which is set to evaluation mode.
+            device: Where the model is.
+            at_once: Most samples in one call of the model.
+            part: Which part this is, from 0.
+            parts: Number of parts.
+
+        Returns:
+            Sums over the part, and last the count of its tokens or texts. The sums of all parts
+            over the count of all parts are the means for `TaskSettings.measured`.
         """
         ...
 
 
 class TaskSettings(Protocol):
-    """A task's settings, what it measures and what it can do."""
+    """The settings of a task, what it measures and what it can do."""
 
     @property
     def head(self) -> Head:
-        """Class in transformers that puts the task's head on a model."""
+        """The auto class of transformers that puts the task's head on a model."""
         ...
 
     @property
     def pipeline(self) -> str:
-        """Name of the task at Hugging Face, for the card of an exported model."""
+        """Hugging Face's name for the task (pipeline_tag), for the card of an exported model."""
         ...
 
     @property
     def packed(self) -> bool:
-        """True if samples are windows of packed text; False if they are texts.
+        """True if samples are windows of packed text; False if each is a text of its own.
 
         `adloco prepare` packs text, and evaluation.windows counts windows.
         """
@@ -100,12 +116,14 @@ class TaskSettings(Protocol):
 
     @property
     def counted(self) -> str:
-        """What an evaluation averages over, in the plural."""
+        """The units that an evaluation averages over, in the plural: tokens or texts."""
         ...
 
     @property
     def measures(self) -> tuple[Metric, ...]:
-        """What an evaluation measures: first the loss, whose name is `loss`; lower is better."""
+        """The measures of an evaluation. The first is the loss: its name is `loss`, and lower is
+        better.
+        """
         ...
 
     def measured(self, means: Sequence[float]) -> dict[str, float]:
@@ -120,7 +138,15 @@ class TaskSettings(Protocol):
         *,
         everything: bool = False,
     ) -> Task:
-        """The task with its data. tokenizer: instead of the one that data names; everything:
-        evaluate on all rows, and train on none.
+        """Open the task with its data.
+
+        Args:
+            data: Where the data comes from.
+            evaluation: How much of it is evaluated.
+            tokenizer: Used instead of the one that `data` names.
+            everything: Evaluate on all rows and train on none.
+
+        Raises:
+            ValueError: The data cannot be read or does not suit the task.
         """
         ...

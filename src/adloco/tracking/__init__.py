@@ -1,1 +1,1 @@
-"""Experiment trackers, a file each; `tracker` has their protocol."""
+"""Experiment trackers, one file each; `tracker` has their protocol."""

@@ -15,7 +15,7 @@ class ClearML:
     key: ClassVar[str] = "clearml"
 
     def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> Tracker:
-        # Without its hooks on torch.save, argparse and TensorBoard.
+        # Turns off ClearML's hooks on torch.save, argparse and TensorBoard.
         options = {
             "run_name": PROJECT,
             "task_name": folder.name,
