@@ -1,5 +1,5 @@
-"""adloco prepare, and training on datasets: whole, streamed, cut off and gone on with, from a
-second source.
+"""`adloco prepare`, and training on datasets: whole, streamed, interrupted and continued, or from
+a fallback.
 """
 
 import json

@@ -318,8 +318,8 @@ def test_weights_that_nobody_draws_are_not_whatever_was_in_memory() -> None:
 
 
 def test_weights_that_lack_a_part_are_refused(tmp_path: Path) -> None:
-    """Two layers of three, or a body without the language model's head; a new classification head
-    is drawn.
+    """Weights with two of three layers, or without the language model's head, are refused; a new
+    classification head is drawn.
     """
     build_llama(TINY, 16, 9).save_pretrained(tmp_path / "two")  # type: ignore[operator]
     longer = NamedModel(
