@@ -47,8 +47,9 @@ Train = Callable[[list[str]], subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def train(capfd: pytest.CaptureFixture[str]) -> Train:
-    """`adloco train WORDS` in this process, which has imported what takes a new one seconds; for
-    `--ranks`, which start new ones.
+    """Runs `adloco train WORDS` in this process, whose imports would take a new process seconds.
+
+    It is for `--ranks`, which starts new processes itself.
     """
     from adloco.cli.main import main
 

@@ -176,7 +176,7 @@ def outer_sgd(
 
 
 def make_run(**changes: Any) -> AdLoCo:
-    """A regression run of one trainer with two workers, changed as told.
+    """A regression run of one trainer with two workers, with these changes.
 
     The names are those of the sections' fields; `wire` is the codec.
     """

@@ -126,8 +126,8 @@ def test_hugging_face_trainer(ranks: int) -> None:
 
 @pytest.mark.nightly
 def test_norm_test_in_one_process_and_data_parallel() -> None:
-    """The same batches exactly, the same losses and noise scales to rounding; the first noise scale
-    from per-sample gradients; and it learns.
+    """Batches are equal, and losses and noise scales are equal up to rounding. The first noise
+    scale matches per-sample gradients, and the model learns.
     """
     one, two = (run("norm_test_loop.py", ranks) for ranks in (1, 2))
     numbers = [

@@ -100,7 +100,7 @@ def test_counted_bytes_are_those_of_the_kernel(small: list[str], tmp_path: Path)
 
 @pytest.mark.nightly
 def test_nothing_stays_of_a_program_that_was_killed(small: list[str], tmp_path: Path) -> None:
-    """Here with links whose packets a process of the benchmark's own carries."""
+    """The links are those whose packets are carried by a process of the benchmark."""
     before = traces()
     command = words(small, tmp_path, "--tokens", "100000000", "--without-tc", "--latency-ms", "5")
     with subprocess.Popen(

@@ -150,7 +150,9 @@ def test_totals_of_syncs_by_hand() -> None:
 
 
 def test_the_best_of_a_measure_is_the_lowest_or_the_highest() -> None:
-    """Once per round, once of trainer 1, whose loss is larger by 20 and whose score is unknown."""
+    """The first summary is of the whole run, the second of trainer 1, whose loss is larger by 20
+    and whose score is unknown.
+    """
     measures = [
         Metric("loss", "loss", Unit("nats")),
         Metric("score", "score", Unit(""), better="higher"),

@@ -99,8 +99,8 @@ def test_islands_of_shards() -> None:
 
 
 def test_commands_run(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the README's order and its own words; only the sizes are made small, as far as four
-    fragments that travel for two steps allow.
+    """Commands run in the README's order and wording; only sizes are reduced, as far as four
+    fragments in flight for two steps allow.
     """
     monkeypatch.chdir(tmp_path)
     at = small.index("--run.folder")

@@ -243,8 +243,8 @@ def test_parameters_that_overflow_do_not_reach_the_others() -> None:
 
 
 def test_a_step_that_failed_half_way_leaves_no_gradients() -> None:
-    """One read fails in the middle of an accumulated step; the round is tried again and is as if
-    nothing had happened.
+    """A read fails in the middle of an accumulated step; repeating the round gives the same result
+    as a round without a failure.
     """
     settings: dict[str, Any] = {
         "switch": SwitchMode(max_micro_batch=2, mode="always"),
@@ -312,8 +312,8 @@ def test_evaluate_shares_the_work() -> None:
 
 
 def test_every_trainer_starts_from_the_same_parameters() -> None:
-    """Models built one by one would differ, and averages of models from different starts mean
-    nothing.
+    """Models that are built one by one would differ, and an average of models from different
+    starting points is meaningless.
     """
     run = make_run(build_model=lambda: nn.Linear(3, 1), num_trainers=3)
     for trainer in (1, 2):

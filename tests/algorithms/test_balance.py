@@ -13,7 +13,7 @@ from tests.problems import make_run, outer_sgd, params_of, regression
 
 
 class Clock:
-    """Seconds that everything in the process has taken."""
+    """Seconds that all threads of the process have taken together."""
 
     now = 0.0
 
@@ -22,7 +22,7 @@ class Clock:
 
 
 class ClockOfThread(Clock, threading.local):
-    """Seconds that the calling thread has taken: on it, threads run at the same time."""
+    """Seconds of the calling thread alone, as if all threads ran at the same time."""
 
 
 class Timed:
@@ -38,7 +38,9 @@ class Timed:
 
 
 def shares_over_time(workers: int) -> list[list[tuple[int, float, float]]]:
-    """(batch, busy, wait) of each worker by round; worker 0 is slow in the first five, then 1."""
+    """(batch, busy, wait) of each worker by round; worker 0 is slow in the first five rounds, and
+    worker 1 in the others.
+    """
     clock = ClockOfThread()
     source = Timed(regression(workers, samples=4000), clock)
     run = make_run(

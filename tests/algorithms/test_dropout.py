@@ -49,7 +49,7 @@ def test_nothing_is_dropped_in_evaluation() -> None:
 )
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_attention_is_the_fused_operator_s(how: dict[str, Any], kv_heads: int) -> None:
-    """With a rate so small that nothing is dropped."""
+    """If the rate is so small that nothing is dropped, the output equals the fused operator's."""
     torch.manual_seed(0)
     query, key, value = (
         torch.randn(2, 4, 5, 8),
@@ -185,8 +185,8 @@ def on_ranks(shards: int, replicas: int) -> Tensor:
     ),
 )
 def test_ranks_draw_alike(ranks: int, shards: int, replicas: int) -> None:
-    """The last rank has the second trainer's workers; micro-batches are cut alike on one rank and
-    on two.
+    """The last rank hosts the second trainer's workers; one rank and two split the batch into the
+    same micro-batches.
     """
     torch.testing.assert_close(
         run_on_ranks(on_ranks, ranks, shards, replicas)[-1], on_ranks(1, 1), rtol=1e-6, atol=1e-9
@@ -196,7 +196,7 @@ def test_ranks_draw_alike(ranks: int, shards: int, replicas: int) -> None:
 def test_the_second_pass_of_the_inner_product_test_sees_the_same_masks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the mean of <g_j, gbar> would not be |gbar|^2."""
+    """With other masks the mean of <g_j, gbar> would differ from |gbar|^2."""
     run = make_run(
         build_model=Dropping,
         loss_fn=loss,

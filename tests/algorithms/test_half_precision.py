@@ -24,7 +24,7 @@ NESTEROV = OuterOptimizer(lr=0.7, options={"momentum": 0.9, "nesterov": True})
 def test_an_outer_step_moves_every_element_in_every_type(
     name: str, dtype: torch.dtype, memory: OuterMemory
 ) -> None:
-    """Sizes around the blocks of vectorised kernels, against the same step in float64."""
+    """The step matches one in float64, for sizes around the blocks of vectorised kernels."""
     # Large enough that eps of Adam does not round to zero in float16, and steps are not rounded
     # away.
     start = torch.linspace(1.0, 2.0, 67, dtype=torch.float64)
@@ -66,7 +66,7 @@ def test_small_outer_steps_add_up_in_float32_and_round_away_in_the_models_type()
 
 @pytest.mark.parametrize("codec", [None, Int8()], ids=["plain", "int8"])
 def test_a_worker_that_has_not_moved_moves_nothing(codec: Any) -> None:
-    """Digits that only the global parameters can have are no pseudo-gradient."""
+    """Digits that only the float32 global parameters have do not count as a pseudo-gradient."""
     outer = outer_sync(
         [torch.zeros(50, dtype=torch.bfloat16)], OuterOptimizer(lr=1.0, options={}), codec=codec
     )

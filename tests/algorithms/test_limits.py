@@ -53,7 +53,7 @@ def test_sync_at_every_step_is_data_parallel() -> None:
 
 
 def test_one_trainer_with_a_constant_batch_is_diloco() -> None:
-    """Also when everything adaptive is switched on but can change nothing."""
+    """This holds also if everything adaptive is switched on but cannot change anything."""
     diloco = make_run(inner=adamw(0.01), outer=outer_sgd(0.7, 0.9, True), batch=ConstantBatch())
     held = make_run(
         inner=adamw(0.01),
@@ -102,7 +102,7 @@ def test_one_worker_without_outer_optimizer_is_plain_training_exactly() -> None:
 
 @pytest.mark.parametrize(("batch", "micro"), [(12, 4), (17, 8), (5, 1)])
 def test_accumulation_is_one_batch(batch: int, micro: int) -> None:
-    """a x m = one batch of a*m, unequal micro-batches included."""
+    """Accumulating micro-batches, also unequal ones, equals one batch of all their samples."""
     settings = {
         "workers_per_trainer": 1,
         "guards": BatchGuards(initial=batch),

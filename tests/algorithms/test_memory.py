@@ -1,5 +1,5 @@
-"""A step that runs out of memory is repeated with halved micro-batches, by all workers from then
-on, and trains on the same samples.
+"""A step that runs out of memory is repeated with halved micro-batches on the same samples; all
+workers use the smaller micro-batches from then on.
 """
 
 import copy
@@ -18,7 +18,7 @@ from tests.problems import BlockLM, adamw, make_run, next_token, outer_sgd, para
 
 
 class Small:
-    """A device on which a number of samples fits, from a call on."""
+    """A device on which only this many samples fit, from one of its calls on."""
 
     def __init__(self, fits: int, first_call: int = 0, message: str = "") -> None:
         self.fits, self.first_call, self.message, self.calls = fits, first_call, message, 0
@@ -54,8 +54,8 @@ def language(loss: Any, **changes: Any) -> AdLoCo:
 
 
 def test_the_same_samples_in_smaller_pieces() -> None:
-    """12 samples of a worker do not fit, nor 6, but 3; the outcome is that of a run whose passes
-    never had more.
+    """A worker's 12 samples do not fit, nor do 6, but 3 do; the result equals that of a run whose
+    passes never had more than 3.
     """
     small, plain = (
         language(Small(3)),
@@ -71,7 +71,7 @@ def test_the_same_samples_in_smaller_pieces() -> None:
 
 
 def test_in_the_middle_of_a_step_that_accumulates_and_tests() -> None:
-    """The third of four groups fails: what the first two gave counts once."""
+    """The third of four groups fails; the statistics of the first two count only once."""
     small = language(
         Small(1, first_call=2),
         batch=NormTest(),

@@ -71,7 +71,9 @@ def language_run(**changes: Any) -> AdLoCo:
 
 
 def test_layers_of_a_model() -> None:
-    """Repeated blocks, and what stands outside them; tied weights at their first place."""
+    """Layers are the repeated blocks and the modules outside them; tied weights belong to the layer
+    where they come first.
+    """
     assert layers(BlockLM()) == [[0], [1, 2], [3, 4]]
     assert layers(linear()) == [[0, 1]]
     assert layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))) == [[0, 1], [2, 3]]
@@ -81,7 +83,7 @@ def test_layers_of_a_model() -> None:
 
 
 def test_one_fragment_without_overlap_is_the_plain_outer_step() -> None:
-    """Bit for bit; alpha is for fragments that travel."""
+    """The results are equal bit for bit, because alpha applies only to fragments in flight."""
     run = language_run(streaming=Streaming(fragments=1, tau=0, alpha=0.5))
     list(run.rounds(3))
     data, models = tokens(2000, 4), [BlockLM(), BlockLM()]
@@ -120,8 +122,9 @@ def there_and_back(values: Tensor, wire: TopK) -> Tensor:
 def by_hand(
     rounds: int, streaming: Streaming, shares: tuple[int, int], wire: TopK | None = None
 ) -> tuple[Tensor, list[Tensor]]:
-    """Streaming DiLoCo of two workers, written down as the paper has it; global parameters and each
-    worker's. wire: with residuals.
+    """Streaming DiLoCo with two workers, written as in the paper.
+
+    Returns the global parameters and each worker's. With `wire`, workers keep residuals.
     """
     data, models = tokens(2000, 4), [BlockLM(), BlockLM()]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
@@ -191,7 +194,7 @@ def by_hand(
     ids=str,
 )
 def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
-    """With unequal batches: nine samples over two workers."""
+    """The batches are unequal: nine samples for two workers."""
     run = language_run(streaming=streaming)
     list(run.rounds(3))
     state, workers = by_hand(3, streaming, (5, 4))
@@ -208,7 +211,7 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
     "streaming", [Streaming(), Streaming(fragments=2, tau=2, alpha=0.5)], ids=["plain", "streaming"]
 )
 def test_error_feedback_equals_its_definition(streaming: Streaming, step_ahead: bool) -> None:
-    """Residuals are float32, all else float64."""
+    """Residuals are float32, and everything else is float64."""
     wire = TopK(chunk=16, density=1 / 8, error_feedback=0.9, step_ahead=step_ahead)
     run = language_run(streaming=streaming, wire=wire)
     list(run.rounds(3))
@@ -222,8 +225,8 @@ def test_error_feedback_equals_its_definition(streaming: Streaming, step_ahead: 
 
 
 def test_a_step_ahead_loses_nothing() -> None:
-    """Whatever the wire drops, the mean of the workers is where the plain mean, uncompressed, would
-    bring them.
+    """Whatever the wire format drops, the mean of the workers equals their plain, uncompressed
+    mean.
     """
     run = language_run(wire=TopK(chunk=16, density=1 / 16, error_feedback=1.0), outer=None)
     for _ in range(3):
@@ -245,7 +248,9 @@ def test_a_step_ahead_loses_nothing() -> None:
     "wire", [None, Int4(block=8), TopK(chunk=16, density=1 / 16)], ids=["fp32", "int4", "topk"]
 )
 def test_settling_is_the_plain_mean(wire: Any) -> None:
-    """Whatever the format: what drifted apart must not be lost."""
+    """Averaging diverged replicas is uncompressed in every format, because nothing sends a loss
+    later.
+    """
     run = language_run(streaming=Streaming(fragments=3, tau=1), wire=wire)
     list(run.rounds(2))
     with pytest.raises(ValueError, match=r"call average_replicas\(\) first"):
@@ -268,7 +273,9 @@ def test_settling_is_the_plain_mean(wire: Any) -> None:
 
 
 def test_settling_weighs_by_the_samples_of_the_round_that_was() -> None:
-    """Not by those of the next, which the norm test has changed; also in a run that was resumed."""
+    """Replicas are weighted by the samples of the last round, not by those of the next, which the
+    norm test has changed; this holds also in a resumed run.
+    """
     settings: dict[str, Any] = {
         "wire": TopK(chunk=16, density=1 / 16),
         "batch": NormTest(eta=0.9),
@@ -294,7 +301,7 @@ def test_settling_weighs_by_the_samples_of_the_round_that_was() -> None:
 
 
 def test_a_lone_worker_stands_where_its_trainer_does() -> None:
-    """It has sent everything: nothing is compressed."""
+    """Nothing is compressed for a lone worker, so it has no residual."""
     run = language_run(workers_per_trainer=1, wire=TopK(chunk=16))
     list(run.rounds(2))
     run.model(0)
@@ -435,9 +442,7 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
     "step", [4, 9, *(pytest.param(step, marks=pytest.mark.nightly) for step in (1, 6, 7, 15))]
 )
 def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
-    """The residuals, what has been mixed in and what the workers have drifted included; also while
-    a fragment travels.
-    """
+    """Residuals, mixed parameters and diverged workers survive, also if a fragment is in flight."""
     settings = {"streaming": Streaming(fragments=2, tau=2), "wire": wire}
     data = Interrupting(tokens(2000, 4))
     whole, first, second = (
@@ -479,7 +484,7 @@ def test_bytes_and_compression_of_a_round() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Bytes of the largest tensor that an operator has made with memory of its own."""
+    """Records the bytes of the largest tensor that an operator allocates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -527,7 +532,7 @@ def test_a_sync_stages_a_fragment_at_a_time(wire: Any, monkeypatch: pytest.Monke
 
 
 def test_cosine_and_error_of_a_round() -> None:
-    """Against the workers' own differences, seen just before the sync."""
+    """Both equal the values computed from the workers' differences just before the sync."""
     for wire, bound in ((None, 0.0), (Int4(block=8), 0.35)):
         run = language_run(
             wire=wire, workers_per_trainer=3, guards=BatchGuards(initial=10), data=tokens(2000, 4)
@@ -578,7 +583,7 @@ def test_what_is_not_finite_is_named_and_reaches_nobody(streaming: Streaming | N
 
 
 def test_huge_parameters_count_as_infinite() -> None:
-    """Their difference would overflow."""
+    """The difference of such parameters would overflow."""
     zeros = TensorSource(torch.zeros(12, 3), torch.zeros(12), num_streams=2)
     run = make_run(sync_every=1, data=zeros)
     run.workers[0].replica.params[0].data.fill_(2e37)
@@ -736,7 +741,7 @@ def test_outer_state_in_host_memory_is_the_same() -> None:
 
 
 def test_small_problem_with_threads() -> None:
-    """Fragments travel on a thread while workers train on others."""
+    """A thread exchanges fragments while workers train on other threads."""
     one = make_run(
         workers_per_trainer=4, streaming=Streaming(tau=2), placement=OneProcess(threads=1)
     )

@@ -77,7 +77,7 @@ def test_the_settings_named_in_help_exist() -> None:
 
 
 def test_every_setting_of_every_recipe_is_known() -> None:
-    """Of each class that a section can have, and of each shipped recipe."""
+    """Help knows the settings of each class that a section can have, and of each shipped recipe."""
     there = set(known())
     for section, content in SECTIONS.items():
         classes = [*content.parts.values()]
@@ -168,7 +168,7 @@ def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def complete(shell: list[str], words: list[str]) -> list[str]:
-    """What the last word could become."""
+    """Completions that the shell offers for the last word."""
     quoted = " ".join(f"'{word}'" for word in words)
     name, script = shell
     # zsh calls completions of bash like this.

@@ -41,7 +41,7 @@ micro-batch.
 
 @contextmanager
 def small_rank(folder: Path, *, large: int, fits: int) -> Iterator[None]:
-    """The passes of rank 1 run out of memory, in processes that are started within."""
+    """Let the passes of rank 1 run out of memory in processes that are started within."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
         SMALL_RANK.replace("LARGE", str(large)).replace("FITS", str(fits))
@@ -56,7 +56,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def learned(line: dict[str, Any]) -> list[Any]:
-    """What a round did: exact, as the same passes were made in the same order."""
+    """Results of a round, to compare exactly: the same passes ran in the same order."""
     first = line["trainers"][0]
     return [
         line["round"],

@@ -1,5 +1,5 @@
-"""adloco prepare, and training on datasets: whole, streamed, cut off and gone on with, from a
-second source.
+"""`adloco prepare`, and training on datasets: whole, streamed, interrupted and continued, or from
+a fallback.
 """
 
 import json
@@ -157,7 +157,7 @@ def test_preparing_a_path_and_an_endless_stream(
     for words, message in [
         (
             flags(dataset=dataset, validation_split="validation", streaming=True),
-            "how much of a stream to prepare must be said; set data.samples",
+            "data.streaming is true, so say how much to prepare; set data.samples",
         ),
         (["--processes", "0"], "--processes must be >= 1, got 0"),
     ]:

@@ -24,8 +24,8 @@ def answer(text: str) -> int:
 
 
 def give_back() -> None:
-    """Hand memory that is free within this process, after earlier tests, to the system: it would
-    come on top of a budget.
+    """Return memory that earlier tests freed in this process to the system; it would otherwise be
+    available beyond the budget.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
@@ -66,7 +66,7 @@ def test_a_larger_budget_fits_more_and_what_is_known_is_kept(
 def test_ranks_agree_and_training_takes_it(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """On two shards."""
+    """The ranks are two shards of one worker."""
     flags = [
         *NANO,
         "--data.path",

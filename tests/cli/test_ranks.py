@@ -119,8 +119,8 @@ def test_ranks_and_torchrun_give_the_numbers_of_one_process(
 def test_recipes_on_islands(
     recipe: str, ranks: int, flags: list[str], small: list[str], tmp_path: Path, train: Train
 ) -> None:
-    """The curve of one process in float32, where rounding grows; and a sharded run goes on, is
-    evaluated and reported in one process.
+    """The losses equal those of one process in float32, where rounding grows; one process can also
+    resume, evaluate and report a sharded run.
     """
     one = [word for word in flags if "placement" not in word and word != "2"]
     folder = tmp_path / "islands"
@@ -157,7 +157,7 @@ def test_recipes_on_islands(
 
 
 def begin(words: list[str], stop_after: int) -> None:
-    """Train on the ranks that are there, and stop within the round after that."""
+    """Train on the ranks of this launch, and stop within the round after `stop_after`."""
     values = override(
         read_values("diloco"),
         [(words[at].removeprefix("--"), words[at + 1]) for at in range(0, len(words), 2)],
@@ -182,7 +182,7 @@ def begin(words: list[str], stop_after: int) -> None:
 def test_a_run_goes_on_from_disk_on_other_ranks(
     ranks: int, shards: int, going_on: list[str], small: list[str], tmp_path: Path
 ) -> None:
-    """The curve of a run that never stopped, in float32."""
+    """The losses equal those of a run that never stopped, in float32."""
     assert main(["train", "diloco", *small]) == 0
     words = [*small, "--run.folder", str(tmp_path / "moved"), "--placement.shard_size", str(shards)]
     run_on_ranks(begin, ranks, words, 5)
@@ -262,7 +262,9 @@ def never_stopped(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(
     signal_number: int, small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]
 ) -> None:
-    """Ctrl+C lets it arrive; a kill goes back to the last checkpoint."""
+    """Ctrl+C lets the fragment arrive first; after a kill, the run resumes from its last
+    checkpoint.
+    """
     process = subprocess.Popen(
         [*ADLOCO, "train", "diloco", *small, *TRAVELLING, "--ranks", "2"],
         stdout=subprocess.PIPE,
@@ -309,8 +311,8 @@ sys.exit(main(sys.argv[1:]))
 def test_an_exception_while_a_fragment_travels_leaves_a_run_to_resume(
     small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]
 ) -> None:
-    """In inner step 10 of round 4, where one is under way from step 1 to 20; the other rank waits
-    for it.
+    """The exception is in inner step 10 of round 4, where a fragment is in flight from step 1 to 20
+    and the other rank waits for it.
     """
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
@@ -333,7 +335,7 @@ def test_a_polite_kill_of_torchrun_saves(
     tmp_path: Path,
     wait_for_steps: WaitForSteps,
 ) -> None:
-    """What SLURM does before the end of a job (examples/slurm.sh)."""
+    """SLURM sends such a signal before the end of a job (examples/slurm.sh)."""
     words = [
         *TORCHRUN,
         "-m",
@@ -424,7 +426,7 @@ def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[
 
 
 def errors_of(ranks: list[subprocess.Popen[str]]) -> list[str]:
-    """What each rank, all of which fail, has to say."""
+    """Error messages of ranks that all fail."""
     try:
         errors = [rank.communicate(timeout=60)[1] for rank in ranks]
     finally:
@@ -437,7 +439,7 @@ def errors_of(ranks: list[subprocess.Popen[str]]) -> list[str]:
 def start_by_hand(
     commands: list[list[str]], environments: dict[int, dict[str, str]] | None = None
 ) -> list[subprocess.Popen[str]]:
-    """Ranks with nobody to look after them; the store is kept by rank 0."""
+    """Start ranks without a launcher; rank 0 hosts the store."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

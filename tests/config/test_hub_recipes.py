@@ -112,8 +112,8 @@ def test_imdb(tmp_path: Path) -> None:
 @needs_shared_data
 @pytest.mark.nightly
 def test_a_small_bert_from_scratch_is_clearly_better_than_chance(tmp_path: Path) -> None:
-    """On all 1,000 test reviews, with AdLoCo over two trainers; more of it, and what a bag of words
-    gets, in reproduce/imdb.py.
+    """AdLoCo with two trainers is evaluated on all 1,000 test reviews. reproduce/imdb.py has more
+    runs, and the accuracy of a bag of words.
     """
     flags = [
         "--task.kind",

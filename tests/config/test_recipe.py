@@ -82,7 +82,7 @@ def test_an_inner_optimizer_has_its_own_settings_alone(optimizer: str, fields: s
 
 
 def test_a_flag_for_another_inner_optimizer() -> None:
-    """The recipe's settings of the old one go, but a flag must fit the new one."""
+    """The recipe's settings for the old optimizer are dropped, but a flag must fit the new one."""
     recipe = build_recipe(override(read_values("adloco-c4"), [("inner.optimizer", "sgd")]))
     assert recipe.inner == InnerSGD(lr=2e-5, weight_decay=0.01)
     flags = [("inner.optimizer", "sgd"), ("inner.betas", "[0.9, 0.95]")]

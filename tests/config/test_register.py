@@ -94,7 +94,7 @@ def test_a_folder_is_found_by_the_keys_of_its_classes() -> None:
 def test_a_new_file_in_a_folder_is_a_new_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only classes that are written there and have a key of their own."""
+    """Only classes that are defined in the file and have their own key are choices."""
     folder = tmp_path / "folder_of_rules"
     folder.mkdir()
     (folder / "__init__.py").touch()

@@ -191,7 +191,7 @@ def test_a_damaged_gzip_file(start: bytes, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
         match=r"cannot be opened \(Not a gzipped file .*\); mend or remove .*train-0.json.gz, "
-        r"which tells the columns",
+        r"from which the columns of all files are taken",
     ):
         list(read_rows(DataSettings(dataset=folder, bad_rows="skip"), "train", TEXT))
 
@@ -337,7 +337,7 @@ def test_nothing_is_left_out_for_what_may_go_away(error: Exception) -> None:
     )
     with pytest.raises(
         SourceUnreachableError,
-        match=r"part 1 cannot be reached from row 3 on \(.*\); go on when it can be",
+        match=r"part 1 cannot be reached from row 3 on \(.*\); try again when it can be",
     ):
         list(rows)
     damaged = DatasetFile(

@@ -179,8 +179,8 @@ def one_worker() -> dict[str, dict[str, Any]]:
 
 
 def streaming(**changes: Any) -> AdLoCo:
-    """Three fragments, the last of which takes in what stands outside the blocks; each travels for
-    a step.
+    """Three fragments, each in flight for one step; the last has also the modules outside the
+    blocks.
     """
     settings: dict[str, Any] = {
         "streaming": Streaming(fragments=3, tau=1, alpha=0.3),
@@ -191,8 +191,9 @@ def streaming(**changes: Any) -> AdLoCo:
 
 
 def padded(**changes: Any) -> dict[str, Any]:
-    """A last block is filled up, in shards elsewhere than in whole tensors. Micro-batches of 8: a
-    shard's collectives take most of the time.
+    """A last block is padded, in shards at another place than in whole tensors.
+
+    Micro-batches have 8 samples, because the collectives of shards take most of the time.
     """
     settings: dict[str, Any] = {
         "wire": Bf16(error_feedback=1.0),

@@ -38,7 +38,7 @@ def test_every_tensor_is_averaged() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_pieces_cover_every_element_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For any sizes, empty tensors included; filled before they are sent."""
+    """This holds for any sizes, empty tensors included; pieces are full before they are sent."""
     rng = random.Random(seed)
     monkeypatch.setattr(sums, "PIECE", rng.choice([1, 7, 100, 10_000]))
     tensors = [torch.empty(rng.choice([0, 1, 5, 64, 300])) for _ in range(rng.randint(1, 12))]
@@ -59,7 +59,7 @@ def test_pieces_cover_every_element_once(seed: int, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("seed", range(10))
 def test_weighted_sums_of_any_size(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block by block, with and without an origin, against the plain formula."""
+    """Sums computed block by block, with and without an origin, equal the plain formula."""
     monkeypatch.setattr(sums, "BLOCK", 16)
     generator = torch.Generator().manual_seed(seed)
     shape = [(), (0,), (1,), (16,), (17,), (3, 11)][seed % 6]

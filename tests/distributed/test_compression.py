@@ -1,5 +1,5 @@
-"""Pseudo-gradients in a wire format: against the formats themselves, across ranks bit for bit, and
-what error feedback keeps.
+"""Pseudo-gradients in a wire format: they match the formats themselves, are the same bits on all
+ranks, and leave the right residuals.
 """
 
 import itertools
@@ -60,7 +60,7 @@ def problem(workers: int, seed: int = 0) -> tuple[list[Tensor], list[list[Tensor
 
 
 def in_format(values: Tensor, wire: WireFormat) -> Tensor:
-    """A tensor there and back."""
+    """Encode and decode a tensor."""
     rows = -(-values.numel() // wire.block)
     padded = torch.zeros(rows * wire.block)
     padded[: values.numel()] = values.flatten()
@@ -78,7 +78,7 @@ def by_hand(
     wire: WireFormat,
     residuals: list[list[Tensor]],
 ) -> list[Tensor]:
-    """The definition, tensor by tensor; residuals change in place."""
+    """The compressed sum by its definition, tensor by tensor; it changes residuals in place."""
     added = [torch.zeros(tensor.shape) for tensor in origin]
     for worker, weight in enumerate(weights):
         for index, tensor in enumerate(origin):
@@ -142,7 +142,7 @@ def test_equals_the_definition(wire: WireFormat) -> None:
 
 
 def test_error_feedback_loses_nothing() -> None:
-    """What was sent in all, and what is kept, is what was to be sent, to rounding."""
+    """All that was sent plus what is kept equals what had to be sent, up to rounding."""
     wire = TopK(chunk=256, density=1 / 16, error_feedback=1.0, step_ahead=False)
     origin, params, weights = problem(2)
     residuals, sent = zeros(2), [torch.zeros(shape) for shape in SHAPES]
@@ -337,8 +337,8 @@ def test_any_sizes_in_any_buckets(ranks: int, seeds: Sequence[int]) -> None:
 
 
 def handed_to_collectives() -> list[int]:
-    """Bytes given to each collective of one int8 sum over three ranks, seen where torch.distributed
-    is called.
+    """Bytes given to each collective of one int8 sum over three ranks, recorded at the calls of
+    torch.distributed.
     """
     placement = place(3)
     origin, params, weights = problem(3)

@@ -84,7 +84,7 @@ def one_step(shards: int, replicas: int) -> list[dict[str, float]]:
 
 
 def truth(batch: int, groups: int) -> dict[str, float]:
-    """The same from the gradient of every sample."""
+    """The same numbers as `one_step`, computed from the gradient of every sample."""
     ids = tokens(2000, 1).read(0, 0, batch)
     gradients = per_sample_gradients(BlockLM(), ids)
     parts = np.array_split(gradients, groups)
@@ -109,7 +109,7 @@ def truth(batch: int, groups: int) -> dict[str, float]:
     cases({"one process": (1, 1)} | ISLANDS, default=("one process", "DDP", "HSDP")),
 )
 def test_statistics_are_those_of_the_samples(shards: int, replicas: int) -> None:
-    """To 1e-6, with and without accumulation, for equal and unequal batches."""
+    """Statistics match to 1e-6, with and without accumulation, for equal and unequal batches."""
     results = (
         run_on_ranks(one_step, shards * replicas, shards, replicas)
         if shards * replicas > 1
@@ -235,7 +235,7 @@ class Even(nn.Module):
 
 
 def traffic(shards: int, replicas: int) -> tuple[float, float, float]:
-    """Bytes handed over in two rounds of two workers; H = 3, two passes a step."""
+    """Bytes given to collectives in two rounds of two workers, with H = 3 and two passes a step."""
     run = run_here(
         shards,
         replicas,
@@ -322,7 +322,7 @@ def test_replicas_refuse_parameters_without_gradient() -> None:
 
 
 class Own(torch.optim.AdamW):
-    """An optimizer that nobody knows."""
+    """An optimizer that the package does not know."""
 
 
 def rounded(shards: int, replicas: int) -> list[tuple[int, int, int, int]]:
@@ -340,7 +340,7 @@ def test_a_sample_on_every_rank_is_reported_also_above_the_maximum() -> None:
 
 
 def refused(shards: int, replicas: int) -> list[str]:
-    """What is said of things that need whole gradients or matrices."""
+    """Error messages about settings that need whole gradients or matrices."""
     said = []
     for changes in (
         {"inner": InnerMuon()},
@@ -362,7 +362,7 @@ def refused(shards: int, replicas: int) -> list[str]:
 
 
 def test_what_needs_more_than_a_shard_is_refused() -> None:
-    """Under shards; replicas run it."""
+    """Shards refuse these settings, and replicas run them."""
     for said in run_on_ranks(refused, 2, 2, 1):
         muon, own, products = said
         assert (

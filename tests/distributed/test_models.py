@@ -57,7 +57,7 @@ class Nested(BlockLM):
 
 
 class Drawn(BlockLM):
-    """Another draw on each rank."""
+    """A model with other initial weights on each rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,8 +182,8 @@ def failing(shards: int, replicas: int) -> None:
 
 @pytest.mark.parametrize(("shards", "replicas"), [(2, 1), (1, 2)], ids=["shards", "replicas"])
 def test_a_failure_on_an_island_with_two_workers_hangs_nobody(shards: int, replicas: int) -> None:
-    """No other worker begins on the failing rank, whose sums would meet those for which the first
-    rank still waits.
+    """The failing rank starts no other worker: its reductions would be mixed up with those for
+    which the first rank still waits.
     """
     with pytest.raises(
         RuntimeError, match=r"(?s)rank 1 failed.*third call|rank 0 failed.*[Cc]onnection"

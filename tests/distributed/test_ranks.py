@@ -76,7 +76,7 @@ PADDED = ("bytes_communicated", "bytes_sent")
 
 
 def same_anywhere(value: Any, without: tuple[str, ...] = ()) -> Any:
-    """A result without what may differ between placements."""
+    """A result without the numbers that may differ between placements."""
     if isinstance(value, dict):
         return {
             key: same_anywhere(item, without)
@@ -148,7 +148,7 @@ def test_every_scenario_on_every_placement(
 def test_fsdp_norm_is_ddp_norm_is_accumulation(
     num_ranks: int, shards: int, replicas: int, one_process: dict[str, dict[str, Any]]
 ) -> None:
-    """Step by step: losses, statistics, requested batches, parameters."""
+    """Losses, statistics, requested batches and parameters are equal step by step."""
     results = run_on_ranks(scenarios.one_island, num_ranks, shards, replicas)[0]
     for name, result in results.items():
         assert_same(same_anywhere(result), same_anywhere(one_process[name]), name)
@@ -174,8 +174,8 @@ MOVES = {
 def test_a_checkpoint_goes_on_anywhere(
     source: tuple[int, int, int], target: tuple[int, int, int], kind: str
 ) -> None:
-    """Stopped within a round on some ranks, sharded or not; goes on in one process and on others as
-    if it had never stopped.
+    """A run that stopped within a round, sharded or not, continues in one process and on other
+    ranks as if it had never stopped.
     """
     scenarios.ISLAND[:] = 1, 1
     whole = same_anywhere(scenarios.result(scenarios.RUNS[kind](), 5), PADDED)

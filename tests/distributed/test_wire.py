@@ -156,7 +156,7 @@ def test_sizes() -> None:
 
 
 def test_layouts_by_hand() -> None:
-    """What another program needs to know to read the bytes."""
+    """These layouts are all that another program needs to know to read the bytes."""
     one = [0x00, 0x00, 0x80, 0x3F]  # 1.0 in float32; its last two bytes are 1.0 in bfloat16.
     assert Bf16().encode(torch.ones(1, 64)).tolist() == [[0x80, 0x3F] * 64]
     assert Int8(block=3).encode(torch.tensor([[1.0, -1.0, 0.25]])).tolist() == [
@@ -232,8 +232,8 @@ def test_int4_is_the_nearest_of_fifteen_levels(kind: str, block: int) -> None:
 
 
 def test_int4_thresholds() -> None:
-    """Each to its last bit, for both signs: of two levels as near the larger, and the smaller just
-    below.
+    """Thresholds are exact to the last bit, for both signs: a value half-way between two levels
+    gets the larger one, and the next smaller value the smaller one.
     """
     thresholds = [1.5 * 2.0**-k for k in range(1, 7)] + [2.0**-7]
     above = [2.0**-k for k in range(7)]
@@ -275,7 +275,7 @@ def test_int4_shrinks_magnitudes_as_theory_says() -> None:
 @pytest.mark.parametrize("block", [4, 12, 128])
 @pytest.mark.parametrize("kind", KINDS)
 def test_int2_is_the_means_above_and_below_the_mean(kind: str, block: int) -> None:
-    """Against sums without rounding before the last; and it contracts."""
+    """The magnitudes match sums that round only at the end, and the format is a contraction."""
     wire = Int2(block=block)
     values = blocks_of(kind, wire)
     for row, decoded in zip(values.tolist(), sent(wire, values).tolist(), strict=True):
@@ -328,7 +328,7 @@ def test_int2_layout_and_error_by_hand() -> None:
 
 
 def expected_top_k(row: list[float], kept: int) -> list[float]:
-    """By sorting; means without rounding before the last."""
+    """Top-k by sorting, with means that round only at the end."""
     order = sorted(range(len(row)), key=lambda index: (-abs(row[index]), index))
     chosen = [index for index in order[:kept] if row[index] != 0]
     split = math.fsum(abs(row[index]) for index in chosen) / max(1, len(chosen))
@@ -383,7 +383,9 @@ def test_top_k_contracts(kind: str, chunk: int, density: float) -> None:
 
 
 def test_top_k_takes_the_first_of_equal_ones() -> None:
-    """Whatever their signs; of 4 the 3 at the end comes first, then the first two of six twos."""
+    """Signs do not matter: of the three values kept, one is the 3 at the end, and the others are
+    the first two of six twos.
+    """
     wire = TopK(chunk=8, density=3 / 8)
     row = torch.tensor([[1.0, -2.0, 2.0, 2.0, -2.0, 2.0, 2.0, 3.0]])
     # Mean of 3, 2, 2 is 2.33: 3 is above, the twos below.
@@ -411,7 +413,7 @@ def test_every_index_survives_packing(chunk: int) -> None:
 
 
 def test_fewer_values_than_are_kept() -> None:
-    """Places that are left over say the largest once more, wherever it is."""
+    """Unused places repeat the largest value, wherever it is."""
     wire = TopK(chunk=16, density=0.5)
     for index in range(16):
         row = np.zeros((1, 16), dtype=np.float32)

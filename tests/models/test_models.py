@@ -293,7 +293,7 @@ def test_refusals(
         ({"name": "vit"}, "^name 'vit' is a vit, which no task here trains"),
         (
             {"name": "bert", "overrides": {"hiden_size": 3}},
-            "^overrides has 'hiden_size', which .* does not know; did you mean 'hidden_size'",
+            "^overrides has 'hiden_size', which .* does not have; did you mean 'hidden_size'",
         ),
         ({"name": "gpt2", "overrides": {"vocab_size": "a"}}, "^overrides do not fit 'gpt2'"),
         (
@@ -312,14 +312,14 @@ def test_weights_that_nobody_draws_are_not_whatever_was_in_memory() -> None:
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2}
     with pytest.raises(
         ValueError,
-        match="a openai-gpt leaves weights undrawn .*; it can only start from trained weights",
+        match="initialise all weights of a openai-gpt .*; it can only start from trained weights",
     ):
         builder(NamedModel(name="openai-gpt", pretrained=False, overrides=sizes).config(16)).whole()
 
 
 def test_weights_that_lack_a_part_are_refused(tmp_path: Path) -> None:
-    """Two layers of three, or a body without the language model's head; a new classification head
-    is drawn.
+    """Weights with two of three layers, or without the language model's head, are refused; a new
+    classification head is drawn.
     """
     build_llama(TINY, 16, 9).save_pretrained(tmp_path / "two")  # type: ignore[operator]
     longer = NamedModel(
@@ -327,7 +327,7 @@ def test_weights_that_lack_a_part_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(
         ValueError,
-        match="lack 9 tensors of the model, model.layers.2.* for one; leave its sizes as they are",
+        match="lack 9 tensors of the model, such as model.layers.2.*; leave its sizes as they are",
     ):
         builder(longer.config(16), weights=longer.weights)()
     two = NamedModel(name=str(tmp_path / "two"), pretrained=True)
@@ -336,5 +336,5 @@ def test_weights_that_lack_a_part_are_refused(tmp_path: Path) -> None:
     ).whole()
     classifier.save_pretrained(tmp_path / "classifier")
     headless = NamedModel(name=str(tmp_path / "classifier"), pretrained=True)
-    with pytest.raises(ValueError, match="lack 1 tensors of the model, lm_head.weight for one"):
+    with pytest.raises(ValueError, match="lack 1 tensors of the model, such as lm_head.weight"):
         builder(headless.config(16), weights=headless.weights)()

@@ -12,7 +12,7 @@ from adloco.models.source import Head, ModelOptions
 
 
 class Twice(nn.Module):
-    """Gives twice the one-hot vectors of its input."""
+    """A model whose logits are twice the one-hot vectors of its input."""
 
     def __init__(self, vocab_size: int, wrapped: bool = False, lost: int = 0) -> None:
         super().__init__()

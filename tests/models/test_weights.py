@@ -41,7 +41,7 @@ SIZES: dict[str, Any] = {
 def save(
     folder: Path, name: str, head: str, *, shard: str = "10GB", **overrides: Any
 ) -> dict[str, torch.Tensor]:
-    """A small model, trained as it were: none of its parameters is what an initialisation gives."""
+    """Save a small model with parameters that no initialisation gives, as if it were trained."""
     config = transformers.CONFIG_MAPPING[name](**(SIZES | overrides))
     torch.manual_seed(11)
     model = getattr(transformers, head).from_config(config)
@@ -65,9 +65,7 @@ def builder(
 
 
 def assert_equal(ours: Any, theirs: Any) -> None:
-    """Every parameter and buffer, those that are not saved included, with names, order, types and
-    ties.
-    """
+    """Compare every parameter and buffer, also unsaved ones, with names, order, types and ties."""
     for kind in ("named_parameters", "named_buffers"):
         mine, expected = dict(getattr(ours, kind)()), dict(getattr(theirs, kind)())
         assert list(mine) == list(expected), "the same names; what is tied has one"
@@ -105,7 +103,7 @@ def from_library(folder: Path | str, head: Head, dtype: torch.dtype = torch.floa
 def test_the_weights_are_those_of_from_pretrained(
     name: str, saved_as: str, head: Head, overrides: dict[str, Any], dtype: str, tmp_path: Path
 ) -> None:
-    """A head that is not stored, or a pooler, is drawn alike too."""
+    """A head or pooler that is not stored is drawn with the same values, too."""
     save(tmp_path, name, saved_as, **overrides)
     ours = builder(tmp_path, head, dtype=dtype)
     assert ours.stored.only_whole == ""
@@ -127,7 +125,7 @@ def test_of_several_files_and_with_checkpointing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shard", ["10GB", "40KB"])
 def test_of_the_hub_s_cache(shard: str) -> None:
-    """As a download leaves it; nothing is asked of the network."""
+    """The cache is as a download leaves it, and the network is not used."""
     cache = Path(os.environ["HF_HOME"]) / "hub" / f"models--adloco--tiny-{shard}"
     save(cache / "snapshots" / "0123abcd", "gpt2", CAUSAL, shard=shard)
     (cache / "refs").mkdir()
@@ -150,8 +148,8 @@ def change(
 
 
 def test_old_names_and_what_the_model_does_not_have(tmp_path: Path) -> None:
-    """As in the files of the first BERT: LayerNorm.gamma, a saved counter of positions, heads for
-    other tasks.
+    """The files are like those of the first BERT, with LayerNorm.gamma, a saved counter of
+    positions and heads for other tasks.
     """
     save(tmp_path, "bert", "AutoModelForMaskedLM")
     extra = {
@@ -284,7 +282,7 @@ def test_other_weights_have_another_digest(tmp_path: Path) -> None:
 
 
 def other_files(folders: list[Path]) -> str:
-    """What a rank says whose files are not the first one's."""
+    """Error message of a rank whose files differ from the first rank's."""
     os.chdir(folders[torch.distributed.get_rank()])
     flags = {"model.source": "transformers", "model.name": "model", "model.pretrained": "true"}
     recipe = build_recipe(override(read_values("diloco"), list(flags.items())))
@@ -299,7 +297,7 @@ def other_files(folders: list[Path]) -> str:
 
 
 def test_ranks_with_other_files_are_refused(tmp_path: Path) -> None:
-    """Each reads its own, so nothing else would tell."""
+    """Each rank reads its own files, so nothing else would reveal the difference."""
     for name in ("one", "other"):
         save(tmp_path / name / "model", "llama", CAUSAL)
     change(

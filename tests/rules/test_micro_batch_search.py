@@ -19,7 +19,7 @@ def steps(peak: Callable[[int], int], budget: int, ran: list[int]) -> Callable[[
 
 @pytest.mark.parametrize("answer", [1, 2, 3, 7, 8, 21, 64, 100])
 def test_the_largest_that_fits_is_found(answer: int) -> None:
-    """A step takes 50 and 3 for each sample."""
+    """A step takes 50 units of memory and 3 for each sample."""
     ran: list[int] = []
     budget = 50 + 3 * answer
     found, measured = largest_micro_batch(
@@ -41,7 +41,7 @@ def test_nobody_asks_for_more() -> None:
 
 
 def test_what_would_run_out_for_certain_is_not_run() -> None:
-    """Of 110, 100 are the budget: 16 would take 146."""
+    """The budget is 100 of 110 units, and 16 samples would take 146."""
     ran: list[int] = []
     assert (
         largest_micro_batch(
@@ -53,7 +53,7 @@ def test_what_would_run_out_for_certain_is_not_run() -> None:
 
 
 def test_a_size_that_ran_out_is_only_an_upper_bound() -> None:
-    """Eight runs out although it was to fit: its boundless peak says nothing about seven."""
+    """Eight samples run out of memory although they should fit; this says nothing about seven."""
 
     def measure(size: int) -> Measured:
         ran_out = size >= 8

@@ -64,7 +64,7 @@ def test_groups_for_statistics_keep_the_samples() -> None:
 
 
 def test_plans_for_several_ranks() -> None:
-    """Every rank has a micro-batch in every pass; what must be added for that is said."""
+    """Every rank has a micro-batch in every pass; the plan says how many samples that adds."""
     switch = SwitchMode(max_micro_batch=4, mode="always")
     plan = switch.plan(17, ranks=2)  # 17 do not fit in 2 x 4 at once: three passes of two ranks.
     assert (plan.micro_batches, plan.accumulation_steps, plan.rounded_up) == (
@@ -94,7 +94,9 @@ def test_plans_for_several_ranks() -> None:
 @pytest.mark.parametrize("count", [2, 3, 4, 6, 12])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6])
 def test_groups_do_not_depend_on_the_ranks(count: int, ranks: int) -> None:
-    """For all small batches; ranks that do not divide `count` raise it to their common multiple."""
+    """This holds for all small batches; ranks that do not divide `count` raise it to their common
+    multiple.
+    """
     unit = math.lcm(count, ranks)
     small = itertools.product(range(1, 9), range(3), range(1, 41))
     for max_micro_batch, pass_limit, samples in small:
@@ -133,7 +135,7 @@ def test_a_rank_without_a_group_takes_part_with_weight_0() -> None:
 @pytest.mark.parametrize("ranks", range(1, 9))
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_the_smallest_share_has_its_groups_on_any_ranks(groups: int, ranks: int) -> None:
-    """So have all larger shares, where four groups are asked for in a test of 4, 8 or 12."""
+    """All larger shares have them too, when a test asks for 4, 8 or 12 groups."""
     for share in range(smallest_share(groups, ranks), 40):
         for max_micro_batch in (1, 3, 8):
             plan = SwitchMode(max_micro_batch=max_micro_batch, mode="always").plan(share, ranks)

@@ -1,4 +1,4 @@
-"""Which fragment leaves and arrives when, by hand."""
+"""When each fragment is sent and arrives, by hand."""
 
 import itertools
 
@@ -44,7 +44,7 @@ def test_staggered_and_overlapped() -> None:
 @pytest.mark.parametrize("fragments", [1, 2, 3, 5])
 @pytest.mark.parametrize("tau", [1, 3])
 def test_each_once_in_order_and_one_at_a_time(inner_steps: int, fragments: int, tau: int) -> None:
-    """Rounds that a budget cuts short included."""
+    """This holds also for rounds that the budget cuts short."""
     events = Streaming(fragments=fragments, tau=tau).events(inner_steps)
     assert (
         [event.fragment for event in events[::2]]

@@ -22,16 +22,16 @@ MEBIBYTE = 2**20
 
 
 def fresh(size: int) -> torch.Tensor:
-    """Pages of the system's own, resident: torch's allocator may hand out what earlier tests freed,
-    which is no new memory.
+    """New resident pages from the system; torch's allocator could reuse memory that earlier tests
+    freed.
     """
     return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8).fill_(1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets a process's peak")
 def test_a_phase_has_its_own_peak() -> None:
-    """64 MiB live only within the first phase, 48 MiB from the second on: what is known of each is
-    what it took.
+    """64 MiB are in use only within the first phase and 48 MiB from the second on; each phase
+    reports its own peak.
     """
     memory = Memory(torch.device("cpu"))
     before = memory.peak_bytes
@@ -51,8 +51,8 @@ def test_a_phase_has_its_own_peak() -> None:
 
 
 def test_a_phase_that_comes_twice_keeps_the_larger_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, whose allocator says peaks of 7, then 5 since the last reset: the phase's is 7,
-    what is held the last.
+    """A GPU's allocator reports peaks of 7, then 5 since the last reset: the phase's peak is 7, and
+    its memory in use is the last value.
     """
     resets = []
     readings = iter([(0, 0), (7, 3), (7, 3), (5, 4), (5, 4)])
@@ -68,8 +68,8 @@ def test_a_phase_that_comes_twice_keeps_the_larger_peak(monkeypatch: pytest.Monk
 
 
 def test_metrics_hold_every_phase(small: list[str], tmp_path: Path) -> None:
-    """Evaluated every second round, saved before the first and after every third: a checkpoint
-    stands in the line of the next round.
+    """The run evaluates every second round, and saves before the first and after every third; the
+    memory of a checkpoint is in the line of the next round.
     """
     assert (
         main(["train", "diloco", *small, "--evaluation.every", "2", "--run.checkpoint_every", "3"])

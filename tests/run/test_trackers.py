@@ -47,7 +47,7 @@ def expected(line: dict[str, Any]) -> dict[str, float]:
 
 
 def tensorboard_scalars(run: Path) -> dict[int, dict[str, float]]:
-    """Step -> name -> value, from the event files."""
+    """Values in the event files: step -> name -> value."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
@@ -176,8 +176,8 @@ def test_one_that_is_not_installed_or_not_known_is_named(
     )
     assert main(["train", "single", *small, "--run.trackers", "tensorbord"]) == 2
     assert (
-        "run.trackers must be auto, none, or of clearml, mlflow, tensorboard, trackio, wandb"
-        in capsys.readouterr().err
+        "run.trackers must be auto, none, or names separated by commas, each one of "
+        "clearml, mlflow, tensorboard, trackio, wandb" in capsys.readouterr().err
     )
     assert not (tmp_path / "run").exists()
 
@@ -224,7 +224,7 @@ assert not torch.distributed.is_initialized()
 
 
 def test_accelerate_starts_no_process_group_and_sets_no_threads(tmp_path: Path) -> None:
-    """As rank 0 of two: had it tried, it would wait for the other."""
+    """This process is rank 0 of two; starting a process group would wait for the other rank."""
     subprocess.run(
         [sys.executable, "-W", "error", "-c", ALONE, str(tmp_path)], check=True, timeout=60
     )

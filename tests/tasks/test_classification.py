@@ -208,7 +208,9 @@ def test_a_run_from_rows_to_accuracy(
 
 
 def test_rows_left_out_of_both_splits_are_counted(tmp_path: Path) -> None:
-    """Three of one split and two of the other; where both come from the same rows, each once."""
+    """Three rows of one split and two of the other are counted; if both splits are cut from the
+    same rows, each row is counted once.
+    """
     rows = [{"text": "good" if row % 2 else "bad", "label": row % 2} for row in range(20)]
     for split, empty in (("train", 3), ("test", 2)):
         lines = [*rows, *({"text": " ", "label": 0} for _ in range(empty))]
@@ -286,7 +288,7 @@ def test_a_resumed_run_pads_as_it_did(
 def test_classes_that_are_missing_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of rows sorted by label, the first are all of one class."""
+    """If rows are sorted by label, the first rows are all of one class."""
     file = tmp_path / "sorted.jsonl"
     file.write_text(
         "".join(

@@ -26,7 +26,7 @@ TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, int
 
 
 class Oracle(nn.Module):
-    """Puts all its weight on (token + 1) % vocabulary."""
+    """A model that always predicts (token + 1) % vocabulary."""
 
     def forward(self, input_ids: torch.Tensor, use_cache: bool) -> object:
         class Output:

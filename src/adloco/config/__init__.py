@@ -1,3 +1,1 @@
-"""Settings and recipes: the sections, how they are read from TOML and flags, and how they are
-written out.
-"""
+"""Recipes: their sections and settings, reading them from TOML and flags, and writing them."""

@@ -1,4 +1,7 @@
-"""Recipes from TOML and from the command line. What settings there are, `sections` says."""
+"""Reading recipes from TOML files and from command-line flags.
+
+A recipe is a set of settings in sections; `adloco.config.sections` lists all of them.
+"""
 
 import difflib
 import re
@@ -29,7 +32,14 @@ def shipped_recipes() -> list[str]:
 
 
 def read_values(recipe: str) -> Values:
-    """The sections of a recipe: a path, or the name of a shipped one."""
+    """Read the sections of a recipe; without run.name, the recipe gets the name of its file.
+
+    Args:
+        recipe: Path of a TOML file, or the name of a shipped recipe.
+
+    Raises:
+        ValueError: There is no such recipe, or it is not valid TOML in UTF-8.
+    """
     if recipe in shipped_recipes():
         text = resources.files("adloco.recipes").joinpath(f"{recipe}.toml").read_text()
     else:
@@ -59,7 +69,12 @@ def read_values(recipe: str) -> Values:
 
 
 def override(values: Values, flags: Sequence[tuple[str, str]]) -> Values:
-    """The sections with `section.key` set to what stood on the command line."""
+    """Replace values of a recipe by those of command-line flags.
+
+    Args:
+        values: The recipe's sections, as from `read_values`.
+        flags: (section.key, text) of each flag, in order; of equal names the last one counts.
+    """
     result = {section: dict(content) for section, content in values.items()}
     given: Values = {}
     for name, text in flags:
@@ -69,15 +84,17 @@ def override(values: Values, flags: Sequence[tuple[str, str]]) -> Values:
         )
         given.setdefault(section, {})[key] = FlagText(text)
     for section, content in given.items():
-        result[section] = _without_unchosen(section, result.get(section, {}), content) | content
+        result[section] = _known_to_choice(section, result.get(section, {}), content) | content
     return result
 
 
-def _without_unchosen(
+def _known_to_choice(
     section: str, values: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The recipe's values less those that only what it had chosen knows, where a flag chooses
-    something else.
+    """Leave out the recipe's settings that the class chosen by a flag does not have.
+
+    A flag such as --inner.optimizer sgd can choose another class than the recipe does; settings
+    that only the recipe's own choice has would then be errors.
     """
     choice = SECTIONS[section].choice if section in SECTIONS else None
     if choice is None or choice.key not in flags:
@@ -87,8 +104,11 @@ def _without_unchosen(
 
 
 def build_recipe(values: Values) -> Recipe:
-    """The recipe of these sections; a ValueError names the first key that is unknown, of the wrong
-    type or out of range.
+    """Build a recipe from its sections and check every value.
+
+    Raises:
+        ValueError: A section or setting is unknown, missing, of the wrong type or out of range. The
+            message names the first such setting.
     """
     for section in values:
         require(
@@ -141,14 +161,15 @@ def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def named_in_section(section: str, owner: Any) -> Iterator[None]:
-    """Write the settings in the message of a ValueError as the recipe does: eta as batch.eta.
+    """Name settings in the message of a ValueError as the recipe does: batch.eta, not eta.
 
-    Lower rooms know no sections, so their messages have the bare names of fields. A word counts as
-    such a name if it begins the message, if ` = ` or ` {` follows, or if it has an underscore.
+    The packages below `config` do not know the sections, so their messages contain bare field
+    names. A word counts as a field name if it begins the message, if ` = ` or ` {` follows it, or
+    if it contains an underscore.
 
     Args:
         section: Name of the recipe's section.
-        owner: The dataclass, or an instance of it, whose fields are meant.
+        owner: The dataclass, or an instance of it, whose field names are replaced.
     """
     try:
         yield
@@ -156,12 +177,12 @@ def named_in_section(section: str, owner: Any) -> Iterator[None]:
         names = "|".join(re.escape(field.name) for field in fields(owner))
         bare = rf"(?<![\w.'\"/-])({names})(?![\w.'\"/-])" if names else r"(?!)"
 
-        def written(found: re.Match[str]) -> str:
+        def qualified(found: re.Match[str]) -> str:
             before, after = found.string[: found.start()], found.string[found.end() :]
-            meant = not before or after.startswith((" = ", " {")) or "_" in found[0]
-            return f"{section}.{found[0]}" if meant else found[0]
+            is_setting = not before or after.startswith((" = ", " {")) or "_" in found[0]
+            return f"{section}.{found[0]}" if is_setting else found[0]
 
-        raise ValueError(re.sub(bare, written, str(error))) from error
+        raise ValueError(re.sub(bare, qualified, str(error))) from error
 
 
 def _convert(name: str, hint: Any, value: Any) -> Any:
@@ -199,11 +220,11 @@ def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
 
 
 class FlagText(str):
-    """A value from the command line, whose type is that of the setting."""
+    """A value from the command line that is not yet converted to the setting's type."""
 
 
 def _parse_flag(text: FlagText) -> Any:
-    """A TOML value, or the text itself where it is none."""
+    """Parse the text as a TOML value; return it unchanged if it is not one."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

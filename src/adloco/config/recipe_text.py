@@ -1,6 +1,4 @@
-"""A recipe written out: every setting with its value and its meaning, as TOML that reads back to
-the same recipe.
-"""
+"""Writing a recipe as TOML, with every setting and, if wanted, its help text."""
 
 import functools
 import tomllib
@@ -17,12 +15,13 @@ from adloco.config.sections import SECTIONS, Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One resolved setting, with its meaning."""
+    """A setting of a recipe, with its value."""
 
     section: str
     key: str
     value: Any
     meaning: str
+    """Help text."""
 
 
 def settings(recipe: Recipe) -> Iterator[Setting]:
@@ -49,12 +48,20 @@ def settings(recipe: Recipe) -> Iterator[Setting]:
 
 
 def named_settings(recipe: Recipe) -> dict[str, Any]:
-    """The value of every setting by section.key."""
+    """Values of all settings, by `section.key`."""
     return {f"{setting.section}.{setting.key}": setting.value for setting in settings(recipe)}
 
 
 def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
-    """The recipe as TOML, every field; reading it back gives the same recipe."""
+    """Write every setting as TOML; reading it back gives the same recipe.
+
+    Args:
+        recipe: The recipe to write.
+        with_meanings: Put the help text of each setting above it, as a comment.
+
+    Raises:
+        ValueError: A setting has a value that TOML cannot represent.
+    """
     lines: list[str] = []
     section = ""
     for setting in settings(recipe):
@@ -65,23 +72,22 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
             lines += [f"# {line}" for line in setting.meaning.splitlines()]
         try:
             lines.append(_toml_line(setting.key, setting.value))
-        except TypeError as error:  # Of a class of the user's own.
+        except TypeError as error:  # Only a user's own class can have such a default.
             raise ValueError(
                 f"{setting.section}.{setting.key} is {setting.value!r}, which a recipe cannot "
-                "hold; "
-                "use a number, a text, a list or a table"
+                "hold; use a number, a text, a list or a table"
             ) from error
     return "\n".join(lines) + "\n"
 
 
 def to_values(recipe: Recipe) -> Values:
-    """The recipe as sections of plain values."""
+    """Plain values of all settings, by section and key."""
     return tomllib.loads(to_toml(recipe))
 
 
 @functools.cache
 def field_meanings(owner: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, those it inherits included."""
+    """Docstrings under the fields of a dataclass, by field name, inherited fields included."""
     parents = [kind for kind in reversed(owner.__mro__) if kind is not object]
     described = [docstring_parser.parse_from_object(kind).params for kind in parents]
     return {

@@ -1,7 +1,7 @@
 """Registers: the classes among which a setting such as `batch.rule` chooses.
 
-A register finds the classes of one package that declare a `key`, so a new file in the folder is all
-that a new choice takes. A class of the user's own is named by a dotted path, as in
+A register finds the classes of one package that declare a `key`, so a new choice takes only a new
+file in the folder. A class of the user's own is named by a dotted path, as in
 `batch.rule = "mypackage.rules:MyRule"`.
 """
 
@@ -23,9 +23,9 @@ class Register:
     """The classes among which a setting chooses."""
 
     package: str
-    """Dotted name of the package or module whose classes are found."""
+    """Dotted name of the package or module in which the classes are."""
     protocol: type
-    """Protocol that a user's own class must fit."""
+    """Protocol that a class of the user's own must implement."""
 
     @property
     def classes(self) -> Mapping[str, type]:
@@ -33,11 +33,11 @@ class Register:
         return _classes(self.package)
 
     def find(self, name: str) -> type:
-        """The class of this key or dotted path.
+        """The class with this key or dotted path.
 
         Raises:
-            ValueError: There is no such class, or it cannot be a choice of this setting. The
-                message begins with what must be true, and says nothing of the setting.
+            ValueError: There is no such class, or the setting cannot take it. The message is the
+                rest of a sentence that the caller begins with the name of the setting.
         """
         if ":" in name:
             return self._checked(name, load_object(name))
@@ -52,12 +52,13 @@ class Register:
         return self.classes[name]
 
     def name_of(self, owner: type) -> str:
-        """The key or dotted path of a class: `find` of it gives the class."""
+        """The key or dotted path by which `find` finds this class."""
         keys = [key for key, kind in self.classes.items() if kind is owner]
         return keys[0] if keys else f"{owner.__module__}:{owner.__qualname__}"
 
     def _checked(self, path: str, found: Any) -> type:
-        # Not inherited: the fields of an undecorated subclass would be ignored.
+        # vars, not getattr: a subclass without the decorator inherits the attribute, but its own
+        # fields would be ignored.
         parameters = vars(found).get("__dataclass_params__") if isinstance(found, type) else None
         require(
             parameters is not None and parameters.frozen,
@@ -66,7 +67,7 @@ class Register:
         )
         try:
             hints = get_type_hints(found)
-        except Exception as error:  # A name in an annotation that nobody defined, for instance.
+        except Exception as error:  # For instance an undefined name in an annotation.
             raise ValueError(
                 f"{path!r} has type hints that cannot be read ({error}); correct them"
             ) from error
@@ -92,7 +93,7 @@ def _classes(package: str) -> dict[str, type]:
     found: dict[str, type] = {}
     for module in modules:
         for kind in vars(module).values():
-            # Declared here: neither imported nor inherited.
+            # Skip imported classes, and classes that only inherit a key.
             if (
                 isinstance(kind, type)
                 and kind.__module__ == module.__name__
@@ -105,6 +106,6 @@ def _classes(package: str) -> dict[str, type]:
 
 
 def _members(protocol: type) -> set[str]:
-    """What a protocol asks for, by name; see `typing.get_protocol_members` of Python 3.13."""
+    """Names of a protocol's members, as `typing.get_protocol_members` of Python 3.13 has them."""
     names = {*vars(protocol), *vars(protocol).get("__annotations__", {})}
     return {name for name in names if not name.startswith("_") or name == "__call__"}

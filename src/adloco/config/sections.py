@@ -1,7 +1,8 @@
-"""A recipe: every setting of a run, in sections, of which frozen dataclasses own the settings.
+"""The sections of a recipe, and the recipe itself: every setting of a run.
 
-A setting is described and checked where it is used. Some sections choose one class among several by
-a key of their own, for instance `rule` in [batch]; the fields of the others are then unknown.
+The settings of a section are the fields of frozen dataclasses, each defined beside the code that
+uses it. Some sections also have a key that chooses one class among several, such as `rule` in
+[batch]; then only the fields of the chosen class are settings of the section.
 """
 
 from collections.abc import Mapping
@@ -39,10 +40,10 @@ class Choice:
     register: Register
     default: str
     meaning: str
-    """What is chosen; the classes say what each of them is."""
+    """Help text of the key. The help text of each class is its own docstring."""
 
     def help(self) -> str:
-        """The meaning, and what each of the classes is, a line each."""
+        """The meaning, followed by one line for each class."""
         classes = self.register.classes.items()
         lines = [f"{key}: {summary(kind)}" for key, kind in classes]
         return "\n".join([self.meaning, *lines, "package.module:Name: a class of your own."])
@@ -50,12 +51,14 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The classes whose fields stand in a section, by the name each has in `Recipe`."""
+    """The classes whose fields are the settings of a section."""
 
     parts: Mapping[str, type]
+    """Field of `Recipe` -> class, for the classes that the section always has."""
     choice: Choice | None = None
+    """Key that chooses one more class; None: the section has no such key."""
     chosen: str = ""
-    """Name in `Recipe` of what is chosen."""
+    """Field of `Recipe` that has the chosen class."""
 
 
 BATCH_RULES = Register(package="adloco.rules.batch_rules", protocol=BatchRule)
@@ -202,8 +205,8 @@ class Recipe:
 
     @property
     def syncs(self) -> bool:
-        """True if a trainer has several workers, at first or after a merge: otherwise nothing is
-        sent in any format.
+        """True if a trainer has several workers, at the start or after a merge. A lone worker sends
+        nothing at a sync.
         """
         return self.method.workers_per_trainer > 1 or (
             self.method.num_trainers > 1 and not isinstance(self.merge, NoMerge)
@@ -211,7 +214,7 @@ class Recipe:
 
     @property
     def batching(self) -> Batching:
-        """How batches are decided and carried out."""
+        """How a trainer's batch is decided and split into micro-batches."""
         return Batching(
             rule=self.batch,
             guards=self.guards,
@@ -222,12 +225,12 @@ class Recipe:
 
     @property
     def merging(self) -> Merging:
-        """Which trainers merge, and what becomes of what they own."""
+        """Which trainers merge, and what becomes of their parameters, state and data."""
         return Merging(policy=self.merge, fates=self.fates)
 
     @property
     def syncing(self) -> Syncing:
-        """How the workers of a trainer are brought together."""
+        """How the workers of a trainer are synced."""
         return Syncing(
             outer=None if isinstance(self.outer, OuterMean) else self.outer,
             codec=self.wire_format,
@@ -237,12 +240,12 @@ class Recipe:
 
     @property
     def wire_format(self) -> WireFormat | None:
-        """None: differences cross as they are, or nothing ever does."""
+        """Encoding of pseudo-gradients; None if they are sent uncompressed, or never sent."""
         return None if isinstance(self.wire, PlainWire) or not self.syncs else self.wire
 
     @property
     def unused(self) -> str:
-        """A sentence on settings that change nothing, or empty."""
+        """A sentence that names settings without effect in this recipe; empty if there are none."""
         idle = not self.syncs and not isinstance(self.wire, PlainWire)
         return (
             "wire.format changes nothing: no trainer ever has two workers to sync" if idle else ""
@@ -250,5 +253,5 @@ class Recipe:
 
     @property
     def feedback(self) -> bool:
-        """True if workers keep what a sync leaves unsent."""
+        """True if workers keep what the wire format leaves unsent (error feedback)."""
         return keeps_residuals(self.wire_format)

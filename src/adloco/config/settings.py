@@ -1,4 +1,4 @@
-"""Settings of a run that no single mechanism owns."""
+"""Settings of a run as a whole: its length and folder, its ranks, memory and profile."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,39 +12,40 @@ TRACKERS = Register(package="adloco.tracking", protocol=TrackerSettings)
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """How long a run is, where it goes, and on what it runs."""
+    """The length of a run, its folder, its device, and what it saves."""
 
     folder: str = ""
-    """Folder of the run's files; must not exist yet. Empty: runs/ with the recipe's name and the
-    time.
+    """Folder for the run's files; it must not exist yet. Empty: a folder in runs/, named after the
+    recipe and the time.
     """
     name: str = ""
-    """Name of the recipe, shown in tables and reports. Empty: that of the recipe's file."""
+    """Name of the recipe in tables and reports. Empty: the name of the recipe's file."""
     tokens: int = 1_200_000
-    """Budget: tokens trained on, over all trainers. The last round ends with the inner step that
-    reaches it.
+    """Budget: number of tokens to train on, over all trainers. The run ends with the inner step
+    that reaches it.
     """
     seed: int = 0
-    """Seed of the initial parameters and of the order of the data."""
+    """Seed of the initial parameters, the order of the data, and dropout."""
     device: str = "auto"
-    """auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
+    """Device to train on: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
     threads: int = 0
-    """Workers that run at once; 0: one per core on a CPU, one on a GPU. Does not change the
-    numbers.
+    """Number of workers that run at the same time. 0: one per core on a CPU, one on a GPU. It does
+    not change the results.
     """
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: mixed precision by autocast; auto: bf16 where the device computes it natively, else
-    fp32.
+    """Data type of the computation. bf16: mixed precision by autocast; auto: bf16 if the device
+    computes it natively, otherwise fp32.
     """
     compile: bool = False
     """Compile the model with torch.compile (slow to start, faster steps)."""
     checkpoint_every: int = 10
-    """Rounds from one checkpoint to the next; the last round always writes one."""
+    """Rounds from one checkpoint to the next. The last round always writes one."""
     keep_checkpoints: int = 2
-    """How many of the newest checkpoints stay."""
+    """Number of checkpoints to keep; older ones are deleted."""
     trackers: str = "auto"
-    """auto (TensorBoard where it is installed), none, or names separated by commas: tensorboard,
-    wandb, clearml, mlflow, trackio, or a class of your own as package.module:Name.
+    """Where to log metrics, besides the run's folder: auto (TensorBoard if it is installed), none,
+    or names separated by commas: tensorboard, wandb, clearml, mlflow, trackio, or a class of your
+    own as package.module:Name.
     """
 
     def __post_init__(self) -> None:
@@ -65,9 +66,9 @@ class RunSettings:
         )
         require(
             known,
-            f"run.trackers must be auto, none, or of {', '.join(TRACKERS.classes)}, or classes of "
-            "your own "
-            f"as package.module:Name, separated by commas, got {self.trackers!r}",
+            "run.trackers must be auto, none, or names separated by commas, each one of "
+            f"{', '.join(TRACKERS.classes)}, or a class of your own as package.module:Name, got "
+            f"{self.trackers!r}",
         )
         for name in own:
             try:
@@ -77,7 +78,7 @@ class RunSettings:
 
     @property
     def tracker_names(self) -> list[str]:
-        """The trackers asked for, each once; auto as it stands."""
+        """The names in `trackers`, each once; none for "none", and "auto" unresolved."""
         return (
             []
             if self.trackers == "none"
@@ -87,17 +88,17 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementSettings:
-    """How several ranks serve a worker. The ranks of an island are neighbours: shard_size x
-    replica_size of them.
+    """How several ranks (processes) serve a worker. Together, shard_size x replica_size
+    neighbouring ranks are an island.
     """
 
     shard_size: int = 1
-    """Ranks over which a worker's parameters are sharded (FSDP2); 0: as many as there are for each
-    worker.
+    """Number of ranks over which a worker's parameters are sharded (FSDP2). 0: all ranks, divided
+    equally among the workers.
     """
     replica_size: int = 1
-    """Copies of a worker (or of its shards), whose gradients are summed at every step (DDP, HSDP);
-    0: as many as there are for each worker.
+    """Number of copies of a worker (or of its shards), whose gradients are summed at every step
+    (DDP, HSDP). 0: all ranks, divided equally among the workers.
     """
 
     def __post_init__(self) -> None:
@@ -113,14 +114,16 @@ class PlacementSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings:
-    """The budget in which switch.max_micro_batch = "auto" looks for the largest micro-batch."""
+    """Memory within which switch.max_micro_batch = "auto" and `adloco probe` find the largest
+    micro-batch.
+    """
 
     gib: float = 0.0
-    """Memory that this process may take, in GiB; needed on a CPU. 0: what is free on the GPU when
+    """Memory that this process may use, in GiB; required on a CPU. 0: what is free on the GPU when
     the run starts.
     """
     fraction: float = 0.9
-    """Part of it to plan for; the rest is a margin."""
+    """Fraction of that memory to plan for; the rest is a safety margin."""
 
     def __post_init__(self) -> None:
         require(self.gib >= 0, f"memory.gib must be >= 0, got {self.gib}")
@@ -129,9 +132,9 @@ class MemorySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """What to record of a run's resources, beyond the metrics."""
+    """What to record about a run's use of resources, besides the metrics."""
 
     memory: bool = False
-    """On a GPU: PyTorch's history of allocations in the first process, written to
-    profile/memory-rank0.pickle at the end.
+    """On a GPU: record PyTorch's history of memory allocations in the first process, and write it
+    to profile/memory-rank0.pickle at the end.
     """

@@ -1,1 +1,1 @@
-"""From text to numbered samples in numbered streams."""
+"""From text to samples: each sample is found by the number of a stream and a position in it."""

@@ -21,7 +21,12 @@ class Corpus:
 
 
 def load_corpus(data: DataSettings) -> Corpus:
-    """The corpus of a path (file, folder, .jsonl or .parquet), or of an empty one."""
+    """Read the documents of `data.path`, or the default corpus if the path is empty.
+
+    Raises:
+        ValueError: The path does not exist, contains no text, or contains a bad row while
+            data.bad_rows is "error".
+    """
     (stage,) = stages(data)
     rows = open_rows(data, stage, {data.text_column: str}, Position())
     kept = [(number, row[data.text_column]) for number, row in rows if row is not None]
@@ -40,7 +45,7 @@ def load_corpus(data: DataSettings) -> Corpus:
 def _split(
     documents: list[str], validation_fraction: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Every k-th document validates; of fewer than k documents, the tail of each."""
+    """Hold out every k-th document, k = 1 / fraction; with fewer documents, the end of each."""
     every = round(1 / validation_fraction)
     if len(documents) >= every:
         held_out = [index % every == every - 1 for index in range(len(documents))]

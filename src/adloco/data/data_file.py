@@ -1,5 +1,6 @@
-"""A source is a list of data files, each of which is read from any of its rows on. This module says
-what a data file is, and what can be wrong with a row, a data file or a whole source.
+"""What a data file is, and what can be wrong with a row, a data file or a whole source.
+
+A source is a list of data files. Reading a data file can begin at any of its rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,7 +9,7 @@ from typing import Any, Protocol
 
 Row = dict[str, Any]
 Columns = Mapping[str, type]
-"""Column -> str for text, int for whole numbers."""
+"""Column name -> type of its values: str for text, int for whole numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +17,11 @@ class BadRow:
     """A row, or the rest of a data file, that cannot be used."""
 
     reason: str
-    """What is wrong, in two or three words; skipped rows are counted by it."""
+    """What is wrong, in two or three words. Skipped rows are counted by reason."""
     problem: str
-    """What is wrong, as the sentence that follows the name of the place without a space."""
+    """What is wrong, as the end of an error message that begins with the file and the row; it
+    begins with a space or a colon.
+    """
     advice: str
     """What to do about it."""
     rest: bool = False
@@ -26,7 +29,7 @@ class BadRow:
 
 
 Numbered = Iterator[tuple[int, Row | BadRow]]
-"""Rows with their numbers in the file, as a person counts: the first has the number 1."""
+"""(number, row) pairs; numbers count from 1 and appear in error messages."""
 
 
 class DataFile(Protocol):
@@ -34,25 +37,36 @@ class DataFile(Protocol):
 
     @property
     def unit(self) -> str:
-        """The word before a row's number: line or row; empty if the file is one row."""
+        """Word before a row's number in messages, such as "row"; empty if the file is one row."""
         ...
 
     @property
     def name(self) -> str:
-        """Its path or address."""
+        """Path or address of the file, for messages."""
         ...
 
     def read(self, columns: Columns, start: int) -> Numbered:
-        """The rows after the first `start` ones; they may have more columns than these."""
+        """Read the rows after the first `start` rows.
+
+        Args:
+            columns: Columns that each row must have. Rows may have more.
+            start: Number of rows to skip, bad rows included.
+        """
         ...
 
 
 class SourceUnreachableError(ValueError):
-    """A source does not exist or cannot be reached; only then data.fallback is used."""
+    """A source does not exist or cannot be reached. data.fallback is used only after this error."""
 
 
 def no_column(column: str, present: list[str], text_column: str) -> BadRow:
-    """What is wrong with a row or a data file that lacks a column."""
+    """What is wrong with a row or data file without this column.
+
+    Args:
+        column: The column that is missing.
+        present: Columns that are there.
+        text_column: Value of data.text_column.
+    """
     advice = (
         f"set data.text_column to one of {present}"
         if column == text_column

@@ -9,15 +9,15 @@ from adloco.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """What to train on."""
+    """The text to train and validate on, and how it is tokenised."""
 
     path: str = ""
-    """A text file, a folder of them, or jsonl/parquet; empty, and no dataset: the source of
-    Python's own standard library.
+    """A text, jsonl or parquet file, or a folder of such files. If path and dataset are both empty:
+    the source code of Python's standard library.
     """
     dataset: str = ""
-    """Instead of a path: a Hugging Face dataset, by its hub id (allenai/c4) or a local folder in
-    the hub's layout. Needs adloco[datasets].
+    """Instead of path: a Hugging Face dataset, as a hub id (allenai/c4) or as a local folder in the
+    hub's layout. Needs pip install 'adloco[datasets]'.
     """
     factory: str = ""
     """Instead of a path: a function of your own, as mypackage.data:rows. It returns an iterable of
@@ -30,38 +30,41 @@ class DataSettings:
     split: str = "train"
     """Split of the dataset to train on."""
     validation_split: str = ""
-    """Split of the dataset to validate on. Empty: a part of the text to train on is held out."""
+    """Split of the dataset to validate on. Empty: rows of data.split are held out."""
     streaming: bool = False
-    """Fetch and tokenise a dataset as training goes on, in its own order, instead of all
-    of it first.
+    """true: fetch and tokenise the dataset during training, in its own order; false: fetch and
+    tokenise all of it before training.
     """
     samples: int = 0
-    """Rows to take, from the first on (rows of a file, or files of text); 0: all. Only these are
-    fetched.
+    """Number of rows to take, counted from the first; each text file is one row. 0: all. Other rows
+    are not fetched.
     """
     validation_samples: int = 0
-    """Rows of validation_split to take (0: all); without such a split, so many of the first rows
-    are held out (0: validation_fraction says which).
+    """With validation_split: number of its rows to take; 0: all. Without: number of first rows to
+    hold out; 0: use validation_fraction.
     """
     bad_rows: Literal["error", "skip"] = "error"
-    """What to do with rows that cannot be read or hold no text. skip: leave them out, count them,
-    and show the counts.
+    """What to do with a row that cannot be read or has no text. error: stop; skip: leave such rows
+    out, and show how many there were.
     """
     fallback: str = ""
-    """A second source, for when the first cannot be reached as a run begins: a path, or dataset:ID
-    or dataset:ID:CONFIG.
+    """Second source, used if the first cannot be reached when the run starts: a path, dataset:ID or
+    dataset:ID:CONFIG.
     """
     text_column: str = "text"
-    """Column that holds the text, of datasets, jsonl and parquet."""
+    """Column with the text, in datasets, jsonl and parquet files."""
     tokenizer: str = "bytes"
-    """bytes, bpe:SIZE (trained on the text), or the folder or hub name of a Hugging Face tokenizer.
+    """bytes, bpe:SIZE (byte-level BPE trained on the text), or the folder or hub name of a Hugging
+    Face tokenizer.
     """
     context_tokens: int = 128
-    """Tokens of one sample."""
+    """Length of a sample, in tokens."""
     validation_fraction: float = 0.05
-    """Part of the rows held out: every k-th, or the tail of each where there are too few."""
+    """Fraction of the rows to hold out if neither validation_split nor validation_samples is set:
+    every k-th row, or, of a path with fewer than k rows, the end of each.
+    """
     cache: str = "~/.cache/adloco"
-    """Folder of the token caches."""
+    """Folder of the caches: tokenised text, and results of adloco probe."""
 
     def __post_init__(self) -> None:
         require(
@@ -109,8 +112,8 @@ class DataSettings:
         )
         require(
             not self.streaming or bool(self.validation_split) or self.validation_samples > 0,
-            "data.streaming needs text to validate on from the start; name data.validation_split, "
-            "or the rows to hold out in data.validation_samples",
+            "data.streaming needs text to validate on from the start; set data.validation_split, "
+            "or the number of rows to hold out in data.validation_samples",
         )
         require(
             not self.samples
@@ -125,7 +128,7 @@ class DataSettings:
 
     @property
     def source(self) -> str:
-        """The source in words, as it stands in the recipe."""
+        """The setting that names the source, for messages."""
         if self.dataset:
             return f"data.dataset {self.dataset!r}"
         if self.factory:
@@ -133,7 +136,7 @@ class DataSettings:
         return f"data.path {self.path!r}" if self.path else "the default corpus"
 
     def fallback_settings(self) -> "DataSettings":
-        """The source that `fallback` names, read in the same way."""
+        """These settings with the source that `fallback` names."""
         if self.fallback.startswith("dataset:"):
             dataset, _, config = self.fallback.removeprefix("dataset:").partition(":")
             return replace(
@@ -158,7 +161,7 @@ class DataSettings:
         )
 
     def at(self, path: str) -> "DataSettings":
-        """Settings that read all rows of another path in the same way."""
+        """These settings with all rows of another path as the source."""
         return replace(
             self,
             path=path,

@@ -1,4 +1,4 @@
-"""The data files at a path, each read by the format of its suffix."""
+"""The data files at a path, each with the reader for its suffix."""
 
 import importlib
 import pkgutil
@@ -12,18 +12,24 @@ from adloco.data.formats.text import TextFile
 
 
 class Format(Protocol):
-    """A class of the folder `formats`."""
+    """Reader of a file format: a class in the folder `formats`."""
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Suffixes of its files, in small letters."""
+        """Suffixes of its files, in lower case."""
         ...
 
     def __call__(self, file: Path, text_column: str) -> DataFile: ...
 
 
 def data_files(path: Path, text_column: str) -> list[DataFile]:
-    """The file at a path, or all files of a folder, sorted; what has no format is text."""
+    """The file at a path, or all files in a folder and its subfolders, sorted by path.
+
+    A file whose suffix has no format is read as text.
+
+    Raises:
+        SourceUnreachableError: The path does not exist.
+    """
     if not path.exists():
         raise SourceUnreachableError(
             f"data.path {str(path)!r} does not exist; give a text file, a folder, or jsonl/parquet"
@@ -34,12 +40,12 @@ def data_files(path: Path, text_column: str) -> list[DataFile]:
 
 @cache
 def _formats() -> dict[str, Format]:
-    """The formats by suffix: the classes with `suffixes` that the modules of the folder define."""
+    """Suffix -> format, for all classes with `suffixes` in the modules of the folder."""
     found: dict[str, Format] = {}
     for module in pkgutil.iter_modules(formats.__path__):
         name = f"{formats.__name__}.{module.name}"
         for kind in vars(importlib.import_module(name)).values():
-            # Defined there, not imported: a Path has `suffixes` too.
+            # Skip imported classes: pathlib's Path has `suffixes` too.
             if getattr(kind, "__module__", "") == name:
                 found |= dict.fromkeys(getattr(kind, "suffixes", ()), kind)
     return found

@@ -1,8 +1,8 @@
-"""Rows of a Hugging Face dataset, by hub id or local folder. It is always read as a stream: only
-the rows asked for are fetched, whatever its size.
+"""Rows of a Hugging Face dataset, by hub id or local folder.
 
-The library `datasets` calls the data files of a dataset its shards. They are read one after another
-in their own order, so that a row has a number that does not depend on where reading began.
+A dataset is always read as a stream: only the requested rows are fetched, whatever its size. The
+library `datasets` calls the data files of a dataset its shards. They are read one after another in
+their own order, so the number of a row does not depend on where reading began.
 """
 
 import hashlib
@@ -20,7 +20,16 @@ DOWNLOAD = "download it and give its folder, or name a second source in data.fal
 
 
 def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
-    """The data files of a split."""
+    """The data files of a split.
+
+    Args:
+        data: Names the dataset, its configuration and the text column.
+        split: Name of the split.
+
+    Raises:
+        SourceUnreachableError: The dataset does not exist or cannot be reached.
+        ValueError: It cannot be opened, or has no such configuration or split.
+    """
     builder = _builder(data)
     what = f"data.dataset {data.dataset!r}"
     try:
@@ -29,14 +38,14 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
         raise SourceUnreachableError(
             f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}"
         ) from error
-    except Exception as error:  # Whatever a broken file makes its reader raise.
+    except Exception as error:  # The reader of a broken file can raise anything.
         first = next(
             (file for files in (builder.config.data_files or {}).values() for file in files),
             "its first file",
         )
         raise ValueError(
-            f"{what} cannot be opened ({_first_line(error)}); mend or remove {first}, which tells "
-            "the columns of all"
+            f"{what} cannot be opened ({_first_line(error)}); mend or remove {first}, from which "
+            "the columns of all files are taken"
         ) from error
     require(
         split in streams,
@@ -60,7 +69,7 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
 
 
 def local_fingerprint(dataset: str) -> str:
-    """A digest that changes whenever a file of a local dataset does; empty for one on the hub."""
+    """Digest of the names, sizes and times of a local dataset's files; empty for one on the hub."""
     root = Path(dataset).expanduser()
     if not root.is_dir():
         return ""
@@ -76,7 +85,7 @@ def local_fingerprint(dataset: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFile:
-    """A file of a dataset, or a part of it that is no file."""
+    """A file of a dataset, or one of its parts if these are not files."""
 
     stream: Any
     name: str
@@ -91,7 +100,7 @@ class DatasetFile:
         present = self.stream.column_names or list(columns)
         missing = [column for column in columns if column not in present]
         if missing:
-            # A setting that fits no row of the dataset, so nothing to skip.
+            # The column is missing from every row, so data.bad_rows "skip" would not help.
             bad = no_column(missing[0], present, self.text_column)
             raise ValueError(f"{self.name}{bad.problem}; {bad.advice}")
         try:
@@ -113,16 +122,16 @@ class DatasetFile:
         except (EOFError, zlib.error, ValueError, pyarrow.ArrowException) as error:
             yield number + 1, _unreadable(number, error)
         except Exception as error:
-            # Decoders raise OSError without a number. All else may go away by itself, so that
-            # nothing is left out for it.
+            # Decoders of damaged data raise OSError without an errno. Any other error may be
+            # temporary, so no rows are left out because of it.
             if not isinstance(error, OSError) or error.errno is not None:
                 raise self._unreachable(number, error) from error
             yield number + 1, _unreadable(number, error)
 
     def _unreachable(self, number: int, error: Exception) -> SourceUnreachableError:
         return SourceUnreachableError(
-            f"{self.name} cannot be reached from row {number + 1} on ({_first_line(error)}); go "
-            "on when it can be"
+            f"{self.name} cannot be reached from row {number + 1} on ({_first_line(error)}); "
+            "try again when it can be reached"
         )
 
 
@@ -167,7 +176,7 @@ def _builder(data: DataSettings) -> Any:
         raise ValueError(
             f"{what} cannot be opened ({_first_line(error)}); mend it or use another"
         ) from error
-    except Exception as error:  # Errors of several libraries for the network.
+    except Exception as error:  # Several network libraries, each with its own errors.
         raise SourceUnreachableError(
             f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}"
         ) from error
@@ -178,7 +187,7 @@ def _configs(name: str) -> list[str]:
 
     try:
         return list(datasets.get_dataset_config_names(name))
-    except Exception:  # Then the configuration is not what is wrong.
+    except Exception:  # The caller then reports its own error instead.
         return []
 
 

@@ -1,9 +1,10 @@
-"""Which sample stands at a position of a stream: a function of (seed, stream, position) alone
+"""The order of samples: (seed, stream, position) alone determine the sample at that position
 (DESIGN section 3, seam 2).
 
 Stream s of S owns the samples s, s + S, s + 2S, ... Each pass over them (an epoch of that stream)
-is a permutation of its own. So no sample comes twice in an epoch, whatever the batch schedule;
-resuming takes one integer per stream; and a merge hands streams over by handing over that integer.
+has its own permutation. So no sample comes twice in an epoch, whatever the batch schedule; to
+resume, a checkpoint needs one integer per stream; and a merge moves a stream to another worker by
+that integer.
 """
 
 from functools import lru_cache
@@ -28,7 +29,10 @@ class StreamOrder:
         self._epoch = lru_cache(maxsize=2 * num_streams)(self._permutation)
 
     def indices(self, stream: int, position: int, count: int) -> NDArray[np.int64]:
-        """Samples at position .. position + count - 1 of the stream."""
+        """Indices of the samples at position .. position + count - 1 of the stream, int64 [count].
+
+        A position beyond the end of an epoch is in a later epoch.
+        """
         length = len(range(stream, self.num_samples, self.num_streams))
         parts = []
         while count > 0:

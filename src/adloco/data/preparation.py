@@ -1,5 +1,7 @@
-"""Filling a token cache ahead of time, with processes that tokenise while this one reads and
-writes; the result does not depend on how many.
+"""Filling a token cache before training (`adloco prepare`).
+
+Several processes tokenise while this one reads and writes. The result does not depend on their
+number.
 """
 
 import multiprocessing
@@ -17,21 +19,22 @@ from adloco.data.token_store import State
 from adloco.errors import require
 
 CHUNKS_PER_PROCESS = 2
-"""Chunks in flight for each process, so that none waits for the writer."""
+"""Chunks of rows in flight for each process, so that no process waits for the writer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """A cache to fill."""
+    """A token cache and the number of processes that fill it."""
 
     cache: TokenCache
     notice: str
-    """What a person should know before; empty if nothing."""
+    """Sentence to show to the user: the fallback is used, and why. Empty if it is not used."""
     processes: int
+    """Processes that tokenise; with 1, this process does it."""
 
     @property
     def total_rows(self) -> int | None:
-        """Rows that will have been read in the end, where the recipe says how many at most."""
+        """Largest number of rows that will be read; None if the recipe sets no limit."""
         data = self.cache.data
         limits = (
             [data.samples, data.validation_samples] if data.validation_split else [data.samples]
@@ -39,8 +42,8 @@ class Preparation:
         return sum(limits) if all(limits) else None
 
     def states(self) -> Iterator[State]:
-        """Fill the cache from where it stands; yields what it holds after each chunk, at least
-        once.
+        """Fill the cache, continuing from its content; yields its state first and after each
+        chunk.
         """
         yield self.cache.growth.state
         if self.cache.growth.state.complete:
@@ -52,12 +55,20 @@ class Preparation:
 
 
 def prepare(data: DataSettings, processes: int) -> Preparation:
-    """The preparation of a source; it goes on from what was prepared before."""
+    """Open the token cache of a source; filling it continues from what was prepared before.
+
+    Args:
+        data: Names the source and the tokenizer.
+        processes: Number of processes that tokenise, at least 1.
+
+    Raises:
+        ValueError: A setting does not fit, or the source cannot be read.
+    """
     require(processes >= 1, f"--processes must be >= 1, got {processes}")
     require(
         not data.streaming or data.samples > 0,
-        "how much of a stream to prepare must be said; set data.samples, or data.streaming to "
-        "false for all of it",
+        "data.streaming is true, so say how much to prepare; set data.samples, or data.streaming "
+        "to false for all of it",
     )
     notice = reachable(data)
     return Preparation(
@@ -82,8 +93,7 @@ def _pool(processes: int) -> Iterator[Executor | None]:
 
 
 def _begin_process() -> None:
-    # Ctrl+C is the first process's business, and when that one is killed this one has nobody to
-    # work for.
+    # Ctrl+C is handled by the first process alone. If that process is killed, this one ends too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     Thread(target=_end_with_parent, daemon=True).start()

@@ -1,9 +1,10 @@
 """Rows of a source by split: which data files they come from, which are held out, how many are
 taken, and what becomes of bad ones.
 
-Rows are numbered from the source's first, bad ones included. All that is decided about a row
-follows from its number, so that reading may begin anywhere. With a validation split, two splits of
-the source are read; without one, rows of the one split are held out.
+Rows are numbered from the first row of a split of the source, bad rows included. Whether a row is
+taken or held out depends only on its number, so reading can begin anywhere. With a
+data.validation_split, two splits of the source are read; without one, some rows of data.split are
+held out.
 """
 
 from collections import Counter
@@ -30,11 +31,14 @@ class Stage:
     limit: int
     """Rows to take; 0: all."""
     split_of: Callable[[int], Split]
-    """Row number -> the split that the row belongs to."""
+    """Row number -> "train" or "validation"."""
 
 
 def stages(data: DataSettings) -> list[Stage]:
-    """The passes that give all rows of both splits; a validation split of its own comes first."""
+    """The passes over the source that give all rows to train and to validate on.
+
+    A data.validation_split is read before data.split.
+    """
     if data.validation_split:
         return [
             Stage(
@@ -54,13 +58,18 @@ def stages(data: DataSettings) -> list[Stage]:
 
 
 def read_rows(data: DataSettings, split: Split, columns: Columns, start: int = 0) -> "SplitRows":
-    """The rows of a split, without those among the first `start` rows of the source.
+    """The rows to train or to validate on.
 
     Args:
         data: Names the source.
         split: "train" or "validation".
         columns: Columns to keep, and their types.
-        start: Rows of the source to pass over, bad and held-out ones included.
+        start: Number of rows to leave out at the beginning of the source's split, counting bad and
+            held-out rows.
+
+    Returns:
+        An iterable of dicts with these columns. Iterating raises ValueError at a bad row, unless
+        data.bad_rows is "skip".
     """
     stage = stages(data)[-1 if split == "train" else 0]
     return SplitRows(
@@ -72,20 +81,28 @@ def read_rows(data: DataSettings, split: Split, columns: Columns, start: int = 0
 
 @dataclass(kw_only=True)
 class Position:
-    """The row at which reading goes on."""
+    """Where reading continues in a stage, and what it left out so far."""
 
     row: int = 0
     """Number of the next row, from 0, over all files."""
     file_rows: list[int] = field(default_factory=list)
-    """Number of rows of each file that was read to its end; none of these is opened again."""
+    """Number of rows of each file that was read to its end; these files are not opened again."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """How many rows were left out so far, by reason."""
+    """Reason -> number of rows left out so far."""
 
 
 def open_rows(
     data: DataSettings, stage: Stage, columns: Columns, position: Position, start: int = 0
 ) -> "Rows":
-    """The rows of a stage from a position on, without the first `start` of the stage."""
+    """The rows of a stage, from a position on.
+
+    Args:
+        data: Names the source.
+        stage: The split to read, and how many of its rows.
+        columns: Columns to keep, and their types.
+        position: Where reading begins; changed as rows are read.
+        start: Rows with a lower number are given as None, without a check.
+    """
     if data.dataset:
         files = dataset_files(data, stage.source_split)
     elif data.factory:
@@ -101,7 +118,10 @@ def open_rows(
 
 @dataclass(kw_only=True)
 class Rows:
-    """Iterates over (number, row), with None for a row left out; `position` follows the reading."""
+    """Iterable of (row number, row); a row that is left out is None.
+
+    Iterating moves `position`. The attributes are the arguments of `open_rows`.
+    """
 
     files: Sequence[DataFile]
     columns: Columns
@@ -136,7 +156,7 @@ class Rows:
         return 0 < self.limit <= self.position.row
 
     def _kept(self, item: Row | BadRow, where: str) -> Row | None:
-        """The columns asked for, or None for a row that the recipe leaves out."""
+        """The requested columns of a row; None for a bad row that is skipped."""
         bad = (
             item
             if isinstance(item, BadRow)
@@ -187,7 +207,7 @@ def _half_pair(text: str) -> BadRow | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRows:
-    """Iterates over the rows of one split, without bad ones."""
+    """Iterable of the rows of one split, without bad rows."""
 
     rows: Rows
     split: Split
@@ -202,16 +222,16 @@ class SplitRows:
 
     @property
     def skipped(self) -> Counter[str]:
-        """How many rows of the source were left out so far, by reason."""
+        """Reason -> number of bad rows of the source left out so far."""
         return self.rows.position.skipped
 
 
 def left_out(counts: Mapping[str, int], rows: int) -> str:
-    """A sentence that counts the rows left out by reason; empty if there are none.
+    """A sentence that counts the rows left out, by reason; empty if there are none.
 
     Args:
-        counts: Reason -> rows left out.
-        rows: Rows that were read, those left out included.
+        counts: Reason -> number of rows left out.
+        rows: Number of rows that were read, including those left out.
     """
     reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
     return (

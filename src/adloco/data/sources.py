@@ -1,5 +1,5 @@
-"""Sources: samples by stream and position, from tensors in memory, from a file of tokens, or from a
-text that is still being fetched.
+"""Sources of samples, which are read by stream and position: tensors in memory, an array of tokens,
+or a text that is still being fetched.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,20 @@ from adloco.errors import require
 
 
 class TensorSource:
-    """Samples that are rows of tensors; a batch is a tuple of them, or the tensor itself if there
-    is one.
-    """
+    """A source whose samples are the rows of one or more tensors."""
 
     def __init__(self, *tensors: Tensor, num_streams: int, seed: int = 0) -> None:
+        """Make a source.
+
+        Args:
+            tensors: Tensors with one row per sample, all of the same length.
+            num_streams: Number of disjoint streams; a run needs one for each of its workers.
+            seed: Seed of the order in each stream.
+
+        Raises:
+            ValueError: There is no tensor, the lengths differ, or there are fewer samples than
+                streams.
+        """
         require(len(tensors) > 0, "TensorSource needs at least one tensor")
         require(
             len({len(tensor) for tensor in tensors}) == 1,
@@ -30,19 +39,36 @@ class TensorSource:
         self._order = StreamOrder(num_samples=len(tensors[0]), num_streams=num_streams, seed=seed)
 
     def read(self, stream: int, position: int, count: int) -> Any:
+        """Read `count` samples.
+
+        Returns:
+            A tuple with `count` rows of each tensor, or only the rows if there is one tensor.
+        """
         rows = torch.from_numpy(self._order.indices(stream, position, count))
         batch = tuple(tensor[rows] for tensor in self.tensors)
         return batch if len(batch) > 1 else batch[0]
 
 
 class TokenSource:
-    """Windows of context + 1 tokens from one long array; neighbours share one token, so that each
-    token is predicted once an epoch.
+    """A source whose samples are windows of context_tokens + 1 tokens of one array.
+
+    Neighbouring windows share one token, so that each token is predicted once an epoch.
     """
 
     def __init__(
         self, tokens: NDArray[Any], *, context_tokens: int, num_streams: int = 1, seed: int = 0
     ) -> None:
+        """Make a source.
+
+        Args:
+            tokens: Token ids, [tokens], of any integer type; may be a memory map.
+            context_tokens: Tokens that a model sees of each sample.
+            num_streams: Number of disjoint streams.
+            seed: Seed of the order in each stream.
+
+        Raises:
+            ValueError: There are fewer windows than streams.
+        """
         self.tokens = tokens
         self.context_tokens = context_tokens
         self.num_streams = num_streams
@@ -50,20 +76,20 @@ class TokenSource:
         self._order = StreamOrder(num_samples=self.num_windows, num_streams=num_streams, seed=seed)
 
     def read(self, stream: int, position: int, count: int) -> Tensor:
-        """Token ids, int64 [count, context + 1]."""
+        """Read `count` windows: token ids, int64 [count, context_tokens + 1]."""
         return self.windows(self._order.indices(stream, position, count))
 
     def windows(self, indices: NDArray[np.int64]) -> Tensor:
-        """These windows, int64 [len(indices), context + 1]."""
+        """The windows with these indices: token ids, int64 [len(indices), context_tokens + 1]."""
         return _windows(self.tokens, indices, self.context_tokens)
 
 
 class StreamSource:
-    """Windows of context + 1 tokens in the order of a text that is still being fetched; where it
-    has ended, its streams begin again.
+    """A source whose samples are windows of context_tokens + 1 tokens of a text that is still being
+    fetched.
 
-    Stream s of S owns the windows s, s + S, ... There is no permutation, as nobody knows the end.
-
+    Stream s of S owns the windows s, s + S, ..., in the order of the text; once the text has ended,
+    the stream begins again. Windows are not shuffled, because nobody knows where the text ends.
     """
 
     def __init__(
@@ -73,19 +99,24 @@ class StreamSource:
         context_tokens: int,
         num_streams: int,
     ) -> None:
-        """tokens_at_least: count -> the tokens so far, that many at least, unless the text ends
-        before.
+        """Make a source.
+
+        Args:
+            tokens_at_least: Takes a number and returns all tokens fetched so far: at least that
+                many, unless the text has fewer.
+            context_tokens: Tokens that a model sees of each sample.
+            num_streams: Number of disjoint streams.
         """
         self.context_tokens = context_tokens
         self.num_streams = num_streams
         self._tokens_at_least = tokens_at_least
 
     def read(self, stream: int, position: int, count: int) -> Tensor:
-        """Token ids, int64 [count, context + 1]."""
+        """Read `count` windows: token ids, int64 [count, context_tokens + 1]."""
         wanted = stream + np.arange(position, position + count, dtype=np.int64) * self.num_streams
         tokens = self._tokens_at_least(int(wanted[-1] + 1) * self.context_tokens + 1)
         windows = (len(tokens) - 1) // self.context_tokens
-        # Beyond the last window the text has ended, so that their number is final.
+        # A wanted window is missing only if the text has ended; `windows` is then final.
         own = len(range(stream, windows, self.num_streams))
         indices = np.where(
             wanted < windows, wanted, stream + (wanted // self.num_streams) % own * self.num_streams

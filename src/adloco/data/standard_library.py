@@ -22,8 +22,8 @@ machines.
 
 
 class StandardLibrary:
-    """The source of Python's own standard library: one row per file, each text once, empty ones
-    left out.
+    """The source of Python's own standard library: one row per file, without empty or repeated
+    texts.
     """
 
     unit = "file"

@@ -1,9 +1,10 @@
-"""Token caches: which folder holds the tokens of a source, made now if they are not there, and the
-windows a run reads from them.
+"""Token caches: folders that keep the tokens of a source, and the windows that a run reads from
+them.
 
-Text in memory (a path, the default corpus) is named by its content; a dataset by what was asked
-for, and by the files of a local one, so that a prepared one is found without a network. Either name
-is followed by the tokenizer's.
+Tokens are added to a cache when they are first needed. Its folder is named by two digests. The
+first is of the text itself for text in memory (a path, the default corpus); for a dataset it is of
+the settings that select the rows, and of the files of a local one, so that a prepared dataset is
+found without a network. The second is of the tokenizer.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ TOKENIZER_ROWS = 10_000
 
 
 class TokenCache:
-    """Train and validation tokens of a source, each document followed by the end-of-text id."""
+    """Train and validation tokens of a source; the end-of-text id follows each document."""
 
     def __init__(
         self,
@@ -42,7 +43,14 @@ class TokenCache:
         content: str,
         skipped: Mapping[str, int] | None,
     ) -> None:
-        """skipped: what was left out when the source was read just now, where it was."""
+        """Make a cache from its parts; `open_cache` and `begin_cache` do this for a recipe.
+
+        Args:
+            data: Names the source.
+            growth: The files of tokens, and how they grow.
+            content: Digest of the text, if it is in memory; else empty.
+            skipped: Reason -> rows left out when the source was read just now; None if it was not.
+        """
         self.data = data
         self.growth = growth
         self.folder = growth.folder
@@ -52,11 +60,16 @@ class TokenCache:
 
     @property
     def corpus(self) -> str:
-        """Equal for equal text, whatever the tokenizer; of a stream, for equal text so far."""
+        """Fingerprint of the text, whatever the tokenizer; of a stream, of the text so far."""
         return self._content or self.growth.state.corpus
 
     def matches_fingerprint(self, corpus: str) -> bool:
-        """True if the text is the one that had this `corpus`, or goes on from it."""
+        """True if the text is the one with this fingerprint, or begins with it.
+
+        Args:
+            corpus: An earlier value of `corpus`. To compare, as much of the source is read as that
+                value stands for.
+        """
         chunks, _, digest = corpus.partition(":")
         if self._content or not chunks.isdecimal() or int(chunks) == 0:
             return self.corpus == corpus
@@ -65,7 +78,7 @@ class TokenCache:
 
     @property
     def train(self) -> NDArray[Any]:
-        """The tokens to train on so far."""
+        """All train tokens made so far."""
         return self.growth.tokens("train")
 
     @property
@@ -77,14 +90,17 @@ class TokenCache:
         return np.concatenate([self.train, self.validation])
 
     def train_windows(self, context_tokens: int, at_least: int) -> int:
-        """How many windows there are to train on; of a stream, only as far as `at_least` asks to
-        know.
+        """Number of windows to train on.
+
+        Args:
+            context_tokens: Length of a window, less one token.
+            at_least: For a stream, windows to fetch; the number is then of those so far.
         """
         tokens = self.at_least(at_least * context_tokens + 1) if self.data.streaming else self.train
         return max(0, (len(tokens) - 1) // context_tokens)
 
     def train_source(self, *, context_tokens: int, num_streams: int, seed: int) -> Source:
-        """Windows to train on, in as many streams."""
+        """The source of windows to train on; `seed` sets their order, except for a stream."""
         if self.data.streaming:
             return StreamSource(
                 self.at_least, context_tokens=context_tokens, num_streams=num_streams
@@ -94,29 +110,34 @@ class TokenCache:
         )
 
     def at_least(self, tokens: int) -> NDArray[Any]:
-        """The train tokens so far, after fetching so many; fewer only at the end of the source."""
+        """Fetch train tokens until there are this many, or the source ends; returns all so far."""
         _exhaust(self.growth.grow(lambda state: state.train >= tokens))
         return self.train
 
     def skipped(self) -> str:
-        """What was left out so far, in one sentence; empty if nothing was."""
+        """A sentence that counts the rows left out so far; empty if there are none."""
         state = self.growth.state
-        # Equal text may have been read before from a source without, or with, bad rows.
+        # The cache may have been made from a source with equal text but other bad rows.
         counts = state.skipped if self._skipped is None else self._skipped
         return left_out(counts, state.documents + sum(counts.values()))
 
 
 def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenCache:
-    """The tokens of a source, read and packed now as far as they are not yet; with the recipe's
-    tokenizer unless one is given.
+    """Open the cache of a source, and tokenise what it does not contain yet.
 
-    Of a stream only what validates is read; the rest follows as it is asked for.
+    For a stream, only the rows to validate on are read now; others are read when they are needed.
 
+    Args:
+        data: Names the source.
+        tokenizer: Replaces the tokenizer of `data`.
+
+    Raises:
+        ValueError: The source cannot be read or contains no text, or the cache cannot be written.
     """
     cache = begin_cache(data, tokenizer)
     _exhaust(
         cache.growth.grow(
-            (lambda state: _validation_stands(data, state))
+            (lambda state: _validation_is_read(data, state))
             if data.streaming
             else (lambda state: state.complete)
         )
@@ -125,9 +146,9 @@ def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenC
 
 
 def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenCache:
-    """The cache as it stands, perhaps empty."""
-    # A tokenizer trained on the text follows from the text and its name; any other is part of the
-    # key by what it does.
+    """Open the cache of a source as it is, perhaps empty; arguments as for `open_cache`."""
+    # A tokenizer that is trained on the text is determined by the text and data.tokenizer. Any
+    # other enters the folder's name by its fingerprint.
     own = data.tokenizer.startswith("bpe:")
     if tokenizer is None and not own:
         tokenizer = make_tokenizer(data.tokenizer, ())
@@ -158,8 +179,11 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
 
 
 def reachable(data: DataSettings) -> str:
-    """Empty if the source can be read, or if the recipe names no fallback for it; else the sentence
-    that the fallback is used, and why.
+    """Find out if a source with a fallback can be reached.
+
+    Returns:
+        Empty if it can be reached, or if it has no fallback. Else a sentence for the user: the
+        fallback is used, and why.
     """
     if not data.fallback:
         return ""
@@ -175,7 +199,7 @@ def reachable(data: DataSettings) -> str:
     return ""
 
 
-def _validation_stands(data: DataSettings, state: State) -> bool:
+def _validation_is_read(data: DataSettings, state: State) -> bool:
     """True if all rows to validate on have been read."""
     return state.stage > 0 or (not data.validation_split and state.row >= data.validation_samples)
 

@@ -20,7 +20,7 @@ from adloco.data.transformers_tokenizer import (
 from adloco.errors import require
 
 OLD_BYTE_PAIRS = "bpe.json"
-"""Where earlier versions saved a BPE."""
+"""File in which earlier versions saved a BPE."""
 
 
 class Tokenizer(Protocol):
@@ -41,10 +41,11 @@ class Tokenizer(Protocol):
         ...
 
     def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """The ids of each text as a sample of its own.
+        """The ids of each text as a sample of its own, with the special tokens a model expects.
 
-        The special tokens that a model expects stand around the text, which is cut so that there
-        are at most `max_tokens` ids.
+        Args:
+            texts: One text per sample.
+            max_tokens: Most ids of a sample, special tokens included; longer texts are cut.
         """
         ...
 
@@ -65,7 +66,7 @@ class Tokenizer(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """A name that is equal for tokenizers that encode alike."""
+        """A text that is equal for tokenizers that encode alike."""
         ...
 
 
@@ -92,7 +93,11 @@ def make_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that was saved in this folder; ValueError if there is none."""
+    """Load the tokenizer that `Tokenizer.save` wrote into this folder.
+
+    Raises:
+        ValueError: The folder contains no tokenizer.
+    """
     if (folder / BYTES).exists():
         return ByteTokenizer()
     if (folder / OLD_BYTE_PAIRS).exists():

@@ -1,4 +1,4 @@
-"""One class for every tokenizer of transformers, and how one is made or loaded."""
+"""A wrapper for any tokenizer of transformers, and how such a tokenizer is made or loaded."""
 
 import copy
 import hashlib
@@ -14,6 +14,7 @@ END_OF_TEXT = "<|endoftext|>"
 PRETRAINED = "pretrained"
 """Folder in which a tokenizer of transformers is saved."""
 PROBE = "Hello, world!  The quick brown fox\n\tjumps over 13 lazy dogs. Ünïcödé"
+"""Text on which tokenizers are compared."""
 BARE_VOCABULARIES = {
     "merges.txt": "GPT2Tokenizer",
     "vocab.txt": "BertTokenizer",
@@ -21,7 +22,7 @@ BARE_VOCABULARIES = {
 }
 """Vocabulary file -> class of transformers, for a folder without a file that names the class."""
 SENTENCEPIECE = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
-"""Module -> package, of what transformers needs to read a tokenizer.model."""
+"""Module -> package to install; transformers needs them to read a tokenizer.model."""
 
 
 class TransformersTokenizer:
@@ -86,9 +87,14 @@ class TransformersTokenizer:
 
 
 def byte_level(tokenizer: Any, *, split_special_tokens: bool = False) -> Any:
-    """A byte-level tokenizer of the `tokenizers` library as one of transformers.
+    """Turn a byte-level tokenizer of the `tokenizers` library into one of transformers.
 
-    As special token it puts the end-of-text token before each text.
+    Its only special token is the end-of-text token, which it puts before each text.
+
+    Args:
+        tokenizer: The tokenizer, with that token in its vocabulary; its decoder and post-processor
+            are replaced.
+        split_special_tokens: True if the characters of a special token inside a text are text.
     """
     import tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -109,7 +115,7 @@ def byte_level(tokenizer: Any, *, split_special_tokens: bool = False) -> Any:
 
 
 def without_special_tokens(tokenizer: Any) -> Any:
-    """A fast tokenizer, changed to add no special tokens: packed documents have none."""
+    """Change a fast tokenizer so that it adds no special tokens; packed documents have none."""
     import tokenizers
 
     tokenizer.backend_tokenizer.post_processor = tokenizers.processors.Sequence([])
@@ -117,10 +123,10 @@ def without_special_tokens(tokenizer: Any) -> Any:
 
 
 def load_pretrained(name: str) -> TransformersTokenizer:
-    """The tokenizer of a folder or of the hub.
+    """Load a tokenizer from a folder or from the hub.
 
     Raises:
-        ValueError: It cannot be loaded; the message says what to install or to do.
+        ValueError: The tokenizer cannot be loaded; the message says what to install or to do.
     """
     import transformers
 
@@ -134,8 +140,9 @@ def load_pretrained(name: str) -> TransformersTokenizer:
     try:
         tokenizer = getattr(transformers, loader).from_pretrained(name, trust_remote_code=False)
     except Exception as error:
-        # transformers raises OSError, ValueError, ImportError and errors of hub clients here, in
-        # paragraphs. Without what a tokenizer.model needs it tries tiktoken last, and blames that.
+        # transformers raises OSError, ValueError, ImportError and errors of hub clients here, with
+        # long messages. If it lacks the packages for a tokenizer.model, it tries tiktoken last, and
+        # its message names only tiktoken.
         missing = [package for module, package in SENTENCEPIECE.items() if not _importable(module)]
         if missing and "tiktoken" in str(error):
             raise ValueError(

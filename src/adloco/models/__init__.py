@@ -1,1 +1,1 @@
-"""Models by name, built without memory and filled part by part."""
+"""Models by name. They are built without memory and filled part by part."""

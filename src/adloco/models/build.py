@@ -1,8 +1,9 @@
 """Building a run's model, from scratch or with trained weights.
 
-A model is built without memory and filled part by part, so that a rank that shards it never holds
-the whole. From scratch, the draws of a part depend on the seed and the part's name alone: the same
-on every placement. Trained weights are read part by part too, where `models.weights` finds them.
+A model is built without memory (on the meta device) and filled part by part, so a rank with a shard
+never has the whole model in memory. From scratch, the values of a part depend only on the seed and
+the part's name, so they are the same on every placement. Trained weights are read part by part too,
+if `models.weights` finds them.
 """
 
 import math
@@ -25,8 +26,10 @@ from adloco.models.weights import StoredWeights, find_weights
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBuilder:
-    """Builds a run's model. Calling it gives one without memory (on the meta device), to be filled
-    by `filling`, or whole, where that is None.
+    """Builds a run's model.
+
+    A call returns a model without memory (on the meta device), to which `filling` gives memory and
+    values. If `filling` is None, a call returns a complete model.
     """
 
     config: Any
@@ -46,14 +49,12 @@ class ModelBuilder:
 
     @property
     def filling(self) -> Fill | None:
-        """Gives memory and values to a part of the model that a call has built; None where it has
-        them.
-        """
+        """Function that gives memory and values to a part of a model; None if none is needed."""
         return None if self.stored.only_whole else self.fill
 
     @cached_property
     def stored(self) -> StoredWeights:
-        """Where the trained weights are; nowhere for a model from scratch."""
+        """Where the trained weights are on disk; without any for a model from scratch."""
         return (
             find_weights(self.weights, self._empty(), self._must_be_there, self._dtype)
             if self.weights
@@ -77,8 +78,8 @@ class ModelBuilder:
                     self.config, dtype=self._dtype, trust_remote_code=False
                 )
         except Exception as error:
-            # Sizes that do not go together, or types without this head: the library says so in a
-            # paragraph or more.
+            # Sizes that do not fit together, or a type without this head. The message of
+            # transformers can be long.
             reason = " ".join(str(error).split())[:160]
             raise ValueError(
                 f"no {self.head} of a {self.config.model_type} can be built with these sizes "
@@ -86,15 +87,21 @@ class ModelBuilder:
             ) from error
 
     def _must_be_there(self, name: str, base: str) -> bool:
-        """Whether trained weights without this tensor are refused: a new head is drawn, a body must
-        be there. base: the body's name.
+        """True if trained weights without this tensor are refused.
+
+        A classification head and a pooler may be missing, and are then drawn; all else must be
+        stored.
+
+        Args:
+            name: Name of the tensor in the model.
+            base: Name of the body (the model without its head) in the model.
         """
         return "pooler" not in name and (is_causal(self.head) or name.startswith(f"{base}."))
 
     def _whole_from_library(self) -> Any:
         auto, dtype = self._auto, self._dtype
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)  # For a new head, drawn alike on all ranks.
+            torch.manual_seed(self.seed)  # A new head is then the same on all ranks.
             try:
                 model, report = auto.from_pretrained(
                     self.weights,
@@ -117,7 +124,7 @@ class ModelBuilder:
             for key in report["missing_keys"]
             if self._must_be_there(key, model.base_model_prefix)
         )
-        rest = f"{len(missing)} tensors of the model, {missing[0]} for one" if missing else ""
+        rest = f"{len(missing)} tensors of the model, such as {missing[0]}" if missing else ""
         require(
             not missing,
             f"the weights of model.name {self.weights!r} lack {rest}; leave its sizes as they are, "
@@ -126,8 +133,14 @@ class ModelBuilder:
         return model
 
     def fill(self, model: Any, part: nn.Module) -> None:
-        """Give memory on the CPU, and values as stored or drawn, to a part of a model, or to what
-        is left of the whole.
+        """Give memory on the CPU, and stored or drawn values, to a part of a model.
+
+        Args:
+            model: A model that a call has built.
+            part: A module of the model, or the model itself for all parts that are not yet filled.
+
+        Raises:
+            ValueError: transformers does not initialise a weight that is not stored.
         """
         from transformers.initialization import guard_torch_init_functions
 
@@ -141,10 +154,10 @@ class ModelBuilder:
             module.to_empty(device="cpu", recurse=False)
             for tensor in _own_tensors(module):
                 tensor.data.fill_(_undrawn(tensor))
-        held = self.stored.read(model, fresh)
-        for tensor in held:
-            tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # So that the library leaves it as it is.
-        to_draw = {module for module in fresh if not held.issuperset(_own_tensors(module))}
+        stored = self.stored.read(model, fresh)
+        for tensor in stored:
+            tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # Else the library draws it.
+        to_draw = {module for module in fresh if not stored.issuperset(_own_tensors(module))}
         with torch.random.fork_rng(devices=[]), torch.no_grad(), guard_torch_init_functions():
             # A new head on a trained body is drawn as from_pretrained draws it.
             torch.manual_seed(self.seed if self.weights else mixed_seed(self.seed, name))
@@ -153,19 +166,19 @@ class ModelBuilder:
             _is_drawn(tensor)
             for module in to_draw
             for tensor in _own_tensors(module)
-            if tensor not in held
+            if tensor not in stored
         ):
             advice = (
-                "and its trained weights lack them"
+                "and they are missing from its trained weights"
                 if self.weights
                 else "it can only start from trained weights"
             )
             raise ValueError(
-                f"a {self.config.model_type} leaves weights undrawn (in {name or 'its root'}); "
-                f"{advice}"
+                f"transformers does not initialise all weights of a {self.config.model_type} (in "
+                f"{name or 'its root'}); {advice}"
             )
         if part is model:
-            model.tie_weights()  # type: ignore[operator]  # Filling gave each user of a tied weight its own.
+            model.tie_weights()  # type: ignore[operator]  # Filling gave tied weights memory of their own.
 
     def whole(self) -> nn.Module:
         """A model with memory and values, on the CPU."""
@@ -175,7 +188,7 @@ class ModelBuilder:
         return model
 
     def num_parameters(self) -> int:
-        """Counted without memory."""
+        """Number of parameters, counted on a model without memory."""
         return sum(parameter.numel() for parameter in self._empty().parameters())
 
     def save_config(self, folder: Path) -> None:
@@ -195,8 +208,10 @@ class ModelBuilder:
 
 
 def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
-    """Initialise a module after its children, as transformers does, where anything in it is fresh;
-    returns whether.
+    """Initialise a module after its children, as transformers does, if anything in it is fresh.
+
+    Returns:
+        True if the module was initialised.
     """
     drawn = [_draw(model, child, fresh) for child in module.children()]
     if module not in fresh and not any(drawn):
@@ -206,7 +221,7 @@ def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
 
 
 def _undrawn(tensor: torch.Tensor) -> float | int | bool:
-    """A value that no initialisation gives (but for flags)."""
+    """A value by which a tensor that nobody initialised is recognised; booleans have none."""
     if tensor.is_floating_point():
         return math.nan
     return False if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).min

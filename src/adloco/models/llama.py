@@ -30,41 +30,43 @@ SHAPES = {
     "tinyllama": Shape(2048, 22, 32, 4, 5632, 2048, 32_000, 1e-5),
     "openllama-3b": Shape(3200, 26, 32, 32, 8640, 2048, 32_000, 1e-6),
 }
-"""869,504 parameters with bytes; 304,636,928, 1,100,048,384 and 3,426,473,600 with 32,000 tokens. A
-vocabulary of 0 is the tokenizer's.
+"""Shapes by name. They have 869,504 (with the tokenizer bytes), 304,636,928, 1,100,048,384 and
+3,426,473,600 parameters. A vocab_size of 0 stands for the tokenizer's number of ids.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaShape:
-    """A Llama with random weights. Sizes of 0 are those of the shape."""
+    """A Llama with random weights. A size of 0 stands for the size of model.shape."""
 
     key: ClassVar[str] = "llama"
     builder: ClassVar[type[Builder]] = ModelBuilder
     for_transformers: ClassVar[bool] = True
 
     shape: Literal["nano", "microllama", "tinyllama", "openllama-3b"] = "nano"
-    """nano (0.9M parameters with bytes), microllama (305M), tinyllama (1.1B) or openllama-3b
-    (3.4B); sizes given below replace its own.
+    """Sizes of the model: nano (0.9M parameters with the tokenizer bytes), microllama (305M),
+    tinyllama (1.1B) or openllama-3b (3.4B). The sizes below replace those of the shape.
     """
     hidden_size: int = 0
-    """Width of the residual stream."""
+    """Width of the residual stream; 0: as in the shape."""
     num_layers: int = 0
-    """Transformer blocks."""
+    """Number of transformer blocks; 0: as in the shape."""
     num_heads: int = 0
-    """Attention heads."""
+    """Number of attention heads; 0: as in the shape."""
     num_kv_heads: int = 0
-    """Key and value heads; fewer than the attention heads for grouped-query attention."""
+    """Number of key and value heads, less than num_heads for grouped-query attention; 0: as in the
+    shape.
+    """
     intermediate_size: int = 0
-    """Width of the feed-forward blocks."""
+    """Width of the feed-forward blocks; 0: as in the shape."""
     max_position: int = 0
-    """Longest context in tokens."""
+    """Longest context, in tokens; 0: as in the shape."""
     vocab_size: int = 0
-    """Rows of the embedding; 0: 32,000 for all shapes but nano, whose vocabulary is the
-    tokenizer's.
+    """Rows of the embedding; 0: as in the shape (32,000, but for nano the tokenizer's number of
+    ids).
     """
     tie_embeddings: bool = False
-    """Let the output head share the embedding's weights."""
+    """Use the embedding's weights for the output head too."""
 
     def __post_init__(self) -> None:
         require(
@@ -82,7 +84,7 @@ class LlamaShape:
         ):
             require(
                 getattr(self, name) >= 0,
-                f"{name} must be >= 0 (0: as the shape has it), got {getattr(self, name)}",
+                f"{name} must be >= 0 (0: as in the shape), got {getattr(self, name)}",
             )
         sizes = self.sizes
         require(
@@ -97,7 +99,7 @@ class LlamaShape:
 
     @property
     def sizes(self) -> Shape:
-        """The shape with the sizes that were given."""
+        """The sizes of the shape, replaced by those that are not 0."""
         shape = SHAPES[self.shape]
         # A shape scaled down to fewer heads keeps as many key and value heads as fit.
         heads = self.num_heads or shape.num_heads
@@ -134,7 +136,13 @@ class LlamaShape:
 
 
 def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
-    """A causal Llama with weights drawn from the seed."""
+    """Build a causal Llama with memory on the CPU and weights drawn from the seed.
+
+    Args:
+        shape: Sizes of the model.
+        vocab_size: Number of ids of the tokenizer, for a shape without a vocabulary.
+        seed: Seed of the weights.
+    """
     return ModelBuilder(
         config=shape.config(vocab_size),
         head="AutoModelForCausalLM",

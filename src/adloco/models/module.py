@@ -1,4 +1,4 @@
-"""A plain `nn.Module` of the user's own, from a factory that is named by a dotted path."""
+"""A plain `nn.Module` of the user's own, from a function that is named by a dotted path."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ CONFIG = "module.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleConfig:
-    """How the factory is called."""
+    """The dotted path of the user's function, and what it is called with."""
 
     model_type: ClassVar[str] = "module"
 
@@ -35,14 +35,14 @@ class ModuleConfig:
 
 
 class Logits(NamedTuple):
-    """What a language model gives."""
+    """Output of a language model."""
 
     logits: Tensor
-    """[samples, tokens, at least vocab_size]."""
+    """Floats [samples, tokens, vocab_size or more]."""
 
 
 class ModuleWithLogits(nn.Module):
-    """The user's module, called as the models of transformers are."""
+    """Makes the user's module callable like a model of transformers."""
 
     def __init__(self, module: nn.Module, config: ModuleConfig) -> None:
         super().__init__()
@@ -50,7 +50,15 @@ class ModuleWithLogits(nn.Module):
         self._config = config
 
     def forward(self, input_ids: Tensor, use_cache: bool = False) -> Logits:
-        """The module's logits for int64 [samples, tokens]. use_cache: must be False."""
+        """Run the module.
+
+        Args:
+            input_ids: Token ids, int64 [samples, tokens].
+            use_cache: Must be False; models of transformers have this argument.
+
+        Raises:
+            ValueError: The module does not return logits of the right shape.
+        """
         assert not use_cache, "a plain module has no key-value cache"
         output = self.module(input_ids)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
@@ -70,10 +78,10 @@ class ModuleWithLogits(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleBuilder:
-    """Builds the user's module. A call gives it with memory and values, on the CPU.
+    """Builds the user's module; a call returns it with memory and values, on the CPU.
 
-    Nothing is known of how the module draws its weights, so each rank builds the whole of it before
-    it is sharded.
+    How the module draws its weights is unknown, so each rank builds the whole module before it is
+    sharded.
     """
 
     config: ModuleConfig
@@ -157,12 +165,13 @@ class PlainModule:
     weights: ClassVar[str] = ""
 
     factory: str
-    """Dotted path of a function that returns the module, as mypackage.models:build. It is called
-    with vocab_size = the tokenizer's ids; input_ids of shape [samples, tokens] become logits of
-    shape [samples, tokens, vocab_size], returned as they are or as .logits of an object.
+    """Dotted path of a function that returns the module, for instance mypackage.models:build. The
+    function is called with vocab_size, the tokenizer's number of ids. The module takes input_ids of
+    shape [samples, tokens] and returns logits of shape [samples, tokens, vocab_size], or an object
+    with these as .logits.
     """
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the function, for instance { width = 64 }."""
+    """Further keyword arguments of the function, for instance { width = 64 }."""
 
     def config(self, vocab_size: int) -> ModuleConfig:
         found = load_object(self.factory)

@@ -12,18 +12,22 @@ from adloco.models.source import Builder
 
 @dataclass(frozen=True, kw_only=True)
 class NamedModel:
-    """Any model of transformers. Whether its trained weights are wanted must be said."""
+    """Any model of transformers, trained or from scratch: model.pretrained must be given."""
 
     key: ClassVar[str] = "transformers"
     builder: ClassVar[type[Builder]] = ModelBuilder
     for_transformers: ClassVar[bool] = True
 
     name: str
-    """Hub name or folder of a model; from scratch also a bare type such as bert or gpt2."""
+    """Hub name or folder of a model; if pretrained is false, also a model type such as bert or
+    gpt2.
+    """
     pretrained: bool
-    """true: start from its trained weights; false: take its shape alone and draw the weights."""
+    """true: start from the model's trained weights; false: use only its configuration, and start
+    from random weights.
+    """
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the model's configuration to replace, for instance { num_hidden_layers = 2 }."""
+    """Values to replace in the model's configuration, for instance { num_hidden_layers = 2 }."""
 
     @property
     def weights(self) -> str:
@@ -40,7 +44,7 @@ class NamedModel:
                 else AutoConfig.from_pretrained(self.name, trust_remote_code=False)
             )
         except Exception as error:
-            # transformers raises OSError, ValueError and errors of hub clients, in paragraphs.
+            # transformers raises OSError, ValueError and errors of hub clients, with long messages.
             allowed = (
                 "allowed are a folder with config.json, a hub name that can be reached, or from "
                 "scratch a type such as bert"
@@ -61,20 +65,20 @@ class NamedModel:
             advice = f"did you mean {nearest[0]!r}?" if nearest else "see its config.json"
             require(
                 hasattr(default, key),
-                f"overrides has {key!r}, which the configuration of {self.name!r} does not know; "
+                f"overrides has {key!r}, which the configuration of {self.name!r} does not have; "
                 f"{advice}",
             )
         sizes = ({"vocab_size": vocab_size} if from_type else {}) | dict(self.overrides)
         try:
-            # Built anew, as values that follow from others (a head's width, say) must follow from
-            # the new ones.
+            # Built again, not changed: some values are computed from others (a head's width, for
+            # instance) and must be computed from the new ones.
             config = (
                 CONFIG_MAPPING[self.name](**sizes)
                 if from_type
                 else AutoConfig.from_pretrained(self.name, trust_remote_code=False, **sizes)
             )
         except Exception as error:
-            # Values of wrong types, or sizes that do not go together, in the library's own words.
+            # Values of wrong types, or sizes that do not fit together.
             raise ValueError(
                 f"overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}"
             ) from error

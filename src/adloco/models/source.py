@@ -1,4 +1,4 @@
-"""What a model source is, and how models are held and run."""
+"""Protocols of model sources and builders, and the options that all models share."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,15 @@ Head = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
 
 def is_causal(head: Head) -> bool:
-    """Whether the model is a language model, which predicts tokens, and not a classifier."""
+    """True for a language model, which predicts tokens; False for a classifier."""
     return head == "AutoModelForCausalLM"
 
 
 class Builder(Protocol):
-    """Builds a run's model from its configuration. A call gives a model, perhaps without memory."""
+    """Builds a run's model from its configuration.
+
+    A call returns a model. If it has no memory yet, `filling` gives it memory and values.
+    """
 
     def __init__(
         self, *, config: Any, head: Head, options: "ModelOptions", seed: int, weights: str = ""
@@ -33,25 +36,25 @@ class Builder(Protocol):
 
     @property
     def weights(self) -> str:
-        """Hub name or folder of trained weights; empty to draw them."""
+        """Hub name or folder of trained weights; empty for a model from scratch."""
         ...
 
     @property
     def stored(self) -> StoredWeights:
-        """Where the trained weights are; nowhere for a model from scratch."""
+        """Where the trained weights are on disk; without any for a model from scratch."""
         ...
 
     @property
     def filling(self) -> Fill | None:
-        """Gives memory and values to a part of the model that a call has built; None if the model
-        has them already.
+        """Function that gives memory and values to a part of a model that a call has built; None if
+        a call returns complete models.
         """
         ...
 
     def __call__(self) -> nn.Module: ...
 
     def whole(self) -> nn.Module:
-        """A model with memory and values, on the CPU."""
+        """Build a complete model, with memory and values, on the CPU."""
         ...
 
     def num_parameters(self) -> int: ...
@@ -66,16 +69,16 @@ class Builder(Protocol):
 
     @staticmethod
     def load_config(folder: Path) -> Any:
-        """The configuration in a folder."""
+        """Read the configuration that `save_config` wrote."""
         ...
 
 
 class ModelSource(Protocol):
-    """Gives a model's configuration, says whether weights come with it and what builds it."""
+    """Where a model comes from: its configuration, its trained weights and its builder."""
 
     @property
     def builder(self) -> type[Builder]:
-        """What builds a model from the configuration."""
+        """Class that builds a model from the configuration."""
         ...
 
     @property
@@ -85,24 +88,29 @@ class ModelSource(Protocol):
 
     @property
     def weights(self) -> str:
-        """Hub name or folder of trained weights; empty to draw them."""
+        """Hub name or folder of trained weights; empty for a model from scratch."""
         ...
 
     def config(self, vocab_size: int) -> Any:
-        """The model's configuration for a tokenizer with this many ids.
+        """The model's configuration.
 
-        It has `vocab_size`, `model_type` and `to_dict()`, as those of transformers do.
+        Args:
+            vocab_size: Number of ids of the tokenizer.
+
+        Returns:
+            An object with `vocab_size`, `model_type` and `to_dict()`, as configurations of
+            transformers have them.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """How a model is held and run."""
+    """Data type and memory of a model from any source."""
 
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Data type of parameters, gradients and optimizer state; run.precision is that of the
-    computation.
+    """Data type of parameters, gradients and inner optimizer state. The data type of the
+    computation is run.precision.
     """
     gradient_checkpointing: bool = False
-    """Compute activations a second time in the backward pass instead of keeping them."""
+    """Compute activations again in the backward pass instead of keeping them in memory."""

@@ -1,9 +1,10 @@
-"""Trained weights as they lie on disk, read part by part: which tensor of which safetensors file is
-which of the model.
+"""Trained weights on disk, read part by part: for each tensor of a model, the safetensors file and
+the key where it is stored.
 
-transformers' own rules say where a model's files are, what their keys are called in the model and
-what is tied. Where a tensor of the model is not one of a file as it stands there (other formats,
-keys that are split or merged, other sizes), transformers reads all of them and puts them together.
+The rules of transformers itself say where a model's files are, which names their keys have in the
+model, and which weights are tied. If the files do not have each tensor of the model as one tensor
+of the same size (another format, keys that are split or merged, another size), `StoredWeights` says
+so, and transformers reads the whole model.
 """
 
 import hashlib
@@ -20,25 +21,31 @@ from torch import nn
 from adloco.distributed.parallel.layers import blocks
 
 DIGEST_ELEMENTS = 256
-"""Elements of each tensor that are compared, to tell one set of weights from another."""
+"""Number of first elements of each tensor that enter the digest of weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWeights:
-    """Where the weights of a model are; nowhere, if they are all drawn."""
+    """Where a model's weights are on disk; without `places` and `only_whole`, all are drawn."""
 
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """(file, key in the file) by name in the model."""
+    """Name in the model -> (file, key in the file)."""
     tied: frozenset[str] = frozenset()
-    """Names in the model that stand for a weight of another name."""
+    """Names in the model of weights that are tied to a weight of another name."""
     new: frozenset[str] = frozenset()
-    """Names in the model of weights that are not stored and may be drawn: a new head's."""
+    """Names in the model of weights that are not stored and may be drawn, such as a new head's."""
     only_whole: str = ""
-    """Why they cannot be read part by part; empty if they can."""
+    """Why the weights cannot be read part by part; empty if they can."""
 
     def read(self, model: nn.Module, modules: Collection[nn.Module]) -> set[torch.Tensor]:
-        """Copy into these modules' own tensors what is stored of them; returns those that have
-        their values, or get them by being tied.
+        """Copy stored weights into the tensors that these modules own directly.
+
+        Args:
+            model: The model, from which tensors have their names.
+            modules: Modules of the model that have memory.
+
+        Returns:
+            The tensors that were copied or are tied, and so must not be drawn.
         """
         wanted = dict(_named_tensors(model, modules))
         known = self.places.keys() | self.tied
@@ -59,7 +66,11 @@ class StoredWeights:
         return {wanted[name] for name in wanted.keys() & known}
 
     def digest(self) -> str:
-        """A digest of each tensor's name, type, size and first elements: other weights differ."""
+        """Digest of each tensor's name, type, size and first elements, to recognise other weights.
+
+        Returns:
+            A hexadecimal SHA-256 digest.
+        """
         about = hashlib.sha256(self.only_whole.encode())
         for name, (file, key) in sorted(self.places.items()):
             with safe_open(file, framework="pt") as stored:
@@ -79,25 +90,30 @@ class StoredWeights:
 def find_weights(
     name: str, model: Any, must_be_there: Callable[[str, str], bool], dtype: torch.dtype
 ) -> StoredWeights:
-    """Where the trained weights of that hub name or folder are for a model without memory.
+    """Find the trained weights of a model on disk; download them if necessary.
 
-    must_be_there: (name of a tensor, name of the model's body) -> whether weights that lack it are
-    refused.
+    Args:
+        name: Hub name or folder of the weights.
+        model: The model, of transformers and without memory.
+        must_be_there: (name of a tensor, name of the model's body) -> True if weights without that
+            tensor are refused.
+        dtype: Data type of the model's parameters.
+
+    Returns:
+        The place of each weight, or with `only_whole` the reason why they must be read whole.
     """
     if model._get_dtype_plan(dtype):
         return StoredWeights(only_whole="some stay in float32")
     try:
         files = _files(name, model.config)
     except Exception as error:
-        # Hub clients raise all kinds. from_pretrained meets it too; its caller says so.
+        # Hub clients raise errors of many kinds. from_pretrained then fails in the same way, and
+        # its caller reports that.
         return StoredWeights(only_whole=type(error).__name__)
     try:
         places, reason = _places(model, files)
-    except (
-        OSError,
-        SafetensorError,
-        ImportError,
-    ) as error:  # Damaged files; a transformers that keeps its rules elsewhere.
+    except (OSError, SafetensorError, ImportError) as error:
+        # Damaged files, or a version of transformers with its rules in other modules.
         return StoredWeights(only_whole=type(error).__name__)
     tied: Mapping[str, str] = model.all_tied_weights_keys
     absent = model.state_dict().keys() - places.keys() - tied.keys()
@@ -121,8 +137,8 @@ def find_weights(
 
 
 def _files(name: str, config: Any) -> list[str]:
-    """The safetensors files of a model, downloaded if need be; none where transformers would read
-    others, or more.
+    """Paths of a model's safetensors files, downloaded if necessary; empty if transformers would
+    read other files, or more.
     """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
     from transformers.utils.hub import get_checkpoint_shard_files
@@ -145,7 +161,12 @@ def _files(name: str, config: Any) -> list[str]:
 
 
 def _places(model: Any, files: list[str]) -> tuple[dict[str, tuple[str, str]], str]:
-    """(file, key) by name in the model, and why that is not all there is to it; empty if it is."""
+    """Find the tensors of a model in its files.
+
+    Returns:
+        Name in the model -> (file, key), and the reason why the weights cannot be read part by
+        part; empty if they can.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         PrefixChange,
@@ -168,12 +189,12 @@ def _places(model: Any, files: list[str]) -> tuple[dict[str, tuple[str, str]], s
     places, uses = {}, Counter[str]()
     for key, (file, size) in stored.items():
         known, converter = rename_source_key(key, renamings, converters, prefix, tensors)
-        if known not in tensors and key in tensors:  # Renamed by mistake.
+        if known not in tensors and key in tensors:  # A rule renamed a key that was right already.
             known, converter = rename_source_key(key, [], [], prefix, tensors)
         if converter is not None:
             return {}, "they are split or merged"
         if known not in tensors:
-            continue  # More is stored than this model has.
+            continue  # The model does not have this tensor.
         if size != list(tensors[known].shape):
             return {}, "their sizes differ"
         places[known] = (file, key)
@@ -190,7 +211,7 @@ def _sizes(file: str) -> Iterator[tuple[str, list[int]]]:
 def _named_tensors(
     model: nn.Module, modules: Collection[nn.Module]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name in the model, tensor) of these modules' own parameters and buffers."""
+    """(name in the model, tensor) of the parameters and buffers that these modules own directly."""
     for place, module in model.named_modules():
         if module in modules:
             for name, tensor in chain(

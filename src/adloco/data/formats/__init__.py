@@ -1,11 +1,13 @@
-"""File formats that data.path reads, a file each.
+"""File formats that data.path reads, one module for each.
 
-A format is a class with `suffixes` that is made from a file and the name of the text column, and is
-a `DataFile`. `adloco.data.files` finds the classes of this folder, so that a new file is all that a
-new format takes.
+A format is a `DataFile` class with `suffixes`, constructed from a file and the name of the text
+column. `adloco.data.files` finds the classes in this folder, so a new format takes only a new file.
 
-Why these are not read with the library `datasets`, which reads `data.dataset` (tried with 5.2):
-a jsonl file with one broken line cannot be opened at all, and one bad byte or half a surrogate pair
-ends the file, where here one line is left out; no error names a line; "\\r\\n" in a text becomes
-"\\n"; and each reader leaves lock files in the home folder of a user who asked for no cache.
+The library `datasets`, which reads `data.dataset`, is not used for these files (tried with 5.2):
+
+- It cannot open a jsonl file with one broken line at all, and stops reading at one bad byte or half
+  a surrogate pair, where the readers here leave out one line.
+- None of its errors names a line.
+- It turns "\\r\\n" in a text into "\\n".
+- Each of its readers leaves lock files in the home folder of a user who asked for no cache.
 """

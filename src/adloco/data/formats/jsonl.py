@@ -11,7 +11,7 @@ from adloco.data.data_file import GONE, BadRow, Columns, Numbered, Row, no_colum
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One row per line that is not blank."""
+    """A jsonl file: one row per line that is not blank."""
 
     file: Path
     text_column: str

@@ -10,7 +10,7 @@ from adloco.data.data_file import GONE, BadRow, Columns, Numbered, no_column
 
 @dataclass(frozen=True)
 class Parquet:
-    """One row per record; only the columns asked for are read."""
+    """A parquet file: one row per record; only the requested columns are read."""
 
     file: Path
     text_column: str

@@ -9,7 +9,7 @@ from adloco.data.data_file import GONE, Columns, Numbered, not_utf8
 
 @dataclass(frozen=True)
 class TextFile:
-    """One row: the whole file."""
+    """A text file, which is one row."""
 
     file: Path
     text_column: str
