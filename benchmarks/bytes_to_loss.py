@@ -141,7 +141,7 @@ ARMS = {
     # Residuals are in memory of their own, as is usual, to compare with residuals kept in the
     # parameters.
     "diloco-topk-64-behind": Arm(
-        recipe="diloco", flags=SPREAD | topk(1 / 64, "0.95") | {"wire.step_ahead": "false"}
+        recipe="diloco", flags=SPREAD | topk(1 / 64, "0.95") | {"wire.residual_in_params": "false"}
     ),
     # One trainer from the start: the norm test alone.
     "norm-test": Arm(

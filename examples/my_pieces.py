@@ -65,7 +65,7 @@ class Fp16:
     """A wire format of 2 bytes a value: the nearest float16, clamped to its range of +-65504."""
 
     error_feedback = 0.0
-    step_ahead = False
+    residual_in_params = False
     block = 64
     block_bytes = 2 * block
     sums_in_blocks = True

@@ -99,7 +99,9 @@ def draw(curves: dict[str, list[list[dict]]], path: Path) -> None:
         strict=True,
     ):
         for colour, (arm, seeds) in zip(
-            ("#0b6e99", "#6b7280", "#d9730d", "#b8860b", "#2e8b57"), curves.items(), strict=True
+            ("#0b6e99", "#6b7280", "#d9730d", "#b8860b", "#2e8b57", "#6940a5"),
+            curves.items(),
+            strict=True,
         ):
             for index, metrics in enumerate(seeds):
                 shown = [

@@ -145,7 +145,7 @@ def by_hand(
                         travelling[place] = torch.zeros_like(state[place])
                         for weight, own, residual in zip(weights, params, residuals, strict=True):
                             wanted = state[place] - own[place].detach()
-                            if wire and not wire.step_ahead:
+                            if wire and not wire.residual_in_params:
                                 wanted += residual[place]
                             sent = (
                                 there_and_back(weight * wanted, wire) / weight if wire else wanted
@@ -166,7 +166,7 @@ def by_hand(
                         kept = streaming.alpha if streaming.tau else 0.0
                         begins_at = (
                             state[place] - residual[place]
-                            if wire and wire.step_ahead
+                            if wire and wire.residual_in_params
                             else state[place]
                         )
                         own[place].data.copy_(kept * own[place].data + (1 - kept) * begins_at)
@@ -206,13 +206,15 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("step_ahead", [False, True], ids=["in memory", "ahead"])
+@pytest.mark.parametrize("residual_in_params", [False, True], ids=["in memory", "in params"])
 @pytest.mark.parametrize(
     "streaming", [Streaming(), Streaming(fragments=2, tau=2, alpha=0.5)], ids=["plain", "streaming"]
 )
-def test_error_feedback_equals_its_definition(streaming: Streaming, step_ahead: bool) -> None:
+def test_error_feedback_equals_its_definition(
+    streaming: Streaming, residual_in_params: bool
+) -> None:
     """Residuals are float32, and everything else is float64."""
-    wire = TopK(chunk=16, density=1 / 8, error_feedback=0.9, step_ahead=step_ahead)
+    wire = TopK(chunk=16, density=1 / 8, error_feedback=0.9, residual_in_params=residual_in_params)
     run = language_run(streaming=streaming, wire=wire)
     list(run.rounds(3))
     state, workers = by_hand(3, streaming, (5, 4), wire)
@@ -224,7 +226,7 @@ def test_error_feedback_equals_its_definition(streaming: Streaming, step_ahead: 
         torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_step_ahead_loses_nothing() -> None:
+def test_a_residual_in_params_loses_nothing() -> None:
     """Whatever the wire format drops, the mean of the workers equals their plain, uncompressed
     mean.
     """
@@ -309,15 +311,15 @@ def test_a_lone_worker_stands_where_its_trainer_does() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [None, TopK(chunk=16, step_ahead=False), TopK(chunk=16, error_feedback=0.0)],
-    ids=["fp32", "behind", "none"],
+    [None, TopK(chunk=16, residual_in_params=False), TopK(chunk=16, error_feedback=0.0)],
+    ids=["fp32", "in memory", "none"],
 )
 def test_a_state_is_for_the_same_error_feedback(other: Any) -> None:
     first, second = language_run(wire=TopK(chunk=16)), language_run(wire=other)
     first.round()
     with pytest.raises(
         ValueError,
-        match=r"error feedback was 'ahead' .* give the same error_feedback and step_ahead",
+        match=r"error feedback was 'in params' .* give the same error_feedback and residual_in_params",
     ):
         second.load_state_dict(first.state_dict())
     loops = [
@@ -326,7 +328,7 @@ def test_a_state_is_for_the_same_error_feedback(other: Any) -> None:
     ]
     with pytest.raises(
         ValueError,
-        match=r"error feedback was 'ahead' .* give the same error_feedback and step_ahead",
+        match=r"error feedback was 'in params' .* give the same error_feedback and residual_in_params",
     ):
         loops[1].load_state_dict(loops[0].state_dict())
 
@@ -390,7 +392,7 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
     run = language_run(
         num_trainers=2,
         workers_per_trainer=2,
-        wire=TopK(chunk=16, step_ahead=False),
+        wire=TopK(chunk=16, residual_in_params=False),
         fates=MergeFates(inner_state=fate),
         merge=MergeSmallest(count=2, every=2, first_round=2),
     )
@@ -434,7 +436,7 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
         Int4(block=8),
         Int2(block=8),
         TopK(chunk=16, density=0.25),
-        TopK(chunk=16, density=0.25, step_ahead=False),
+        TopK(chunk=16, density=0.25, residual_in_params=False),
     ],
     ids=["fp32", "int4", "int2", "topk", "topk in memory"],
 )

@@ -178,8 +178,8 @@ def test_another_text_than_the_run_began_with(
         ("tokens = 4000", "tokens = 9000"),
         # It has settings that the run knows nothing of.
         (
-            'format = "int4"\nerror_feedback = 0.0\nstep_ahead = true\nblock = 128\n',
-            'format = "topk"\nerror_feedback = 0.0\nstep_ahead = true\n',
+            'format = "int4"\nerror_feedback = 0.0\nresidual_in_params = true\nblock = 128\n',
+            'format = "topk"\nerror_feedback = 0.0\nresidual_in_params = true\n',
         ),
     ],
 )
@@ -201,13 +201,13 @@ def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixtu
     from adloco.run import checkpoint
 
     state = checkpoint.load(checkpoint.newest(finished / "checkpoints"))
-    del state["run"]["recipe"]["wire.step_ahead"]
+    del state["run"]["recipe"]["wire.residual_in_params"]
     checkpoint.save(finished / "checkpoints", "round-999999", state, keep=1)
     for words in READERS:
         refused(
             [*words, str(finished)],
             (
-                f"the run in {finished} began with a version of adloco without wire.step_ahead; "
+                f"the run in {finished} began with a version of adloco without wire.residual_in_params; "
                 "resume it with that version"
             ),
             capsys,

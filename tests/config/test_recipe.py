@@ -99,6 +99,9 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
     )
     assert isinstance(recipe.outer, OuterMean)
     assert recipe.guards.initial == build_recipe(read_values("adloco")).guards.initial
+    misspelt = {"run": {"name": "own"}, "batch": {"rule": "norm-test", "eat": 0.8}}
+    with pytest.raises(ValueError, match="batch.eat is not a setting"):
+        build_recipe(override(misspelt, [("batch.rule", "constant")]))
 
 
 @pytest.mark.parametrize(

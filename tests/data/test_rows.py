@@ -368,7 +368,10 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"path": "a", "dataset": "b"}, "give one of data.path, data.dataset and data.factory, got 'a', 'b' and ''"),
+        (
+            {"path": "a", "dataset": "b"},
+            "give one of data.path, data.dataset and data.factory, got 'a', 'b' and ''",
+        ),
         ({"config": "en"}, "data.config is for a data.dataset"),
         ({"streaming": True, "dataset": "b"}, "data.streaming needs text to validate on"),
         ({"samples": -1}, "data.samples must be >= 0, got -1"),

@@ -205,7 +205,7 @@ def padded(**changes: Any) -> dict[str, Any]:
 RUNS: dict[str, Callable[..., AdLoCo]] = {
     "plain": run_here,
     # In bf16 blocks say nothing: shards may end anywhere.
-    "streaming": partial(streaming, wire=Bf16(error_feedback=1.0, step_ahead=False)),
+    "streaming": partial(streaming, wire=Bf16(error_feedback=1.0, residual_in_params=False)),
 }
 DATA: dict[str, Callable[[], TensorSource]] = {
     "plain": lambda: regression(6, samples=3000, dtype=torch.float64),
@@ -244,16 +244,16 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "plain mean": local_sgd,
     "language model": lambda: result(language_model(), 4),
     "streaming": lambda: result(streaming(), 4),
-    "padded: bf16, a step ahead": lambda: padded(),
+    "padded: bf16, residual in parameters": lambda: padded(),
     "padded: bf16, residuals in memory": lambda: padded(
-        wire=Bf16(error_feedback=1.0, step_ahead=False)
+        wire=Bf16(error_feedback=1.0, residual_in_params=False)
     ),
     "padded: outer state in host memory": lambda: padded(memory=OuterMemory(on_host=True)),
     "lossy: int2": lambda: result(language_model(wire=Int2(block=8)), 4),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
     "lossy: topk, residuals in memory": lambda: result(
-        streaming(wire=TopK(chunk=16, density=1 / 4, step_ahead=False)), 4
+        streaming(wire=TopK(chunk=16, density=1 / 4, residual_in_params=False)), 4
     ),
 }
 

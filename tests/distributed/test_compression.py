@@ -31,10 +31,10 @@ FORMATS: dict[str, WireFormat] = {
     "bf16": Bf16(),
     "int8": Int8(),
     "int4": Int4(),
-    "int4 feedback": Int4(error_feedback=1.0, step_ahead=False),
+    "int4 feedback": Int4(error_feedback=1.0, residual_in_params=False),
     "int2": Int2(),
-    "topk": TopK(chunk=256, density=1 / 16, step_ahead=False),
-    "topk ahead": TopK(chunk=256, density=1 / 16),
+    "topk": TopK(chunk=256, density=1 / 16, residual_in_params=False),
+    "topk, residual in params": TopK(chunk=256, density=1 / 16),
 }
 RANKS_AND_WORKERS = [(2, 2), (2, 5), (3, 4), (4, 4)]
 SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]
@@ -85,7 +85,7 @@ def by_hand(
             wanted = (
                 tensor
                 - params[worker][index]
-                + (0 if wire.step_ahead else residuals[worker][index])
+                + (0 if wire.residual_in_params else residuals[worker][index])
             )
             sent = in_format(wanted * weight, wire)
             added[index] += sent
@@ -143,7 +143,7 @@ def test_equals_the_definition(wire: WireFormat) -> None:
 
 def test_error_feedback_loses_nothing() -> None:
     """All that was sent plus what is kept equals what had to be sent, up to rounding."""
-    wire = TopK(chunk=256, density=1 / 16, error_feedback=1.0, step_ahead=False)
+    wire = TopK(chunk=256, density=1 / 16, error_feedback=1.0, residual_in_params=False)
     origin, params, weights = problem(2)
     residuals, sent = zeros(2), [torch.zeros(shape) for shape in SHAPES]
     for _ in range(20):

@@ -51,7 +51,12 @@ PLACEMENTS = {
     "2 islands x 2 x 2 HSDP": (8, 2, 2),
 }
 """Ranks, shards and replicas."""
-OF_HSDP = ("fates: survivor", "plain mean", "language model", "padded: bf16, a step ahead")
+OF_HSDP = (
+    "fates: survivor",
+    "plain mean",
+    "language model",
+    "padded: bf16, residual in parameters",
+)
 """Shards and replicas each have all scenarios; together, where every step takes long, these."""
 ONE_ISLAND = {
     "one island: 2 replicas": (2, 1, 2),

@@ -182,7 +182,8 @@ class AdLoCo:
         Training continues with this model, so copy it before you change it.
 
         Raises:
-            ValueError: A round is in progress, workers have diverged, or no such trainer lives.
+            ValueError: A round is in progress, workers have diverged, no such trainer lives, or its
+                first worker lives on another rank.
         """
         state = self.state
         require(
@@ -194,7 +195,13 @@ class AdLoCo:
         )
         living = sorted(state.trainers)
         require(trainer in living, f"there is no trainer {trainer}; living ones are {living}")
-        return state.workers[state.trainers[trainer].worker_ids[0]].model
+        first = state.trainers[trainer].worker_ids[0]
+        require(
+            first in state.workers,
+            f"worker {first} of trainer {trainer} lives on another rank; ask there, or use "
+            "state_dict()",
+        )
+        return state.workers[first].model
 
     def evaluate(self, share: Share) -> dict[int, list[float]]:
         """Evaluate each trainer's global parameters. Call it on all ranks, between rounds.

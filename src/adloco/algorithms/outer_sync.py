@@ -63,7 +63,7 @@ class Syncing:
     @property
     def residual_in_params(self) -> bool:
         """True if a worker keeps its residual (what a sync leaves unsent) in its parameters."""
-        return feedback(self.codec) == "ahead"
+        return feedback(self.codec) == "in params"
 
     def diverges(self, num_workers: int) -> bool:
         """True if this many workers of a trainer have different parameters between rounds."""
@@ -241,7 +241,7 @@ class OuterSync:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; ValueError if it was saved with other error feedback."""
         before, now = state["feedback"], feedback(self.syncing.codec)
-        advice = "give the same error_feedback and step_ahead"
+        advice = "give the same error_feedback and residual_in_params"
         require(
             before == now,
             f"error feedback was {before!r} when the state was saved and is {now!r} here; {advice}",

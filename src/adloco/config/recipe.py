@@ -94,13 +94,16 @@ def _known_to_choice(
     """Leave out the recipe's settings that the class chosen by a flag does not have.
 
     A flag such as --inner.optimizer sgd can choose another class than the recipe does; settings
-    that only the recipe's own choice has would then be errors.
+    that only the recipe's own choice has would then be errors. Misspelt ones still are.
     """
     choice = SECTIONS[section].choice if section in SECTIONS else None
     if choice is None or choice.key not in flags:
         return dict(values)
-    known = {field.name for owner in _classes(section, flags).values() for field in fields(owner)}
-    return {key: value for key, value in values.items() if key in known}
+    known, replaced = (
+        {field.name for owner in _classes(section, chosen).values() for field in fields(owner)}
+        for chosen in (flags, values)
+    )
+    return {key: value for key, value in values.items() if key in known or key not in replaced}
 
 
 def build_recipe(values: Values) -> Recipe:

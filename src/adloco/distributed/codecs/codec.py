@@ -33,7 +33,7 @@ class WireFormat(Protocol):
         ...
 
     @property
-    def step_ahead(self) -> bool:
+    def residual_in_params(self) -> bool:
         """True if the worker keeps it in its parameters; see `ErrorFeedback`."""
         ...
 
@@ -85,13 +85,13 @@ class ErrorFeedback:
 
     The worker sends it later. Usually it is kept in memory and added to the next difference. Then
     the model that the worker trains meanwhile lacks the residual, and makes the same progress once
-    more. With `step_ahead` the worker's parameters include the residual: SAEF (arXiv 2008.05823),
+    more. With `residual_in_params` the worker's parameters include the residual: SAEF (arXiv 2008.05823),
     and SA-PEF (arXiv 2601.20738) with its coefficient at 1.
     """
 
     error_feedback: float = 0.0
     """Fraction of what a sync leaves unsent that the worker keeps, to send it later; 0: nothing."""
-    step_ahead: bool = True
+    residual_in_params: bool = True
     """True: keep the residual in the worker's parameters, which are then ahead of the global ones;
     false: keep it in memory of its own and add it to what is sent next.
     """

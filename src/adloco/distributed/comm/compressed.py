@@ -35,15 +35,15 @@ def keeps_residuals(codec: WireFormat | None) -> bool:
     return codec is not None and codec.error_feedback > 0
 
 
-def feedback(codec: WireFormat | None) -> Literal["none", "behind", "ahead"]:
+def feedback(codec: WireFormat | None) -> Literal["none", "in memory", "in params"]:
     """Where the residual of error feedback is kept.
 
-    none: what a sync leaves unsent is lost. behind: in memory of its own. ahead: in the worker's
+    none: the residual is dropped. in memory: in tensors of its own. in params: in the worker's
     parameters.
     """
     if codec is None or not keeps_residuals(codec):
         return "none"
-    return "ahead" if codec.step_ahead else "behind"
+    return "in params" if codec.residual_in_params else "in memory"
 
 
 class CompressedSum:
@@ -116,7 +116,7 @@ class CompressedSum:
                 exact = sum_dtype(worker_params.dtype)
                 start = rounded_origin(local(given.origin[index]), worker_params)
                 place.copy_(start.to(exact) - worker_params.to(exact))
-                if given.residuals and not self._codec.step_ahead:
+                if given.residuals and not self._codec.residual_in_params:
                     place.add_(local(given.residuals[worker][index]).to(first.device))
             for rows in in_pieces(len(values), self._codec):
                 wanted = values[rows] * weight
