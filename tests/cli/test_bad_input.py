@@ -207,8 +207,8 @@ def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixtu
         refused(
             [*words, str(finished)],
             (
-                f"the run in {finished} began with a version of adloco without wire.residual_in_params; "
-                "resume it with that version"
+                f"the run in {finished} began with a version of adloco without "
+                "wire.residual_in_params; resume it with that version"
             ),
             capsys,
         )

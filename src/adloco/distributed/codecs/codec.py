@@ -85,8 +85,8 @@ class ErrorFeedback:
 
     The worker sends it later. Usually it is kept in memory and added to the next difference. Then
     the model that the worker trains meanwhile lacks the residual, and makes the same progress once
-    more. With `residual_in_params` the worker's parameters include the residual: SAEF (arXiv 2008.05823),
-    and SA-PEF (arXiv 2601.20738) with its coefficient at 1.
+    more. With `residual_in_params` the worker's parameters include the residual: SAEF (arXiv
+    2008.05823), and SA-PEF (arXiv 2601.20738) with its coefficient at 1.
     """
 
     error_feedback: float = 0.0
