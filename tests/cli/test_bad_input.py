@@ -47,8 +47,8 @@ from tests.conftest import WaitForSteps
         (
             ["--resume", "/no/such/run"],
             (
-                "--run.tokens cannot change when a run is resumed; leave it out (settings that "
-                "can: data.cache, data.dataset, data.path,"
+                "--model.hidden_size cannot change when a run is resumed; leave it out (settings "
+                "that can: data.arguments, data.cache, data.dataset, data.factory, data.path,"
             ),
         ),
         (["--run.seed", "99999999999999999999999999"], "run.seed must be >= 0 and < 2^63"),
@@ -175,7 +175,7 @@ def test_another_text_than_the_run_began_with(
     [
         ("intermediate_size = 48", "intermediate_size = 64"),
         ("seed = 0", "seed = 5"),
-        ("tokens = 4000", "tokens = 9000"),
+        ("total_tokens = 4000", "total_tokens = 9000"),
         # It has settings that the run knows nothing of.
         (
             'format = "int4"\nerror_feedback = 0.0\nresidual_in_params = true\nblock = 128\n',

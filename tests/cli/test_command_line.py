@@ -103,9 +103,12 @@ def test_help_on_settings(
     assert all(name in text for name in COMMON_SETTINGS)
     assert "--batch.rule {augmented,constant,inner-product,norm-test,warmup}" in batch
     plain = " ".join(text.split())
-    assert "the inner step that reaches it. (default: 5)" in plain
+    assert "one of the next three must then be given. (default: 5)" in plain
     assert "With batch.rule augmented or inner-product. Tolerated relative error" in plain
-    assert "With batch.rule warmup. Batch of each stage" in plain and "(must be given)" in plain
+    assert (
+        "With batch.rule warmup. Requested batch of each stage" in plain
+        and "(must be given)" in plain
+    )
     assert ("With batch.rule norm-test" in plain) == (recipe == "diloco")
 
 

@@ -59,7 +59,9 @@ def test_what_the_live_view_compares_and_foresees(
     view, console = LiveView(run), Console(width=160, record=True)
     view.show(record)
     monkeypatch.setattr(
-        run, "progress", lambda: Progress(tokens=16_400, total_tokens=16_000, seconds=100.0)
+        run,
+        "progress",
+        lambda: Progress(tokens=16_400, seconds=100.0, part=1.0, budget="16,400 / 16,000 tokens"),
     )
     console.print(view.render())
     text = console.export_text()

@@ -218,14 +218,14 @@ def test_what_only_the_library_can_put_together(
         (
             lambda stored: {key: tensor for key, tensor in stored.items() if "layers.2" not in key},
             {},
-            "lack 9 tensors of the model, model.layers.2",
+            "lack 9 tensors of the model, such as model.layers.2",
         ),
         (
             lambda stored: {
                 key: tensor for key, tensor in stored.items() if "model.norm" not in key
             },
             {},
-            "lack 1 tensors of the model, model.norm",
+            "lack 1 tensors of the model, such as model.norm",
         ),
         (
             lambda stored: stored,
@@ -235,7 +235,7 @@ def test_what_only_the_library_can_put_together(
         (
             lambda stored: stored,
             {"num_hidden_layers": 5},
-            "lack 9 tensors of the model, model.layers.4",
+            "lack 9 tensors of the model, such as model.layers.4",
         ),
     ],
 )

@@ -17,15 +17,15 @@ COMMON_SETTINGS = {
     "run.device": "auto, cpu, cuda, cuda:1, ...",
     "data.path": "text file, or folder of text files",
     "data.dataset": "Hugging Face dataset, by hub id or folder",
-    "data.tokenizer": "bytes, bpe:SIZE, or a Hugging Face tokenizer",
+    "data.tokenizer": "bytes, bpe:SIZE or a Hugging Face one",
     "data.context_tokens": "length of a sample",
     "model.shape": "size of the model",
-    "method.num_trainers": "models that train independently until they merge",
+    "method.num_trainers": "models that train until they merge",
     "method.workers_per_trainer": "copies of each model, which sync",
     "method.sync_every": "inner steps from one sync to the next (H)",
     "inner.lr": "learning rate of the inner optimizer",
     "batch.rule": "rule that decides the batch",
-    "wire.format": "number format in which workers send pseudo-gradients",
+    "wire.format": "number format of what workers send",
 }
 """The settings that the help of a command lists, with their meanings."""
 SETTINGS_INTRODUCTION = """\

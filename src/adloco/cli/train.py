@@ -27,9 +27,12 @@ def run(arguments: Namespace) -> int:
     from adloco.cli.rank_processes import end_rank
     from adloco.cli.training_loop import train
     from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
+    from adloco.run.stored import absolute_budgets
     from adloco.run.training_run import TrainingRun
 
     resumed, settings = arguments.resume, arguments.settings
+    if resumed:
+        settings = arguments.settings = absolute_budgets(resumed, settings)
     require(
         not (resumed and arguments.recipe),
         f"--resume takes the recipe of the run; leave out {arguments.recipe}",
@@ -63,6 +66,8 @@ def _run_on_ranks(arguments: Namespace) -> int:
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
     if resumed:
         recipe, folder = resumed_recipe(resumed, arguments.settings), resumed
+        words = ["train", "--resume", str(resumed)]
+        words += [f"--{name}={value}" for name, value in arguments.settings]
         # The folder's recipe has the old values of the changed settings, so a restart names them
         # again.
         begin = again = words

@@ -21,10 +21,10 @@ SECOND_SIGNAL_SECONDS = 1.0
 
 
 def train(run: TrainingRun, console: Console) -> int:
-    """Train until the token budget is spent or the user stops the run; return the exit code."""
+    """Train until the budget is spent or the user stops the run; return the exit code."""
     if run.finished:
         console.print(
-            f"{run.folder} has spent its budget of {run.recipe.run.tokens:,} tokens already",
+            f"{run.folder} has spent its budget already ({run.progress().budget})",
             soft_wrap=True,
         )
     for notice in run.notices:

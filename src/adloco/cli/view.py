@@ -119,17 +119,17 @@ class LiveView:
             1e-9, now.seconds - self._resumed_at.seconds
         )
         # The last inner step may train on more than the budget.
-        left = max(0, now.total_tokens - now.tokens) / speed if speed > 0 else None
+        used = now.part - self._resumed_at.part
+        seconds = now.seconds - self._resumed_at.seconds
+        left = (1 - now.part) / used * seconds if used > 0 else None
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)
         label = (
-            f"{now.tokens:,} / {now.total_tokens:,} tokens   {_clock(now.seconds)} gone, "
+            f"{now.budget}   {_clock(now.seconds)} gone, "
             f"{_clock(left)} left   {speed:,.0f} tokens/s"
         )
-        grid.add_row(
-            ProgressBar(total=now.total_tokens, completed=min(now.tokens, now.total_tokens)), label
-        )
+        grid.add_row(ProgressBar(total=1, completed=now.part), label)
         return grid
 
     def _trainers(self, record: Record) -> RenderableType:

@@ -22,8 +22,14 @@ class RunSettings:
     """Name of the recipe in tables and reports. Empty: the name of the recipe's file."""
     tokens: int = 1_200_000
     """Budget: number of tokens to train on, over all trainers. The run ends with the inner step
-    that reaches it.
+    that reaches it. 0: no limit; one of the next three must then be given.
     """
+    rounds: int = 0
+    """Budget in rounds; 0: no limit. The run ends when its first budget is spent."""
+    inner_steps: int = 0
+    """Budget in inner optimizer steps of each worker; 0: no limit."""
+    syncs: int = 0
+    """Budget in rounds that sync; 0: no limit."""
     seed: int = 0
     """Seed of the initial parameters, the order of the data, and dropout."""
     device: str = "auto"
@@ -49,7 +55,10 @@ class RunSettings:
     """
 
     def __post_init__(self) -> None:
-        require(self.tokens > 0, f"run.tokens must be > 0, got {self.tokens}")
+        others = self.rounds or self.inner_steps or self.syncs
+        require(self.tokens > 0 or bool(others), f"run.tokens must be > 0, got {self.tokens}")
+        for name, limit in self.limits.items():
+            require(limit >= 0, f"run.{name} must be >= 0, got {limit}")
         require(0 <= self.seed < 2**63, f"run.seed must be >= 0 and < 2^63, got {self.seed}")
         require(self.threads >= 0, f"run.threads must be >= 0, got {self.threads}")
         require(
@@ -75,6 +84,16 @@ class RunSettings:
                 TRACKERS.find(name)
             except ValueError as error:
                 raise ValueError(f"run.trackers {error}") from error
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The budgets by name; 0: no limit."""
+        return {
+            "tokens": self.tokens,
+            "rounds": self.rounds,
+            "inner_steps": self.inner_steps,
+            "syncs": self.syncs,
+        }
 
     @property
     def tracker_names(self) -> list[str]:

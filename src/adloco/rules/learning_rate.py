@@ -5,7 +5,7 @@ Schedules run on tokens and never on steps, because a step has more tokens when 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from adloco.errors import require
@@ -65,6 +65,31 @@ class LearningRate:
             self.reference_batch > 0,
             f"reference_batch must be > 0, got {self.reference_batch}",
         )
+
+    def lengthened(self, tokens_done: int, total_tokens: int) -> "LearningRate":
+        """The schedule of a run that is made longer than its schedule.
+
+        A constant rate stays as it is. A wsd schedule whose decay has not begun decays later; its
+        warm-up keeps its tokens.
+
+        Args:
+            tokens_done: Tokens that the run has seen.
+            total_tokens: Tokens at which the longer run ends.
+
+        Raises:
+            ValueError: The rate has begun to fall to the end that was planned.
+        """
+        if self.shape == "constant" or total_tokens <= self.total_tokens:
+            return self
+        stable = (1 - self.decay_fraction) * self.total_tokens
+        require(
+            self.shape == "wsd" and tokens_done <= stable,
+            f"shape {self.shape} cannot be lengthened to {total_tokens:,} tokens: the rate falls "
+            f"to its end at {self.total_tokens:,} tokens, and the run has seen {tokens_done:,}; "
+            "use shape constant, or wsd before its decay, in a run that may become longer",
+        )
+        warmup = self.warmup_fraction * self.total_tokens / total_tokens
+        return replace(self, total_tokens=total_tokens, warmup_fraction=warmup)
 
     def factor(self, tokens: int, trainer_batch: int) -> float:
         """The factor for one inner step of a trainer.

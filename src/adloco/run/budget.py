@@ -1,17 +1,19 @@
 """A run's budget: when it is spent, and how many inner steps of the next round it allows."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from adloco.algorithms.run_state import RunState
 from adloco.config.sections import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How much a run trains."""
+    """Limits on a run. It ends when the first of them is reached; 0 means no limit."""
 
-    tokens: int
-    """Tokens over all trainers; the inner step that reaches them is the last."""
+    limits: Mapping[str, int]
+    """Of tokens, rounds, inner_steps and syncs, those that are limited."""
     tokens_per_sample: int
     sync_every: int
 
@@ -19,26 +21,56 @@ class Budget:
     def of(recipe: Recipe) -> "Budget":
         """The budget that a recipe states."""
         return Budget(
-            tokens=recipe.run.tokens,
+            limits={name: limit for name, limit in recipe.run.limits.items() if limit},
             tokens_per_sample=recipe.data.context_tokens,
             sync_every=recipe.method.sync_every,
         )
 
-    def spent(self, samples: int) -> bool:
-        """True if no inner step is left.
+    def spent(self, state: RunState) -> bool:
+        """True if no inner step is left. Asked between rounds."""
+        done = self._done(state, state.samples, 0)
+        return any(done[name] >= limit for name, limit in self.limits.items())
 
-        Args:
-            samples: Samples that the run has trained on, over all trainers.
-        """
-        return samples * self.tokens_per_sample >= self.tokens
-
-    def round_steps(self, samples: int, samples_per_inner_step: int) -> int:
+    def round_steps(self, state: RunState, samples_per_inner_step: int) -> int:
         """Inner steps of the next round: `sync_every`, or fewer if the budget ends earlier.
 
         Args:
-            samples: Samples that the run has trained on.
+            state: The run between two rounds.
             samples_per_inner_step: Samples of one inner step over all trainers, as planned.
         """
-        left = self.tokens - samples * self.tokens_per_sample
-        step = samples_per_inner_step * self.tokens_per_sample
-        return min(self.sync_every, math.ceil(left / step))
+        steps = self.sync_every
+        if "tokens" in self.limits:
+            left = self.limits["tokens"] - state.samples * self.tokens_per_sample
+            steps = min(steps, math.ceil(left / (samples_per_inner_step * self.tokens_per_sample)))
+        if "inner_steps" in self.limits:
+            steps = min(steps, self.limits["inner_steps"] - state.inner_steps)
+        return steps
+
+    def ends_after(self, state: RunState, samples: int, steps: int) -> bool:
+        """True if a round of these samples and inner steps is known to be the last. Whether it will
+        sync is not known, so a limit on syncs does not count.
+        """
+        done = self._done(state, state.samples + samples, steps) | {
+            "rounds": state.rounds_done + 1,
+            "syncs": 0,
+        }
+        return any(done[name] >= limit for name, limit in self.limits.items())
+
+    def used(self, state: RunState) -> tuple[float, str]:
+        """The part of the budget that is used, from 0 to 1, and the nearest limit in words.
+
+        The round in progress counts, as far as this process knows.
+        """
+        steps = max((worker.inner_step for worker in state.workers.values()), default=0)
+        done = self._done(state, state.samples_so_far, steps * state.in_round)
+        part, name = max((done[name] / limit, name) for name, limit in self.limits.items())
+        words = name.replace("_", " ")
+        return min(1.0, part), f"{done[name]:,} / {self.limits[name]:,} {words}"
+
+    def _done(self, state: RunState, samples: int, steps: int) -> dict[str, int]:
+        return {
+            "tokens": samples * self.tokens_per_sample,
+            "rounds": state.rounds_done,
+            "inner_steps": state.inner_steps + steps,
+            "syncs": state.syncs,
+        }

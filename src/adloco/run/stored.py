@@ -2,14 +2,16 @@
 they belong together.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adloco.config.recipe import build_recipe, override, read_values
-from adloco.config.recipe_text import named_settings
+from adloco.config.recipe import build_recipe, named_in_section, override, read_values
+from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
+from adloco.config.settings import RunSettings
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
 from adloco.run import checkpoint
@@ -17,6 +19,11 @@ from adloco.tasks.task import Task
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
 FREE_SETTINGS = {
+    # A run may become longer if its schedule allows it.
+    "run.tokens",
+    "run.rounds",
+    "run.inner_steps",
+    "run.syncs",
     "run.folder",
     "run.name",
     "run.device",
@@ -59,6 +66,8 @@ OWN_SETTINGS = {
 """Settings that may differ between the ranks of one run; the kind of device and the text behind the
 paths are compared instead.
 """
+SCHEDULE = ("learning_rate.total_tokens", "learning_rate.warmup_fraction")
+"""Settings that follow from the budget when a run becomes longer."""
 CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
 
 
@@ -108,7 +117,9 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
         f"checkpoint {newest} was not written by a run; name a run folder that `adloco train` "
         "wrote",
     )
-    fixed, begun = fixed_settings(recipe), state["run"]["recipe"]
+    begun = state["run"]["recipe"]
+    recipe, begun = _lengthened(recipe, begun, state["algorithm"]["samples"])
+    fixed = fixed_settings(recipe)
     changed = [key for key, value in fixed.items() if begun.get(key, value) != value]
     require(
         not changed,
@@ -157,6 +168,64 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
         message = f"{path} does not fit this version of adloco: {error}; {advice}"
         raise ValueError(message) from error
     return build_recipe(override(values, flags))
+
+
+def absolute_budgets(folder: Path, flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The flags, with a budget such as 2x replaced by a number: that many times the run's own."""
+    budgets = {f"run.{name}": name for name in RunSettings().limits}
+    result = []
+    for name, text in flags:
+        factor = text.removesuffix("x")
+        if name in budgets and factor != text:
+            require(
+                factor.replace(".", "", 1).isdecimal() and float(factor) > 0,
+                f"--{name} must be a number, or a multiple such as 2x, got {text!r}",
+            )
+            own = build_recipe(read_values(str(run_folder(folder) / RECIPE))).run
+            text = str(math.ceil(float(factor) * own.limits[budgets[name]]))
+        result.append((name, text))
+    return result
+
+
+def _lengthened(
+    recipe: Recipe, begun: Mapping[str, str], samples: int
+) -> tuple[Recipe, dict[str, str]]:
+    """The recipe and the settings that the run began with, both with the schedule of a longer run
+    if the budget has become longer.
+    """
+    now = recipe.learning_rate
+    planned = replace(
+        now,
+        total_tokens=int(begun.get(SCHEDULE[0], now.total_tokens)),
+        warmup_fraction=float(begun.get(SCHEDULE[1], now.warmup_fraction)),
+    )
+    with named_in_section("learning_rate", now):
+        longer = planned.lengthened(samples * recipe.data.context_tokens, recipe.run.tokens)
+    if now == planned:
+        recipe = replace(recipe, learning_rate=longer)
+    values = (longer.total_tokens, longer.warmup_fraction)
+    known = {
+        name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun
+    }
+    return recipe, {**begun, **known}
+
+
+def keep_budget(stored: StoredRun) -> None:
+    """Write a budget that has changed, and its schedule, into the recipe of the run folder."""
+    path = stored.folder / RECIPE
+    recipe, now = build_recipe(read_values(str(path))), stored.recipe
+    budget = replace(
+        recipe.run,
+        tokens=now.run.tokens,
+        rounds=now.run.rounds,
+        inner_steps=now.run.inner_steps,
+        syncs=now.run.syncs,
+    )
+    changed = replace(recipe, run=budget, learning_rate=now.learning_rate)
+    if changed != recipe:
+        temporary = path.with_name(f".{RECIPE}")
+        temporary.write_text(to_toml(changed))
+        temporary.replace(path)
 
 
 def fixed_settings(recipe: Recipe) -> dict[str, str]:

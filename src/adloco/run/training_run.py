@@ -38,6 +38,7 @@ from adloco.run.stored import (
     StoredRun,
     check_corpus,
     fixed_settings,
+    keep_budget,
     read_run,
 )
 from adloco.run.trackers import Trackers
@@ -48,8 +49,11 @@ class Progress:
     """How far a run has come; cheap enough to ask for many times a second."""
 
     tokens: int
-    total_tokens: int
     seconds: float
+    part: float
+    """The part of the budget that is used, from 0 to 1."""
+    budget: str
+    """What was done of the budget, in words."""
 
 
 class TrainingRun:
@@ -108,6 +112,12 @@ class TrainingRun:
             f"run folder {str(folder)!r} exists already; {advice} {folder}",
         )
         total = recipe.learning_rate.total_tokens or recipe.run.tokens
+        shape = recipe.learning_rate.shape
+        require(
+            total > 0 or shape == "constant",
+            f"learning_rate.total_tokens must be > 0 where run.tokens is 0: shape {shape} falls to "
+            "its end there; or set learning_rate.shape to constant",
+        )
         recipe, notice = with_reachable_data(recipe, placement)
         recipe = replace(
             recipe,
@@ -151,6 +161,7 @@ class TrainingRun:
         set_rng_state(stored.about["rng"], run.device)
         run._seconds_before = stored.about["seconds"]
         if run.placement.is_rank_zero:
+            keep_budget(stored)
             run.records.cut(run.algorithm.state.rounds_done)
         run.history = run.placement.agree(run.records.read())
         return run
@@ -205,8 +216,8 @@ class TrainingRun:
     def _round(self) -> RoundReport | None:
         try:
             per_step, state = self.algorithm.samples_per_inner_step, self.algorithm.state
-            steps = state.round_steps or self._budget.round_steps(state.samples, per_step)
-            last = self._budget.spent(state.samples + steps * per_step)
+            steps = state.round_steps or self._budget.round_steps(state, per_step)
+            last = self._budget.ends_after(state, steps * per_step, steps)
             return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
             # Another rank may not have written the first checkpoint yet.
@@ -232,12 +243,13 @@ class TrainingRun:
     @property
     def finished(self) -> bool:
         """True if the budget is spent."""
-        return self._budget.spent(self.algorithm.state.samples)
+        return self._budget.spent(self.algorithm.state)
 
     def progress(self) -> Progress:
         """Tokens and seconds so far, including those of the round in progress."""
         tokens = self.algorithm.state.samples_so_far * self.recipe.data.context_tokens
-        return Progress(tokens=tokens, total_tokens=self.recipe.run.tokens, seconds=self._seconds())
+        part, words = self._budget.used(self.algorithm.state)
+        return Progress(tokens=tokens, seconds=self._seconds(), part=part, budget=words)
 
     def finish(self) -> dict[str, Any]:
         """Write summary.json and return its content. Call it in the first process only."""

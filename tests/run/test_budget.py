@@ -1,0 +1,102 @@
+"""Budgets in tokens, rounds, inner steps and syncs; and runs that become longer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adloco.cli.main import main
+from adloco.run.trained import load_trained
+from tests.problems import without_timings
+
+CONSTANT = ["--learning_rate.shape", "constant", "--learning_rate.warmup_fraction", "0"]
+NO_TOKENS = ["--run.tokens", "0", *CONSTANT]
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [without_timings(json.loads(line)) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("budget", "rounds", "inner_steps"),
+    [
+        # Small runs have four inner steps a round, and 8 x 32 tokens a step with `diloco`.
+        (["--run.rounds", "3"], 3, 12),
+        (["--run.inner_steps", "10"], 3, 10),
+        (["--run.syncs", "2"], 2, 8),
+        (["--run.inner_steps", "10", "--run.rounds", "2"], 2, 8),
+        (["--run.inner_steps", "10", "--run.tokens", "1281"], 2, 6),
+    ],
+)
+def test_the_first_budget_that_is_spent_ends_the_run(
+    budget: list[str], rounds: int, inner_steps: int, small: list[str], tmp_path: Path
+) -> None:
+    assert main(["train", "diloco", *small, *NO_TOKENS, *budget]) == 0
+    last = metrics(tmp_path / "run")[-1]
+    assert (last["round"], last["inner_steps"]) == (rounds, inner_steps)
+    assert last["val_loss"] is not None, "the last round is evaluated"
+
+
+def test_a_run_made_longer_is_the_longer_run(small: list[str], tmp_path: Path) -> None:
+    """Bit for bit, where its first part ends with a whole round: 4096 tokens are four rounds."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    words = ["train", "diloco", *small, *CONSTANT, "--evaluation.every", "1"]
+    # One length of schedule, so that the recipes are equal but for the budget.
+    words += ["--learning_rate.total_tokens", "8192"]
+    assert main([*words, "--run.tokens", "8192", "--run.folder", str(whole)]) == 0
+    assert main([*words, "--run.tokens", "4096", "--run.folder", str(parts)]) == 0
+    assert main(["train", "--resume", str(parts), "--run.tokens", "2x"]) == 0
+    assert "\ntokens = 8192\n" in (parts / "recipe.toml").read_text()
+    assert metrics(parts) == metrics(whole)
+    models = [load_trained(folder).model for folder in (whole, parts)]
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+    # Its folder has the new budget, so it is finished.
+    assert main(["train", "--resume", str(parts)]) == 0
+    assert len(metrics(parts)) == 8
+
+
+def test_a_schedule_that_has_fallen_cannot_become_longer(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "diloco", *small, "--run.tokens", "4096"]) == 0
+    before = (run / "recipe.toml").read_text()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "--run.tokens", "2x"]) == 2
+    error = capsys.readouterr().err
+    assert "learning_rate.shape cosine cannot be lengthened to 8,192 tokens" in error
+    assert error.count("\n") == 1
+    assert (run / "recipe.toml").read_text() == before
+    assert main(["train", "--resume", str(run), "--run.tokens", "x"]) == 2
+    assert "--run.tokens must be a number, or a multiple such as 2x" in capsys.readouterr().err
+
+
+def test_a_schedule_needs_an_end(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "diloco", *small, "--run.tokens", "0"]
+    assert main([*words, "--run.rounds", "3"]) == 2
+    assert "learning_rate.total_tokens must be > 0 where run.tokens is 0" in capsys.readouterr().err
+    assert main(words) == 2
+    assert "run.tokens must be > 0, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wsd_run_stopped_before_its_decay_becomes_longer(
+    small: list[str], tmp_path: Path
+) -> None:
+    """The warm-up keeps its 512 tokens and the decay its fifth: of 8192 tokens, the last 1638."""
+    run = tmp_path / "run"
+    wsd = ["--learning_rate.shape", "wsd", "--learning_rate.warmup_fraction", "0.125"]
+    schedule = ["--learning_rate.total_tokens", "4096", "--learning_rate.final_fraction", "0"]
+    words = [*small, *wsd, *schedule, "--inner.lr", "0.001"]
+    assert main(["train", "diloco", *words, "--run.tokens", "2048"]) == 0
+    assert main(["train", "--resume", str(run), "--run.tokens", "8192"]) == 0
+    rates = {line["tokens"]: line["learning_rate"] for line in metrics(run)}
+    assert rates[2048] == rates[4096] == rates[6144] == pytest.approx(0.001)
+    assert rates[7168] == pytest.approx(0.001 * 1024 / (0.2 * 8192))
+    assert rates[8192] == 0
