@@ -48,6 +48,7 @@ ROOMS = {
         "tracking",
         "config",
     },
+    "study": {"errors", "metrics", "config", "run"},
     "report": {
         "errors",
         "metrics",
@@ -59,6 +60,7 @@ ROOMS = {
         "tasks",
         "config",
         "run",
+        "study",
     },
     "cli": {
         "errors",
@@ -71,6 +73,7 @@ ROOMS = {
         "tasks",
         "config",
         "run",
+        "study",
         "report",
     },
 }

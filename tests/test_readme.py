@@ -83,6 +83,7 @@ def test_the_same_loop_in_one_process_and_on_ranks(
     assert torchrun(ranks, "own_loop.py") == expected
 
 
+@pytest.mark.nightly
 def test_an_island_of_shards() -> None:
     assert "merges 1" in torchrun(2, "fsdp_islands.py")
 

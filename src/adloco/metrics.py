@@ -55,10 +55,11 @@ class Metric:
 
     def text(self, value: float | None) -> str:
         """The value with its unit; `-` for None."""
-        if value is None:
-            return "-"
-        number = format(value / self.unit.scale if self.unit.scale != 1 else value, self.unit.form)
-        return f"{number} {self.unit.shown}".rstrip()
+        return "-" if value is None else f"{self.number(value)} {self.unit.shown}".rstrip()
+
+    def number(self, value: float) -> str:
+        """The value without its unit."""
+        return format(value / self.unit.scale if self.unit.scale != 1 else value, self.unit.form)
 
     @property
     def axis(self) -> str:

@@ -330,6 +330,7 @@ def test_an_exception_while_a_fragment_travels_leaves_a_run_to_resume(
     assert metrics(tmp_path / "run") == never_stopped
 
 
+@pytest.mark.nightly
 def test_a_polite_kill_of_torchrun_saves(
     small: list[str],
     tmp_path: Path,
@@ -515,9 +516,9 @@ def test_a_killed_rank_stops_the_others(small: list[str], tmp_path: Path) -> Non
     finally:
         process.kill()
     assert process.returncode != 0
-    assert (
-        "adloco: rank 0 lost the connection to another rank, which was killed or crashed" in error
-    )
+    # Whichever notices first: rank 0, or the process that started both.
+    lost = "adloco: rank 0 lost the connection to another rank, which was killed or crashed"
+    assert lost in error or "rank 1 was ended by signal 9" in error
     assert "Traceback" not in error
     assert not Path(f"/proc/{children[0]}").exists()
 
@@ -570,7 +571,7 @@ def test_a_bad_flag_on_one_rank_ends_all(small: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    cases({"hangup": (signal.SIGHUP,), "kill": (signal.SIGKILL,)}, default=("kill",)),
+    cases({"hangup": (signal.SIGHUP,), "kill": (signal.SIGKILL,)}, default=()),
 )
 def test_a_closed_terminal_leaves_no_orphan(
     number: signal.Signals, small: list[str], tmp_path: Path

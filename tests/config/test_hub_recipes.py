@@ -41,6 +41,7 @@ def common(tmp_path: Path) -> list[str]:
 
 
 @needs_shared_data
+@pytest.mark.nightly
 def test_c4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A stream, the Llama tokenizer, four trainers that merge, and the micro-batch found under a
     budget.

@@ -54,6 +54,8 @@ def add_command(
     summary: str,
     description: str,
     takes_settings: bool = False,
+    takes_recipe: bool = True,
+    epilog: str = "",
 ) -> Parser:
     """Add a command to the parser.
 
@@ -65,6 +67,8 @@ def add_command(
         summary: Text of `adloco --help`.
         description: Text of `adloco NAME --help`.
         takes_settings: True if the command takes --section.key VALUE.
+        takes_recipe: True if a command with settings takes one RECIPE.
+        epilog: Text below the options.
     """
     width = max(map(len, COMMON_SETTINGS))
     lines = [f"  --{key:<{width}}  {meaning}" for key, meaning in COMMON_SETTINGS.items()]
@@ -72,18 +76,19 @@ def add_command(
         name,
         help=summary,
         description=description,
-        epilog="\n".join([SETTINGS_INTRODUCTION, *lines]) if takes_settings else None,
+        epilog="\n".join([epilog, SETTINGS_INTRODUCTION, *lines]) if takes_settings else epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # --r must not silently mean --resume.
     )
     parser.set_defaults(run=run, takes_settings=takes_settings, help_settings=None)
-    if takes_settings:
+    if takes_settings and takes_recipe:
         parser.add_argument(
             "recipe",
             nargs="?",
             metavar="RECIPE",
             help="a file, or the name of a shipped recipe (default: adloco)",
         )
+    if takes_settings:
         parser.add_argument(
             "--help-settings",
             nargs="?",

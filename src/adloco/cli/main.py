@@ -15,6 +15,7 @@ from dataclasses import fields
 from importlib import metadata
 
 from adloco.cli import (
+    compare,
     completion,
     config,
     evaluate,
@@ -31,7 +32,7 @@ from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError
 
 # Each module has `add_parser` and `run`. Only `run` imports torch and transformers, which takes
 # seconds: help and errors in the line should not wait for that.
-COMMANDS = (train, prepare, probe, config, evaluate, generate, export, report, completion)
+COMMANDS = (train, compare, prepare, probe, config, evaluate, generate, export, report, completion)
 
 QUIET_LIBRARIES = {
     "TRANSFORMERS_VERBOSITY": "error",

@@ -126,8 +126,7 @@ class LiveView:
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)
         label = (
-            f"{now.budget}   {_clock(now.seconds)} gone, "
-            f"{_clock(left)} left   {speed:,.0f} tokens/s"
+            f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
         )
         grid.add_row(ProgressBar(total=1, completed=now.part), label)
         return grid
@@ -195,7 +194,7 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
             if measure.panel
         ),
         f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, "
-        f"{_clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
+        f"{clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
         f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, "
         f"{len(last['trainers'])} trainers in the last round",
         f"{summary['syncs']} syncs, {_sent(last)} sent per worker{shrunk}{ratio}{seconds}",
@@ -277,7 +276,8 @@ def _compressed(syncs: Record, wire: str, after: str, before: str = "") -> str:
     return "" if ratio is None or round(ratio, 1) == 1 else f"{before}{wire}, {ratio:.1f}x{after}"
 
 
-def _clock(seconds: float | None) -> str:
+def clock(seconds: float | None) -> str:
+    """Minutes and seconds."""
     if seconds is None:
         return "-:--"
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -91,7 +91,7 @@ def _loss(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
     ):
         _over(axis, x, trained, records, color=GREY, linewidth=1.2, label="train")
         _over(axis, x, measured, records, color=COLOURS[0], linewidth=2, label="validation")
-        _label(axis, x, f"loss ({measured.unit.name})")
+        label_axis(axis, x, f"loss ({measured.unit.name})")
     figure.axes[0].legend(frameon=False)
     return figure
 
@@ -103,7 +103,7 @@ def _measure(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
         figure.subplots(1, 2, sharey=True), (ROUND["tokens"], ROUND["round"]), strict=True
     ):
         _over(axis, x, metric, records, color=COLOURS[0], linewidth=2)
-        _label(axis, x, metric.axis)
+        label_axis(axis, x, metric.axis)
     if metric.unit.form.endswith("%"):
         figure.axes[0].set_ylim(0, 1)
         figure.axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -115,7 +115,7 @@ def _each(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
     figure = _figure()
     for axis, metric in zip(figure.subplots(1, len(metrics)), metrics, strict=True):
         _lines(axis, metric, records)
-        _label(axis, ROUND["tokens"], metric.axis, whole=metric.whole)
+        label_axis(axis, ROUND["tokens"], metric.axis, whole=metric.whole)
         if metric.per == "worker":
             axis.set_ylim(bottom=0)
     figure.axes[0].legend(frameon=False)
@@ -127,12 +127,12 @@ def _noise_scale(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure
     left, right = figure.subplots(1, 2)
     variance, norm, scale = metrics
     _lines(left, scale, records)
-    _label(left, ROUND["tokens"], scale.axis)
+    label_axis(left, ROUND["tokens"], scale.axis)
     left.set_yscale("log")
     left.legend(frameon=False)
     _lines(right, norm, records)
     _lines(right, variance, records, linestyle="--")
-    _label(right, ROUND["tokens"], f"{norm.label} (solid), {variance.label} (dashed)")
+    label_axis(right, ROUND["tokens"], f"{norm.label} (solid), {variance.label} (dashed)")
     right.set_yscale("log", nonpositive="mask")
     return figure
 
@@ -153,7 +153,7 @@ def _communication(metrics: Sequence[Metric], records: Sequence[Record]) -> Figu
             )
     if records[-1]["bytes_communicated"]:
         axis.set_yscale("log")
-    _label(axis, ROUND["tokens"], f"sent ({metrics[0].unit.shown})")
+    label_axis(axis, ROUND["tokens"], f"sent ({metrics[0].unit.shown})")
     axis.legend(frameon=False)
     return figure
 
@@ -164,18 +164,18 @@ def _wire(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
     worst = max((number for numbers in values(lost, records) for number in numbers), default=0.0)
     alike, *rest = figure.subplots(1, 3 if worst else 2)
     _lines(alike, cosine, records)
-    _label(alike, ROUND["tokens"], cosine.axis)
+    label_axis(alike, ROUND["tokens"], cosine.axis)
     alike.axhline(0, color=MARKS, linewidth=1)
     alike.set_ylim(bottom=min(alike.get_ylim()[0], -0.05), top=1.05)
     alike.legend(frameon=False)
     if worst:
         _lines(rest[0], lost, records)
-        _label(rest[0], ROUND["tokens"], lost.axis)
+        label_axis(rest[0], ROUND["tokens"], lost.axis)
         rest[0].set_ylim(0, 1.2 * worst)
     for metric, colour in zip(seconds, COLOURS[1:], strict=False):
         points = [(record["tokens"], record["sync"][metric.name]) for record in records]
         rest[-1].plot(*_steps(points), color=colour, linewidth=2, label=metric.label)
-    _label(rest[-1], ROUND["tokens"], "seconds of syncs per round")
+    label_axis(rest[-1], ROUND["tokens"], "seconds of syncs per round")
     # Leaves room for the legend above the curves.
     rest[-1].set_ylim(
         0, 1.35 * max(number for metric in seconds for (number,) in values(metric, records))
@@ -205,7 +205,7 @@ def _memory(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
                 markersize=2.5,
                 label=phase.replace("_", " "),
             )
-        _label(axis, ROUND["tokens"], metric.axis)
+        label_axis(axis, ROUND["tokens"], metric.axis)
     axes[0].set_ylim(0, 1.1 * records[-1][whole.name] / whole.unit.scale)
     axes[0].legend(frameon=False, loc="lower right")
     return figure
@@ -262,7 +262,7 @@ def _mark_merges(axis: Axes, x: Metric, records: Sequence[Record]) -> None:
             axis.axvline(record[x.name], color=MARKS, linestyle=":", linewidth=1)
 
 
-def _label(axis: Axes, x: Metric, y: str, *, whole: bool = False) -> None:
+def label_axis(axis: Axes, x: Metric, y: str, *, whole: bool = False) -> None:
     """Label and format the axes. With `whole`, y is a count, and its axis begins at 0."""
     # The formatter shows 2.5e6 bytes as 2.5M: the axis is in the unit of the file.
     axis.set_xlabel(x.axis if x.unit.scale == 1 else f"{x.label} ({x.unit.name})")

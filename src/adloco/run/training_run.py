@@ -259,6 +259,7 @@ class TrainingRun:
             num_parameters=self.algorithm.num_parameters,
             recipe=self.recipe.run.name,
         )
+        summary["corpus"] = self.task.corpus
         write_json(self.folder / "summary.json", summary)
         return summary
 

@@ -1,0 +1,126 @@
+"""What the commands over many runs share: training the missing ones with a line of progress each,
+and showing their comparison.
+"""
+
+import re
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from adloco.cli.view import clock
+from adloco.errors import require
+from adloco.report.compare_page import Table
+from adloco.run.stored import RECIPE
+from adloco.study.arms import StudyRun
+from adloco.study.fairness import inequalities
+from adloco.study.training import Job, train_missing
+
+
+def study_settings(arguments: Namespace, name: str) -> tuple[Path, list[tuple[str, str]]]:
+    """The study's folder, and the settings that all its runs share."""
+    given = dict(arguments.settings)
+    slug = re.sub(r"[^\w.]+", "-", name).strip("-")[:80]
+    folder = Path(given.pop("run.folder", "") or f"runs/{slug}")
+    require(
+        not (folder / RECIPE).exists(),
+        f"--run.folder {str(folder)!r} is the folder of a run; a study needs one of its own",
+    )
+    return folder, [("run.trackers", "none"), *given.items()]
+
+
+def require_equal(runs: Sequence[StudyRun], *, force: bool) -> None:
+    """Refuse runs that cannot be compared fairly, unless forced to."""
+    found = inequalities(runs)
+    require(
+        force or not found,
+        f"the arms differ in {'; '.join(map(str, found))}; make them equal, or give --force to "
+        "compare them all the same, with a mark in every table and picture",
+    )
+
+
+def train_all(
+    runs: Sequence[StudyRun], folder: Path, parallel: int, console: Console
+) -> dict[Path, str]:
+    """Train the runs that are missing and show their progress.
+
+    Returns:
+        Folder -> why the run there failed.
+
+    Raises:
+        StudyInterruptedError: A signal came; running runs have saved.
+    """
+    jobs: Sequence[Job] = []
+    told: dict[int, str] = {}
+    began = time.monotonic()
+    live = Live(
+        get_renderable=lambda: _progress(jobs, parallel, time.monotonic() - began),
+        console=console,
+        refresh_per_second=2,
+    )
+    with live if console.is_terminal else nullcontext():
+        for jobs in train_missing(runs, folder, parallel):
+            for number, job in enumerate(jobs):
+                if not console.is_terminal and told.get(number, "waiting") != job.state:
+                    _tell(job, console)
+                told[number] = job.state
+    return {job.run.folder: job.problem for job in jobs if job.state == "failed"}
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Show a table on the terminal; ranges stand in the page."""
+    shown = RichTable(title=table.title, title_justify="left", box=None)
+    for index, column in enumerate(table.columns):
+        shown.add_column(column, justify="right" if index else "left")
+    for row in table.rows:
+        shown.add_row(*(cell.text for cell in row))
+    console.print(shown)
+
+
+def _tell(job: Job, console: Console) -> None:
+    name = f"{job.run.arm}, seed {job.run.seed}"
+    reason = f": {job.problem}" if job.problem else ""
+    words = {"done": "done", "running": "training ...", "failed": "failed"}
+    after = f" after {clock(job.seconds)}" if job.seconds and job.state != "running" else ""
+    console.print(f"{name}: {words[job.state]}{after}{reason}", soft_wrap=True)
+
+
+def _progress(jobs: Sequence[Job], parallel: int, seconds: float) -> RenderableType:
+    grid = RichTable.grid(padding=(0, 1))
+    for _ in range(5):
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+    for job in jobs:
+        loss = job.last.get("val_loss") or job.last.get("train_loss")
+        left = {"running": f"{clock(job.seconds_left)} left"}.get(job.state, job.state)
+        grid.add_row(
+            f"{job.run.arm}, seed {job.run.seed}",
+            ProgressBar(total=1, completed=job.part, width=24),
+            f"{job.part:.0%}",
+            f"loss {loss:.3f}" if loss else "",
+            Text(left, style="red" if job.state == "failed" else ""),
+        )
+    done = sum(job.state in ("done", "failed") for job in jobs)
+    time_left = clock(_seconds_left(jobs, parallel))
+    summary = f"{done} of {len(jobs)} runs, {clock(seconds)} gone, {time_left} left"
+    return Group(grid, Text(summary, style="dim"))
+
+
+def _seconds_left(jobs: Sequence[Job], parallel: int) -> float | None:
+    """Time until all jobs end, if those that wait take as long as the others; None if unknown."""
+    whole = [
+        job.seconds / gained
+        for job in jobs
+        if job.seconds and (gained := job.part - job.part_before) > 0.02
+    ]
+    if not whole:
+        return None
+    mean = sum(whole) / len(whole)
+    left = sum((1 - job.part) * mean for job in jobs if job.state in ("waiting", "running"))
+    return left / parallel

@@ -1,0 +1,1 @@
+"""Many runs: which are missing, their training, and what their comparison says."""

@@ -1,0 +1,160 @@
+"""The arms of a study: recipes with changes of their own, or finished runs, each over several
+seeds.
+"""
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.sections import Recipe
+from adloco.errors import require
+from adloco.run.stored import RECIPE, fixed_settings
+
+Flags = tuple[tuple[str, str], ...]
+"""(section.key, value) of settings, in order."""
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRun:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+    recipe: Recipe
+    folder: Path
+    words: tuple[str, ...]
+    """Arguments of `adloco train` that begin the run; empty if it was given by its folder."""
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has ended and was summed up."""
+        return (self.folder / SUMMARY).is_file()
+
+
+def parse_arm(text: str) -> tuple[str, str, Flags]:
+    """The name, recipe and settings of an arm, from [NAME=]RECIPE[@"--section.key VALUE ..."].
+
+    Raises:
+        ValueError: The words behind the @ are not settings.
+    """
+    head, _, tail = text.partition("@")
+    name, equals, recipe = head.rpartition("=")
+    words = shlex.split(tail)
+    pairs = tuple(
+        (flag.removeprefix("--"), value)
+        for flag, value in zip(words[::2], words[1::2], strict=False)
+    )
+    require(
+        len(words) % 2 == 0 and all(flag.startswith("--") and "." in flag for flag in words[::2]),
+        f'{text!r} must be RECIPE@"--section.key VALUE ...", got {tail!r} behind the @',
+    )
+    changes = ", ".join(f"{key} {value}" for key, value in pairs)
+    stem = Path(recipe).stem
+    return (name if equals else f"{stem}, {changes}" if changes else stem), recipe, pairs
+
+
+def plan_runs(
+    whats: Sequence[str], common: Sequence[tuple[str, str]], num_seeds: int, folder: Path
+) -> list[StudyRun]:
+    """The runs of a study, arm by arm.
+
+    Args:
+        whats: Recipes, as `parse_arm` takes them, or folders of finished runs.
+        common: Settings of all arms; an arm's own are stronger.
+        num_seeds: Runs of each recipe: run.seed, run.seed + 1, ...
+        folder: The study's folder, in which new runs are trained.
+
+    Raises:
+        ValueError: An arm is no recipe and no finished run, stands twice, or has bad settings.
+    """
+    require(num_seeds >= 1, f"--seeds must be >= 1, got {num_seeds}")
+    runs: list[StudyRun] = []
+    for what in whats:
+        if Path(what).is_dir():
+            runs.append(finished_run(Path(what)))
+            continue
+        name, recipe, changes = parse_arm(what)
+        require(
+            all(run.arm != name for run in runs),
+            f"arm {name!r} stands twice; leave one out, or name one as in NAME={what}",
+        )
+        runs += [
+            planned_run(name, recipe, (*common, *changes), seed, folder)
+            for seed in range(num_seeds)
+        ]
+    return _arms_of_folders(runs)
+
+
+def planned_run(arm: str, recipe: str, flags: Flags, seed: int, folder: Path) -> StudyRun:
+    """A run of a recipe with these settings. Its folder's name follows from its settings, so the
+    same run is found again, and never taken for another.
+
+    Args:
+        arm: Name of the arm.
+        recipe: A file, or the name of a shipped recipe.
+        flags: Settings that differ from the recipe's.
+        seed: Number that is added to run.seed.
+        folder: The study's folder.
+    """
+    built = build_recipe(override(read_values(recipe), flags))
+    seed += built.run.seed
+    flags = (*flags, ("run.seed", str(seed)))
+    built = build_recipe(override(read_values(recipe), flags))
+    identity = json.dumps([fixed_settings(built), built.run.limits], sort_keys=True)
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    slug = re.sub(r"[^\w.]+", "-", arm).strip("-")[:48]
+    where = folder / "runs" / f"{slug}-seed-{seed}-{digest}"
+    settings = [word for name, value in flags for word in (f"--{name}", value)]
+    words = (recipe, *settings, "--run.folder", str(where))
+    return StudyRun(arm=arm, seed=seed, recipe=built, folder=where, words=words)
+
+
+def finished_run(folder: Path) -> StudyRun:
+    """A run that has ended, by its folder.
+
+    Raises:
+        ValueError: No run lives there, or it has not ended.
+    """
+    require(
+        (folder / RECIPE).is_file(),
+        f"{str(folder)!r} is neither a recipe nor a run folder (no {RECIPE} in it)",
+    )
+    require(
+        (folder / SUMMARY).is_file(),
+        f"the run in {str(folder)!r} has not ended (no {SUMMARY} in it); finish it with: adloco "
+        f"train --resume {folder}",
+    )
+    recipe = build_recipe(read_values(str(folder / RECIPE)))
+    return StudyRun(
+        arm=recipe.run.name, seed=recipe.run.seed, recipe=recipe, folder=folder, words=()
+    )
+
+
+def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
+    """Put runs that were given by folders and differ in their seed alone into one arm, and number
+    arms of one name that differ in more.
+    """
+    arms: dict[str, str] = {}
+    result = []
+    for run in runs:
+        if run.words:
+            result.append(run)
+            continue
+        settings = {
+            key: value for key, value in fixed_settings(run.recipe).items() if key != "run.seed"
+        }
+        key = json.dumps(settings, sort_keys=True)
+        if key not in arms:
+            taken = {*arms.values(), *(other.arm for other in result if other.words)}
+            names = (run.arm if number == 1 else f"{run.arm} {number}" for number in range(1, 999))
+            arms[key] = next(name for name in names if name not in taken)
+        result.append(
+            StudyRun(arm=arms[key], seed=run.seed, recipe=run.recipe, folder=run.folder, words=())
+        )
+    return result

@@ -1,0 +1,282 @@
+"""The comparison of a study's runs: curves on every axis, final values, what each arm needs to
+reach a target loss, and differences between arms.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from adloco.errors import require
+from adloco.metrics import ROUND, SECONDS, TRAFFIC, Metric, Record, validation
+from adloco.run.records import Records, finite
+from adloco.study.arms import SUMMARY, StudyRun
+from adloco.study.fairness import held_equal, inequalities
+from adloco.study.links import Link, bytes_sent, is_data_parallel, link_seconds, num_syncs
+from adloco.study.statistics import Difference, Spread, first_crossing, paired_difference
+
+SENT = Metric("sent", "sent per worker", TRAFFIC)
+"""Bytes that left each worker, with every worker on an island of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCurves:
+    """One run's numbers at the end of each of its rounds."""
+
+    run: StudyRun
+    axes: Mapping[str, list[float]]
+    """Name of an axis -> values; [rounds]."""
+    measures: Mapping[str, list[float | None]]
+    """Name of a measure -> values, None in rounds without evaluation; [rounds]."""
+    corpus: str
+    """Fingerprint of the text; empty if it is not known."""
+    problem: str = ""
+    """Why the run has no numbers, or not all; empty if it has ended."""
+
+    def final(self, measure: str) -> float | None:
+        """The last value of a measure."""
+        known = [value for value in self.measures[measure] if value is not None]
+        return known[-1] if known else None
+
+    def total(self, axis: str) -> float | None:
+        """The last value of an axis."""
+        return self.axes[axis][-1] if self.axes[axis] else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Runs of several arms, and what is said of them."""
+
+    arms: Mapping[str, list[RunCurves]]
+    """Arm -> its runs, by seed."""
+    axes: Mapping[str, Metric]
+    measures: tuple[Metric, ...]
+    """The task's measures on the evaluation set; the loss first."""
+    targets: tuple[float, ...]
+    """Losses to reach."""
+    links: tuple[Link, ...]
+    replicas: int
+    """Replicas that data-parallel arms are taken to have."""
+    equal: tuple[str, ...]
+    unequal: tuple[str, ...]
+
+    @property
+    def loss(self) -> Metric:
+        """The loss on the evaluation set."""
+        return self.measures[0]
+
+    @property
+    def num_seeds(self) -> str:
+        """Number of seeds, in words."""
+        counts = sorted({len(runs) for runs in self.arms.values()})
+        return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+    @property
+    def statement(self) -> str:
+        """What was held equal, how many seeds there are, and how to read the lines."""
+        seeds = f"{self.num_seeds} seed{'' if self.num_seeds == '1' else 's'} of each arm"
+        parallel = [arm for arm, runs in self.arms.items() if is_data_parallel(runs[0].run.recipe)]
+        names = ", ".join(parallel)
+        taken = f" {names}: {self.replicas} replicas that sync in each step." if parallel else ""
+        return f"Held equal: {', '.join(self.equal) or 'nothing'}; {seeds}.{taken}{self.warning}"
+
+    @property
+    def warning(self) -> str:
+        """What was not held equal, as a sentence; empty if all was."""
+        return f" NOT HELD EQUAL: {'; '.join(self.unequal)}." if self.unequal else ""
+
+    def finals(self, arm: str, measure: str) -> Spread:
+        """The last values of a measure over the seeds of an arm."""
+        return Spread.of([run.final(measure) for run in self.arms[arm]])
+
+    def totals(self, arm: str, axis: str) -> Spread:
+        """The last values of an axis over the seeds of an arm."""
+        return Spread.of([run.total(axis) for run in self.arms[arm]])
+
+    def to_target(self, arm: str, axis: str, target: float) -> Spread:
+        """What the seeds of an arm need on an axis to reach a loss."""
+        return Spread.of(
+            [
+                first_crossing(run.axes[axis], run.measures[self.loss.name], target)
+                for run in self.arms[arm]
+            ]
+        )
+
+    def differences(self) -> list[Difference]:
+        """Final loss of each arm minus that of each later one, paired by seed."""
+        finals = {
+            arm: {
+                run.run.seed: value
+                for run in runs
+                if (value := run.final(self.loss.name)) is not None
+            }
+            for arm, runs in self.arms.items()
+        }
+        names = list(self.arms)
+        pairs = [(one, two) for index, one in enumerate(names) for two in names[index + 1 :]]
+        found = (paired_difference(one, two, finals) for one, two in pairs)
+        return [difference for difference in found if difference is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, for programs."""
+        return {
+            "held_equal": list(self.equal),
+            "not_held_equal": list(self.unequal),
+            "units": {
+                **{name: metric.unit.name for name, metric in self.axes.items()},
+                **{metric.name: metric.unit.name for metric in self.measures},
+            },
+            "data_parallel_replicas": self.replicas,
+            "targets": list(self.targets),
+            "arms": [self._arm_json(arm) for arm in self.arms],
+            "differences_of_final_loss": [
+                asdict(difference) | {"interval": "95%, Student's t, paired by seed"}
+                for difference in self.differences()
+            ],
+        }
+
+    def to_csv(self) -> str:
+        """A row for each run: its final measures, totals, and what it needed for each target."""
+        names = [f"{axis}_to_{target:g}" for target in self.targets for axis in self.axes]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(
+            [
+                "arm",
+                "seed",
+                "folder",
+                *(metric.name for metric in self.measures),
+                *self.axes,
+                *names,
+            ]
+        )
+        for arm, runs in self.arms.items():
+            for run in runs:
+                reached = (
+                    first_crossing(run.axes[axis], run.measures[self.loss.name], target)
+                    for target in self.targets
+                    for axis in self.axes
+                )
+                finals = (run.final(metric.name) for metric in self.measures)
+                totals = (run.total(axis) for axis in self.axes)
+                writer.writerow([arm, run.run.seed, run.run.folder, *finals, *totals, *reached])
+        return out.getvalue()
+
+    def _arm_json(self, arm: str) -> dict[str, Any]:
+        return {
+            "name": arm,
+            "final": {
+                metric.name: asdict(self.finals(arm, metric.name)) for metric in self.measures
+            },
+            "total": {axis: asdict(self.totals(arm, axis)) for axis in self.axes},
+            "to_target": {
+                f"{target:g}": {
+                    axis: asdict(self.to_target(arm, axis, target)) for axis in self.axes
+                }
+                for target in self.targets
+            },
+            "runs": [
+                {
+                    "seed": run.run.seed,
+                    "folder": str(run.run.folder),
+                    "problem": run.problem,
+                    "axes": run.axes,
+                    "measures": run.measures,
+                }
+                for run in self.arms[arm]
+            ],
+        }
+
+
+def compare(
+    runs: Sequence[StudyRun],
+    *,
+    targets: Sequence[float],
+    links: Sequence[Link],
+    problems: Mapping[Path, str],
+) -> Comparison:
+    """Compare runs by their records.
+
+    Args:
+        runs: The runs, arm by arm.
+        targets: Losses to reach; empty for the highest of the arms' mean final losses.
+        links: Links for which times are modelled.
+        problems: Folder -> why its run did not end.
+
+    Raises:
+        ValueError: A run has no evaluation, or its records cannot be compared.
+    """
+    widest = max(run.recipe.method.workers_per_trainer for run in runs)
+    replicas = max(2, widest)
+    measures = tuple(validation(measure) for measure in runs[0].recipe.task.measures)
+    curves = [_curves(run, measures, links, replicas, problems.get(run.folder, "")) for run in runs]
+    arms: dict[str, list[RunCurves]] = {}
+    for curve in curves:
+        arms.setdefault(curve.run.arm, []).append(curve)
+    texts = {arm: sorted({run.corpus for run in found} - {""}) for arm, found in arms.items()}
+    known = {text for found in texts.values() for text in found}
+    other = "; ".join(f"{arm}: {', '.join(text) or '-'}" for arm, text in texts.items())
+    unequal = [str(found) for found in inequalities(runs)]
+    unequal += [f"text (fingerprints {other})"] if len(known) > 1 else []
+    comparison = Comparison(
+        arms=arms,
+        axes={
+            **{name: ROUND[name] for name in ("tokens", "inner_steps", "syncs")},
+            "sent": SENT,
+            "seconds": Metric("seconds", "time measured", SECONDS),
+            **{
+                f"seconds on {link.name}": Metric(link.name, f"time on {link.name}", SECONDS)
+                for link in links
+            },
+        },
+        measures=measures,
+        targets=tuple(targets),
+        links=tuple(links),
+        replicas=replicas,
+        equal=tuple(held_equal(runs)),
+        unequal=tuple(unequal),
+    )
+    finals = [comparison.finals(arm, comparison.loss.name).mean for arm in arms]
+    reached = [value for value in finals if value is not None]
+    require(
+        bool(reached),
+        "no run has an evaluation, so there is nothing to compare; lower evaluation.every",
+    )
+    # Rounded up, so that the arm with this final loss reaches it too.
+    highest = math.ceil(max(reached) * 1e3) / 1e3
+    return comparison if targets else replace(comparison, targets=(highest,))
+
+
+def _curves(
+    run: StudyRun,
+    measures: Sequence[Metric],
+    links: Sequence[Link],
+    replicas: int,
+    problem: str,
+) -> RunCurves:
+    records = Records(run.folder).read()
+    axes: dict[str, list[float]] = {
+        name: [float(record[name]) for record in records]
+        for name in ("tokens", "inner_steps", "seconds")
+    }
+    axes["syncs"] = [float(num_syncs(record, run.recipe)) for record in records]
+    axes["sent"] = [bytes_sent(record, run.recipe, replicas) for record in records]
+    for link in links:
+        axes[f"seconds on {link.name}"] = link_seconds(records, run.recipe, link, replicas)
+    summary = run.folder / SUMMARY
+    ended = json.loads(summary.read_text()) if summary.is_file() else {}
+    return RunCurves(
+        run=run,
+        axes=axes,
+        measures={metric.name: _values(records, metric.name) for metric in measures},
+        corpus="" if run.recipe.data.streaming else ended.get("corpus", ""),
+        problem=problem,
+    )
+
+
+def _values(records: Sequence[Record], name: str) -> list[float | None]:
+    return [finite(record.get(name)) for record in records]

@@ -1,0 +1,99 @@
+"""What the runs of a comparison must have in common: data, validation windows, tokenizer, model,
+task and budget.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from adloco.config.recipe_text import named_settings
+from adloco.config.sections import Recipe
+from adloco.study.arms import StudyRun
+
+HELD_EQUAL = {
+    "data": (
+        "data.path",
+        "data.dataset",
+        "data.factory",
+        "data.arguments",
+        "data.config",
+        "data.split",
+        "data.samples",
+        "data.text_column",
+        "data.context_tokens",
+    ),
+    "validation windows": (
+        "data.validation_split",
+        "data.validation_samples",
+        "data.validation_fraction",
+        "evaluation.windows",
+        "task.evaluation_per_class",
+    ),
+    "tokenizer": ("data.tokenizer",),
+    "budget": ("run.tokens", "run.rounds", "run.inner_steps", "run.syncs"),
+}
+"""What is held equal, and the settings that decide it."""
+OTHER_ROOMS = {"model": "model.", "task": "task."}
+"""What is held equal, and the section whose settings decide it."""
+NUMERICAL = {"model.gradient_checkpointing"}
+"""Settings of these sections that change no number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inequality:
+    """Something in which the arms of a comparison differ although they should not."""
+
+    what: str
+    setting: str
+    values: Mapping[str, str]
+    """Arm -> value."""
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{arm}: {value}" for arm, value in self.values.items())
+        return f"{self.what} ({self.setting}: {values})"
+
+
+def inequalities(runs: Sequence[StudyRun]) -> list[Inequality]:
+    """What differs between arms."""
+    arms = {run.arm: dict(_decisive(run.recipe)) for run in runs}
+    keys = {key: what for settings in arms.values() for key, what in _keys(settings)}
+    found = []
+    for setting, what in keys.items():
+        values = {arm: settings.get(setting, "-") for arm, settings in arms.items()}
+        if len(set(values.values())) > 1:
+            found.append(Inequality(what=what, setting=setting, values=values))
+    return found
+
+
+def held_equal(runs: Sequence[StudyRun]) -> list[str]:
+    """What all arms have in common, in words."""
+    unequal = {found.what for found in inequalities(runs)}
+    budget = {
+        f"{limit:,} {name.replace('_', ' ')}"
+        for name, limit in runs[0].recipe.run.limits.items()
+        if limit
+    }
+    names = [*HELD_EQUAL, *OTHER_ROOMS]
+    equal = [name for name in names if name not in unequal and name != "budget"]
+    return [*equal, *(sorted(budget) if "budget" not in unequal else [])]
+
+
+def _decisive(recipe: Recipe) -> Iterable[tuple[str, str]]:
+    named = {key: str(value) for key, value in named_settings(recipe).items()}
+    for key, value in named.items():
+        if _what(key):
+            yield key, value
+
+
+def _keys(settings: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    return ((key, _what(key)) for key in settings)
+
+
+def _what(setting: str) -> str:
+    """What a setting decides of that which is held equal; empty for nothing."""
+    for what, settings in HELD_EQUAL.items():
+        if setting in settings:
+            return what
+    for what, section in OTHER_ROOMS.items():
+        if setting.startswith(section) and setting not in NUMERICAL:
+            return what
+    return ""

@@ -1,0 +1,116 @@
+"""The time that a run would take if a given link joined its islands: the measured computation, and
+the time of its transfers by a model.
+
+Model: W workers on islands of their own exchange in rings. A sync in which B bytes leave each
+worker takes B / bandwidth + 2 (W - 1) latency. With streaming it runs beside tau inner steps, and
+only what is longer is waited for. Data-parallel training syncs in each inner step, and nothing of
+it is hidden.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adloco.config.sections import Recipe
+from adloco.errors import require
+from adloco.metrics import Record
+
+BANDWIDTH = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+LATENCY = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link between islands."""
+
+    name: str
+    """As it was given, for instance 100mbit,20ms."""
+    bytes_per_second: float
+    latency_seconds: float
+    """One way."""
+
+    @staticmethod
+    def parse(text: str) -> "Link":
+        """A link from BANDWIDTH[,LATENCY], for instance 100mbit,20ms.
+
+        Raises:
+            ValueError: A unit is missing or unknown.
+        """
+        bandwidth, _, latency = text.replace(" ", "").lower().partition(",")
+        rate = _quantity(bandwidth, BANDWIDTH)
+        delay = _quantity(latency, LATENCY) if latency else 0.0
+        require(
+            rate is not None and rate > 0 and delay is not None,
+            "--link must be a bandwidth in kbit, mbit or gbit per second and a latency in us, ms "
+            f"or s, for instance 100mbit,20ms; got {text!r}",
+        )
+        assert rate is not None and delay is not None
+        return Link(name=text, bytes_per_second=rate / 8, latency_seconds=delay)
+
+    def seconds(self, sent: float, workers: int, times: float = 1.0) -> float:
+        """Time of transfers.
+
+        Args:
+            sent: Bytes that leave each worker, in all of them.
+            workers: Workers in the ring.
+            times: Number of transfers.
+        """
+        return sent / self.bytes_per_second + times * 2 * (workers - 1) * self.latency_seconds
+
+
+def is_data_parallel(recipe: Recipe) -> bool:
+    """True if the recipe is one worker that is meant to have several replicas or shards."""
+    shape = recipe.placement
+    return recipe.method.num_workers == 1 and (shape.replica_size != 1 or shape.shard_size != 1)
+
+
+def num_syncs(record: Record, recipe: Recipe) -> int:
+    """Syncs up to a round; a data-parallel run syncs in each inner step."""
+    return int(record["inner_steps" if is_data_parallel(recipe) else "syncs"])
+
+
+def bytes_sent(record: Record, recipe: Recipe, replicas: int) -> float:
+    """Bytes that had left each worker after a round, with every worker on an island of its own.
+
+    Args:
+        record: The round's line of metrics.jsonl.
+        recipe: The run's settings.
+        replicas: Replicas that a data-parallel run is taken to have, one an island.
+    """
+    if is_data_parallel(recipe):
+        return float(record["bytes_ddp_equivalent"]) * 2 * (replicas - 1) / replicas
+    return float(record["bytes_sent"])
+
+
+def link_seconds(
+    records: Sequence[Record], recipe: Recipe, link: Link, replicas: int
+) -> list[float]:
+    """The modelled time at the end of each round, in seconds."""
+    parallel = is_data_parallel(recipe)
+    now, before = 0.0, {"seconds": 0.0, "inner_steps": 0, "syncs": 0, "sent": 0.0}
+    result = []
+    for record in records:
+        sent = bytes_sent(record, recipe, replicas)
+        steps = record["inner_steps"] - before["inner_steps"]
+        computed = record["seconds"] - before["seconds"] - record["sync"]["exposed_seconds"]
+        workers = replicas if parallel else max(row["workers"] for row in record["trainers"])
+        syncs = num_syncs(record, recipe)
+        times = (syncs - before["syncs"]) * (1 if parallel else recipe.streaming.fragments)
+        transfers = link.seconds(sent - before["sent"], max(workers, 2), times)
+        hidden = 0.0
+        if not parallel and times:
+            hidden = min(transfers, times * recipe.streaming.tau * computed / max(steps, 1))
+        now += max(computed, 0.0) + transfers - hidden
+        result.append(now)
+        before = {
+            "seconds": record["seconds"],
+            "inner_steps": record["inner_steps"],
+            "syncs": syncs,
+            "sent": sent,
+        }
+    return result
+
+
+def _quantity(text: str, units: dict[str, float]) -> float | None:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)(?:/s)?", text)
+    return float(found[1]) * units[found[2]] if found and found[2] in units else None

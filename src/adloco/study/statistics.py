@@ -1,0 +1,105 @@
+"""Means over seeds, and differences between arms with an interval."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+STUDENT_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+"""97.5% quantiles of Student's t distribution with 1, 2, ... degrees of freedom."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A number over several seeds."""
+
+    mean: float | None
+    """None if no seed has the number."""
+    lowest: float | None
+    highest: float | None
+    count: int
+    """Seeds that have the number."""
+
+    @staticmethod
+    def of(values: Sequence[float | None]) -> "Spread":
+        """The spread of the values that are known."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return Spread(mean=None, lowest=None, highest=None, count=0)
+        return Spread(
+            mean=statistics.fmean(known), lowest=min(known), highest=max(known), count=len(known)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The mean of first - second over the seeds that both have."""
+
+    first: str
+    second: str
+    mean: float
+    half_width: float | None
+    """Half of the 95% interval of the mean; None for one seed, which says nothing of the spread."""
+    seeds: int
+
+    @property
+    def clear(self) -> bool:
+        """True if the interval does not contain 0."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+
+def paired_difference(
+    first: str, second: str, values: Mapping[str, Mapping[int, float]]
+) -> Difference | None:
+    """The difference between two arms, paired by seed, with the interval of Student's t.
+
+    Args:
+        first: An arm.
+        second: The arm that is subtracted.
+        values: Arm -> seed -> number.
+
+    Returns:
+        None if the arms share no seed.
+    """
+    shared = sorted(values[first].keys() & values[second].keys())
+    differences = [values[first][seed] - values[second][seed] for seed in shared]
+    if not differences:
+        return None
+    half = None
+    if len(differences) > 1:
+        freedom = len(differences) - 1
+        quantile = STUDENT_T[freedom - 1] if freedom <= len(STUDENT_T) else 1.96
+        half = quantile * statistics.stdev(differences) / math.sqrt(len(differences))
+    return Difference(
+        first=first,
+        second=second,
+        mean=statistics.fmean(differences),
+        half_width=half,
+        seeds=len(differences),
+    )
+
+
+def first_crossing(x: Sequence[float], y: Sequence[float | None], target: float) -> float | None:
+    """Where a curve first reaches a target from above, on the line between its points.
+
+    Args:
+        x: Ascending places.
+        y: Values there; None where nothing was measured.
+        target: Value to reach.
+
+    Returns:
+        The place, or None if the curve stays above.
+    """
+    before: tuple[float, float] | None = None
+    for at, value in zip(x, y, strict=True):
+        if value is None:
+            continue
+        if value <= target:
+            if before is None or before[1] == value:
+                return float(at)
+            return before[0] + (at - before[0]) * (before[1] - target) / (before[1] - value)
+        before = (float(at), value)
+    return None

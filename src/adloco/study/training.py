@@ -1,0 +1,178 @@
+"""Training the runs of a study that are missing, each in a process of its own."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from adloco.errors import require
+from adloco.metrics import Record
+from adloco.run.checkpoint import list_checkpoints
+from adloco.run.records import Records
+from adloco.run.stored import CHECKPOINTS
+from adloco.study.arms import StudyRun
+
+POLL_SECONDS = 0.5
+
+
+@dataclass
+class Job:
+    """A run and the process that trains it."""
+
+    run: StudyRun
+    state: str = "waiting"
+    """waiting, running, done or failed."""
+    problem: str = ""
+    """Why it failed, in one sentence."""
+    process: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
+    seconds: float = 0.0
+    """Time that its process has taken so far."""
+    part: float = 0.0
+    """The part of its budget that is used, from 0 to 1."""
+    part_before: float = 0.0
+    """The part that was used when its process began."""
+    last: Record = field(default_factory=dict)
+    """The newest line of metrics.jsonl."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time that its process will still take, at the speed so far; None if not known yet."""
+        gained = self.part - self.part_before
+        if self.state != "running" or gained <= 0:
+            return 0.0 if self.state in ("done", "failed") else None
+        return (1 - self.part) * self.seconds / gained
+
+
+class StudyInterruptedError(Exception):
+    """The study was told to stop; its running runs have saved."""
+
+
+def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iterator[list[Job]]:
+    """Train the runs that have not ended, and yield all jobs again and again until they have.
+
+    A run that was cut off is resumed. Ctrl+C and a signal to end are passed to the processes, which
+    save, and no process outlives the iteration.
+
+    Args:
+        runs: All runs of the study.
+        folder: The study's folder, for the output of the processes.
+        parallel: Processes at a time; the cores are shared among them.
+
+    Raises:
+        StudyInterruptedError: A signal came.
+    """
+    require(parallel >= 1, f"--parallel must be >= 1, got {parallel}")
+    jobs = [Job(run=run, state="done" if run.finished else "waiting", part=1.0) for run in runs]
+    for job in jobs:
+        if job.state == "waiting":
+            job.part = 0.0
+    yield jobs
+    if all(job.state == "done" for job in jobs):
+        return
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with _signals_passed_to(jobs) as received:
+        while any(job.state in ("waiting", "running") for job in jobs):
+            running = [job for job in jobs if job.state == "running"]
+            waiting = [job for job in jobs if job.state == "waiting"]
+            for job in waiting[: 0 if received else parallel - len(running)]:
+                _start(job, logs, parallel)
+            for job in running:
+                _look_at(job, logs)
+            yield jobs
+            if received and not any(job.state == "running" for job in jobs):
+                raise StudyInterruptedError
+            time.sleep(POLL_SECONDS)
+
+
+def _start(job: Job, logs: Path, parallel: int) -> None:
+    run = job.run
+    threads = max(1, (os.cpu_count() or 1) // parallel)
+    if list_checkpoints(run.folder / CHECKPOINTS):
+        words = ["--resume", str(run.folder)]
+        job.part_before = job.part = _part(run, _newest(run))
+    else:
+        shutil.rmtree(run.folder, ignore_errors=True)  # Killed before its first checkpoint.
+        words = list(run.words)
+    command = [sys.executable, "-m", "adloco", "train", *words, "--run.threads", str(threads)]
+    with _log(run, logs).open("wb") as out:
+        job.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            start_new_session=True,
+        )
+    job.state, job.began = "running", time.monotonic()
+
+
+def _look_at(job: Job, logs: Path) -> None:
+    assert job.process is not None
+    job.seconds = time.monotonic() - job.began
+    job.last = _newest(job.run)
+    job.part = _part(job.run, job.last)
+    code = job.process.poll()
+    if code is None:
+        return
+    if job.run.finished:
+        job.state, job.part = "done", 1.0
+    else:
+        lines = _log(job.run, logs).read_text(errors="replace").strip().splitlines()
+        job.state = "failed"
+        job.problem = lines[-1].removeprefix("adloco: ") if lines else f"exit code {code}"
+
+
+def _newest(run: StudyRun) -> Record:
+    """The newest complete line of metrics.jsonl; empty if there is none."""
+    return next(iter(Records(run.folder).read()[-1:]), {})
+
+
+def _part(run: StudyRun, last: Record) -> float:
+    """The part of the budget that is used."""
+    counts = {"tokens": "tokens", "rounds": "round", "inner_steps": "inner_steps", "syncs": "syncs"}
+    limits = {name: limit for name, limit in run.recipe.run.limits.items() if limit}
+    done = [last.get(counts[name], 0) / limit for name, limit in limits.items()]
+    return float(min(1.0, max(done)))
+
+
+def _log(run: StudyRun, logs: Path) -> Path:
+    return logs / f"{run.folder.name}.log"
+
+
+@contextmanager
+def _signals_passed_to(jobs: Sequence[Job]) -> Iterator[list[int]]:
+    """Pass signals to the running processes once, and kill those that are left at the end.
+
+    Yields:
+        The signals that came.
+    """
+    received: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for job in jobs:
+            if job.process is not None and job.process.poll() is None:
+                job.process.send_signal(number)
+
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield received
+    finally:
+        for job in jobs:
+            if job.process is not None and job.process.poll() is None:
+                job.process.kill()
+                job.process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,174 @@
+"""`adloco compare`: trains what is missing, compares on every axis, and refuses what is unfair."""
+
+import csv
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adloco.cli.main import main
+from tests.conftest import small_flags, wait_for
+
+
+@pytest.fixture
+def common(small: list[str], tmp_path: Path) -> list[str]:
+    """Settings of all arms, and the study's folder."""
+    return [*small, "--run.tokens", "4096", "--run.folder", str(tmp_path / "study")]
+
+
+def compared(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "compare.json").read_text())
+    return content
+
+
+@pytest.mark.pictures
+def test_two_arms_from_training_to_the_page(
+    common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tmp_path / "study"
+    words = ["compare", "diloco", "H2=diloco@--method.sync_every 2", *common]
+    words += ["--parallel", "2", "--link", "8mbit", "--targets", "5,0.001"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "Held equal: data, validation windows, tokenizer, model, task, 4,096 tokens" in out
+    content = compared(study)
+    for arm, sync_every in zip(content["arms"], (4, 2), strict=True):
+        (run,) = arm["runs"]
+        rows = [
+            json.loads(line)
+            for line in Path(run["folder"], "metrics.jsonl").read_text().splitlines()
+        ]
+        assert len(rows) == 16 // sync_every
+        assert run["axes"]["tokens"] == [row["tokens"] for row in rows]
+        assert run["axes"]["sent"] == [row["bytes_sent"] for row in rows]
+        assert run["measures"]["val_loss"] == [row["val_loss"] for row in rows]
+        assert arm["final"]["val_loss"]["mean"] == rows[-1]["val_loss"]
+        assert arm["to_target"]["5"]["tokens"]["count"] == 1
+        assert arm["to_target"]["0.001"]["tokens"]["mean"] is None
+        # On a slow link each sync's bytes add to the time.
+        slow, measured = run["axes"]["seconds on 8mbit"][-1], rows[-1]["seconds"]
+        waited = sum(row["sync"]["exposed_seconds"] for row in rows)
+        assert slow == pytest.approx(measured - waited + rows[-1]["bytes_sent"] / 1e6)
+    finals = [arm["final"]["val_loss"]["mean"] for arm in content["arms"]]
+    (difference,) = content["differences_of_final_loss"]
+    assert difference["mean"] == finals[0] - finals[1] and difference["half_width"] is None
+
+    table = list(csv.DictReader((study / "compare.csv").read_text().splitlines()))
+    assert [(row["arm"], float(row["val_loss"])) for row in table] == [
+        ("diloco", finals[0]),
+        ("H2", finals[1]),
+    ]
+    assert table[0]["tokens_to_0.001"] == ""
+    assert (study / "compare_loss.png").stat().st_size > 10_000
+    page = (study / "compare.html").read_text()
+    assert "http" not in re.sub(r'<script type="text/plain".*?</script>', "", page, flags=re.S)
+    numbers = json.loads(re.search(r'id="curve-numbers">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    assert [curve["name"] for curve in numbers["curves"]] == ["diloco", "H2"]
+    assert "one seed: no claim" in page
+
+    # Again: nothing is trained, and folders of the runs give the same comparison.
+    before = {path: path.stat().st_mtime_ns for path in study.glob("runs/*/metrics.jsonl")}
+    assert main(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    folders = [arm["runs"][0]["folder"] for arm in content["arms"]]
+    assert main(["compare", *folders, "--run.folder", str(tmp_path / "other")]) == 0
+    again = compared(tmp_path / "other")
+    assert [arm["name"] for arm in again["arms"]] == ["diloco", "diloco 2"]
+    assert [arm["final"]["val_loss"] for arm in again["arms"]] == [
+        arm["final"]["val_loss"] for arm in content["arms"]
+    ]
+
+
+def test_a_study_that_was_stopped_goes_on(common: list[str], tmp_path: Path) -> None:
+    """Ctrl+C in the middle of the first run: it saves, and the study ends with what a run that was
+    never stopped has.
+    """
+    words = ["compare", "diloco", "b=diloco@--inner.lr 0.002", *common, "--run.tokens", "16384"]
+    study = subprocess.Popen(
+        [sys.executable, "-m", "adloco", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    folder = tmp_path / "study"
+    while not (found := list(folder.glob("runs/diloco*/metrics.jsonl"))):
+        assert study.poll() is None, study.communicate()
+        wait_for(folder / "logs")
+    study.send_signal(signal.SIGINT)
+    out, error = study.communicate(timeout=60)
+    assert study.returncode == 130, error
+    assert "stopped and saved; the same command goes on" in out
+    rounds = len(found[0].read_text().splitlines())
+    assert 0 < rounds < 16 and not (found[0].parent / "summary.json").exists()
+    assert main(words) == 0
+    assert len(found[0].read_text().splitlines()) == 16
+    whole = tmp_path / "whole"
+    settings = [*small_flags(Path(common[common.index("--data.path") + 1]), tmp_path)]
+    flags = ["--run.tokens", "16384", "--run.folder", str(whole), "--run.trackers", "none"]
+    assert main(["train", "diloco", *settings, *flags]) == 0
+    final = json.loads((whole / "summary.json").read_text())["final_val_loss"]
+    assert compared(folder)["arms"][0]["final"]["val_loss"]["mean"] == final
+
+
+def test_a_run_that_fails_is_named_and_the_others_compared(
+    common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explosive = "--inner.optimizer sgd --inner.lr 1e6 --method.max_grad_norm 0"
+    words = [*common, "--run.tokens", "2048", "--learning_rate.warmup_fraction", "0"]
+    assert main(["compare", "diloco", f"wild=diloco@{explosive}", *words, "--parallel", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "wild, seed 0: failed" in out and "loss is" in out
+    arms = compared(tmp_path / "study")["arms"]
+    assert "loss is" in arms[1]["runs"][0]["problem"]
+    assert arms[1]["final"]["val_loss"]["mean"] is None
+    assert "wild, seed 0 did not end" in (tmp_path / "study" / "compare.html").read_text()
+
+
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arm = "b=diloco@--method.sync_every 2"
+    for words, message in [
+        ([], "the following arguments are required: WHAT"),
+        (["diloco"], "there is one run, and nothing to compare it with"),
+        (["diloco", arm, "--link", "100"], "--link must be a bandwidth"),
+        (["diloco", arm, "--targets", "low"], "--targets must be numbers as in 1.6,1.5"),
+        (["diloco", arm, "--seeds", "0"], "--seeds must be >= 1, got 0"),
+        (["diloco", arm, "--parallel", "0"], "--parallel must be >= 1, got 0"),
+        (["diloco", arm, "--until", "days", "3"], "--until must be one of tokens, rounds"),
+        (["diloco", "b=diloco@--model.num_layers 2"], "the arms differ in model"),
+        (["diloco", str(tmp_path)], "is neither a recipe nor a run folder"),
+    ]:
+        assert main(["compare", *words, *common]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+        assert not (tmp_path / "study").exists()
+
+
+def test_until_gives_every_arm_one_budget(common: list[str], tmp_path: Path) -> None:
+    constant = ["--learning_rate.shape", "constant"]
+    words = ["compare", "diloco", "b=diloco@--method.sync_every 8", *common, *constant]
+    assert main([*words, "--until", "inner_steps", "8", "--parallel", "2"]) == 0
+    content = compared(tmp_path / "study")
+    assert [arm["total"]["inner_steps"]["mean"] for arm in content["arms"]] == [8, 8]
+    assert [arm["total"]["syncs"]["mean"] for arm in content["arms"]] == [2, 1]
+    assert "8 inner steps" in content["held_equal"]
+
+
+def test_unequal_arms_are_compared_by_force_and_marked(
+    common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "diloco", "wide=diloco@--model.hidden_size 64", *common, "--force"]
+    assert main([*words, "--run.tokens", "1024", "--parallel", "2"]) == 0
+    mark = "NOT HELD EQUAL: model (model.hidden_size: diloco: 32, wide: 64)"
+    assert mark in " ".join(capsys.readouterr().out.split())
+    assert compared(tmp_path / "study")["not_held_equal"] == [
+        "model (model.hidden_size: diloco: 32, wide: 64)"
+    ]
+    # In the warning, in the caption of the curves, and above every table.
+    assert (tmp_path / "study" / "compare.html").read_text().count(mark) == 5

@@ -1,0 +1,69 @@
+"""Arms: their words, their folders, and what must be equal."""
+
+from pathlib import Path
+
+import pytest
+
+from adloco.study.arms import parse_arm, plan_runs
+from adloco.study.fairness import held_equal, inequalities
+
+
+def test_words_of_an_arm() -> None:
+    assert parse_arm("diloco") == ("diloco", "diloco", ())
+    assert parse_arm('H8=diloco@--method.sync_every 8 --outer.options "{ momentum = 0.6 }"') == (
+        "H8",
+        "diloco",
+        (("method.sync_every", "8"), ("outer.options", "{ momentum = 0.6 }")),
+    )
+    assert parse_arm("diloco@--inner.lr 0.1")[0] == "diloco, inner.lr 0.1"
+    for bad in ("diloco@--inner.lr", "diloco@inner.lr 0.1", "diloco@--lr 0.1"):
+        with pytest.raises(ValueError, match="must be RECIPE@"):
+            parse_arm(bad)
+
+
+def test_a_folder_follows_from_the_settings(tmp_path: Path) -> None:
+    def folders(*whats: str, seeds: int = 1, **common: str) -> list[Path]:
+        flags = [(key.replace("__", "."), value) for key, value in common.items()]
+        return [run.folder for run in plan_runs(whats, flags, seeds, tmp_path)]
+
+    first = folders("diloco")
+    assert folders("diloco") == first
+    assert folders("diloco", seeds=2)[0] == first[0], "more seeds repeat none"
+    assert folders("diloco", run__tokens="5") != first
+    assert folders("diloco", run__device="cpu") == first, "it changes no numbers"
+    assert len(set(folders("diloco", "b=diloco", seeds=2))) == 4
+    assert [run.seed for run in plan_runs(["diloco"], [("run.seed", "7")], 2, tmp_path)] == [7, 8]
+    (own,) = plan_runs(["diloco@--inner.lr 0.5"], [("inner.lr", "0.1")], 1, tmp_path)
+    assert own.recipe.inner.lr == 0.5, "an arm's own setting is the stronger one"
+
+
+def test_bad_arms(tmp_path: Path) -> None:
+    for whats, message in [
+        (["diloco", "diloco"], "arm 'diloco' stands twice"),
+        (["diloko"], "did you mean 'diloco'"),
+        ([str(tmp_path)], "is neither a recipe nor a run folder"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            plan_runs(whats, [], 1, tmp_path)
+    with pytest.raises(ValueError, match="--seeds must be >= 1, got 0"):
+        plan_runs(["diloco"], [], 0, tmp_path)
+
+
+def test_what_is_held_equal(tmp_path: Path) -> None:
+    def runs(*whats: str) -> list[str]:
+        return [str(found) for found in inequalities(plan_runs(whats, [], 1, tmp_path))]
+
+    assert runs("diloco", "local-sgd") == []
+    equal = held_equal(plan_runs(["diloco", "local-sgd"], [], 1, tmp_path))
+    assert equal == ["data", "validation windows", "tokenizer", "model", "task", "1,200,000 tokens"]
+    assert runs("diloco", "a=diloco@--model.hidden_size 64") == [
+        "model (model.hidden_size: diloco: 0, a: 64)"
+    ]
+    for flag, what in [
+        ("--data.context_tokens 64", "data"),
+        ("--evaluation.windows 8", "validation windows"),
+        ("--data.tokenizer bpe:512", "tokenizer"),
+        ("--run.tokens 9", "budget"),
+        ("--run.rounds 9", "budget"),
+    ]:
+        assert [text.split(" (")[0] for text in runs("diloco", f"a=diloco@{flag}")] == [what]

@@ -1,0 +1,64 @@
+"""Modelled times on a link, by hand."""
+
+from typing import Any
+
+import pytest
+
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.sections import Recipe
+from adloco.study.links import Link, bytes_sent, is_data_parallel, link_seconds, num_syncs
+
+
+def recipe(name: str, **flags: str) -> Recipe:
+    pairs = [(key.replace("__", "."), value) for key, value in flags.items()]
+    return build_recipe(override(read_values(name), pairs))
+
+
+def record(round: int, *, exposed: float = 0.0, workers: int = 2) -> dict[str, Any]:
+    """A round of 10 inner steps, 5 s and a sync of 1 MB."""
+    return {
+        "inner_steps": 10 * round,
+        "syncs": round,
+        "seconds": 5.0 * round,
+        "bytes_sent": 1e6 * round,
+        "bytes_ddp_equivalent": 1e7 * round,
+        "sync": {"exposed_seconds": exposed},
+        "trainers": [{"workers": workers}],
+    }
+
+
+def test_a_link_in_words() -> None:
+    link = Link.parse("100mbit,20ms")
+    assert (link.bytes_per_second, link.latency_seconds) == (12.5e6, 0.02)
+    assert Link.parse("1.5 Gbit/s").bytes_per_second == 1.5e9 / 8
+    for bad in ("100", "100mb", "mbit", "100mbit,20", "0mbit", "-1mbit", "100mbit,20m"):
+        with pytest.raises(ValueError, match="--link must be a bandwidth in kbit, mbit or gbit"):
+            Link.parse(bad)
+
+
+def test_a_round_computes_and_then_sends() -> None:
+    """5 s - 1 s waited, + 1 MB at 1 MB/s + 2 x (2 - 1) x 0.5 s: 6 s a round."""
+    link = Link.parse("8mbit,500ms")
+    rounds = [record(1, exposed=1.0), record(2, exposed=1.0)]
+    assert link_seconds(rounds, recipe("diloco"), link, replicas=2) == [6.0, 12.0]
+    four = [record(1, exposed=1.0, workers=4)]
+    assert link_seconds(four, recipe("diloco"), link, replicas=2) == [4.0 + 1.0 + 6 * 0.5]
+
+
+def test_data_parallel_training_sends_in_each_step() -> None:
+    """10 MB of gradients in 10 steps: 5 s + 10 s + 10 x 1 s with two replicas; with four, the ring
+    sends 2 x 3/4 of each gradient in 6 hops.
+    """
+    ddp, link = recipe("ddp"), Link.parse("8mbit,500ms")
+    assert is_data_parallel(ddp) and not is_data_parallel(recipe("single"))
+    assert link_seconds([record(1)], ddp, link, replicas=2) == [25.0]
+    assert bytes_sent(record(1), ddp, 4) == 1.5e7
+    assert link_seconds([record(1)], ddp, link, replicas=4) == [5 + 15 + 10 * 6 * 0.5]
+    assert (num_syncs(record(3), ddp), num_syncs(record(3), recipe("diloco"))) == (30, 3)
+
+
+def test_streaming_waits_for_what_is_longer_than_its_steps() -> None:
+    """Two fragments a round, tau = 2 steps of 0.5 s beside each: 2 s of 1 s + 2 s are hidden."""
+    link = Link.parse("8mbit,500ms")
+    streaming = recipe("diloco", streaming__fragments="2", streaming__tau="2")
+    assert link_seconds([record(1)], streaming, link, replicas=2) == [5 + 3 - 2]
