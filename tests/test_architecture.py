@@ -48,7 +48,7 @@ ROOMS = {
         "tracking",
         "config",
     },
-    "study": {"errors", "metrics", "config", "run"},
+    "study": {"errors", "metrics", "rules", "config", "run"},
     "report": {
         "errors",
         "metrics",

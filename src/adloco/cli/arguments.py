@@ -5,7 +5,7 @@ line, and arguments that several commands take.
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 if TYPE_CHECKING:  # This imports torch, which takes seconds; `--help` should not wait for it.
     from adloco.config.sections import Recipe
@@ -53,7 +53,7 @@ def add_command(
     *,
     summary: str,
     description: str,
-    takes_settings: bool = False,
+    takes_settings: bool | Literal["lists"] = False,
     takes_recipe: bool = True,
     epilog: str = "",
 ) -> Parser:
@@ -66,7 +66,8 @@ def add_command(
             line, and `settings`, the (section.key, value) pairs in it.
         summary: Text of `adloco --help`.
         description: Text of `adloco NAME --help`.
-        takes_settings: True if the command takes --section.key VALUE.
+        takes_settings: True if the command takes --section.key VALUE; "lists" if it takes several
+            values behind one key.
         takes_recipe: True if a command with settings takes one RECIPE.
         epilog: Text below the options.
     """
@@ -126,26 +127,37 @@ def add_trained_run(parser: Parser, *, purpose: str) -> None:
     )
 
 
-def take_settings(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+def take_settings(
+    words: Sequence[str], *, lists: bool = False
+) -> tuple[list[tuple[str, str]], list[str]]:
     """Separate settings from the other words of a line.
+
+    Args:
+        words: The line.
+        lists: True if a key takes all values up to the next word that begins with --.
 
     Returns:
         (section.key, value) of every --section.key VALUE or --section.key=VALUE, and the other
-        words.
+        words. A list gives a pair for each value, and replaces one before it.
 
     Raises:
         ValueError: A setting has no value.
     """
-    settings, others, left = [], [], list(words)
+    settings: list[tuple[str, str]] = []
+    others, left = [], list(words)
     while left:
         word = left.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or "." not in name:
             others.append(word)
             continue
-        if not equals and not left:
+        if not equals and (not left or (lists and left[0].startswith("--"))):
             raise ValueError(f"{word} needs a value, as in {word} VALUE")
+        # A list that is given again replaces the first.
+        settings = [pair for pair in settings if not lists or pair[0] != name]
         settings.append((name, value if equals else left.pop(0)))
+        while lists and left and not left[0].startswith("--"):
+            settings.append((name, left.pop(0)))
     return settings, others
 
 

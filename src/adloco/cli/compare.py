@@ -2,10 +2,8 @@
 
 from argparse import Namespace
 
-from rich.console import Console
-
 from adloco.cli.arguments import Commands, add_command
-from adloco.cli.study_arguments import add_study_arguments, parse_targets
+from adloco.cli.study_arguments import add_study_arguments
 from adloco.errors import require
 
 UNTIL = ("tokens", "rounds", "inner_steps", "syncs")
@@ -17,7 +15,7 @@ WHAT is a recipe, a recipe with settings of its own, or the folder of a run:
   adloco compare runs/mine runs/yours --targets 1.6,1.5
 
 Runs that are missing are trained in the study's folder (--run.folder). The same
-command again goes on where it was stopped, and repeats no finished run.
+command again continues where it was stopped, and repeats no finished run.
 """
 
 
@@ -27,8 +25,7 @@ def add_parser(commands: Commands) -> None:
         "compare",
         run,
         summary="compare recipes or runs on every axis",
-        description="Train what is missing, and compare recipes or runs over tokens, steps, syncs, "
-        "bytes and time.",
+        description="Train what is missing; compare it over tokens, steps, syncs, bytes and time.",
         takes_settings=True,
         takes_recipe=False,
         epilog=EXAMPLES,
@@ -56,42 +53,11 @@ def until_settings(until: list[str] | None) -> list[tuple[str, str]]:
 
 
 def run(arguments: Namespace) -> int:
-    from adloco.cli.studies import (
-        print_table,
-        require_equal,
-        study_settings,
-        train_all,
-    )
-    from adloco.distributed.launch.local_ranks import INTERRUPTED
-    from adloco.report.compare_page import tables, write_comparison
+    from adloco.cli.studies import run_study, study_settings
     from adloco.study.arms import plan_runs
-    from adloco.study.comparison import compare
-    from adloco.study.links import Link
-    from adloco.study.training import StudyInterruptedError
 
-    console = Console(highlight=False)
-    targets = parse_targets(arguments.targets)
-    links = [Link.parse(text) for text in arguments.link]
     folder, common = study_settings(arguments, "compare-" + "-".join(arguments.whats))
-    runs = plan_runs(
-        arguments.whats, [*common, *until_settings(arguments.until)], arguments.seeds, folder
-    )
+    common += until_settings(arguments.until)
+    runs = plan_runs(arguments.whats, common, arguments.seeds, folder)
     require(len(runs) > 1, "there is one run, and nothing to compare it with; name another WHAT")
-    require_equal(runs, force=arguments.force)
-    try:
-        problems = train_all(runs, folder, arguments.parallel, console)
-    except StudyInterruptedError:
-        console.print("stopped and saved; the same command goes on", soft_wrap=True)
-        return INTERRUPTED
-    with console.status("drawing the comparison ..."):
-        comparison = compare(runs, targets=targets, links=links, problems=problems)
-        require(
-            arguments.force or not comparison.unequal,
-            f"the arms differ in {'; '.join(comparison.unequal)}; give --force to compare them all "
-            "the same",
-        )
-        page = write_comparison(comparison, folder, " / ".join(comparison.arms))
-    for table in tables(comparison):
-        print_table(table, console)
-    console.print(f"{comparison.statement}\n{page}", soft_wrap=True)
-    return 0
+    return run_study(runs, arguments, folder, " / ".join(dict.fromkeys(run.arm for run in runs)))

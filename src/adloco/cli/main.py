@@ -15,6 +15,7 @@ from dataclasses import fields
 from importlib import metadata
 
 from adloco.cli import (
+    ablate,
     compare,
     completion,
     config,
@@ -24,6 +25,8 @@ from adloco.cli import (
     prepare,
     probe,
     report,
+    runs,
+    sweep,
     train,
 )
 from adloco.cli.arguments import Commands, Parser, take_settings
@@ -32,7 +35,21 @@ from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError
 
 # Each module has `add_parser` and `run`. Only `run` imports torch and transformers, which takes
 # seconds: help and errors in the line should not wait for that.
-COMMANDS = (train, compare, prepare, probe, config, evaluate, generate, export, report, completion)
+COMMANDS = (
+    train,
+    compare,
+    sweep,
+    ablate,
+    runs,
+    prepare,
+    probe,
+    config,
+    evaluate,
+    generate,
+    export,
+    report,
+    completion,
+)
 
 QUIET_LIBRARIES = {
     "TRANSFORMERS_VERBOSITY": "error",
@@ -113,12 +130,13 @@ def _parse(words: list[str]) -> Namespace:
         suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
         raise ValueError(f"there is no command {name!r}{suggestion}; commands are {names}")
     command = commands.choices.get(name, parser)
-    takes_settings = bool(command.get_default("takes_settings"))
-    settings, others = take_settings(words) if takes_settings else ([], words)
+    takes_settings = command.get_default("takes_settings")
+    lists = takes_settings == "lists"
+    settings, others = take_settings(words, lists=lists) if takes_settings else ([], words)
     given = Namespace(words=words, settings=settings)
     arguments, unknown = parser.parse_known_args(others, given)
     if unknown:
-        suggestion = _suggest(unknown[0], command, takes_settings)
+        suggestion = _suggest(unknown[0], command, bool(takes_settings))
         command.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion}")
     return arguments
 

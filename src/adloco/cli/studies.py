@@ -5,7 +5,7 @@ and showing their comparison.
 import re
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,13 +15,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from adloco.cli.study_arguments import parse_targets
 from adloco.cli.view import clock
+from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
-from adloco.report.compare_page import Table
+from adloco.report.compare_page import Table, tables, write_comparison
 from adloco.run.stored import RECIPE
 from adloco.study.arms import StudyRun
+from adloco.study.comparison import Comparison, compare
 from adloco.study.fairness import inequalities
-from adloco.study.training import Job, train_missing
+from adloco.study.links import Link
+from adloco.study.training import Job, StudyInterruptedError, train_missing
 
 
 def study_settings(arguments: Namespace, name: str) -> tuple[Path, list[tuple[str, str]]]:
@@ -33,16 +37,54 @@ def study_settings(arguments: Namespace, name: str) -> tuple[Path, list[tuple[st
         not (folder / RECIPE).exists(),
         f"--run.folder {str(folder)!r} is the folder of a run; a study needs one of its own",
     )
-    return folder, [("run.trackers", "none"), *given.items()]
+    return folder, list(given.items())
 
 
-def require_equal(runs: Sequence[StudyRun], *, force: bool) -> None:
-    """Refuse runs that cannot be compared fairly, unless forced to."""
-    found = inequalities(runs)
+def run_study(
+    runs: Sequence[StudyRun],
+    arguments: Namespace,
+    folder: Path,
+    title: str,
+    *,
+    varied: Sequence[str] = (),
+    draw: Callable[[Comparison], list[Path]] = lambda comparison: [],
+) -> int:
+    """Train the runs that are missing, write and show their comparison; return the exit code.
+
+    Args:
+        runs: The runs, arm by arm.
+        arguments: Those of `add_study_arguments`.
+        folder: The study's folder.
+        title: Heading of the page.
+        varied: Settings in which the arms differ on purpose.
+        draw: Draws further pictures for the page.
+    """
+    console = Console(highlight=False)
+    targets = parse_targets(arguments.targets)
+    links = [Link.parse(text) for text in arguments.link]
+    _require_equal([str(found) for found in inequalities(runs, varied)], force=arguments.force)
+    try:
+        problems = train_all(runs, folder, arguments.parallel, console)
+    except StudyInterruptedError:
+        console.print("stopped and saved; the same command goes on", soft_wrap=True)
+        return INTERRUPTED
+    with console.status("drawing the comparison ..."):
+        comparison = compare(runs, targets=targets, links=links, problems=problems, varied=varied)
+        _require_equal(comparison.unequal, force=arguments.force)
+        page = write_comparison(comparison, folder, title, draw)
+    for table in tables(comparison):
+        print_table(table, console)
+    best = comparison.loss.text(comparison.finals(comparison.best, comparison.loss.name).mean)
+    console.print(f"lowest {comparison.loss.label}: {comparison.best}, {best}", soft_wrap=True)
+    console.print(f"{comparison.statement}\n{page}", soft_wrap=True)
+    return 0
+
+
+def _require_equal(found: Sequence[str], *, force: bool) -> None:
     require(
         force or not found,
-        f"the arms differ in {'; '.join(map(str, found))}; make them equal, or give --force to "
-        "compare them all the same, with a mark in every table and picture",
+        f"the arms differ in {'; '.join(found)}; make them equal, or give --force to compare them "
+        "all the same, with a mark in every table and picture",
     )
 
 

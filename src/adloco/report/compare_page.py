@@ -1,7 +1,7 @@
 """compare.html, the pictures, compare.json and compare.csv of a comparison."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,20 @@ def tables(comparison: Comparison) -> list[Table]:
     ]
 
 
-def write_comparison(comparison: Comparison, folder: Path, title: str) -> Path:
-    """Write compare.json, compare.csv, the PNGs and compare.html; return the page's path."""
+def write_comparison(
+    comparison: Comparison,
+    folder: Path,
+    title: str,
+    draw: Callable[[Comparison], list[Path]] = lambda comparison: [],
+) -> Path:
+    """Write compare.json, compare.csv, the PNGs and compare.html; return the page's path.
+
+    Args:
+        comparison: What to write.
+        folder: Where to write it.
+        title: Heading of the page.
+        draw: Draws further pictures, which the page shows.
+    """
     from adloco.report.compare_plots import draw_comparison  # Late, for matplotlib.
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,11 +112,15 @@ def write_comparison(comparison: Comparison, folder: Path, title: str) -> Path:
         undefined=jinja2.StrictUndefined,
     ).get_template("compare.html")
     path = folder / "compare.html"
-    path.write_text(template.render(_content(comparison, images, title)), encoding="utf-8")
+    path.write_text(
+        template.render(_content(comparison, images, draw(comparison), title)), encoding="utf-8"
+    )
     return path
 
 
-def _content(comparison: Comparison, images: Sequence[Path], title: str) -> dict[str, Any]:
+def _content(
+    comparison: Comparison, images: Sequence[Path], further: Sequence[Path], title: str
+) -> dict[str, Any]:
     runs = [run for found in comparison.arms.values() for run in found]
     return {
         "title": title,
@@ -129,15 +145,17 @@ def _content(comparison: Comparison, images: Sequence[Path], title: str) -> dict
             ],
             f"A line is one seed.{comparison.warning}",
         ),
-        "images": [
-            {"name": image.stem, "data": base64.b64encode(image.read_bytes()).decode()}
-            for image in images
-        ],
+        "images": [_embedded(image) for image in images],
+        "further": [_embedded(image) for image in further],
         "tables": tables(comparison),
         "runs": [
             {"arm": run.run.arm, "seed": run.run.seed, "folder": run.run.folder} for run in runs
         ],
     }
+
+
+def _embedded(image: Path) -> dict[str, str]:
+    return {"name": image.stem, "data": base64.b64encode(image.read_bytes()).decode()}
 
 
 def _difference_tables(comparison: Comparison) -> list[Table]:

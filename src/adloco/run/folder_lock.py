@@ -6,6 +6,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+LOCK = ".lock"
+
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
@@ -14,7 +16,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: Another process holds it.
     """
-    lock = FileLock(folder / ".lock", blocking=False)
+    lock = FileLock(folder / LOCK, blocking=False)
     try:
         lock.acquire()
     except Timeout as error:
@@ -27,3 +29,14 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         lock.release()
         Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def is_locked(folder: Path) -> bool:
+    """True if a process holds the folder's lock."""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with FileLock(folder / LOCK, blocking=False):
+            return False
+    except Timeout:
+        return True

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adloco.config.recipe import build_recipe, override, read_values
@@ -28,8 +28,8 @@ class StudyRun:
     seed: int
     recipe: Recipe
     folder: Path
-    words: tuple[str, ...]
-    """Arguments of `adloco train` that begin the run; empty if it was given by its folder."""
+    given: bool = False
+    """True if the run was given by its folder, and not planned."""
 
     @property
     def finished(self) -> bool:
@@ -85,34 +85,40 @@ def plan_runs(
             f"arm {name!r} stands twice; leave one out, or name one as in NAME={what}",
         )
         runs += [
-            planned_run(name, recipe, (*common, *changes), seed, folder)
-            for seed in range(num_seeds)
+            planned_run(name, recipe, common, changes, seed, folder) for seed in range(num_seeds)
         ]
     return _arms_of_folders(runs)
 
 
-def planned_run(arm: str, recipe: str, flags: Flags, seed: int, folder: Path) -> StudyRun:
+def planned_run(
+    arm: str,
+    recipe: str,
+    common: Sequence[tuple[str, str]],
+    changes: Sequence[tuple[str, str]],
+    seed: int,
+    folder: Path,
+) -> StudyRun:
     """A run of a recipe with these settings. Its folder's name follows from its settings, so the
     same run is found again, and never taken for another.
 
     Args:
         arm: Name of the arm.
         recipe: A file, or the name of a shipped recipe.
-        flags: Settings that differ from the recipe's.
+        common: Settings of all arms.
+        changes: The arm's own settings, which are stronger. If they choose another class, for
+            instance another batch.rule, the common settings of the class before are left out.
         seed: Number that is added to run.seed.
         folder: The study's folder.
     """
-    built = build_recipe(override(read_values(recipe), flags))
-    seed += built.run.seed
-    flags = (*flags, ("run.seed", str(seed)))
-    built = build_recipe(override(read_values(recipe), flags))
+    values = override(override(read_values(recipe), common), changes)
+    first = build_recipe(values)
+    seed += first.run.seed
+    built = replace(first, run=replace(first.run, seed=seed, trackers="none"))
     identity = json.dumps([fixed_settings(built), built.run.limits], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     slug = re.sub(r"[^\w.]+", "-", arm).strip("-")[:48]
     where = folder / "runs" / f"{slug}-seed-{seed}-{digest}"
-    settings = [word for name, value in flags for word in (f"--{name}", value)]
-    words = (recipe, *settings, "--run.folder", str(where))
-    return StudyRun(arm=arm, seed=seed, recipe=built, folder=where, words=words)
+    return StudyRun(arm=arm, seed=seed, recipe=built, folder=where)
 
 
 def finished_run(folder: Path) -> StudyRun:
@@ -132,7 +138,7 @@ def finished_run(folder: Path) -> StudyRun:
     )
     recipe = build_recipe(read_values(str(folder / RECIPE)))
     return StudyRun(
-        arm=recipe.run.name, seed=recipe.run.seed, recipe=recipe, folder=folder, words=()
+        arm=recipe.run.name, seed=recipe.run.seed, recipe=recipe, folder=folder, given=True
     )
 
 
@@ -143,7 +149,7 @@ def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
     arms: dict[str, str] = {}
     result = []
     for run in runs:
-        if run.words:
+        if not run.given:
             result.append(run)
             continue
         settings = {
@@ -151,10 +157,8 @@ def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
         }
         key = json.dumps(settings, sort_keys=True)
         if key not in arms:
-            taken = {*arms.values(), *(other.arm for other in result if other.words)}
+            taken = {*arms.values(), *(other.arm for other in result if not other.given)}
             names = (run.arm if number == 1 else f"{run.arm} {number}" for number in range(1, 999))
             arms[key] = next(name for name in names if name not in taken)
-        result.append(
-            StudyRun(arm=arms[key], seed=run.seed, recipe=run.recipe, folder=run.folder, words=())
-        )
+        result.append(replace(run, arm=arms[key]))
     return result

@@ -4,6 +4,7 @@ reach a target loss, and differences between arms.
 
 import csv
 import io
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from adloco.study.fairness import held_equal, inequalities
 from adloco.study.links import Link, bytes_sent, is_data_parallel, link_seconds, num_syncs
 from adloco.study.statistics import Difference, Spread, first_crossing, paired_difference
 
+ARMS_IN_PAIRS = 4
+"""Arms of which all pairs are compared."""
 SENT = Metric("sent", "sent per worker", TRAFFIC)
 """Bytes that left each worker, with every worker on an island of its own."""
 
@@ -106,8 +109,17 @@ class Comparison:
             ]
         )
 
+    @property
+    def best(self) -> str:
+        """The arm with the lowest mean final loss."""
+        means = {arm: self.finals(arm, self.loss.name).mean for arm in self.arms}
+        known = {arm: mean for arm, mean in means.items() if mean is not None}
+        return min(known, key=lambda arm: known[arm])
+
     def differences(self) -> list[Difference]:
-        """Final loss of each arm minus that of each later one, paired by seed."""
+        """Final loss of an arm minus that of another, paired by seed: of all pairs, or of the best
+        arm and each other one if there are more than `ARMS_IN_PAIRS` arms.
+        """
         finals = {
             arm: {
                 run.run.seed: value
@@ -117,7 +129,9 @@ class Comparison:
             for arm, runs in self.arms.items()
         }
         names = list(self.arms)
-        pairs = [(one, two) for index, one in enumerate(names) for two in names[index + 1 :]]
+        pairs = list(itertools.combinations(names, 2))
+        if len(names) > ARMS_IN_PAIRS:
+            pairs = [(self.best, name) for name in names if name != self.best]
         found = (paired_difference(one, two, finals) for one, two in pairs)
         return [difference for difference in found if difference is not None]
 
@@ -198,6 +212,7 @@ def compare(
     targets: Sequence[float],
     links: Sequence[Link],
     problems: Mapping[Path, str],
+    varied: Sequence[str] = (),
 ) -> Comparison:
     """Compare runs by their records.
 
@@ -206,6 +221,7 @@ def compare(
         targets: Losses to reach; empty for the highest of the arms' mean final losses.
         links: Links for which times are modelled.
         problems: Folder -> why its run did not end.
+        varied: Settings in which the arms differ on purpose.
 
     Raises:
         ValueError: A run has no evaluation, or its records cannot be compared.
@@ -220,7 +236,7 @@ def compare(
     texts = {arm: sorted({run.corpus for run in found} - {""}) for arm, found in arms.items()}
     known = {text for found in texts.values() for text in found}
     other = "; ".join(f"{arm}: {', '.join(text) or '-'}" for arm, text in texts.items())
-    unequal = [str(found) for found in inequalities(runs)]
+    unequal = [str(found) for found in inequalities(runs, varied)]
     unequal += [f"text (fingerprints {other})"] if len(known) > 1 else []
     comparison = Comparison(
         arms=arms,

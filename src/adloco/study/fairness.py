@@ -52,14 +52,19 @@ class Inequality:
         return f"{self.what} ({self.setting}: {values})"
 
 
-def inequalities(runs: Sequence[StudyRun]) -> list[Inequality]:
-    """What differs between arms."""
+def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[Inequality]:
+    """What differs between arms.
+
+    Args:
+        runs: Runs of all arms.
+        varied: Settings in which the arms differ on purpose.
+    """
     arms = {run.arm: dict(_decisive(run.recipe)) for run in runs}
     keys = {key: what for settings in arms.values() for key, what in _keys(settings)}
     found = []
     for setting, what in keys.items():
         values = {arm: settings.get(setting, "-") for arm, settings in arms.items()}
-        if len(set(values.values())) > 1:
+        if len(set(values.values())) > 1 and setting not in varied:
             found.append(Inequality(what=what, setting=setting, values=values))
     return found
 

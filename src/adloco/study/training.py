@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
+from adloco.config.recipe_text import to_toml
 from adloco.errors import require
 from adloco.metrics import Record
 from adloco.run.checkpoint import list_checkpoints
@@ -101,7 +102,7 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
         job.part_before = job.part = _part(run, _newest(run))
     else:
         shutil.rmtree(run.folder, ignore_errors=True)  # Killed before its first checkpoint.
-        words = list(run.words)
+        words = [str(_write_recipe(run, logs.parent / "recipes"))]
     command = [sys.executable, "-m", "adloco", "train", *words, "--run.threads", str(threads)]
     with _log(run, logs).open("wb") as out:
         job.process = subprocess.Popen(
@@ -113,6 +114,14 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
             start_new_session=True,
         )
     job.state, job.began = "running", time.monotonic()
+
+
+def _write_recipe(run: StudyRun, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{run.folder.name}.toml"
+    own = replace(run.recipe, run=replace(run.recipe.run, folder=str(run.folder)))
+    path.write_text(to_toml(own))
+    return path
 
 
 def _look_at(job: Job, logs: Path) -> None:

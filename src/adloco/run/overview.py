@@ -1,0 +1,61 @@
+"""What a folder's runs are, read from their files without opening a checkpoint."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from adloco.run.folder_lock import is_locked
+from adloco.run.records import METRICS, Records
+from adloco.run.stored import CHECKPOINTS, RECIPE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOverview:
+    """One run, in short."""
+
+    folder: Path
+    recipe: str
+    state: str
+    """finished, running, or stopped with the part of its tokens that are done."""
+    tokens: int
+    loss: float | None
+    """The newest validation loss; None if there is none."""
+    bytes_communicated: int
+    changed: float
+    """When its metrics last grew, in seconds since 1970."""
+
+
+def find_runs(folder: Path) -> list[RunOverview]:
+    """The runs in a folder and below it, those that changed last at the end."""
+    recipes = folder.rglob(RECIPE)
+    found = [_overview(path.parent) for path in recipes if (path.parent / CHECKPOINTS).is_dir()]
+    return sorted(found, key=lambda run: (run.changed, run.folder))
+
+
+def _overview(folder: Path) -> RunOverview:
+    records = Records(folder).read()
+    last = records[-1] if records else {}
+    losses = [record["val_loss"] for record in records if record.get("val_loss") is not None]
+    try:
+        settings = tomllib.loads((folder / RECIPE).read_text()).get("run", {})
+    except tomllib.TOMLDecodeError:
+        settings = {}
+    grown = folder / METRICS if records else folder / RECIPE
+    tokens = int(last.get("tokens", 0))
+    return RunOverview(
+        folder=folder,
+        recipe=str(settings.get("name", "?")),
+        state=_state(folder, tokens, settings.get("tokens", 0)),
+        tokens=tokens,
+        loss=losses[-1] if losses else None,
+        bytes_communicated=int(last.get("bytes_communicated", 0)),
+        changed=grown.stat().st_mtime,
+    )
+
+
+def _state(folder: Path, tokens: int, budget: int) -> str:
+    if is_locked(folder):
+        return "running"
+    if (folder / "summary.json").is_file():
+        return "finished"
+    return f"stopped at {tokens / budget:.0%}" if budget else "stopped"

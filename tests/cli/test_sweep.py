@@ -1,0 +1,94 @@
+"""`adloco sweep`, `adloco ablate` and `adloco runs` on small runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adloco.cli.main import main
+
+
+@pytest.fixture
+def common(small: list[str], tmp_path: Path) -> list[str]:
+    """Settings of all runs, and the study's folder."""
+    folder = ["--run.folder", str(tmp_path / "study"), "--parallel", "2"]
+    return [*small, "--run.tokens", "2048", *folder]
+
+
+@pytest.mark.pictures
+def test_a_grid_of_four(
+    common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tmp_path / "study"
+    axes = ["--method.sync_every", "2", "4", "--inner.lr", "1e-3", "1e-2"]
+    assert main(["sweep", "diloco", *common, *axes]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    content = json.loads((study / "compare.json").read_text())
+    finals = {arm["name"]: arm["final"]["val_loss"]["mean"] for arm in content["arms"]}
+    assert list(finals) == [
+        "sync_every 2, lr 1e-3", "sync_every 2, lr 1e-2",
+        "sync_every 4, lr 1e-3", "sync_every 4, lr 1e-2",
+    ]  # fmt: skip
+    best = min(finals, key=lambda arm: finals[arm])
+    assert f"lowest validation loss: {best}, {finals[best]:.4f}" in out
+    for name in ("method.sync_every", "inner.lr", "method.sync_every_inner.lr"):
+        assert (study / f"sweep_{name}.png").stat().st_size > 5_000
+    assert (study / "compare.html").read_text().count('<img class="figure"') == 3
+
+    assert main(["runs", str(study)]) == 0
+    listed = capsys.readouterr().out
+    assert listed.count("finished") == 4 and listed.count("2,048") == 4
+
+
+def test_an_ablation_of_the_default_recipe(
+    common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*common, "--merge.first_round", "1", "--merge.every", "1"]
+    assert main(["ablate", "adloco", "--without", "merging", *words]) == 0
+    content = json.loads((tmp_path / "study" / "compare.json").read_text())
+    assert [arm["name"] for arm in content["arms"]] == ["adloco", "without merging"]
+    merges = [
+        sum(len(json.loads(line)["merges"]) for line in lines)
+        for arm in content["arms"]
+        for lines in [Path(arm["runs"][0]["folder"], "metrics.jsonl").read_text().splitlines()]
+    ]
+    assert merges[0] > 0 and merges[1] == 0
+
+
+def test_bad_input(
+    common: list[str], small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for words, message in [
+        (["sweep", "diloco", *common], "a sweep needs a setting with several values"),
+        (["sweep", "diloco", "--inner.lr", *common], "--inner.lr needs a value"),
+        (["sweep", "diloco", "--inner.lr", "1", "2", *common, "--samples", "-1"], "--samples must"),
+        (["ablate", "diloco", *common], "recipe 'diloco' has no adaptive-batch to leave out"),
+        (["runs", str(tmp_path / "none")], "there is no folder"),
+        (["runs", str(tmp_path / "empty")], "holds no runs; begin one with: adloco train"),
+    ]:
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "study").exists()
+
+
+def test_the_states_of_runs(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from adloco.run.folder_lock import locked
+    from adloco.run.overview import find_runs
+
+    assert main(["train", "diloco", *small, "--run.tokens", "4096"]) == 0
+    run = tmp_path / "run"
+    (overview,) = find_runs(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (overview.folder, overview.recipe, overview.state) == (run, "diloco", "finished")
+    assert (overview.tokens, overview.loss) == (4096, summary["final_val_loss"])
+    assert overview.bytes_communicated == summary["bytes"]
+    with locked(run):
+        assert find_runs(tmp_path)[0].state == "running"
+    (run / "summary.json").unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:2]))
+    assert find_runs(tmp_path)[0].state == "stopped at 50%"
