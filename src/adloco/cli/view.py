@@ -171,7 +171,7 @@ class LiveView:
 
 
 def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
-    """Five lines about a finished run, and one that names its files."""
+    """Five lines about a finished run, one that names its files, and one with a next command."""
     last = run.history[-1]
     merges = sum(len(record["merges"]) for record in run.history)
     batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
@@ -202,6 +202,7 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
         f"{_shown(last, 'memory_bytes')} at most",
         f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints "
         f"{run.folder / 'checkpoints'}",
+        f"compare it with another: adloco compare {run.folder} OTHER_RUN_OR_RECIPE",
     ]
 
 

@@ -15,6 +15,7 @@ from adloco.config.recipe_text import settings
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, rows, validation
+from adloco.report.curves import Curve, curve_content
 from adloco.run.records import Records
 
 ROWS = 60
@@ -102,8 +103,14 @@ def _content(
             *_cards([ROUND["seconds"]], records),
         ],
         "sync_cards": _sync_cards(records),
+        "curves": _curves(recipe, records),
         "images": [
-            {"name": image.stem, "data": base64.b64encode(image.read_bytes()).decode()}
+            {
+                "name": image.stem,
+                "data": base64.b64encode(image.read_bytes()).decode(),
+                # The curves show it already, where scripts run.
+                "without_script": image.stem == "loss",
+            }
             for image in images
         ],
         "merges": [
@@ -130,6 +137,37 @@ def _content(
         "settings": list(settings(recipe)),
         "environment": list(environment.items()),
     }
+
+
+def _curves(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
+    """The measures and the train loss on every axis, to be looked at closely."""
+    names = ("tokens", "round", "inner_steps", "syncs", "bytes_sent", "seconds")
+    axes = {name: ROUND[name] for name in names if records[-1][name]}
+    numbers = {name: [record[name] for record in records] for name in axes}
+    measures = [validation(measure) for measure in recipe.task.measures]
+    loss = measures[0].name
+    return curve_content(
+        axes,
+        measures,
+        [
+            Curve(
+                name="validation",
+                detail="",
+                axes=numbers,
+                measures={
+                    metric.name: [record.get(metric.name) for record in records]
+                    for metric in measures
+                },
+            ),
+            Curve(
+                name="train",
+                detail="mean of the round",
+                axes=numbers,
+                measures={loss: [record["train_loss"] for record in records]},
+            ),
+        ],
+        "Numbers at the end of each round.",
+    )
 
 
 def _cards(metrics: Sequence[Metric], records: Sequence[Record]) -> list[tuple[str, str]]:

@@ -91,7 +91,7 @@ def _heat_map(
     middle = (np.nanmin(table) + np.nanmax(table)) / 2
     for (row, column), value in np.ndenumerate(table):
         if not np.isnan(value):
-            colour = "white" if value < middle else "black"
+            colour = "black" if value < middle else "white"
             panel.text(column, row, f"{value:.3f}", ha="center", va="center", color=colour)
     panel.set_xticks(range(len(axes[second])), axes[second])
     panel.set_yticks(range(len(axes[first])), axes[first])
