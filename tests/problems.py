@@ -197,6 +197,7 @@ def make_run(**changes: Any) -> AdLoCo:
         "wire": "codec",
         "test_groups": "groups",
         "test_every": "every",
+        "test_step": "step",
     }
     told = {renamed.get(name, name): value for name, value in told.items()}
 

@@ -259,3 +259,57 @@ class Draws:
 
     def read(self, stream: int, position: int, count: int) -> Tensor:
         return self.ids[self.rows[position : position + count]]
+
+
+def test_the_step_after_a_test_on_the_last_step_has_the_new_batch() -> None:
+    """DDP-Norm as published (arXiv 2412.21124): plain SGD by hand, tested with per-sample gradients
+    at the parameters of each third step.
+    """
+    interval, eta, lr, batch = 3, 0.4, 0.1, 8
+    source = TensorSource(corpus(4000), num_streams=1)
+    run = make_run(
+        build_model=TinyLM,
+        loss_fn=lm_loss,
+        data=source,
+        workers_per_trainer=1,
+        inner=sgd(lr),
+        outer=None,
+        sync_every=interval,
+        batch=NormTest(eta=eta, estimator="plug-in"),
+        test_groups=4,
+        test_step="last",
+        guards=BatchGuards(initial=batch, minimum=4, maximum=1000),
+        switch=SwitchMode(max_micro_batch=1000),
+    )
+    model, position, batches = TinyLM(), 0, []
+    for report in run.rounds(4):
+        assert report.trainers[0].trainer_batch == batch
+        for step in range(interval):
+            ids = source.read(0, position, batch)
+            position += batch
+            if step == interval - 1:
+                gradients = per_sample_gradients(model, ids)
+                groups = [gradients[part] for part in np.array_split(np.arange(batch), 4)]
+                mean = gradients.mean(0)
+                scatter = sum(len(g) * float(g.mean(0) @ g.mean(0)) for g in groups)
+                variance = (scatter - batch * float(mean @ mean)) / 3
+                following = max(4, int(np.ceil(variance / (eta**2 * float(mean @ mean)))))
+            model.zero_grad()
+            lm_loss(model, ids).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= lr * parameter.grad
+        batches.append(batch)
+        batch = following
+    assert len({*batches}) == 4, "the batch changes in each round"
+    for mine, own in zip(model.parameters(), run.model(0).parameters(), strict=True):
+        torch.testing.assert_close(own, mine)
+
+
+def test_several_workers_are_tested_where_they_are_alike() -> None:
+    with pytest.raises(ValueError, match=r"test\.step must be first where trainers have several"):
+        make_run(test_step="last")
+    with pytest.raises(ValueError, match="step 'last' is for every = 0, got every = 5"):
+        make_run(workers_per_trainer=1, test_step="last", test_every=5)
+    with pytest.raises(ValueError, match="step must be first or last, got 'middle'"):
+        make_run(test_step="middle")

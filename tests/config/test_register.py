@@ -83,8 +83,12 @@ def test_a_folder_is_found_by_the_keys_of_its_classes() -> None:
     assert list(BATCH_RULES.classes) == [
         "augmented",
         "constant",
+        "cyclic",
         "inner-product",
         "norm-test",
+        "ramp",
+        "random",
+        "replay",
         "warmup",
     ]
     assert BATCH_RULES.find("norm-test") is NormTest

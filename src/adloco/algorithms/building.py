@@ -33,6 +33,11 @@ def check_sections(
         "inner-product tests need whole gradients; use the norm test, or one shard per worker",
     )
     check_groups(batching.rule, batching.switch, batching.test.groups, placement.ranks_per_worker)
+    require(
+        batching.test.step == "first" or method.workers_per_trainer == 1,
+        "test.step must be first where trainers have several workers, which differ on the last "
+        f"step; workers_per_trainer is {method.workers_per_trainer}",
+    )
     scheduled = (
         learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
     )

@@ -6,7 +6,7 @@ Each section of a recipe is passed unchanged to the mechanism that uses it.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -98,12 +98,21 @@ class GradientTest:
     multiple of this number if it accumulates more micro-batches. Unbiased inner-product tests need
     a multiple of 4."""
     every: int = 0
-    """Inner steps from one test step to the next; 0: the first step of each round is the test step.
-    In both cases the batch changes at the end of a round."""
+    """Inner steps from one test step to the next; 0: one test step in each round, see `step`. In
+    both cases the batch changes at the end of a round."""
+    step: Literal["first", "last"] = "first"
+    """Which step of a round is its test step where every is 0. first: all workers of a trainer have
+    the same parameters then. last: the step after the test has the new batch, as in DDP-Norm; for
+    trainers with one worker."""
 
     def __post_init__(self) -> None:
         require(self.groups >= 2, f"groups must be >= 2, got {self.groups}")
         require(self.every >= 0, f"every must be >= 0, got {self.every}")
+        require(self.step in ("first", "last"), f"step must be first or last, got {self.step!r}")
+        require(
+            self.every == 0 or self.step == "first",
+            f"step {self.step!r} is for every = 0, got every = {self.every}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -204,7 +204,8 @@ class Worker:
         """True if gradient statistics are taken on the next inner step."""
         every = self._settings.test.every
         if every == 0:
-            return self.inner_step == 0
+            last = self._settings.test.step == "last"
+            return self.inner_step == (task.inner_steps - 1 if last else 0)
         return (task.first_step + self.inner_step) % every == 0
 
     def _place(self, task: RoundTask, inner_step: int) -> str:

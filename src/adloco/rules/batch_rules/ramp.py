@@ -1,0 +1,44 @@
+"""A batch that grows from one size to another: a control for adaptive batches."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from adloco.errors import require
+from adloco.rules.moments import GradientEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RampBatch:
+    """The batch rises (or falls) from `first` to `last` over a number of samples."""
+
+    key: ClassVar[str] = "ramp"
+
+    first: int
+    """Requested batch at the start, in samples."""
+    last: int
+    """Requested batch at the end of the ramp and after it, in samples."""
+    over_samples: int
+    """Samples of the trainer over which the batch changes."""
+    ramp: Literal["geometric", "linear"] = "geometric"
+    """geometric: by equal factors for equal numbers of samples; linear: by equal amounts."""
+
+    needs_moments = False
+    inner_products = None
+
+    def __post_init__(self) -> None:
+        require(self.first > 0, f"first must be > 0, got {self.first}")
+        require(self.last > 0, f"last must be > 0, got {self.last}")
+        require(self.over_samples > 0, f"over_samples must be > 0, got {self.over_samples}")
+        require(
+            self.ramp in ("geometric", "linear"),
+            f"ramp must be geometric or linear, got {self.ramp!r}",
+        )
+
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
+        part = min(1.0, trainer_samples / self.over_samples)
+        if self.ramp == "linear":
+            return round(self.first + part * (self.last - self.first))
+        return round(self.first * math.pow(self.last / self.first, part))

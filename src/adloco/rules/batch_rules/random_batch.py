@@ -1,0 +1,37 @@
+"""A random batch: a control that has the mean of adaptive batches but not their reasons."""
+
+import random
+from dataclasses import dataclass
+from typing import ClassVar
+
+from adloco.errors import require
+from adloco.rules.moments import GradientEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomBatch:
+    """The batch is drawn after each test, evenly between two sizes."""
+
+    key: ClassVar[str] = "random"
+
+    lowest: int
+    """Smallest batch, in samples."""
+    highest: int
+    """Largest batch, in samples; the mean is halfway between both."""
+    draw_seed: int = 0
+    """Seed of the draws. A draw depends on it and on the samples that the trainer has seen."""
+
+    needs_moments = False
+    inner_products = None
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.lowest <= self.highest,
+            f"lowest must be > 0 and <= highest = {self.highest}, got {self.lowest}",
+        )
+
+    def requested(
+        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
+    ) -> int:
+        draw = random.Random(f"{self.draw_seed} {trainer_samples}")
+        return draw.randint(self.lowest, self.highest)

@@ -1,0 +1,78 @@
+"""Rules that serve as controls for adaptive batches, by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.batch_rules.cyclic import CyclicBatch
+from adloco.rules.batch_rules.ramp import RampBatch
+from adloco.rules.batch_rules.random_batch import RandomBatch
+from adloco.rules.batch_rules.replay import ReplayBatch
+
+
+def requests(rule: BatchRule, *samples: int) -> list[int]:
+    return [rule.requested(None, seen, 1) for seen in samples]
+
+
+def test_ramps() -> None:
+    """From 4 to 64 over 400 samples: a factor of 16 is 2 per 100; linearly 15 per 100."""
+    seen = (0, 100, 200, 300, 400, 9999)
+    assert requests(RampBatch(first=4, last=64, over_samples=400), *seen) == [4, 8, 16, 32, 64, 64]
+    linear = RampBatch(first=4, last=64, over_samples=400, ramp="linear")
+    assert requests(linear, *seen) == [4, 19, 34, 49, 64, 64]
+    assert requests(RampBatch(first=64, last=4, over_samples=400), *seen[:3]) == [64, 32, 16]
+
+
+def test_cycles() -> None:
+    rule = CyclicBatch(batches=[4, 8, 16], each_samples=100)
+    assert requests(rule, 0, 99, 100, 200, 299, 300, 1000) == [4, 4, 8, 16, 16, 4, 8]
+
+
+def test_random_batches_have_the_mean_and_repeat() -> None:
+    rule = RandomBatch(lowest=4, highest=12)
+    drawn = requests(rule, *range(4000))
+    assert {*drawn} == {*range(4, 13)}
+    # Evenly from 4 to 12: mean 8, deviation 2.58; of 4000 draws 0.041. Five of these.
+    assert abs(sum(drawn) / len(drawn) - 8) < 5 * 0.041
+    assert requests(RandomBatch(lowest=4, highest=12), *range(100)) == drawn[:100]
+    assert requests(RandomBatch(lowest=4, highest=12, draw_seed=1), *range(100)) != drawn[:100]
+
+
+def test_a_replay_follows_the_requests_over_samples(tmp_path: Path) -> None:
+    """Trainer 1 trained 10 steps of 8, then 5 of 12: it had seen 80 and 140 samples when it
+    requested 16 and 32.
+    """
+    rows = [(10, 8, 8), (15, 16, 12), (25, 32, 32)]
+    lines = [
+        {
+            "inner_steps": steps,
+            "trainers": [
+                {"trainer": 0, "requested_batch": 99, "trainer_batch": 99},
+                {"trainer": 1, "requested_batch": requested, "trainer_batch": trained},
+            ],
+        }
+        for steps, requested, trained in rows
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rule = ReplayBatch(replayed_run=str(tmp_path), replayed_trainer=1)
+    assert requests(rule, 0, 79, 80, 139, 140, 99999) == [8, 8, 16, 16, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RampBatch(first=0, last=4, over_samples=9), "^first must be > 0, got 0"),
+        (lambda: RampBatch(first=1, last=0, over_samples=9), "^last must be > 0, got 0"),
+        (lambda: RampBatch(first=1, last=4, over_samples=0), "^over_samples must be > 0, got 0"),
+        (lambda: CyclicBatch(batches=[], each_samples=1), "^batches must be > 0, and at least one"),
+        (lambda: CyclicBatch(batches=[4], each_samples=0), "^each_samples must be > 0, got 0"),
+        (lambda: RandomBatch(lowest=9, highest=4), "^lowest must be > 0 and <= highest = 4, got 9"),
+        (lambda: ReplayBatch(replayed_run="/none"), "^replayed_run '/none' has no requests of"),
+    ],
+)
+def test_bad_settings(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match=message):
+        make()
