@@ -104,7 +104,8 @@ def test_accelerate(ranks: int) -> None:
     check_workers(run("accelerate_loop.py", ranks), ranks, expected)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_hugging_face_trainer(ranks: int) -> None:
     example = pieces("hf_trainer.py")
     size = example["BATCH"]

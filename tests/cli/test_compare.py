@@ -150,6 +150,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.nightly
 def test_until_gives_every_arm_one_budget(common: list[str], tmp_path: Path) -> None:
     constant = ["--learning_rate.shape", "constant"]
     words = ["compare", "diloco", "b=diloco@--method.sync_every 8", *common, *constant]
@@ -160,6 +161,7 @@ def test_until_gives_every_arm_one_budget(common: list[str], tmp_path: Path) -> 
     assert "8 inner steps" in content["held_equal"]
 
 
+@pytest.mark.nightly
 def test_unequal_arms_are_compared_by_force_and_marked(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ def test_a_grid_of_four(
     assert listed.count("finished") == 4 and listed.count("2,048") == 4
 
 
+@pytest.mark.nightly
 def test_an_ablation_of_the_default_recipe(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,7 +116,7 @@ def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     assert len(lines) == len(run.history) + merges
     assert all("tok/s" in line or "merged into" in line for line in lines)
     summary = summary_lines(run, run.finish())
-    assert len(summary) == 6
+    assert len(summary) == 7
     assert f"{merges} merges" in summary[2]
     assert str(tmp_path / "run" / "report.html") in summary[5]
 

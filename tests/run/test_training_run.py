@@ -81,6 +81,7 @@ SUMMARY = {
     "wire_error",
     "exposed_seconds",
     "hidden_seconds",
+    "corpus",
     "peak_bytes_per_second",
     "seconds",
     "rounds",
@@ -134,7 +135,8 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
         <= summary["tokens"]
         < 16000 + 32 * sum(row["trainer_batch"] for row in metrics[-1]["trainers"])
     )
-    assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
+    losses = [line["val_loss"] for line in metrics if line["val_loss"] is not None]
+    assert losses[-1] < losses[0]
     # Step losses add up to the counters: samples of all steps, and the loss of the first round.
     assert sum(step["samples"] for step in steps) == metrics[-1]["samples"]
     first = [step for step in steps if step["round"] == 1]
@@ -153,9 +155,9 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert {path.stem for path in (folder / "plots").iterdir()} == pictures
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == len(pictures)
-    text = re.sub(
-        r"base64,[A-Za-z0-9+/=]+", "", page
-    )  # In which any four letters occur now and then.
+    # In packed bytes any four letters occur now and then.
+    packed = r"base64,[A-Za-z0-9+/=]+|<script type=.text/plain.*?</script>"
+    text = re.sub(packed, "", page, flags=re.DOTALL)
     assert "http" not in text.replace("http-equiv", "")
     assert build_recipe(read_values(str(folder / "recipe.toml"))).run.folder == str(folder)
 

@@ -153,7 +153,7 @@ FLAGS = [
 ]
 
 
-@pytest.mark.parametrize("recipe", ["adloco", "diloco"])
+@pytest.mark.parametrize("recipe", [pytest.param("adloco", marks=pytest.mark.nightly), "diloco"])
 def test_a_run_from_rows_to_accuracy(
     recipe: str, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
