@@ -16,7 +16,7 @@ from adloco.cli.main import COMMANDS, build_parser, main
 from adloco.cli.settings_help import KnownSetting, known_settings
 from adloco.config.recipe import build_recipe, read_values, shipped_recipes
 from adloco.config.recipe_text import named_settings
-from adloco.config.sections import SECTIONS
+from adloco.config.sections import BATCH_RULES, SECTIONS
 
 NAMES = ["train", "compare", "sweep", "ablate", "runs", "prepare", "probe", "config"]
 NAMES += ["evaluate", "generate", "export", "report", "completion"]
@@ -101,7 +101,9 @@ def test_help_on_settings(
     assert sorted(flags) == sorted(known())
     batch = text[text.index("\n[batch]:") : text.index("\n[test]:")]
     assert all(name in text for name in COMMON_SETTINGS)
-    assert "--batch.rule {augmented,constant,inner-product,norm-test,warmup}" in batch
+    assert "--batch.rule NAME" in batch, "its choices do not fit in a line"
+    assert all(f"{rule}:" in " ".join(batch.split()) for rule in BATCH_RULES.classes)
+    assert "--merge.policy {largest-with-smallest,none,smallest}" in text
     plain = " ".join(text.split())
     assert "one of the next three must then be given. (default: 5)" in plain
     assert "With batch.rule augmented or inner-product. Tolerated relative error" in plain

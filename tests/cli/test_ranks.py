@@ -122,6 +122,7 @@ def test_recipes_on_islands(
     """The losses equal those of one process in float32, where rounding grows; one process can also
     resume, evaluate and report a sharded run.
     """
+    flags = [*flags, "--evaluation.every", "1"]
     one = [word for word in flags if "placement" not in word and word != "2"]
     folder = tmp_path / "islands"
     assert main(["train", recipe, *small, *one]) == 0

@@ -11,6 +11,8 @@ from adloco.config.recipe_text import field_meanings, named_settings
 from adloco.config.sections import SECTIONS, Recipe
 from adloco.errors import require
 
+WIDEST_CHOICES = 60
+"""Longest list of choices behind a flag; a longer one would not fit in 80 columns."""
 PLACEHOLDERS = {int: "N", float: "NUMBER", str: "TEXT"}
 
 
@@ -38,7 +40,9 @@ class KnownSetting:
     def placeholder(self) -> str:
         """The word for a value in the help, for instance NUMBER."""
         if self.choices:
-            return f"{{{','.join(self.choices)}}}"
+            listed = f"{{{','.join(self.choices)}}}"
+            # The meaning lists the choices too.
+            return listed if len(listed) <= WIDEST_CHOICES else "NAME"
         return PLACEHOLDERS.get(self.hint, "VALUE")
 
 

@@ -113,6 +113,9 @@ def train_all(
                 if not console.is_terminal and told.get(number, "waiting") != job.state:
                     _tell(job, console)
                 told[number] = job.state
+    if console.is_terminal:  # Elsewhere it was told when it happened.
+        for job in (job for job in jobs if job.state == "failed"):
+            _tell(job, console)
     return {job.run.folder: job.problem for job in jobs if job.state == "failed"}
 
 

@@ -5,6 +5,7 @@ not be repeated); and the summary of a whole run.
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,8 @@ from adloco.run.memory_use import Usage
 
 METRICS, STEPS, OUT_OF_MEMORY = "metrics.jsonl", "steps.jsonl", "out_of_memory.jsonl"
 
+TAIL_BYTES = 1 << 16
+"""How much of metrics.jsonl is read at first to find its newest line."""
 
 SUMMARY = {
     "tokens": ROUND["tokens"],
@@ -136,6 +139,24 @@ class Records:
     def read(self) -> list[Record]:
         """All lines of metrics.jsonl."""
         return list(_lines(self.folder / METRICS))
+
+    def newest(self) -> Record:
+        """The newest line of metrics.jsonl, read from the file's end; empty if there is none."""
+        file = self.folder / METRICS
+        if not file.exists():
+            return {}
+        with file.open("rb") as lines:
+            size, read = lines.seek(0, os.SEEK_END), TAIL_BYTES
+            while True:
+                lines.seek(max(0, size - read))
+                complete = lines.read().split(b"\n")[:-1]
+                # The first piece may be the end of a line, unless it begins the file.
+                if len(complete) > 1 or (complete and read >= size):
+                    newest: Record = json.loads(complete[-1])
+                    return newest
+                if read >= size:
+                    return {}
+                read *= 4
 
     def add_out_of_memory(self, rounds: int, message: str, pass_limit: int) -> None:
         """Record that memory ran out, so that a resumed run trains with smaller micro-batches.

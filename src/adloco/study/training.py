@@ -99,7 +99,7 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
     threads = max(1, (os.cpu_count() or 1) // parallel)
     if list_checkpoints(run.folder / CHECKPOINTS):
         words = ["--resume", str(run.folder)]
-        job.part_before = job.part = _part(run, _newest(run))
+        job.part_before = job.part = _part(run, Records(run.folder).newest())
     else:
         shutil.rmtree(run.folder, ignore_errors=True)  # Killed before its first checkpoint.
         words = [str(_write_recipe(run, logs.parent / "recipes"))]
@@ -127,7 +127,7 @@ def _write_recipe(run: StudyRun, folder: Path) -> Path:
 def _look_at(job: Job, logs: Path) -> None:
     assert job.process is not None
     job.seconds = time.monotonic() - job.began
-    job.last = _newest(job.run)
+    job.last = Records(job.run.folder).newest()
     job.part = _part(job.run, job.last)
     code = job.process.poll()
     if code is None:
@@ -138,11 +138,6 @@ def _look_at(job: Job, logs: Path) -> None:
         lines = _log(job.run, logs).read_text(errors="replace").strip().splitlines()
         job.state = "failed"
         job.problem = lines[-1].removeprefix("adloco: ") if lines else f"exit code {code}"
-
-
-def _newest(run: StudyRun) -> Record:
-    """The newest complete line of metrics.jsonl; empty if there is none."""
-    return next(iter(Records(run.folder).read()[-1:]), {})
 
 
 def _part(run: StudyRun, last: Record) -> float:
