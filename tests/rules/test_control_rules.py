@@ -26,7 +26,7 @@ def test_ramps() -> None:
 
 
 def test_cycles() -> None:
-    rule = CyclicBatch(batches=[4, 8, 16], each_samples=100)
+    rule = CyclicBatch(cycle=[4, 8, 16], each_samples=100)
     assert requests(rule, 0, 99, 100, 200, 299, 300, 1000) == [4, 4, 8, 16, 16, 4, 8]
 
 
@@ -66,8 +66,8 @@ def test_a_replay_follows_the_requests_over_samples(tmp_path: Path) -> None:
         (lambda: RampBatch(first=0, last=4, over_samples=9), "^first must be > 0, got 0"),
         (lambda: RampBatch(first=1, last=0, over_samples=9), "^last must be > 0, got 0"),
         (lambda: RampBatch(first=1, last=4, over_samples=0), "^over_samples must be > 0, got 0"),
-        (lambda: CyclicBatch(batches=[], each_samples=1), "^batches must be > 0, and at least one"),
-        (lambda: CyclicBatch(batches=[4], each_samples=0), "^each_samples must be > 0, got 0"),
+        (lambda: CyclicBatch(cycle=[], each_samples=1), "^cycle must hold batches > 0, and at"),
+        (lambda: CyclicBatch(cycle=[4], each_samples=0), "^each_samples must be > 0, got 0"),
         (lambda: RandomBatch(lowest=9, highest=4), "^lowest must be > 0 and <= highest = 4, got 9"),
         (lambda: ReplayBatch(replayed_run="/none"), "^replayed_run '/none' has no requests of"),
     ],

@@ -41,7 +41,6 @@ class KnownSetting:
         """The word for a value in the help, for instance NUMBER."""
         if self.choices:
             listed = f"{{{','.join(self.choices)}}}"
-            # The meaning lists the choices too.
             return listed if len(listed) <= WIDEST_CHOICES else "NAME"
         return PLACEHOLDERS.get(self.hint, "VALUE")
 
@@ -76,7 +75,9 @@ def settings_help(recipe: Recipe, sections: list[str]) -> str:
             needs = f"With {setting.chosen_by}. " if setting.chosen_by else ""
             required = setting.default is None
             default = "must be given" if required else f"default: {_as_flag(setting.default)}"
-            text = f"{needs}{setting.meaning} ({default})"
+            hidden = setting.choices if setting.placeholder == "NAME" else ()
+            names = f" One of {', '.join(hidden)}." if hidden else ""
+            text = f"{needs}{setting.meaning}{names} ({default})"
             groups[section].add_argument(
                 f"--{setting.name}", metavar=setting.placeholder, help=text.replace("%", "%%")
             )

@@ -14,7 +14,7 @@ class CyclicBatch:
 
     key: ClassVar[str] = "cyclic"
 
-    batches: Sequence[int]
+    cycle: Sequence[int]
     """Requested batches of one cycle, in samples."""
     each_samples: int
     """Samples of the trainer for which each of them is requested."""
@@ -24,12 +24,12 @@ class CyclicBatch:
 
     def __post_init__(self) -> None:
         require(
-            bool(self.batches) and min(self.batches) > 0,
-            f"batches must be > 0, and at least one, got {list(self.batches)}",
+            bool(self.cycle) and min(self.cycle) > 0,
+            f"cycle must hold batches > 0, and at least one, got {list(self.cycle)}",
         )
         require(self.each_samples > 0, f"each_samples must be > 0, got {self.each_samples}")
 
     def requested(
         self, estimate: GradientEstimate | None, trainer_samples: int, current: int
     ) -> int:
-        return self.batches[trainer_samples // self.each_samples % len(self.batches)]
+        return self.cycle[trainer_samples // self.each_samples % len(self.cycle)]
