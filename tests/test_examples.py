@@ -88,7 +88,8 @@ def check_workers(output: str, num_workers: int, expected: float) -> None:
     )  # Rounding, in the sum of 25,000 parameters.
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_accelerate(ranks: int) -> None:
     example = pieces("accelerate_loop.py")
     loader = example["make_loader"]()

@@ -224,7 +224,9 @@ def test_expectation_on_a_quadratic_with_unequal_workers() -> None:
         assert np.mean(values) == pytest.approx(truth, abs=4 * np.std(values) / np.sqrt(500))
 
 
-@pytest.mark.parametrize("estimator", ["unbiased", "plug-in"])
+@pytest.mark.parametrize(
+    "estimator", ["unbiased", pytest.param("plug-in", marks=pytest.mark.nightly)]
+)
 def test_expectation_of_the_inner_variance_on_a_quadratic(estimator: Estimator) -> None:
     """600 rounds of two workers with 5 + 4 samples in four groups each, on the problem above.
 

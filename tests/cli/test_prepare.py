@@ -212,6 +212,7 @@ def test_a_streamed_run_goes_on_bit_for_bit(
     assert main(["evaluate", str(tmp_path / "cut")]) == 0
 
 
+@pytest.mark.nightly
 def test_ranks_that_share_a_stream(dataset: Path, small: list[str], tmp_path: Path) -> None:
     streamed = [
         *without_path(small),
@@ -297,6 +298,7 @@ def test_bad_rows_are_no_reason_for_the_fallback(
 
 
 @needs_shared_data
+@pytest.mark.nightly
 @pytest.mark.parametrize("streaming", [False, True])
 def test_c4_with_the_llama_vocabulary(streaming: bool, small: list[str], tmp_path: Path) -> None:
     given = flags(
@@ -341,7 +343,7 @@ def test_a_stream_of_c4_cut_in_the_middle_prepares_the_same_cache(tmp_path: Path
     )
     cut = begin_cache(DataSettings(**given, streaming=True, cache=str(tmp_path / "cut")))
     cut.at_least(200_000)
-    assert not cut.growth.state.complete
+    assert not cut.store.state.complete
     assert (
         main(["prepare", "single", *flags(**given, cache=tmp_path / "cut"), "--processes", "1"])
         == 0

@@ -82,29 +82,33 @@ def assert_close(left: Any, right: Any, tolerance: float, where: str = "") -> No
         assert left == right, where
 
 
-def test_ranks_and_torchrun_give_the_numbers_of_one_process(
-    small: list[str], tmp_path: Path, train: Train
+@pytest.mark.parametrize(
+    "starter", ["--ranks", pytest.param("torchrun", marks=pytest.mark.nightly)]
+)
+def test_ranks_give_the_numbers_of_one_process(
+    starter: str, small: list[str], tmp_path: Path, train: Train
 ) -> None:
     assert main(["train", "adloco", *small, *FLAGS]) == 0
     expected = metrics(tmp_path / "run")
     assert any(line["merges"] for line in expected)
-    for name, extra, run in (("three", ["--ranks", "3"], train), ("torchrun", [], run_torchrun)):
-        done = run(["adloco", *small, *FLAGS, "--run.folder", str(tmp_path / name), *extra])
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("validation loss") == 1, "one rank shows, the others are silent"
-        # In float32 rounding grows tenfold with every step once it has begun, by a sum over three
-        # workers; the cosine of the last round is 0.5% off.
-        # Exactness is shown in tests/distributed/test_ranks.py.
-        assert_close(metrics(tmp_path / name)[:4], expected[:4], tolerance=1e-6)
-        assert_close(metrics(tmp_path / name), expected, tolerance=1e-2)
-        assert (tmp_path / name / "report.html").exists()
+    words = ["adloco", *small, *FLAGS, "--run.folder", str(tmp_path / "ranks")]
+    done = run_torchrun(words) if starter == "torchrun" else train([*words, "--ranks", "3"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("validation loss") == 1, "one rank shows, the others are silent"
+    # In float32 rounding grows tenfold with every step once it has begun, by a sum over three
+    # workers; the cosine of the last round is 0.5% off. Exactness is shown in
+    # tests/distributed/test_ranks.py.
+    found = metrics(tmp_path / "ranks")
+    assert_close(found[:4], expected[:4], tolerance=1e-6)
+    assert_close(found, expected, tolerance=1e-2)
+    assert (tmp_path / "ranks" / "report.html").exists()
 
 
 @pytest.mark.parametrize(
     ("recipe", "ranks", "flags"),
     [
         pytest.param("ddp", 2, WARMUP, marks=pytest.mark.nightly),
-        ("ddp-norm", 2, ["--switch.max_micro_batch", "4"]),
+        pytest.param("ddp-norm", 2, ["--switch.max_micro_batch", "4"], marks=pytest.mark.nightly),
         pytest.param("fsdp-norm", 2, ["--switch.max_micro_batch", "4"], marks=pytest.mark.nightly),
         pytest.param(
             "fsdp-norm",

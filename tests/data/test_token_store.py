@@ -81,7 +81,7 @@ def test_a_preparation_that_is_cut_off_goes_on_to_the_same_bytes(
 ) -> None:
     whole = files(open_cache(settings(folder, tmp_path / "whole")))
     cut = begin_cache(settings(folder, tmp_path / "cut"))
-    for state in cut.growth.grow(lambda state: state.chunks >= chunks):
+    for state in cut.store.grow(lambda state: state.chunks >= chunks):
         assert state.chunks <= chunks
     # Killed while the next chunk is being written.
     for name in ("train.bin", "validation.bin", "digests.bin"):
@@ -96,7 +96,7 @@ def test_a_preparation_that_is_cut_off_goes_on_to_the_same_bytes(
 def test_a_cache_of_an_earlier_version_goes_on(folder: Path, tmp_path: Path) -> None:
     whole = files(open_cache(settings(folder, tmp_path / "whole")))
     cut = begin_cache(settings(folder, tmp_path / "cut"))
-    for _ in cut.growth.grow(lambda state: state.chunks >= 3):
+    for _ in cut.store.grow(lambda state: state.chunks >= 3):
         pass
     meta = cut.folder / "meta.json"
     content = json.loads(meta.read_text())
@@ -119,7 +119,7 @@ def test_a_stream_fetches_what_it_serves_and_serves_what_stands_in_the_text(
     text = np.array(packed(words[VALIDATION:]))
     windows = (len(text) - 1) // 16
     cache = open_cache(settings(folder, tmp_path, streaming=True))
-    assert cache.growth.state.chunks == 1
+    assert cache.store.state.chunks == 1
     assert cache.validation.tolist() == packed(words[:VALIDATION])
     source = cache.train_source(context_tokens=16, num_streams=3, seed=0)
     for stream in (2, 0, 1):
@@ -132,18 +132,18 @@ def test_a_stream_fetches_what_it_serves_and_serves_what_stands_in_the_text(
             window = own[position % len(own)]
             assert read[position].tolist() == text[16 * window : 16 * window + 17].tolist()
         if stream == 2:
-            assert cache.growth.state.complete
+            assert cache.store.state.complete
     assert files(cache) == files(open_cache(settings(folder, tmp_path / "at once")))
 
 
 def test_a_stream_fetches_no_more_than_it_serves(folder: Path, tmp_path: Path) -> None:
     cache = open_cache(settings(folder, tmp_path, streaming=True))
     source = cache.train_source(context_tokens=16, num_streams=1, seed=0)
-    windows = cache.growth.state.train // 16 - 1
+    windows = cache.store.state.train // 16 - 1
     source.read(0, 0, windows)
-    assert cache.growth.state.chunks == 1
+    assert cache.store.state.chunks == 1
     source.read(0, windows, 2)
-    assert cache.growth.state.chunks == 2
+    assert cache.store.state.chunks == 2
 
 
 def test_several_that_share_a_folder_append_in_turn(folder: Path, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_stream_shorter_than_its_streams_ends(tmp_path: Path) -> None:
 
 def test_a_cache_knows_its_text(words: list[str], folder: Path, tmp_path: Path) -> None:
     stream = open_cache(settings(folder, tmp_path / "a", streaming=True))
-    stream.at_least(stream.growth.state.train + 1)
+    stream.at_least(stream.store.state.train + 1)
     early = stream.corpus
     stream.at_least(10**9)
     assert stream.corpus != early
@@ -179,7 +179,7 @@ def test_a_cache_knows_its_text(words: list[str], folder: Path, tmp_path: Path) 
     moved = shutil.copytree(folder, tmp_path / "moved")
     elsewhere = open_cache(settings(moved, tmp_path / "b", streaming=True))
     assert elsewhere.matches_fingerprint(early)
-    assert elsewhere.growth.state.chunks == 2
+    assert elsewhere.store.state.chunks == 2
     assert elsewhere.matches_fingerprint(stream.corpus)
     assert not elsewhere.matches_fingerprint("7:" + "0" * 32)
     (moved / "train-1.jsonl").write_text(

@@ -23,7 +23,7 @@ from adloco.models.named_model import NamedModel
 from adloco.models.source import Head, ModelOptions
 from adloco.run.start import model_builder
 from adloco.tasks.language_model import next_token_loss
-from tests.problems import tokens
+from tests.problems import cases, tokens
 
 CAUSAL: Head = "AutoModelForCausalLM"
 CLASSIFIER: Head = "AutoModelForSequenceClassification"
@@ -377,7 +377,10 @@ def _held(parameter: Any) -> int:
     return 0 if local.is_meta else int(local.numel())
 
 
-@pytest.mark.parametrize(("shards", "replicas"), [(2, 1), (1, 2)], ids=["shards", "replicas"])
+@pytest.mark.parametrize(
+    ("shards", "replicas"),
+    cases({"shards": (2, 1), "replicas": (1, 2)}, default=("shards",)),
+)
 def test_each_rank_reads_a_block_at_a_time(shards: int, replicas: int, tmp_path: Path) -> None:
     stored = save(tmp_path, "llama", CAUSAL, num_hidden_layers=8)
     total = sum(tensor.numel() for tensor in stored.values())

@@ -56,7 +56,7 @@ def run(arguments: Namespace) -> int:
         state = _show(preparation, console)
     except KeyboardInterrupt:
         console.print(
-            f"stopped; {cache.growth.state.rows:,} rows are in {cache.folder}, "
+            f"stopped; {cache.store.state.rows:,} rows are in {cache.folder}, "
             "and the same command continues from there",
             soft_wrap=True,
         )
@@ -83,7 +83,7 @@ def _show(preparation: "Preparation", console: Console) -> "State":
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as progress:
         task = progress.add_task("tokenising", total=preparation.total_rows, numbers="")
-        state = preparation.cache.growth.state
+        state = preparation.cache.store.state
         rows_before, started = state.rows, time.monotonic()
         shown = started
         for state in preparation.states():

@@ -45,11 +45,11 @@ class Preparation:
         """Fill the cache, continuing from its content; yields its state first and after each
         chunk.
         """
-        yield self.cache.growth.state
-        if self.cache.growth.state.complete:
+        yield self.cache.store.state
+        if self.cache.store.state.complete:
             return
         with _pool(self.processes) as pool:
-            yield from self.cache.growth.grow(
+            yield from self.cache.store.grow(
                 lambda state: state.complete, pool, ahead=CHUNKS_PER_PROCESS * self.processes
             )
 

@@ -39,7 +39,7 @@ class TokenCache:
     def __init__(
         self,
         data: DataSettings,
-        growth: TokenStore,
+        store: TokenStore,
         content: str,
         skipped: Mapping[str, int] | None,
     ) -> None:
@@ -47,21 +47,21 @@ class TokenCache:
 
         Args:
             data: Names the source.
-            growth: The files of tokens, and how they grow.
+            store: The files of tokens, and how they grow.
             content: Digest of the text, if it is in memory; else empty.
             skipped: Reason -> rows left out when the source was read just now; None if it was not.
         """
         self.data = data
-        self.growth = growth
-        self.folder = growth.folder
-        self.tokenizer = growth.tokenizer
+        self.store = store
+        self.folder = store.folder
+        self.tokenizer = store.tokenizer
         self._content = content
         self._skipped = skipped
 
     @property
     def corpus(self) -> str:
         """Fingerprint of the text, whatever the tokenizer; of a stream, of the text so far."""
-        return self._content or self.growth.state.corpus
+        return self._content or self.store.state.corpus
 
     def matches_fingerprint(self, corpus: str) -> bool:
         """True if the text is the one with this fingerprint, or begins with it.
@@ -73,17 +73,17 @@ class TokenCache:
         chunks, _, digest = corpus.partition(":")
         if self._content or not chunks.isdecimal() or int(chunks) == 0:
             return self.corpus == corpus
-        _exhaust(self.growth.grow(lambda state: state.chunks >= int(chunks)))
-        return self.growth.state.chunks >= int(chunks) and self.growth.digest(int(chunks)) == digest
+        _exhaust(self.store.grow(lambda state: state.chunks >= int(chunks)))
+        return self.store.state.chunks >= int(chunks) and self.store.digest(int(chunks)) == digest
 
     @property
     def train(self) -> NDArray[Any]:
         """All train tokens made so far."""
-        return self.growth.tokens("train")
+        return self.store.tokens("train")
 
     @property
     def validation(self) -> NDArray[Any]:
-        return self.growth.tokens("validation")
+        return self.store.tokens("validation")
 
     def everything(self) -> NDArray[Any]:
         """All tokens, train and validation."""
@@ -111,12 +111,12 @@ class TokenCache:
 
     def at_least(self, tokens: int) -> NDArray[Any]:
         """Fetch train tokens until there are this many, or the source ends; returns all so far."""
-        _exhaust(self.growth.grow(lambda state: state.train >= tokens))
+        _exhaust(self.store.grow(lambda state: state.train >= tokens))
         return self.train
 
     def skipped(self) -> str:
         """A sentence that counts the rows left out so far; empty if there are none."""
-        state = self.growth.state
+        state = self.store.state
         # The cache may have been made from a source with equal text but other bad rows.
         counts = state.skipped if self._skipped is None else self._skipped
         return left_out(counts, state.documents + sum(counts.values()))
@@ -136,7 +136,7 @@ def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenC
     """
     cache = begin_cache(data, tokenizer)
     _exhaust(
-        cache.growth.grow(
+        cache.store.grow(
             (lambda state: _validation_is_read(data, state))
             if data.streaming
             else (lambda state: state.complete)
@@ -161,7 +161,7 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
     )
     feed = corpus_feed(corpus) if corpus else dataset_feed(data)
     try:
-        growth = TokenStore(
+        store = TokenStore(
             folder,
             feed,
             data.source,
@@ -175,7 +175,7 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
             f"data.cache {data.cache!r} cannot be written ({error.strerror}); use another folder "
             "(recipe section [data])"
         ) from error
-    return TokenCache(data, growth, content, corpus.skipped if corpus else None)
+    return TokenCache(data, store, content, corpus.skipped if corpus else None)
 
 
 def reachable(data: DataSettings) -> str:
@@ -189,7 +189,7 @@ def reachable(data: DataSettings) -> str:
         return ""
     try:
         cache = begin_cache(data)
-        if data.dataset and not cache.growth.state.complete:
+        if data.dataset and not cache.store.state.complete:
             next(iter(read_rows(data, "train", {data.text_column: str})), None)
     except SourceUnreachableError as error:
         return (
