@@ -1,4 +1,4 @@
-"""Batch rules by hand, and the known dynamics of the norm test (DESIGN section 4)."""
+"""Batch rules by hand, and the known dynamics of the norm test (docs/method.md)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Carrying out a merge (AdLoCo section 3.2, arXiv 2508.18182; DESIGN section 4).
+"""Carrying out a merge (AdLoCo section 3.2, arXiv 2508.18182; docs/method.md).
 
 In a merge some trainers become one: the survivor continues, and the others are absorbed. Each thing
 that trainers own has a fate: parameters, outer momentum, inner optimizer state, data streams and

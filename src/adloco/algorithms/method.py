@@ -24,7 +24,7 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 
 class Source(Protocol):
-    """Training data as numbered samples in numbered streams (DESIGN section 3, seam 2)."""
+    """Training data as numbered samples in numbered streams (docs/method.md)."""
 
     @property
     def num_streams(self) -> int:

@@ -1,5 +1,5 @@
 """The order of samples: (seed, stream, position) alone determine the sample at that position
-(DESIGN section 3, seam 2).
+(docs/method.md).
 
 Stream s of S owns the samples s, s + S, s + 2S, ... Each pass over them (an epoch of that stream)
 has its own permutation. So no sample comes twice in an epoch, whatever the batch schedule; to

@@ -1,4 +1,4 @@
-"""A trainer's requested batch over time (DESIGN section 4).
+"""A trainer's requested batch over time (docs/method.md).
 
 Each test smooths the gradient statistics, asks a batch rule for a batch, and limits the answer by
 guards.

@@ -1,5 +1,5 @@
 """Which trainers merge, and where the freed workers go (AdLoCo section 3.2, arXiv 2508.18182;
-DESIGN section 4).
+docs/method.md).
 
 A trainer that requests a small batch is far from its noise floor, so little is lost if it is
 merged. The published policy therefore merges the trainers with the smallest requests. Their

@@ -1,4 +1,4 @@
-"""Gradient statistics for batch rules, as a few numbers per worker (DESIGN section 4).
+"""Gradient statistics for batch rules, as a few numbers per worker (docs/method.md).
 
 A worker draws J groups of m_j samples, b in all. g_j is the mean gradient of group j, and gbar the
 mean gradient of all samples. |g_j|^2 and |gbar|^2 alone give an unbiased estimate of S, the trace

@@ -1,5 +1,5 @@
 """Switch mode: from a requested batch to micro-batches that fit in memory (AdLoCo section 3.3,
-arXiv 2508.18182; DESIGN section 4).
+arXiv 2508.18182; docs/method.md).
 
 A pass is one forward and backward computation. As long as the request is at most n times what fits
 in one pass, a worker takes one micro-batch per rank, clipped at what fits. Above that, the worker

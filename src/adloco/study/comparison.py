@@ -22,7 +22,7 @@ from adloco.study.statistics import Difference, Spread, first_crossing, paired_d
 
 ARMS_IN_PAIRS = 4
 """Arms of which all pairs are compared."""
-SENT = Metric("sent", "sent per worker", TRAFFIC)
+SENT = Metric("sent", "left each worker", TRAFFIC)
 """Bytes that left each worker, with every worker on an island of its own."""
 
 

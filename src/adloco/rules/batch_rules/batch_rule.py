@@ -1,4 +1,4 @@
-"""The protocol of batch rules, and what the rules share (DESIGN section 4; AdLoCo section 3, arXiv
+"""The protocol of batch rules, and what the rules share (docs/method.md; AdLoCo section 3, arXiv
 2508.18182).
 
 A batch rule turns one smoothed estimate of the gradient's statistics into a requested batch. It has
