@@ -48,7 +48,7 @@ ROOMS = {
         "tracking",
         "config",
     },
-    "study": {"errors", "metrics", "rules", "config", "run"},
+    "study": {"errors", "metrics", "rules", "distributed", "config", "run"},
     "report": {
         "errors",
         "metrics",

@@ -1,4 +1,4 @@
-"""The gradient statistics of a test step, taken while the step's gradient is computed (docs/method.md).
+"""The gradient statistics of a test step, taken while its gradient is computed (docs/method.md).
 
 The groups of the statistics are the micro-batches of the step's plan; g_j is the mean gradient of
 group j, and gbar that of the whole batch. Hooks measure |g_j|^2 while gradients are accumulated.

@@ -59,6 +59,7 @@ def run_study(
         varied: Settings in which the arms differ on purpose.
         draw: Draws further pictures for the page.
     """
+    require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
     console = Console(highlight=False)
     targets = parse_targets(arguments.targets)
     links = [Link.parse(text) for text in arguments.link]

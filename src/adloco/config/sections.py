@@ -193,6 +193,12 @@ class Recipe:
     profile: ProfileSettings
 
     def __post_init__(self) -> None:
+        others = self.run.tokens or self.run.rounds or self.run.inner_steps
+        require(
+            bool(others) or self.syncs,
+            "run.syncs alone never ends a run in which nothing is synced; give run.tokens, "
+            "run.rounds or run.inner_steps",
+        )
         each = groups_to_compare(self.batch)
         smallest = self.method.workers_per_trainer * each
         require(

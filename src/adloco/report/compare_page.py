@@ -210,4 +210,4 @@ def _cell(metric: Metric, spread: Spread, of: int = 0) -> Cell:
         for value in (spread.mean, spread.lowest, spread.highest)
     )
     between = "" if lowest == highest else f"{lowest} to {highest}"
-    return Cell(mean, "; ".join(filter(None, (between, missing))))
+    return Cell(f"{mean} ({missing})" if missing else mean, between)

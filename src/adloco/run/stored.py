@@ -5,6 +5,7 @@ they belong together.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
+from adloco.rules.learning_rate import LearningRate
 from adloco.run import checkpoint
 from adloco.tasks.task import Task
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
+SUMMARY = "summary.json"
 FREE_SETTINGS = {
     # A run may become longer if its schedule allows it.
     "run.tokens",
@@ -117,8 +120,9 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
         f"checkpoint {newest} was not written by a run; name a run folder that `adloco train` "
         "wrote",
     )
-    begun = state["run"]["recipe"]
-    recipe, begun = _lengthened(recipe, begun, state["algorithm"]["samples"])
+    own_tokens = build_recipe(read_values(str(folder / RECIPE))).run.tokens
+    samples = state["algorithm"]["samples"]
+    recipe, begun = _lengthened(recipe, state["run"], samples, own_tokens)
     fixed = fixed_settings(recipe)
     changed = [key for key, value in fixed.items() if begun.get(key, value) != value]
     require(
@@ -182,27 +186,45 @@ def absolute_budgets(folder: Path, flags: Sequence[tuple[str, str]]) -> list[tup
                 f"--{name} must be a number, or a multiple such as 2x, got {text!r}",
             )
             own = build_recipe(read_values(str(run_folder(folder) / RECIPE))).run
-            text = str(math.ceil(float(factor) * own.limits[budgets[name]]))
+            limit = own.limits[budgets[name]]
+            require(
+                limit > 0 and (folder / SUMMARY).is_file(),
+                f"--{name} {text} is for a run that has spent its {name}; give a number here",
+            )
+            text = str(math.ceil(Fraction(factor) * limit))
         result.append((name, text))
     return result
 
 
 def _lengthened(
-    recipe: Recipe, begun: Mapping[str, str], samples: int
+    recipe: Recipe, about: Mapping[str, Any], samples: int, folder_tokens: int
 ) -> tuple[Recipe, dict[str, str]]:
     """The recipe and the settings that the run began with, both with the schedule of a longer run
-    if the budget has become longer.
+    if the budget has become longer since the checkpoint.
+
+    Args:
+        recipe: The recipe with the flags of this resume.
+        about: The run at the checkpoint.
+        samples: Samples that it had trained on.
+        folder_tokens: `run.tokens` in the run's folder.
     """
-    now = recipe.learning_rate
+    now, begun = recipe.learning_rate, about["recipe"]
     planned = replace(
         now,
         total_tokens=int(begun.get(SCHEDULE[0], now.total_tokens)),
         warmup_fraction=float(begun.get(SCHEDULE[1], now.warmup_fraction)),
     )
+    before = about.get("tokens", folder_tokens)
+
+    def schedule(tokens: int) -> LearningRate:
+        done = samples * recipe.data.context_tokens
+        return planned.lengthened(done, tokens) if tokens > before else planned
+
     with named_in_section("learning_rate", now):
-        longer = planned.lengthened(samples * recipe.data.context_tokens, recipe.run.tokens)
-    if now == planned:
-        recipe = replace(recipe, learning_rate=longer)
+        longer = schedule(recipe.run.tokens)
+        # The folder may have the schedule of a longer run that was cut off before a checkpoint.
+        if now in (planned, schedule(folder_tokens)):
+            recipe = replace(recipe, learning_rate=longer)
     values = (longer.total_tokens, longer.warmup_fraction)
     known = {
         name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun

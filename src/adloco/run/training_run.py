@@ -34,6 +34,7 @@ from adloco.run.stored import (
     CHECKPOINTS,
     MODEL,
     RECIPE,
+    SUMMARY,
     TOKENIZER,
     StoredRun,
     check_corpus,
@@ -161,8 +162,9 @@ class TrainingRun:
         set_rng_state(stored.about["rng"], run.device)
         run._seconds_before = stored.about["seconds"]
         if run.placement.is_rank_zero:
-            keep_budget(stored)
-            run.records.cut(run.algorithm.state.rounds_done)
+            with locked(folder):
+                keep_budget(stored)
+                run.records.cut(run.algorithm.state.rounds_done)
         run.history = run.placement.agree(run.records.read())
         return run
 
@@ -187,6 +189,8 @@ class TrainingRun:
             self._trackers.following(named_settings(self.recipe), tokens),
             memory_snapshot(self._snapshot if self.placement.is_rank_zero else None),
         ):
+            if self.placement.is_rank_zero:  # A run made longer is not finished any more.
+                (self.folder / SUMMARY).unlink(missing_ok=True)
             for record in self._train():
                 self._trackers.log(record)
                 yield record
@@ -260,7 +264,7 @@ class TrainingRun:
             recipe=self.recipe.run.name,
         )
         summary["corpus"] = self.task.corpus
-        write_json(self.folder / "summary.json", summary)
+        write_json(self.folder / SUMMARY, summary)
         return summary
 
     def _record(self, report: RoundReport, tokens_per_second: float) -> Record:
@@ -305,6 +309,7 @@ class TrainingRun:
             "seconds": self._seconds(),
             "corpus": self.task.corpus,
             "recipe": fixed_settings(self.recipe),
+            "tokens": self.recipe.run.tokens,
         }
         with self._memory.phase("checkpoint"):
             state = {"run": about, "algorithm": self.algorithm.state_dict()}

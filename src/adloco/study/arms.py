@@ -10,14 +10,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.recipe import build_recipe, override, read_values, shipped_recipes
+from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.errors import require
-from adloco.run.stored import RECIPE, fixed_settings
+from adloco.run.stored import RECIPE, SUMMARY
 
 Flags = tuple[tuple[str, str], ...]
 """(section.key, value) of settings, in order."""
-SUMMARY = "summary.json"
+WITHOUT_EFFECT = {
+    "run.folder",
+    "run.name",
+    "run.device",
+    "run.threads",
+    "run.trackers",
+    "run.checkpoint_every",
+    "run.keep_checkpoints",
+    "profile.memory",
+}
+"""Settings that change no number of a run, and none that is recorded of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +87,25 @@ def plan_runs(
     require(num_seeds >= 1, f"--seeds must be >= 1, got {num_seeds}")
     runs: list[StudyRun] = []
     for what in whats:
-        if Path(what).is_dir():
+        if Path(what).is_dir() and what not in shipped_recipes():
             runs.append(finished_run(Path(what)))
             continue
         name, recipe, changes = parse_arm(what)
         require(
-            all(run.arm != name for run in runs),
+            all(run.arm != name or run.given for run in runs),
             f"arm {name!r} stands twice; leave one out, or name one as in NAME={what}",
         )
         runs += [
             planned_run(name, recipe, common, changes, seed, folder) for seed in range(num_seeds)
         ]
-    return _arms_of_folders(runs)
+    runs = _arms_of_folders(runs)
+    for run in runs:
+        same = [other for other in runs if (other.arm, other.seed) == (run.arm, run.seed)]
+        require(
+            len(same) == 1,
+            f"arm {run.arm!r} has {len(same)} runs with seed {run.seed}; leave all but one out",
+        )
+    return runs
 
 
 def planned_run(
@@ -114,7 +132,7 @@ def planned_run(
     first = build_recipe(values)
     seed += first.run.seed
     built = replace(first, run=replace(first.run, seed=seed, trackers="none"))
-    identity = json.dumps([fixed_settings(built), built.run.limits], sort_keys=True)
+    identity = json.dumps([arm, _identity(built)], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     slug = re.sub(r"[^\w.]+", "-", arm).strip("-")[:48]
     where = folder / "runs" / f"{slug}-seed-{seed}-{digest}"
@@ -142,6 +160,12 @@ def finished_run(folder: Path) -> StudyRun:
     )
 
 
+def _identity(recipe: Recipe) -> dict[str, str]:
+    """All settings on which a run's records depend."""
+    named = named_settings(recipe).items()
+    return {key: str(value) for key, value in named if key not in WITHOUT_EFFECT}
+
+
 def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
     """Put runs that were given by folders and differ in their seed alone into one arm, and number
     arms of one name that differ in more.
@@ -152,9 +176,8 @@ def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
         if not run.given:
             result.append(run)
             continue
-        settings = {
-            key: value for key, value in fixed_settings(run.recipe).items() if key != "run.seed"
-        }
+        settings = _identity(run.recipe)
+        del settings["run.seed"]
         key = json.dumps(settings, sort_keys=True)
         if key not in arms:
             taken = {*arms.values(), *(other.arm for other in result if not other.given)}

@@ -15,7 +15,8 @@ from typing import Any
 from adloco.errors import require
 from adloco.metrics import ROUND, SECONDS, TRAFFIC, Metric, Record, validation
 from adloco.run.records import Records, finite
-from adloco.study.arms import SUMMARY, StudyRun
+from adloco.run.stored import SUMMARY
+from adloco.study.arms import StudyRun
 from adloco.study.fairness import held_equal, inequalities
 from adloco.study.links import Link, bytes_sent, is_data_parallel, link_seconds, num_syncs
 from adloco.study.statistics import Difference, Spread, first_crossing, paired_difference
@@ -41,13 +42,13 @@ class RunCurves:
     """Why the run has no numbers, or not all; empty if it has ended."""
 
     def final(self, measure: str) -> float | None:
-        """The last value of a measure."""
+        """The last value of a measure; None if the run did not end."""
         known = [value for value in self.measures[measure] if value is not None]
-        return known[-1] if known else None
+        return known[-1] if known and not self.problem else None
 
     def total(self, axis: str) -> float | None:
-        """The last value of an axis."""
-        return self.axes[axis][-1] if self.axes[axis] else None
+        """The last value of an axis; None if the run did not end."""
+        return self.axes[axis][-1] if self.axes[axis] and not self.problem else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +164,7 @@ class Comparison:
                 "arm",
                 "seed",
                 "folder",
+                "problem",
                 *(metric.name for metric in self.measures),
                 *self.axes,
                 *names,
@@ -177,7 +179,8 @@ class Comparison:
                 )
                 finals = (run.final(metric.name) for metric in self.measures)
                 totals = (run.total(axis) for axis in self.axes)
-                writer.writerow([arm, run.run.seed, run.run.folder, *finals, *totals, *reached])
+                about = [arm, run.run.seed, run.run.folder, run.problem]
+                writer.writerow([*about, *finals, *totals, *reached])
         return out.getvalue()
 
     def _arm_json(self, arm: str) -> dict[str, Any]:
@@ -218,7 +221,7 @@ def compare(
 
     Args:
         runs: The runs, arm by arm.
-        targets: Losses to reach; empty for the highest of the arms' mean final losses.
+        targets: Losses to reach; empty for the highest final loss of any run.
         links: Links for which times are modelled.
         problems: Folder -> why its run did not end.
         varied: Settings in which the arms differ on purpose.
@@ -237,7 +240,8 @@ def compare(
     known = {text for found in texts.values() for text in found}
     other = "; ".join(f"{arm}: {', '.join(text) or '-'}" for arm, text in texts.items())
     unequal = [str(found) for found in inequalities(runs, varied)]
-    unequal += [f"text (fingerprints {other})"] if len(known) > 1 else []
+    text_varies = any(setting.startswith("data.") for setting in varied)
+    unequal += [f"text (fingerprints {other})"] if len(known) > 1 and not text_varies else []
     comparison = Comparison(
         arms=arms,
         axes={
@@ -256,13 +260,13 @@ def compare(
         equal=tuple(held_equal(runs)),
         unequal=tuple(unequal),
     )
-    finals = [comparison.finals(arm, comparison.loss.name).mean for arm in arms]
+    finals = [comparison.finals(arm, comparison.loss.name).highest for arm in arms]
     reached = [value for value in finals if value is not None]
     require(
         bool(reached),
         "no run has an evaluation, so there is nothing to compare; lower evaluation.every",
     )
-    # Rounded up, so that the arm with this final loss reaches it too.
+    # Rounded up, so that every run that ended reaches it.
     highest = math.ceil(max(reached) * 1e3) / 1e3
     return comparison if targets else replace(comparison, targets=(highest,))
 

@@ -59,12 +59,15 @@ def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[I
         runs: Runs of all arms.
         varied: Settings in which the arms differ on purpose.
     """
-    arms = {run.arm: dict(_decisive(run.recipe)) for run in runs}
-    keys = {key: what for settings in arms.values() for key, what in _keys(settings)}
+    each = [(run.arm, dict(_decisive(run.recipe))) for run in runs]
+    keys = {key: what for _, settings in each for key, what in _keys(settings)}
     found = []
     for setting, what in keys.items():
-        values = {arm: settings.get(setting, "-") for arm, settings in arms.items()}
-        if len(set(values.values())) > 1 and setting not in varied:
+        given: dict[str, set[str]] = {}
+        for arm, settings in each:
+            given.setdefault(arm, set()).add(settings.get(setting, "-"))
+        values = {arm: " or ".join(sorted(texts)) for arm, texts in given.items()}
+        if len(set().union(*given.values())) > 1 and setting not in varied:
             found.append(Inequality(what=what, setting=setting, values=values))
     return found
 

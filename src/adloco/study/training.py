@@ -13,9 +13,11 @@ from pathlib import Path
 from types import FrameType
 
 from adloco.config.recipe_text import to_toml
+from adloco.distributed.placement.one_process import num_cores
 from adloco.errors import require
 from adloco.metrics import Record
 from adloco.run.checkpoint import list_checkpoints
+from adloco.run.folder_lock import is_locked
 from adloco.run.records import Records
 from adloco.run.stored import CHECKPOINTS
 from adloco.study.arms import StudyRun
@@ -84,8 +86,12 @@ def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iter
         while any(job.state in ("waiting", "running") for job in jobs):
             running = [job for job in jobs if job.state == "running"]
             waiting = [job for job in jobs if job.state == "waiting"]
-            for job in waiting[: 0 if received else parallel - len(running)]:
+            for job in waiting[: parallel - len(running)]:
+                if received:
+                    break
                 _start(job, logs, parallel)
+                if received and job.process is not None:  # The signal came before the process.
+                    job.process.send_signal(received[-1])
             for job in running:
                 _look_at(job, logs)
             yield jobs
@@ -96,21 +102,28 @@ def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iter
 
 def _start(job: Job, logs: Path, parallel: int) -> None:
     run = job.run
-    threads = max(1, (os.cpu_count() or 1) // parallel)
+    if is_locked(run.folder):
+        job.state, job.problem = "failed", "its folder is in use by another process; wait for that"
+        return
     if list_checkpoints(run.folder / CHECKPOINTS):
         words = ["--resume", str(run.folder)]
         job.part_before = job.part = _part(run, Records(run.folder).newest())
     else:
         shutil.rmtree(run.folder, ignore_errors=True)  # Killed before its first checkpoint.
         words = [str(_write_recipe(run, logs.parent / "recipes"))]
-    command = [sys.executable, "-m", "adloco", "train", *words, "--run.threads", str(threads)]
+    command = [sys.executable, "-m", "adloco", "train", *words]
+    shared: dict[str, str] = {}
+    if parallel > 1:
+        threads = str(max(1, num_cores() // parallel))
+        command += ["--run.threads", threads]
+        shared["OMP_NUM_THREADS"] = threads
     with _log(run, logs).open("wb") as out:
         job.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            env=os.environ | shared,
             start_new_session=True,
         )
     job.state, job.began = "running", time.monotonic()

@@ -47,7 +47,8 @@ def _requests(folder: str, trainer: int) -> tuple[tuple[int, int], ...]:
     if not path.is_file():
         return ()
     found, seen, steps_before = [], 0, 0
-    for line in path.read_text().splitlines():
+    # A run that was killed while writing leaves an incomplete last line.
+    for line in path.read_text().split("\n")[:-1]:
         record = json.loads(line)
         steps = record["inner_steps"] - steps_before
         steps_before = record["inner_steps"]
