@@ -402,6 +402,7 @@ def test_a_line_cut_by_a_kill_does_not_hinder_resuming(small: list[str], tmp_pat
     run = make_run("adloco", [*small, "--run.checkpoint_every", "1"])
     records = run.rounds()
     first, second = next(records), next(records)
+    records.close()  # type: ignore[attr-defined]
     metrics = tmp_path / "run" / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text(whole + whole.splitlines()[-1].rpartition("}, {")[0] + "}")
