@@ -6,13 +6,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adloco.cli.main import main
-from tests.conftest import small_flags, wait_for
+from tests.conftest import small_flags
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_a_study_that_was_stopped_goes_on(common: list[str], tmp_path: Path) -> 
     folder = tmp_path / "study"
     while not (found := list(folder.glob("runs/diloco*/metrics.jsonl"))):
         assert study.poll() is None, study.communicate()
-        wait_for(folder / "logs")
+        time.sleep(0.1)
     study.send_signal(signal.SIGINT)
     out, error = study.communicate(timeout=60)
     assert study.returncode == 130, error

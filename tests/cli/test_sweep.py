@@ -64,6 +64,7 @@ def test_bad_input(
         (["sweep", "diloco", *common], "a sweep needs a setting with several values"),
         (["sweep", "diloco", "--inner.lr", *common], "--inner.lr needs a value"),
         (["sweep", "diloco", "--inner.lr", "1", "2", *common, "--samples", "-1"], "--samples must"),
+        (["ablate", "adloco", *common, "--seeds", "0"], "--seeds must be >= 1, got 0"),
         (["ablate", "diloco", *common], "recipe 'diloco' has no adaptive-batch to leave out"),
         (["runs", str(tmp_path / "none")], "there is no folder"),
         (["runs", str(tmp_path / "empty")], "holds no runs; begin one with: adloco train"),
@@ -77,7 +78,7 @@ def test_bad_input(
 def test_the_states_of_runs(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from adloco.run.folder_lock import locked
+    from adloco.run.folder import locked
     from adloco.run.overview import find_runs
 
     assert main(["train", "diloco", *small, "--run.tokens", "4096"]) == 0

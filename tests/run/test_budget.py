@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.run.trained import load_trained
+from adloco.run.training_run import TrainingRun
 from tests.problems import without_timings
 
 CONSTANT = ["--learning_rate.shape", "constant", "--learning_rate.warmup_fraction", "0"]
@@ -100,3 +103,57 @@ def test_a_wsd_run_stopped_before_its_decay_becomes_longer(
     assert rates[2048] == rates[4096] == rates[6144] == pytest.approx(0.001)
     assert rates[7168] == pytest.approx(0.001 * 1024 / (0.2 * 8192))
     assert rates[8192] == 0
+
+
+def test_a_schedule_that_ends_before_the_budget_is_resumed_as_it_is(
+    small: list[str], tmp_path: Path
+) -> None:
+    words = [*small, "--run.tokens", "4096", "--learning_rate.total_tokens", "2048"]
+    words += ["--run.checkpoint_every", "1", "--run.folder"]
+    assert main(["train", "diloco", *words, str(tmp_path / "whole")]) == 0
+    flags, _ = take_settings([*words, str(tmp_path / "parts")])
+    for record in TrainingRun.create(build_recipe(override(read_values("diloco"), flags))).rounds():
+        if record["round"] == 2:
+            break
+    assert main(["train", "--resume", str(tmp_path / "parts")]) == 0
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+
+
+def test_a_longer_budget_survives_a_kill_before_its_first_checkpoint(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    wsd = ["--learning_rate.shape", "wsd", "--learning_rate.total_tokens", "4096"]
+    assert main(["train", "diloco", *small, *wsd, "--run.tokens", "2048"]) == 0
+
+    def total_tokens(*tokens: str) -> int:
+        flags = [("run.tokens", number) for number in tokens]
+        return TrainingRun.resume(run, flags).recipe.learning_rate.total_tokens
+
+    assert total_tokens("8192") == 8192
+    assert total_tokens() == 8192, "the folder has the longer budget"
+    assert total_tokens("12288") == 12288
+    assert total_tokens("2048") == 4096, "and may have the first one again"
+    # A run that goes on is not finished, so it has no multiple.
+    records = TrainingRun.resume(run, [("run.tokens", "8192")]).rounds()
+    next(records)
+    records.close()  # type: ignore[attr-defined]
+    assert not (run / "summary.json").exists()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "--run.tokens", "2x"]) == 2
+    assert "2x is for a run that has spent that budget; give a number" in capsys.readouterr().err
+
+
+def test_a_run_in_use_is_refused_before_anything_is_changed(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags, _ = take_settings([*small, *CONSTANT])
+    run = TrainingRun.create(build_recipe(override(read_values("diloco"), flags)))
+    records = run.rounds()
+    next(records), next(records)
+    files = [run.folder / name for name in ("metrics.jsonl", "steps.jsonl", "recipe.toml")]
+    before = [file.read_bytes() for file in files]
+    assert main(["train", "--resume", str(run.folder), "--run.tokens", "32000"]) == 2
+    assert "is in use by another process" in capsys.readouterr().err
+    assert [file.read_bytes() for file in files] == before
+    records.close()  # type: ignore[attr-defined]

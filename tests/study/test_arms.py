@@ -1,9 +1,12 @@
 """Arms: their words, their folders, and what must be equal."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.recipe_text import to_toml
 from adloco.study.arms import parse_arm, plan_runs
 from adloco.study.fairness import held_equal, inequalities
 
@@ -31,6 +34,10 @@ def test_a_folder_follows_from_the_settings(tmp_path: Path) -> None:
     assert folders("diloco", seeds=2)[0] == first[0], "more seeds repeat none"
     assert folders("diloco", run__tokens="5") != first
     assert folders("diloco", run__device="cpu") == first, "it changes no numbers"
+    assert folders("diloco", data__path="a.txt") != folders("diloco", data__path="b.txt")
+    assert folders("diloco", evaluation__windows="5") != first
+    long = ["diloco@--data.path " + "x" * 60 + name for name in "ab"]
+    assert len(set(folders(*long))) == 2, "names are cut, and their digests differ"
     assert len(set(folders("diloco", "b=diloco", seeds=2))) == 4
     assert [run.seed for run in plan_runs(["diloco"], [("run.seed", "7")], 2, tmp_path)] == [7, 8]
     (own,) = plan_runs(["diloco@--inner.lr 0.5"], [("inner.lr", "0.1")], 1, tmp_path)
@@ -67,3 +74,32 @@ def test_what_is_held_equal(tmp_path: Path) -> None:
         ("--run.rounds 9", "budget"),
     ]:
         assert [text.split(" (")[0] for text in runs("diloco", f"a=diloco@{flag}")] == [what]
+
+
+def finished(folder: Path, *flags: tuple[str, str]) -> str:
+    """A folder as a finished run of `diloco` leaves it, as far as an arm needs it."""
+    folder.mkdir()
+    (folder / "recipe.toml").write_text(
+        to_toml(build_recipe(override(read_values("diloco"), flags)))
+    )
+    (folder / "summary.json").write_text("{}")
+    return str(folder)
+
+
+def test_folders_become_arms_by_their_settings(tmp_path: Path) -> None:
+    one = finished(tmp_path / "one")
+    other_seed = finished(tmp_path / "other_seed", ("run.seed", "1"))
+    longer = finished(tmp_path / "longer", ("run.tokens", "9000000"), ("run.seed", "2"))
+    runs = plan_runs([one, other_seed, longer], [], 1, tmp_path / "study")
+    assert [(run.arm, run.seed) for run in runs] == [("diloco", 0), ("diloco", 1), ("diloco 2", 2)]
+    assert [found.what for found in inequalities(runs)] == ["budget"]
+    with pytest.raises(ValueError, match="arm 'diloco' has 2 runs with seed 0"):
+        plan_runs([one, one], [], 1, tmp_path / "study")
+
+
+def test_inequality_within_an_arm_is_seen(tmp_path: Path) -> None:
+    run = plan_runs(["diloco"], [], 1, tmp_path)[0]
+    other = replace(run, recipe=replace(run.recipe, run=replace(run.recipe.run, rounds=5)))
+    assert [str(found) for found in inequalities([run, other])] == [
+        "budget (run.rounds: diloco: 0 or 5)"
+    ]

@@ -7,7 +7,7 @@ from adloco.cli.arguments import Commands, add_command
 from adloco.cli.study_arguments import add_study_arguments
 
 EXAMPLES = """\
-Mechanisms, and what the recipe is without them (docs/method.md):
+Mechanisms, and what the recipe is without them (docs/studies.md):
 
   adaptive-batch   the batch stays at batch.initial
   merging          all trainers live to the end

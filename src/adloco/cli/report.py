@@ -21,7 +21,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: Namespace) -> int:
     from adloco.report.page import write_report
-    from adloco.run.stored import run_folder
+    from adloco.run.folder import run_folder
 
     console = Console(highlight=False)
     with console.status("drawing the report ..."):

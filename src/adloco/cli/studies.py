@@ -20,7 +20,7 @@ from adloco.cli.view import clock
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
 from adloco.report.compare_page import Table, tables, write_comparison
-from adloco.run.stored import RECIPE
+from adloco.run.folder import RECIPE
 from adloco.study.arms import StudyRun
 from adloco.study.comparison import Comparison, compare
 from adloco.study.fairness import inequalities

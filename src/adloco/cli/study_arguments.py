@@ -16,7 +16,7 @@ def add_study_arguments(parser: Parser) -> None:
         "--targets",
         default="",
         metavar="LOSS,...",
-        help="losses to reach (default: the highest of the arms' final ones)",
+        help="losses to reach (default: the highest final loss of any run)",
     )
     parser.add_argument(
         "--link",

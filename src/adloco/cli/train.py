@@ -27,7 +27,7 @@ def run(arguments: Namespace) -> int:
     from adloco.cli.rank_processes import end_rank
     from adloco.cli.training_loop import train
     from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
-    from adloco.run.stored import absolute_budgets
+    from adloco.run.lengthening import absolute_budgets
     from adloco.run.training_run import TrainingRun
 
     resumed, settings = arguments.resume, arguments.settings

@@ -156,7 +156,8 @@ class ModelBuilder:
                 tensor.data.fill_(_undrawn(tensor))
         stored = self.stored.read(model, fresh)
         for tensor in stored:
-            tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # Else the library draws it.
+            # Otherwise the library would draw it.
+            tensor._is_hf_initialized = True  # type: ignore[attr-defined]
         to_draw = {module for module in fresh if not stored.issuperset(_own_tensors(module))}
         with torch.random.fork_rng(devices=[]), torch.no_grad(), guard_torch_init_functions():
             # A new head on a trained body is drawn as from_pretrained draws it.
@@ -178,7 +179,8 @@ class ModelBuilder:
                 f"{name or 'its root'}); {advice}"
             )
         if part is model:
-            model.tie_weights()  # type: ignore[operator]  # Filling gave tied weights memory of their own.
+            # Filling gave tied weights memory of their own.
+            model.tie_weights()  # type: ignore[operator]
 
     def whole(self) -> nn.Module:
         """A model with memory and values, on the CPU."""

@@ -1,15 +1,14 @@
 """compare.html, the pictures, compare.json and compare.csv of a comparison."""
 
-import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from adloco.metrics import Metric
+from adloco.report.compare_files import to_csv, to_json
 from adloco.report.curves import Curve, curve_content
+from adloco.report.html import embedded, write_page
 from adloco.run.records import write_json
 from adloco.study.comparison import Comparison
 from adloco.study.statistics import Difference, Spread
@@ -103,18 +102,11 @@ def write_comparison(
     from adloco.report.compare_plots import draw_comparison  # Late, for matplotlib.
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "compare.json", comparison.to_json())
-    (folder / "compare.csv").write_text(comparison.to_csv())
+    write_json(folder / "compare.json", to_json(comparison))
+    (folder / "compare.csv").write_text(to_csv(comparison))
     images = draw_comparison(comparison, folder)
-    template = jinja2.Environment(
-        loader=jinja2.PackageLoader("adloco.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    ).get_template("compare.html")
     path = folder / "compare.html"
-    path.write_text(
-        template.render(_content(comparison, images, draw(comparison), title)), encoding="utf-8"
-    )
+    write_page(path, "compare.html", _content(comparison, images, draw(comparison), title))
     return path
 
 
@@ -145,17 +137,13 @@ def _content(
             ],
             f"A line is one seed.{comparison.warning}",
         ),
-        "images": [_embedded(image) for image in images],
-        "further": [_embedded(image) for image in further],
+        "images": [embedded(image) for image in images],
+        "further": [embedded(image) for image in further],
         "tables": tables(comparison),
         "runs": [
             {"arm": run.run.arm, "seed": run.run.seed, "folder": run.run.folder} for run in runs
         ],
     }
-
-
-def _embedded(image: Path) -> dict[str, str]:
-    return {"name": image.stem, "data": base64.b64encode(image.read_bytes()).decode()}
 
 
 def _difference_tables(comparison: Comparison) -> list[Table]:

@@ -2,13 +2,10 @@
 settings of a run.
 """
 
-import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import settings
@@ -16,6 +13,7 @@ from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, rows, validation
 from adloco.report.curves import Curve, curve_content
+from adloco.report.html import embedded, write_page
 from adloco.run.records import Records
 
 ROWS = 60
@@ -40,16 +38,8 @@ def write_report(folder: Path) -> Path:
     images = draw_plots(records, folder / "plots", recipe.task.measures)
     described = folder / "environment.json"
     environment = json.loads(described.read_text()) if described.exists() else {}
-    template = jinja2.Environment(
-        loader=jinja2.PackageLoader("adloco.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    page = template.get_template("report.html").render(
-        _content(recipe, records, images, environment)
-    )
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    write_page(path, "report.html", _content(recipe, records, images, environment))
     return path
 
 
@@ -105,12 +95,8 @@ def _content(
         "sync_cards": _sync_cards(records),
         "curves": _curves(recipe, records),
         "images": [
-            {
-                "name": image.stem,
-                "data": base64.b64encode(image.read_bytes()).decode(),
-                # The curves show it already, where scripts run.
-                "without_script": image.stem == "loss",
-            }
+            # The curves show the loss already, where scripts run.
+            embedded(image) | {"without_script": image.stem == "loss"}
             for image in images
         ],
         "merges": [

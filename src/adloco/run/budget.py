@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from adloco.algorithms.run_state import RunState
 from adloco.config.sections import Recipe
+from adloco.metrics import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +14,7 @@ class Budget:
     """Limits on a run. It ends when the first of them is reached; 0 means no limit."""
 
     limits: Mapping[str, int]
-    """Of tokens, rounds, inner_steps and syncs, those that are limited."""
+    """The limits above 0, by name: tokens, rounds, inner_steps, syncs."""
     tokens_per_sample: int
     sync_every: int
 
@@ -74,3 +75,14 @@ class Budget:
             "inner_steps": state.inner_steps + steps,
             "syncs": state.syncs,
         }
+
+
+def part_used(limits: Mapping[str, int], record: Record) -> float:
+    """The part of a budget that is used after a round, from 0 to 1; 0 without limits.
+
+    Args:
+        limits: Limits by name; 0 means no limit.
+        record: The round's line of metrics.jsonl; empty before the first round.
+    """
+    done = {name: record.get(name, 0) for name in limits} | {"rounds": record.get("round", 0)}
+    return min(1.0, max((done[name] / limit for name, limit in limits.items() if limit), default=0))

@@ -4,9 +4,10 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from adloco.run.folder_lock import is_locked
+from adloco.config.settings import RunSettings
+from adloco.run.budget import part_used
+from adloco.run.folder import CHECKPOINTS, RECIPE, SUMMARY, is_locked
 from adloco.run.records import METRICS, Records
-from adloco.run.stored import CHECKPOINTS, RECIPE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class RunOverview:
     folder: Path
     recipe: str
     state: str
-    """finished, running, or stopped with the part of its tokens that are done."""
+    """finished, running, or stopped with the part of its budget that is used."""
     tokens: int
     loss: float | None
     """The newest validation loss; None if there is none."""
@@ -41,21 +42,19 @@ def _overview(folder: Path) -> RunOverview:
     except tomllib.TOMLDecodeError:
         settings = {}
     grown = folder / METRICS if records else folder / RECIPE
-    tokens = int(last.get("tokens", 0))
+    limits = {name: settings.get(name, 0) for name in RunSettings().limits}
     return RunOverview(
         folder=folder,
         recipe=str(settings.get("name", "?")),
-        state=_state(folder, tokens, settings.get("tokens", 0)),
-        tokens=tokens,
+        state=_state(folder, part_used(limits, last)),
+        tokens=int(last.get("tokens", 0)),
         loss=losses[-1] if losses else None,
         bytes_communicated=int(last.get("bytes_communicated", 0)),
         changed=grown.stat().st_mtime,
     )
 
 
-def _state(folder: Path, tokens: int, budget: int) -> str:
+def _state(folder: Path, part: float) -> str:
     if is_locked(folder):
         return "running"
-    if (folder / "summary.json").is_file():
-        return "finished"
-    return f"stopped at {tokens / budget:.0%}" if budget else "stopped"
+    return "finished" if (folder / SUMMARY).is_file() else f"stopped at {part:.0%}"

@@ -20,8 +20,9 @@ from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.source import Builder
 from adloco.run.environment import choose_device, choose_precision, code_checksum
+from adloco.run.folder import MODEL
 from adloco.run.micro_batch_probe import Probe, outer_copies, probe
-from adloco.run.stored import MODEL, StoredRun, shared_settings
+from adloco.run.stored import StoredRun, shared_settings
 from adloco.tasks.task import Task
 
 COPIES_PER_WORKER = 4

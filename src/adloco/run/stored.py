@@ -2,25 +2,21 @@
 they belong together.
 """
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adloco.config.recipe import build_recipe, named_in_section, override, read_values
-from adloco.config.recipe_text import named_settings, to_toml
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
-from adloco.config.settings import RunSettings
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
-from adloco.rules.learning_rate import LearningRate
 from adloco.run import checkpoint
+from adloco.run.folder import CHECKPOINTS, RECIPE, TOKENIZER, run_folder
+from adloco.run.lengthening import with_longer_schedule
 from adloco.tasks.task import Task
 
-CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
-SUMMARY = "summary.json"
 FREE_SETTINGS = {
     # A run may become longer if its schedule allows it.
     "run.tokens",
@@ -69,8 +65,6 @@ OWN_SETTINGS = {
 """Settings that may differ between the ranks of one run; the kind of device and the text behind the
 paths are compared instead.
 """
-SCHEDULE = ("learning_rate.total_tokens", "learning_rate.warmup_fraction")
-"""Settings that follow from the budget when a run becomes longer."""
 CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
 
 
@@ -88,16 +82,6 @@ class StoredRun:
     """
     algorithm: dict[str, Any]
     """`AdLoCo.state_dict()` at the checkpoint."""
-
-
-def run_folder(folder: Path) -> Path:
-    """The same folder; ValueError if it is not a run's."""
-    require(
-        (folder / RECIPE).is_file(),
-        f"{str(folder)!r} is not a run folder (no {RECIPE} in it); give one that `adloco train` "
-        "wrote",
-    )
-    return folder
 
 
 def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
@@ -120,9 +104,8 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
         f"checkpoint {newest} was not written by a run; name a run folder that `adloco train` "
         "wrote",
     )
-    own_tokens = build_recipe(read_values(str(folder / RECIPE))).run.tokens
     samples = state["algorithm"]["samples"]
-    recipe, begun = _lengthened(recipe, state["run"], samples, own_tokens)
+    recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples)
     fixed = fixed_settings(recipe)
     changed = [key for key, value in fixed.items() if begun.get(key, value) != value]
     require(
@@ -172,82 +155,6 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
         message = f"{path} does not fit this version of adloco: {error}; {advice}"
         raise ValueError(message) from error
     return build_recipe(override(values, flags))
-
-
-def absolute_budgets(folder: Path, flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The flags, with a budget such as 2x replaced by a number: that many times the run's own."""
-    budgets = {f"run.{name}": name for name in RunSettings().limits}
-    result = []
-    for name, text in flags:
-        factor = text.removesuffix("x")
-        if name in budgets and factor != text:
-            require(
-                factor.replace(".", "", 1).isdecimal() and float(factor) > 0,
-                f"--{name} must be a number, or a multiple such as 2x, got {text!r}",
-            )
-            own = build_recipe(read_values(str(run_folder(folder) / RECIPE))).run
-            limit = own.limits[budgets[name]]
-            require(
-                limit > 0 and (folder / SUMMARY).is_file(),
-                f"--{name} {text} is for a run that has spent its {name}; give a number here",
-            )
-            text = str(math.ceil(Fraction(factor) * limit))
-        result.append((name, text))
-    return result
-
-
-def _lengthened(
-    recipe: Recipe, about: Mapping[str, Any], samples: int, folder_tokens: int
-) -> tuple[Recipe, dict[str, str]]:
-    """The recipe and the settings that the run began with, both with the schedule of a longer run
-    if the budget has become longer since the checkpoint.
-
-    Args:
-        recipe: The recipe with the flags of this resume.
-        about: The run at the checkpoint.
-        samples: Samples that it had trained on.
-        folder_tokens: `run.tokens` in the run's folder.
-    """
-    now, begun = recipe.learning_rate, about["recipe"]
-    planned = replace(
-        now,
-        total_tokens=int(begun.get(SCHEDULE[0], now.total_tokens)),
-        warmup_fraction=float(begun.get(SCHEDULE[1], now.warmup_fraction)),
-    )
-    before = about.get("tokens", folder_tokens)
-
-    def schedule(tokens: int) -> LearningRate:
-        done = samples * recipe.data.context_tokens
-        return planned.lengthened(done, tokens) if tokens > before else planned
-
-    with named_in_section("learning_rate", now):
-        longer = schedule(recipe.run.tokens)
-        # The folder may have the schedule of a longer run that was cut off before a checkpoint.
-        if now in (planned, schedule(folder_tokens)):
-            recipe = replace(recipe, learning_rate=longer)
-    values = (longer.total_tokens, longer.warmup_fraction)
-    known = {
-        name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun
-    }
-    return recipe, {**begun, **known}
-
-
-def keep_budget(stored: StoredRun) -> None:
-    """Write a budget that has changed, and its schedule, into the recipe of the run folder."""
-    path = stored.folder / RECIPE
-    recipe, now = build_recipe(read_values(str(path))), stored.recipe
-    budget = replace(
-        recipe.run,
-        tokens=now.run.tokens,
-        rounds=now.run.rounds,
-        inner_steps=now.run.inner_steps,
-        syncs=now.run.syncs,
-    )
-    changed = replace(recipe, run=budget, learning_rate=now.learning_rate)
-    if changed != recipe:
-        temporary = path.with_name(f".{RECIPE}")
-        temporary.write_text(to_toml(changed))
-        temporary.replace(path)
 
 
 def fixed_settings(recipe: Recipe) -> dict[str, str]:

@@ -10,8 +10,9 @@ from adloco.config.recipe import named_in_section
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
 from adloco.run.environment import choose_device
+from adloco.run.folder import MODEL
 from adloco.run.records import Records
-from adloco.run.stored import MODEL, StoredRun, check_corpus, read_run
+from adloco.run.stored import StoredRun, check_corpus, read_run
 
 
 @dataclass(frozen=True, kw_only=True)

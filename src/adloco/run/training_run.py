@@ -19,7 +19,8 @@ from adloco.metrics import Record
 from adloco.run import checkpoint
 from adloco.run.budget import Budget
 from adloco.run.environment import describe_environment, rng_state, set_rng_state
-from adloco.run.folder_lock import locked
+from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, SUMMARY, TOKENIZER, locked
+from adloco.run.lengthening import keep_budget
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.records import Records, round_record, summarise, write_json
 from adloco.run.start import (
@@ -31,15 +32,9 @@ from adloco.run.start import (
     with_reachable_data,
 )
 from adloco.run.stored import (
-    CHECKPOINTS,
-    MODEL,
-    RECIPE,
-    SUMMARY,
-    TOKENIZER,
     StoredRun,
     check_corpus,
     fixed_settings,
-    keep_budget,
     read_run,
 )
 from adloco.run.trackers import Trackers
@@ -163,7 +158,7 @@ class TrainingRun:
         run._seconds_before = stored.about["seconds"]
         if run.placement.is_rank_zero:
             with locked(folder):
-                keep_budget(stored)
+                keep_budget(folder, stored.recipe)
                 run.records.cut(run.algorithm.state.rounds_done)
         run.history = run.placement.agree(run.records.read())
         return run

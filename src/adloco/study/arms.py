@@ -14,7 +14,7 @@ from adloco.config.recipe import build_recipe, override, read_values, shipped_re
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.errors import require
-from adloco.run.stored import RECIPE, SUMMARY
+from adloco.run.folder import RECIPE, SUMMARY
 
 Flags = tuple[tuple[str, str], ...]
 """(section.key, value) of settings, in order."""

@@ -2,20 +2,17 @@
 reach a target loss, and differences between arms.
 """
 
-import csv
-import io
 import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from adloco.errors import require
 from adloco.metrics import ROUND, SECONDS, TRAFFIC, Metric, Record, validation
+from adloco.run.folder import SUMMARY
 from adloco.run.records import Records, finite
-from adloco.run.stored import SUMMARY
 from adloco.study.arms import StudyRun
 from adloco.study.fairness import held_equal, inequalities
 from adloco.study.links import Link, bytes_sent, is_data_parallel, link_seconds, num_syncs
@@ -62,7 +59,6 @@ class Comparison:
     """The task's measures on the evaluation set; the loss first."""
     targets: tuple[float, ...]
     """Losses to reach."""
-    links: tuple[Link, ...]
     replicas: int
     """Replicas that data-parallel arms are taken to have."""
     equal: tuple[str, ...]
@@ -101,14 +97,14 @@ class Comparison:
         """The last values of an axis over the seeds of an arm."""
         return Spread.of([run.total(axis) for run in self.arms[arm]])
 
+    def reached(self, run: RunCurves, axis: str, target: float) -> float | None:
+        """Where a run's loss first reaches a target; None if it does not, or did not end."""
+        crossing = first_crossing(run.axes[axis], run.measures[self.loss.name], target)
+        return None if run.problem else crossing
+
     def to_target(self, arm: str, axis: str, target: float) -> Spread:
         """What the seeds of an arm need on an axis to reach a loss."""
-        return Spread.of(
-            [
-                first_crossing(run.axes[axis], run.measures[self.loss.name], target)
-                for run in self.arms[arm]
-            ]
-        )
+        return Spread.of([self.reached(run, axis, target) for run in self.arms[arm]])
 
     @property
     def best(self) -> str:
@@ -135,78 +131,6 @@ class Comparison:
             pairs = [(self.best, name) for name in names if name != self.best]
         found = (paired_difference(one, two, finals) for one, two in pairs)
         return [difference for difference in found if difference is not None]
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, for programs."""
-        return {
-            "held_equal": list(self.equal),
-            "not_held_equal": list(self.unequal),
-            "units": {
-                **{name: metric.unit.name for name, metric in self.axes.items()},
-                **{metric.name: metric.unit.name for metric in self.measures},
-            },
-            "data_parallel_replicas": self.replicas,
-            "targets": list(self.targets),
-            "arms": [self._arm_json(arm) for arm in self.arms],
-            "differences_of_final_loss": [
-                asdict(difference) | {"interval": "95%, Student's t, paired by seed"}
-                for difference in self.differences()
-            ],
-        }
-
-    def to_csv(self) -> str:
-        """A row for each run: its final measures, totals, and what it needed for each target."""
-        names = [f"{axis}_to_{target:g}" for target in self.targets for axis in self.axes]
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(
-            [
-                "arm",
-                "seed",
-                "folder",
-                "problem",
-                *(metric.name for metric in self.measures),
-                *self.axes,
-                *names,
-            ]
-        )
-        for arm, runs in self.arms.items():
-            for run in runs:
-                reached = (
-                    first_crossing(run.axes[axis], run.measures[self.loss.name], target)
-                    for target in self.targets
-                    for axis in self.axes
-                )
-                finals = (run.final(metric.name) for metric in self.measures)
-                totals = (run.total(axis) for axis in self.axes)
-                about = [arm, run.run.seed, run.run.folder, run.problem]
-                writer.writerow([*about, *finals, *totals, *reached])
-        return out.getvalue()
-
-    def _arm_json(self, arm: str) -> dict[str, Any]:
-        return {
-            "name": arm,
-            "final": {
-                metric.name: asdict(self.finals(arm, metric.name)) for metric in self.measures
-            },
-            "total": {axis: asdict(self.totals(arm, axis)) for axis in self.axes},
-            "to_target": {
-                f"{target:g}": {
-                    axis: asdict(self.to_target(arm, axis, target)) for axis in self.axes
-                }
-                for target in self.targets
-            },
-            "runs": [
-                {
-                    "seed": run.run.seed,
-                    "folder": str(run.run.folder),
-                    "problem": run.problem,
-                    "axes": run.axes,
-                    "measures": run.measures,
-                }
-                for run in self.arms[arm]
-            ],
-        }
 
 
 def compare(
@@ -255,7 +179,6 @@ def compare(
         },
         measures=measures,
         targets=tuple(targets),
-        links=tuple(links),
         replicas=replicas,
         equal=tuple(held_equal(runs)),
         unequal=tuple(unequal),

@@ -2,7 +2,7 @@
 task and budget.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adloco.config.recipe_text import named_settings
@@ -32,10 +32,10 @@ HELD_EQUAL = {
     "budget": ("run.tokens", "run.rounds", "run.inner_steps", "run.syncs"),
 }
 """What is held equal, and the settings that decide it."""
-OTHER_ROOMS = {"model": "model.", "task": "task."}
+HELD_SECTIONS = {"model": "model.", "task": "task."}
 """What is held equal, and the section whose settings decide it."""
-NUMERICAL = {"model.gradient_checkpointing"}
-"""Settings of these sections that change no number."""
+MAY_DIFFER = {"model.gradient_checkpointing"}
+"""Settings of these sections that may differ, because they change no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +59,15 @@ def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[I
         runs: Runs of all arms.
         varied: Settings in which the arms differ on purpose.
     """
-    each = [(run.arm, dict(_decisive(run.recipe))) for run in runs]
-    keys = {key: what for _, settings in each for key, what in _keys(settings)}
+    each = [(run.arm, _decisive(run.recipe)) for run in runs]
     found = []
-    for setting, what in keys.items():
+    for setting in dict.fromkeys(setting for _, settings in each for setting in settings):
         given: dict[str, set[str]] = {}
         for arm, settings in each:
             given.setdefault(arm, set()).add(settings.get(setting, "-"))
         values = {arm: " or ".join(sorted(texts)) for arm, texts in given.items()}
         if len(set().union(*given.values())) > 1 and setting not in varied:
-            found.append(Inequality(what=what, setting=setting, values=values))
+            found.append(Inequality(what=_what(setting), setting=setting, values=values))
     return found
 
 
@@ -80,20 +79,15 @@ def held_equal(runs: Sequence[StudyRun]) -> list[str]:
         for name, limit in runs[0].recipe.run.limits.items()
         if limit
     }
-    names = [*HELD_EQUAL, *OTHER_ROOMS]
+    names = [*HELD_EQUAL, *HELD_SECTIONS]
     equal = [name for name in names if name not in unequal and name != "budget"]
     return [*equal, *(sorted(budget) if "budget" not in unequal else [])]
 
 
-def _decisive(recipe: Recipe) -> Iterable[tuple[str, str]]:
-    named = {key: str(value) for key, value in named_settings(recipe).items()}
-    for key, value in named.items():
-        if _what(key):
-            yield key, value
-
-
-def _keys(settings: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    return ((key, _what(key)) for key in settings)
+def _decisive(recipe: Recipe) -> dict[str, str]:
+    """The settings of a recipe that decide what is held equal."""
+    named = named_settings(recipe).items()
+    return {setting: str(value) for setting, value in named if _what(setting)}
 
 
 def _what(setting: str) -> str:
@@ -101,7 +95,7 @@ def _what(setting: str) -> str:
     for what, settings in HELD_EQUAL.items():
         if setting in settings:
             return what
-    for what, section in OTHER_ROOMS.items():
-        if setting.startswith(section) and setting not in NUMERICAL:
+    for what, section in HELD_SECTIONS.items():
+        if setting.startswith(section) and setting not in MAY_DIFFER:
             return what
     return ""

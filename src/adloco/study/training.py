@@ -16,10 +16,10 @@ from adloco.config.recipe_text import to_toml
 from adloco.distributed.placement.one_process import num_cores
 from adloco.errors import require
 from adloco.metrics import Record
+from adloco.run.budget import part_used
 from adloco.run.checkpoint import list_checkpoints
-from adloco.run.folder_lock import is_locked
+from adloco.run.folder import CHECKPOINTS, is_locked
 from adloco.run.records import Records
-from adloco.run.stored import CHECKPOINTS
 from adloco.study.arms import StudyRun
 
 POLL_SECONDS = 0.5
@@ -107,7 +107,7 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
         return
     if list_checkpoints(run.folder / CHECKPOINTS):
         words = ["--resume", str(run.folder)]
-        job.part_before = job.part = _part(run, Records(run.folder).newest())
+        job.part_before = job.part = part_used(run.recipe.run.limits, Records(run.folder).newest())
     else:
         shutil.rmtree(run.folder, ignore_errors=True)  # Killed before its first checkpoint.
         words = [str(_write_recipe(run, logs.parent / "recipes"))]
@@ -141,7 +141,7 @@ def _look_at(job: Job, logs: Path) -> None:
     assert job.process is not None
     job.seconds = time.monotonic() - job.began
     job.last = Records(job.run.folder).newest()
-    job.part = _part(job.run, job.last)
+    job.part = part_used(job.run.recipe.run.limits, job.last)
     code = job.process.poll()
     if code is None:
         return
@@ -151,14 +151,6 @@ def _look_at(job: Job, logs: Path) -> None:
         lines = _log(job.run, logs).read_text(errors="replace").strip().splitlines()
         job.state = "failed"
         job.problem = lines[-1].removeprefix("adloco: ") if lines else f"exit code {code}"
-
-
-def _part(run: StudyRun, last: Record) -> float:
-    """The part of the budget that is used."""
-    counts = {"tokens": "tokens", "rounds": "round", "inner_steps": "inner_steps", "syncs": "syncs"}
-    limits = {name: limit for name, limit in run.recipe.run.limits.items() if limit}
-    done = [last.get(counts[name], 0) / limit for name, limit in limits.items()]
-    return float(min(1.0, max(done)))
 
 
 def _log(run: StudyRun, logs: Path) -> Path:

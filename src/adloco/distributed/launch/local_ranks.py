@@ -1,10 +1,10 @@
 """Starting the ranks of a run on this machine, and ending all of them when one fails.
 
 torch's elastic launcher (tried with 2.13) does this too, and torchrun is how ranks start over
-several machines. For one machine it is not used, because a wrong setting ends there in 36 lines
-with a traceback of the launcher, where `--ranks` prints one sentence, and after 10.3 instead of
-3.9 s. A restart would also repeat the same command, where ranks that ran out of memory have to
-start again with smaller micro-batches.
+several machines. For one machine it is not used: a wrong setting ends there in 46 lines with a
+traceback of the launcher, where `--ranks` prints one sentence, and takes twice as long
+(reproduce/LOG.md). A restart would also repeat the same command, where ranks that ran out of memory
+have to start again with smaller micro-batches.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The lock of a run folder, which one process at a time trains."""
+"""A run folder: the names of its files, and its lock, which one process at a time holds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,24 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-LOCK = ".lock"
+from adloco.errors import require
+
+CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
+SUMMARY, LOCK = "summary.json", ".lock"
+
+
+def run_folder(folder: Path) -> Path:
+    """The folder, after a check that a run lives there.
+
+    Raises:
+        ValueError: No run does.
+    """
+    require(
+        (folder / RECIPE).is_file(),
+        f"{str(folder)!r} is not a run folder (no {RECIPE} in it); give one that `adloco train` "
+        "wrote",
+    )
+    return folder
 
 
 @contextmanager

@@ -1,0 +1,29 @@
+"""Writing a page from a template of `templates/`, with its pictures inside."""
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+
+def write_page(path: Path, template: str, content: Mapping[str, Any]) -> None:
+    """Fill a template and write it.
+
+    Args:
+        path: The page's file.
+        template: Name of the template.
+        content: Its variables; a missing one is an error.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("adloco.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    path.write_text(environment.get_template(template).render(content), encoding="utf-8")
+
+
+def embedded(image: Path) -> dict[str, str]:
+    """A picture for a template: its name, and its bytes in base64."""
+    return {"name": image.stem, "data": base64.b64encode(image.read_bytes()).decode()}

@@ -1,0 +1,99 @@
+"""Runs that become longer on resume: their budget in flags, their schedule, and their recipe."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from adloco.config.recipe import build_recipe, named_in_section, read_values
+from adloco.config.recipe_text import to_toml
+from adloco.config.sections import Recipe
+from adloco.config.settings import RunSettings
+from adloco.errors import require
+from adloco.rules.learning_rate import LearningRate
+from adloco.run.folder import RECIPE, SUMMARY, run_folder
+
+SCHEDULE = ("learning_rate.total_tokens", "learning_rate.warmup_fraction")
+"""Settings that follow from the budget when a run becomes longer."""
+
+
+def absolute_budgets(folder: Path, flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The flags, with a budget such as 2x replaced by a number: that many times the run's own."""
+    budgets = {f"run.{name}": name for name in RunSettings().limits}
+    result = []
+    for name, text in flags:
+        factor = text.removesuffix("x")
+        if name in budgets and factor != text:
+            require(
+                factor.replace(".", "", 1).isdecimal() and float(factor) > 0,
+                f"--{name} must be a number, or a multiple such as 2x, got {text!r}",
+            )
+            own = build_recipe(read_values(str(run_folder(folder) / RECIPE))).run
+            limit = own.limits[budgets[name]]
+            require(
+                limit > 0 and (folder / SUMMARY).is_file(),
+                f"--{name} {text} is for a run that has spent that budget; give a number here",
+            )
+            text = str(math.ceil(Fraction(factor) * limit))
+        result.append((name, text))
+    return result
+
+
+def with_longer_schedule(
+    folder: Path, recipe: Recipe, about: Mapping[str, Any], samples: int
+) -> tuple[Recipe, dict[str, str]]:
+    """The recipe and the settings that the run began with, both with the schedule of a longer run
+    if the budget has become longer since the checkpoint.
+
+    Args:
+        folder: The run's folder.
+        recipe: Its recipe with the flags of this resume.
+        about: The run at the checkpoint.
+        samples: Samples that it had trained on.
+
+    Raises:
+        ValueError: The schedule has fallen and cannot be made longer.
+    """
+    folder_tokens = build_recipe(read_values(str(folder / RECIPE))).run.tokens
+    now, begun = recipe.learning_rate, about["recipe"]
+    planned = replace(
+        now,
+        total_tokens=int(begun.get(SCHEDULE[0], now.total_tokens)),
+        warmup_fraction=float(begun.get(SCHEDULE[1], now.warmup_fraction)),
+    )
+    before = about.get("tokens", folder_tokens)
+
+    def schedule(tokens: int) -> LearningRate:
+        done = samples * recipe.data.context_tokens
+        return planned.lengthened(done, tokens) if tokens > before else planned
+
+    with named_in_section("learning_rate", now):
+        longer = schedule(recipe.run.tokens)
+        # The folder may have the schedule of a longer run that was cut off before a checkpoint.
+        if now in (planned, schedule(folder_tokens)):
+            recipe = replace(recipe, learning_rate=longer)
+    values = (longer.total_tokens, longer.warmup_fraction)
+    known = {
+        name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun
+    }
+    return recipe, {**begun, **known}
+
+
+def keep_budget(folder: Path, now: Recipe) -> None:
+    """Write a budget that has changed, and its schedule, into the recipe of the run folder."""
+    path = folder / RECIPE
+    recipe = build_recipe(read_values(str(path)))
+    budget = replace(
+        recipe.run,
+        tokens=now.run.tokens,
+        rounds=now.run.rounds,
+        inner_steps=now.run.inner_steps,
+        syncs=now.run.syncs,
+    )
+    changed = replace(recipe, run=budget, learning_rate=now.learning_rate)
+    if changed != recipe:
+        temporary = path.with_name(f".{RECIPE}")
+        temporary.write_text(to_toml(changed))
+        temporary.replace(path)
