@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.tokenizers import Tokenizer
+from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.merge import Merge
 from adloco.rules.moments import GradientEstimate
 from adloco.tasks.evaluation_settings import EvaluationSettings
@@ -38,10 +39,8 @@ class DoublingBatch:
         if self.every_samples <= 0:
             raise ValueError(f"every_samples must be > 0, got {self.every_samples}")
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
-        return int(self.start * 2 ** (trainer_samples // self.every_samples))
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
+        return int(self.start * 2 ** (point.samples // self.every_samples))
 
 
 @dataclass(frozen=True, kw_only=True)

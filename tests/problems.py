@@ -28,6 +28,7 @@ from adloco.algorithms.method import Source
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.comm.comm import Comm
+from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.sync_schedule import SyncEvent
 
 SHARED_DATA = Path(
@@ -51,6 +52,14 @@ def cases(named: Mapping[str, Sequence[Any]], default: Collection[str]) -> list[
         pytest.param(*values, id=name, marks=[] if name in default else pytest.mark.nightly)
         for name, values in named.items()
     ]
+
+
+def at(samples: int, requested_batch: int = 1, **others: float) -> TrainingPoint:
+    """Where a trainer's training is; its initial batch is 1 unless it is given."""
+    initial = int(others.pop("initial_batch", 1))
+    return TrainingPoint(
+        samples=samples, requested_batch=requested_batch, initial_batch=initial, **others
+    )
 
 
 def regression(

@@ -72,7 +72,7 @@ def test_c4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "--memory.gib",
         "3",
     ]
-    assert main(["train", "adloco-c4", *flags, *common(tmp_path)]) == 0
+    assert main(["train", "adloco-paper", *flags, *common(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "merged into" in said and "the largest micro-batch that fits is" in said
     rows = records(tmp_path / "run")

@@ -14,14 +14,26 @@ from adloco.config.recipe_text import settings, to_toml, to_values
 
 def test_what_is_shipped() -> None:
     names = (
-        "adloco adloco-c4 adloco-imdb adloco-paper ddp ddp-norm diloco fsdp-norm local-sgd single"
+        "adloco adloco-imdb adloco-paper adloco-paper-small ddp ddp-norm diloco diloco-paper "
+        "fsdp-norm local-sgd single"
     )
     assert shipped_recipes() == names.split()
 
 
 @pytest.mark.parametrize(
     "name",
-    ["adloco", "adloco-paper", "ddp", "ddp-norm", "diloco", "fsdp-norm", "local-sgd", "single"],
+    [
+        "adloco",
+        "adloco-paper",
+        "adloco-paper-small",
+        "ddp",
+        "ddp-norm",
+        "diloco",
+        "diloco-paper",
+        "fsdp-norm",
+        "local-sgd",
+        "single",
+    ],
 )
 def test_toml_round_trip(name: str) -> None:
     recipe = build_recipe(read_values(name))
@@ -31,13 +43,24 @@ def test_toml_round_trip(name: str) -> None:
     assert all(setting.meaning for setting in settings(recipe))
 
 
-def test_the_published_setting() -> None:
-    recipe = build_recipe(read_values("adloco-paper"))
+@pytest.mark.parametrize("name", ["adloco-paper", "adloco-paper-small"])
+def test_the_published_setting(name: str) -> None:
+    recipe = build_recipe(read_values(name))
     assert recipe.batch == NormTest(eta=0.8, estimator="plug-in")
     assert recipe.switch.multiplier == 2
     assert recipe.method.num_trainers == 4
     assert recipe.outer == OuterOptimizer(optimizer="SGD", lr=0.5, options={})
     assert isinstance(recipe.merge, MergeSmallest)
+    assert recipe.run.tokens == 0
+    assert recipe.run.inner_steps == 12 * recipe.method.sync_every
+
+
+def test_the_published_arms_differ_in_the_method_alone() -> None:
+    adloco, diloco = (build_recipe(read_values(f"{name}-paper")) for name in ("adloco", "diloco"))
+    assert adloco.run.inner_steps == 2400
+    for section in ("model", "data", "inner", "learning_rate", "outer"):
+        assert getattr(adloco, section) == getattr(diloco, section)
+    assert replace(adloco.method, num_trainers=1, workers_per_trainer=4) == diloco.method
 
 
 def test_flags_override_and_keep_their_types() -> None:
@@ -83,11 +106,11 @@ def test_an_inner_optimizer_has_its_own_settings_alone(optimizer: str, fields: s
 
 def test_a_flag_for_another_inner_optimizer() -> None:
     """The recipe's settings for the old optimizer are dropped, but a flag must fit the new one."""
-    recipe = build_recipe(override(read_values("adloco-c4"), [("inner.optimizer", "sgd")]))
+    recipe = build_recipe(override(read_values("adloco-paper"), [("inner.optimizer", "sgd")]))
     assert recipe.inner == InnerSGD(lr=2e-5, weight_decay=0.01)
     flags = [("inner.optimizer", "sgd"), ("inner.betas", "[0.9, 0.95]")]
     with pytest.raises(ValueError, match="inner.betas is not a setting of .* optimizer = 'sgd'"):
-        build_recipe(override(read_values("adloco-c4"), flags))
+        build_recipe(override(read_values("adloco-paper"), flags))
 
 
 def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:

@@ -12,6 +12,7 @@ from adloco.config.register import Register
 from adloco.config.sections import BATCH_RULES, SECTIONS
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.norm_test import NormTest
+from tests.problems import at
 
 RULES = '''
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ class Doubling:
         if self.every_samples <= 0:
             raise ValueError(f"every_samples must be > 0, got {self.every_samples}")
 
-    def requested(self, estimate, trainer_samples, current):
-        return 2 ** (trainer_samples // self.every_samples)
+    def requested(self, estimate, point):
+        return 2 ** (point.samples // self.every_samples)
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ def test_a_folder_is_found_by_the_keys_of_its_classes() -> None:
         "ramp",
         "random",
         "replay",
+        "seesaw",
         "warmup",
     ]
     assert BATCH_RULES.find("norm-test") is NormTest
@@ -123,7 +125,7 @@ def test_every_choice_has_its_default_and_says_what_each_class_is(section: str) 
 def test_a_rule_of_the_users_own() -> None:
     values = {"batch": {"rule": "my_rules:Doubling", "every_samples": 50, "initial": 4}}
     recipe = build_recipe(values)
-    assert recipe.batch.requested(None, 150, 4) == 8
+    assert recipe.batch.requested(None, at(150)) == 8
     text = to_toml(recipe, with_meanings=True)
     assert 'rule = "my_rules:Doubling"\n' in text
     assert "# Samples from one doubling to the next.\nevery_samples = 50" in text

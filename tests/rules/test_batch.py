@@ -13,6 +13,7 @@ from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.moments import GradientEstimate
+from tests.problems import at
 
 
 def estimate_of(
@@ -32,18 +33,20 @@ def estimate_of(
 def test_norm_test_by_hand() -> None:
     # S = 12, |G|^2 = 3, eta = 0.5: 12 / (0.25 * 3) = 16. Plug-in at b = 4: |gbar|^2 = 3 + 12/4 = 6,
     # so 12 / (0.25 * 6) = 8.
-    assert NormTest(eta=0.5).requested(estimate_of(12, 3), 0, 4) == 16
-    assert NormTest(eta=0.5, estimator="plug-in").requested(estimate_of(12, 3, batch=4), 0, 4) == 8
-    assert NormTest(eta=0.5).requested(estimate_of(12.01, 3), 0, 4) == 17  # Rounded up.
+    assert NormTest(eta=0.5).requested(estimate_of(12, 3), at(0, 4)) == 16
+    assert (
+        NormTest(eta=0.5, estimator="plug-in").requested(estimate_of(12, 3, batch=4), at(0, 4)) == 8
+    )
+    assert NormTest(eta=0.5).requested(estimate_of(12.01, 3), at(0, 4)) == 17  # Rounded up.
 
 
 def test_norm_test_at_the_edges() -> None:
-    assert NormTest().requested(None, 0, 7) == 7
-    assert NormTest().requested(estimate_of(0, 3), 0, 7) == 1
-    assert NormTest().requested(estimate_of(12, 0), 0, 7) == UNBOUNDED
-    assert NormTest().requested(estimate_of(12, -0.5), 0, 7) == UNBOUNDED
-    assert NormTest().requested(estimate_of(12, 1e-310), 0, 7) == UNBOUNDED
-    assert NormTest().requested(estimate_of(12, 5e-324), 0, 7) == UNBOUNDED
+    assert NormTest().requested(None, at(0, 7)) == 7
+    assert NormTest().requested(estimate_of(0, 3), at(0, 7)) == 1
+    assert NormTest().requested(estimate_of(12, 0), at(0, 7)) == UNBOUNDED
+    assert NormTest().requested(estimate_of(12, -0.5), at(0, 7)) == UNBOUNDED
+    assert NormTest().requested(estimate_of(12, 1e-310), at(0, 7)) == UNBOUNDED
+    assert NormTest().requested(estimate_of(12, 5e-324), at(0, 7)) == UNBOUNDED
 
 
 @pytest.mark.parametrize("eta", [0.2, 0.5, 0.8])
@@ -51,7 +54,7 @@ def test_plug_in_grows_at_most_by_one_over_eta_squared(eta: float) -> None:
     batch, rule = 4, NormTest(eta=eta, estimator="plug-in")
     for _ in range(6):
         grown = rule.requested(
-            estimate_of(1000.0, 0.0, batch=batch), 0, batch
+            estimate_of(1000.0, 0.0, batch=batch), at(0, batch)
         )  # Noise alone: the fastest growth there is.
         assert grown <= math.ceil(batch / eta**2 + 1e-6)
         assert grown >= batch / eta**2 * (1 - 1e-9)
@@ -71,7 +74,7 @@ def test_fixed_points(eta: float, noise_scale: float) -> None:
             batch = start
             for _ in range(400):
                 batch = NormTest(eta=eta, estimator=estimator).requested(
-                    estimate_of(noise_scale, 1.0, batch=batch), 0, batch
+                    estimate_of(noise_scale, 1.0, batch=batch), at(0, batch)
                 )
             # Rounding up adds at most 1 per step, which the plug-in's contraction by 1 - eta^2 sums
             # to at most 1/eta^2.
@@ -106,10 +109,12 @@ def test_inner_product_and_augmented_by_hand() -> None:
     # Var<g_i, G> = 50, |G|^2 = 2: theta = 0.5 asks for 50 / (0.25 * 4) = 50. Var_orth = S - 50/2 =
     # 100 - 25 = 75: nu = 0.5 asks for 75 / (0.25 * 2) = 150, nu = 5 for 75 / 50 = 2 (rounded up).
     seen = estimate_of(100, 2, inner=50)
-    assert InnerProductTest(theta=0.5).requested(seen, 0, 1) == 50
-    assert AugmentedInnerProductTest(theta=0.5, nu=0.5).requested(seen, 0, 1) == 150
-    assert AugmentedInnerProductTest(theta=0.5, nu=5.0).requested(seen, 0, 1) == 50
-    assert AugmentedInnerProductTest().requested(estimate_of(100, -1, inner=50), 0, 1) == UNBOUNDED
+    assert InnerProductTest(theta=0.5).requested(seen, at(0, 1)) == 50
+    assert AugmentedInnerProductTest(theta=0.5, nu=0.5).requested(seen, at(0, 1)) == 150
+    assert AugmentedInnerProductTest(theta=0.5, nu=5.0).requested(seen, at(0, 1)) == 50
+    assert (
+        AugmentedInnerProductTest().requested(estimate_of(100, -1, inner=50), at(0, 1)) == UNBOUNDED
+    )
 
 
 def test_what_is_compared() -> None:
@@ -121,9 +126,11 @@ def test_what_is_compared() -> None:
 
 
 def test_constant_and_warmup() -> None:
-    assert ConstantBatch().requested(estimate_of(1e9, 1e-9), 10**9, 13) == 13
+    assert ConstantBatch().requested(estimate_of(1e9, 1e-9), at(10**9, 13)) == 13
     stages = BatchWarmup(batches=[16, 64], after_samples=[100, 1000])
-    assert [stages.requested(None, samples, 4) for samples in (0, 99, 100, 999, 1000, 10**6)] == [
+    assert [
+        stages.requested(None, at(samples, 4)) for samples in (0, 99, 100, 999, 1000, 10**6)
+    ] == [
         4,
         4,
         16,

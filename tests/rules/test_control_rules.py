@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.batch_rules.batch_rule import UNBOUNDED, BatchRule
 from adloco.rules.batch_rules.cyclic import CyclicBatch
 from adloco.rules.batch_rules.ramp import RampBatch
 from adloco.rules.batch_rules.random_batch import RandomBatch
 from adloco.rules.batch_rules.replay import ReplayBatch
+from adloco.rules.batch_rules.seesaw import Seesaw
+from adloco.rules.learning_rate import LearningRate
+from tests.problems import at
 
 
 def requests(rule: BatchRule, *samples: int) -> list[int]:
-    return [rule.requested(None, seen, 1) for seen in samples]
+    return [rule.requested(None, at(seen)) for seen in samples]
 
 
 def test_ramps() -> None:
@@ -23,6 +26,31 @@ def test_ramps() -> None:
     linear = RampBatch(first=4, last=64, over_samples=400, ramp="linear")
     assert requests(linear, *seen) == [4, 19, 34, 49, 64, 64]
     assert requests(RampBatch(first=64, last=4, over_samples=400), *seen[:3]) == [64, 32, 16]
+
+
+def test_seesaw_splits_the_cut_between_rate_and_batch() -> None:
+    """Where the schedule cuts the rate to a quarter, the rate falls to a half and the batch grows
+    from 8 to 32.
+    """
+    assert [
+        Seesaw().requested(None, at(0, 99, initial_batch=8, decay=decay))
+        for decay in (1, 0.5, 0.25, 0.1)
+    ] == [8, 16, 32, 80]
+    assert Seesaw().requested(None, at(0, decay=0.0)) == UNBOUNDED
+    schedule = LearningRate(
+        shape="wsd",
+        total_tokens=1000,
+        warmup_fraction=0.1,
+        decay_fraction=0.5,
+        final_fraction=0,
+        coupling="sqrt",
+        reference_batch=8,
+    )
+    # From 500 to 1000 tokens the rate falls linearly to 0: 0.25 is left after 875.
+    assert schedule.decay(50) == schedule.decay(500) == 1.0
+    assert schedule.decay(875) == 0.25
+    assert schedule.factor(875, trainer_batch=32) == 0.5
+    assert schedule.factor(50, trainer_batch=8) == 0.5  # The warm-up cuts the rate alone.
 
 
 def test_cycles() -> None:

@@ -62,9 +62,9 @@ TRAINER = {
     "cosine_similarity",
     "wire_error",
 }
-FROM_THE_HUB = ("adloco-c4", "adloco-imdb")
+FROM_THE_HUB = ("adloco-imdb", "adloco-paper", "diloco-paper")
 """Recipes whose model and data come from the hub; test_classification.py and test_hub_recipes.py
-run them on local copies.
+run most of them on local copies.
 """
 SUMMARY = {
     "final_val_loss",

@@ -12,6 +12,7 @@ from adloco.distributed.comm.compressed import keeps_residuals
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
+from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.learning_rate import LearningRate
 
 
@@ -42,6 +43,22 @@ def check_sections(
         learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
     )
     require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
+    require(
+        not isinstance(batching.rule, Seesaw) or _keeps_seesaw(learning_rate, batching),
+        "batch.rule seesaw needs a learning rate that falls (shape cosine or wsd) and "
+        f"learning_rate.coupling sqrt with reference_batch = batch.initial = "
+        f"{batching.guards.initial}",
+    )
+
+
+def _keeps_seesaw(learning_rate: LearningRate | None, batching: Batching) -> bool:
+    """True if the rate falls by sqrt(a) where the batch grows by 1/a."""
+    return (
+        learning_rate is not None
+        and learning_rate.shape != "constant"
+        and learning_rate.coupling == "sqrt"
+        and learning_rate.reference_batch == batching.guards.initial
+    )
 
 
 def build_workers(

@@ -86,6 +86,11 @@ class Planner:
                 )
         return tasks
 
+    def decay(self, samples: int) -> float:
+        """What the schedule's decay has left of the rate after so many samples of the run."""
+        schedule = self.learning_rate
+        return 1.0 if schedule is None else schedule.decay(samples * self.tokens_per_sample)
+
     def _lr_factor(
         self, tokens_before: int, step_tokens: int, trainer_batch: int
     ) -> Callable[[int], float] | None:

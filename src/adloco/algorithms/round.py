@@ -181,11 +181,12 @@ class Round:
     ) -> list[TrainerReport]:
         """Pool each trainer's gradient statistics, and let the batch rule set its next request."""
         reports = []
+        decay = self._parts.planner.decay(self._state.samples)
         for trainer in self._state.trainers.values():
             rows = [done[worker] for worker in trainer.worker_ids]
             requested = trainer.requested_batch
             samples = int(sum(row.samples for row in rows))
-            trainer.update_batch([row.moments for row in rows], samples)
+            trainer.update_batch([row.moments for row in rows], samples, decay)
             mine = [tasks[worker] for worker in trainer.worker_ids]
             reports.append(report_trainer(trainer, requested, mine, rows, self._parts.base_rate))
         return reports

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from adloco.errors import require
-from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.batch_rules.batch_rule import BatchRule, TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
 
@@ -78,19 +78,28 @@ class BatchController:
         self._weight = 0.0
         self._sums = GradientEstimate(grad_variance=0.0, grad_norm_sq=0.0, plugin_norm_sq=0.0)
 
-    def update(self, measured: GradientEstimate | None, trainer_samples: int) -> None:
+    def update(
+        self, measured: GradientEstimate | None, trainer_samples: int, decay: float = 1.0
+    ) -> None:
         """Set the new requested batch.
 
         Args:
             measured: The statistics of this round's test; None if none were taken. A rule that
                 needs them then leaves the request unchanged.
             trainer_samples: Samples that the trainer has trained on so far.
+            decay: What the decay of the learning rate has left of it; see `TrainingPoint`.
         """
         if measured is None and self.rule.needs_moments:
             return
         if measured is not None:
             self._smooth(measured)
-        wanted = self.rule.requested(self.estimate, trainer_samples, self.requested_batch)
+        point = TrainingPoint(
+            samples=trainer_samples,
+            requested_batch=self.requested_batch,
+            initial_batch=self.guards.initial,
+            decay=decay,
+        )
+        wanted = self.rule.requested(self.estimate, point)
         self.requested_batch = self.guards.limit(wanted, self.requested_batch)
 
     def _smooth(self, measured: GradientEstimate) -> None:

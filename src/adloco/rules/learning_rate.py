@@ -99,12 +99,20 @@ class LearningRate:
             trainer_batch: Samples of the step over all workers of the trainer.
         """
         power: float = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.coupling]
-        return self._fraction(tokens) * math.pow(trainer_batch / self.reference_batch, power)
+        warmup = self.warmup_fraction * self.total_tokens
+        fraction = tokens / warmup if tokens < warmup else self.decay(tokens)
+        return fraction * math.pow(trainer_batch / self.reference_batch, power)
 
-    def _fraction(self, tokens: int) -> float:
+    def decay(self, tokens: int) -> float:
+        """What the decay has left of the rate, from 1 (always, during the warm-up) to
+        `final_fraction`.
+
+        Args:
+            tokens: Tokens that the run has seen.
+        """
         warmup = self.warmup_fraction * self.total_tokens
         if tokens < warmup:
-            return tokens / warmup
+            return 1.0
         if self.shape == "cosine":
             done = min(1.0, (tokens - warmup) / max(1.0, self.total_tokens - warmup))
             return (

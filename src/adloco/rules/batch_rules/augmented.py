@@ -7,6 +7,7 @@ from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import (
     UNBOUNDED,
     Estimator,
+    TrainingPoint,
     check_estimator,
     estimated_norm_sq,
     samples_needed,
@@ -45,11 +46,9 @@ class AugmentedInnerProductTest:
     def inner_products(self) -> Estimator:
         return self.estimator
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
-            return current
+            return point.requested_batch
         norm_sq = max(estimated_norm_sq(estimate, self.estimator), 0.0)
         if norm_sq == 0:
             return UNBOUNDED

@@ -6,6 +6,7 @@ no state: smoothing, limits of growth and the current request are in `controller
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from adloco.errors import require
@@ -16,6 +17,20 @@ UNBOUNDED = 2**40
 
 Estimator = Literal["unbiased", "plug-in"]
 """How statistics of the true gradient are estimated; see `GradientEstimate`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPoint:
+    """How far a trainer's training has come when its batch is decided."""
+
+    samples: int
+    """Samples that the trainer has trained on so far."""
+    requested_batch: int
+    """Its current requested batch, in samples per inner step over all its workers."""
+    initial_batch: int
+    """Its requested batch at the start."""
+    decay: float = 1.0
+    """What the decay of the learning rate's schedule has left of the rate, from 1 to 0."""
 
 
 class BatchRule(Protocol):
@@ -39,15 +54,12 @@ class BatchRule(Protocol):
         """
         ...
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         """The batch that the trainer should request, in samples per inner step over its workers.
 
         Args:
             estimate: Smoothed statistics of the gradient; None if none were taken.
-            trainer_samples: Samples that the trainer has trained on so far.
-            current: The current requested batch.
+            point: How far the trainer's training has come.
         """
         ...
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
 
@@ -15,7 +16,5 @@ class ConstantBatch:
     needs_moments = False
     inner_products = None
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
-        return current
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
+        return point.requested_batch

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from adloco.errors import require
+from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
 
@@ -29,7 +30,5 @@ class CyclicBatch:
         )
         require(self.each_samples > 0, f"each_samples must be > 0, got {self.each_samples}")
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
-        return self.cycle[trainer_samples // self.each_samples % len(self.cycle)]
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
+        return self.cycle[point.samples // self.each_samples % len(self.cycle)]

@@ -6,6 +6,7 @@ from typing import ClassVar
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import (
     Estimator,
+    TrainingPoint,
     check_estimator,
     estimated_norm_sq,
     samples_needed,
@@ -40,10 +41,8 @@ class InnerProductTest:
     def inner_products(self) -> Estimator:
         return self.estimator
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
-            return current
+            return point.requested_batch
         norm_sq = estimated_norm_sq(estimate, self.estimator)
         return samples_needed(estimate.inner_variance, self.theta, max(norm_sq, 0.0) ** 2)

@@ -6,6 +6,7 @@ from typing import ClassVar
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import (
     Estimator,
+    TrainingPoint,
     check_estimator,
     estimated_norm_sq,
     samples_needed,
@@ -40,11 +41,9 @@ class NormTest:
         require(self.eta > 0, f"eta must be > 0, got {self.eta}")
         check_estimator(self.estimator)
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         return (
-            current
+            point.requested_batch
             if estimate is None
             else samples_needed(
                 estimate.grad_variance, self.eta, estimated_norm_sq(estimate, self.estimator)

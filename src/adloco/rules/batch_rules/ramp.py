@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from adloco.errors import require
+from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
 
@@ -35,10 +36,8 @@ class RampBatch:
             f"ramp must be geometric or linear, got {self.ramp!r}",
         )
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
-        part = min(1.0, trainer_samples / self.over_samples)
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
+        part = min(1.0, point.samples / self.over_samples)
         if self.ramp == "linear":
             return round(self.first + part * (self.last - self.first))
         return round(self.first * math.pow(self.last / self.first, part))

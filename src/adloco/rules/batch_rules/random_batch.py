@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from adloco.errors import require
+from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
 
@@ -30,8 +31,6 @@ class RandomBatch:
             f"lowest must be > 0 and <= highest = {self.highest}, got {self.lowest}",
         )
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
-        draw = random.Random(f"{self.draw_seed} {trainer_samples}")
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
+        draw = random.Random(f"{self.draw_seed} {point.samples}")
         return draw.randint(self.lowest, self.highest)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from adloco.errors import require
+from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
 
@@ -32,11 +33,9 @@ class ReplayBatch:
             f"{self.replayed_trainer} in metrics.jsonl; name a run folder and one of its trainers",
         )
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         requests = _requests(self.replayed_run, self.replayed_trainer)
-        begun = bisect.bisect_right([start for start, _ in requests], trainer_samples)
+        begun = bisect.bisect_right([start for start, _ in requests], point.samples)
         return requests[max(0, begun - 1)][1]
 
 

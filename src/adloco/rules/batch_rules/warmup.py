@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from adloco.errors import require
+from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
 
@@ -34,12 +35,10 @@ class BatchWarmup:
             f"after_samples must increase, got {list(self.after_samples)}",
         )
 
-    def requested(
-        self, estimate: GradientEstimate | None, trainer_samples: int, current: int
-    ) -> int:
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         begun = [
             batch
             for batch, start in zip(self.batches, self.after_samples, strict=True)
-            if trainer_samples >= start
+            if point.samples >= start
         ]
-        return begun[-1] if begun else current
+        return begun[-1] if begun else point.requested_batch

@@ -1,0 +1,25 @@
+"""Seesaw: the batch grows where the schedule would cut the learning rate (arXiv 2510.14717)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from adloco.rules.batch_rules.batch_rule import UNBOUNDED, TrainingPoint
+from adloco.rules.moments import GradientEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seesaw:
+    """Where the schedule cuts the rate by a, the batch grows by 1/a and the rate falls by sqrt(a).
+
+    With `coupling = "sqrt"`, the schedule's cut a times the growth sqrt(1/a) leaves sqrt(a).
+    """
+
+    key: ClassVar[str] = "seesaw"
+
+    needs_moments = False
+    inner_products = None
+
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
+        if point.decay <= 0:
+            return UNBOUNDED
+        return min(UNBOUNDED, round(point.initial_batch / point.decay))
