@@ -25,7 +25,7 @@ from adloco.study.arms import StudyRun
 from adloco.study.comparison import Comparison, compare
 from adloco.study.fairness import inequalities
 from adloco.study.links import Link
-from adloco.study.training import Job, StudyInterruptedError, train_missing
+from adloco.study.training import ENDED, Job, StudyInterruptedError, train_missing
 
 
 def study_settings(arguments: Namespace, name: str) -> tuple[Path, list[tuple[str, str]]]:
@@ -48,6 +48,7 @@ def run_study(
     *,
     varied: Sequence[str] = (),
     draw: Callable[[Comparison], list[Path]] = lambda comparison: [],
+    halve_at: Sequence[float] = (),
 ) -> int:
     """Train the runs that are missing, write and show their comparison; return the exit code.
 
@@ -58,6 +59,7 @@ def run_study(
         title: Heading of the page.
         varied: Settings in which the arms differ on purpose.
         draw: Draws further pictures for the page.
+        halve_at: Parts of the budget at which the worse half of the arms stops.
     """
     require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
     console = Console(highlight=False)
@@ -65,7 +67,7 @@ def run_study(
     links = [Link.parse(text) for text in arguments.link]
     _require_equal([str(found) for found in inequalities(runs, varied)], force=arguments.force)
     try:
-        problems = train_all(runs, folder, arguments.parallel, console)
+        problems = train_all(runs, folder, arguments.parallel, console, halve_at)
     except StudyInterruptedError:
         console.print("stopped and saved; the same command goes on", soft_wrap=True)
         return INTERRUPTED
@@ -90,12 +92,16 @@ def _require_equal(found: Sequence[str], *, force: bool) -> None:
 
 
 def train_all(
-    runs: Sequence[StudyRun], folder: Path, parallel: int, console: Console
+    runs: Sequence[StudyRun],
+    folder: Path,
+    parallel: int,
+    console: Console,
+    halve_at: Sequence[float] = (),
 ) -> dict[Path, str]:
     """Train the runs that are missing and show their progress.
 
     Returns:
-        Folder -> why the run there failed.
+        Folder -> why the run there failed or was stopped.
 
     Raises:
         StudyInterruptedError: A signal came; running runs have saved.
@@ -109,15 +115,15 @@ def train_all(
         refresh_per_second=2,
     )
     with live if console.is_terminal else nullcontext():
-        for jobs in train_missing(runs, folder, parallel):
+        for jobs in train_missing(runs, folder, parallel, halve_at):
             for number, job in enumerate(jobs):
                 if not console.is_terminal and told.get(number, "waiting") != job.state:
                     _tell(job, console)
                 told[number] = job.state
     if console.is_terminal:  # Elsewhere it was told when it happened.
-        for job in (job for job in jobs if job.state == "failed"):
+        for job in (job for job in jobs if job.problem):
             _tell(job, console)
-    return {job.run.folder: job.problem for job in jobs if job.state == "failed"}
+    return {job.run.folder: job.problem for job in jobs if job.problem}
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -133,9 +139,11 @@ def print_table(table: Table, console: Console) -> None:
 def _tell(job: Job, console: Console) -> None:
     name = f"{job.run.arm}, seed {job.run.seed}"
     reason = f": {job.problem}" if job.problem else ""
-    words = {"done": "done", "running": "training ...", "failed": "failed"}
-    after = f" after {clock(job.seconds)}" if job.seconds and job.state != "running" else ""
-    console.print(f"{name}: {words[job.state]}{after}{reason}", soft_wrap=True)
+    state = "training ..." if job.state == "running" else job.state
+    after = (
+        f" after {clock(job.seconds)}" if job.seconds and job.state in ("done", "failed") else ""
+    )
+    console.print(f"{name}: {state}{after}{reason}", soft_wrap=True)
 
 
 def _progress(jobs: Sequence[Job], parallel: int, seconds: float) -> RenderableType:
@@ -152,7 +160,7 @@ def _progress(jobs: Sequence[Job], parallel: int, seconds: float) -> RenderableT
             f"loss {loss:.3f}" if loss else "",
             Text(left, style="red" if job.state == "failed" else ""),
         )
-    done = sum(job.state in ("done", "failed") for job in jobs)
+    done = sum(job.state in ENDED for job in jobs)
     time_left = clock(_seconds_left(jobs, parallel))
     summary = f"{done} of {len(jobs)} runs, {clock(seconds)} gone, {time_left} left"
     return Group(grid, Text(summary, style="dim"))
@@ -168,5 +176,5 @@ def _seconds_left(jobs: Sequence[Job], parallel: int) -> float | None:
     if not whole:
         return None
     mean = sum(whole) / len(whole)
-    left = sum((1 - job.part) * mean for job in jobs if job.state in ("waiting", "running"))
+    left = sum((1 - job.part) * mean for job in jobs if job.state not in ENDED)
     return left / parallel

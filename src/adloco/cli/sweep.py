@@ -32,6 +32,12 @@ def add_parser(commands: Commands) -> None:
         metavar="N",
         help="random points of the grid instead of all",
     )
+    parser.add_argument(
+        "--halve-at",
+        default="",
+        metavar="PART,...",
+        help="stop the worse half of the points at these parts of the budget, as in 0.25,0.5",
+    )
     add_study_arguments(parser)
 
 
@@ -41,7 +47,9 @@ def run(arguments: Namespace) -> int:
     from adloco.study.arms import planned_run
     from adloco.study.comparison import Comparison
     from adloco.study.grid import point_name, sweep_axes, sweep_points
+    from adloco.study.halving import parse_parts
 
+    halve_at = parse_parts(arguments.halve_at)
     recipe = arguments.recipe or "adloco"
     axes, fixed = sweep_axes(arguments.settings)
     arguments.settings = fixed
@@ -57,4 +65,6 @@ def run(arguments: Namespace) -> int:
         return draw_sweep(comparison, axes, points, folder)
 
     title = f"{Path(recipe).stem} over {', '.join(axes)}"
-    return run_study(runs, arguments, folder, title, varied=list(axes), draw=draw)
+    return run_study(
+        runs, arguments, folder, title, varied=list(axes), draw=draw, halve_at=halve_at
+    )
