@@ -1,0 +1,19 @@
+"""What eta (the norm test's tolerance) and n (switch mode's multiplier) do to AdLoCo.
+
+.venv/bin/python reproduce/eta_and_n.py
+    # 27 runs, three seeds of nine points
+
+The recipe `adloco` with AdamW; 4 samples fit, so n decides whether requests from 5 to 12 are cut to
+4 or accumulated. Further words are those of `adloco sweep`.
+"""
+
+import sys
+
+from adloco.cli.main import main
+
+SETTINGS = ["--inner.optimizer", "adamw", "--inner.lr", "2e-3", "--wire.format", "fp32"]
+AXES = ["--batch.eta", "0.5", "0.8", "1.0", "--switch.multiplier", "1.5", "2", "3"]
+COMMON = ["--run.tokens", "400000", "--seeds", "3", "--run.folder", "runs/reproduce/eta-and-n"]
+
+if __name__ == "__main__":
+    sys.exit(main(["sweep", "adloco", *AXES, *SETTINGS, *COMMON, *sys.argv[1:]]))

@@ -1,0 +1,84 @@
+"""Is merging worth it? Four trainers that merge, against one trainer with all four workers, against
+four that never merge; how often, how many at a time, whose parameters.
+
+.venv/bin/python reproduce/merging.py
+    # 27 runs, three seeds of each arm
+
+Then: does a small request mean slow progress, as merging supposes? For the four trainers that never
+merge, the rank correlation between a trainer's request and its validation loss is printed (negative
+if those that ask for less are behind). Further words are those of `adloco compare`.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from adloco.cli.main import main
+
+FOLDER = Path("runs/reproduce/merging")
+FOUR = "--method.num_trainers 4 --batch.initial 4 --batch.minimum 4"
+ARMS = [
+    f"every 3 rounds=adloco@{FOUR}",
+    f"every round=adloco@{FOUR} --merge.every 1",
+    f"every 6=adloco@{FOUR} --merge.every 6",
+    f"three at a time=adloco@{FOUR} --merge.count 3",
+    f"largest with smallest=adloco@{FOUR} --merge.policy largest-with-smallest",
+    f"survivor's parameters=adloco@{FOUR} --merge.parameters survivor",
+    f"momentum reset=adloco@{FOUR} --merge.outer_momentum reset",
+    f"never=adloco@{FOUR} --merge.policy none",
+    "one trainer=adloco@--method.workers_per_trainer 4 --method.num_trainers 1 "
+    "--merge.policy none --batch.initial 16 --batch.minimum 16",
+]
+SETTINGS = ["--inner.optimizer", "adamw", "--inner.lr", "2e-3", "--wire.format", "fp32"]
+COMMON = ["--batch.eta", "0.8", "--run.tokens", "600000", "--seeds", "3"]
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each value; equal ones share the mean of their ranks."""
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) - 1) / 2
+        for value in values
+    ]
+
+
+def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float | None:
+    """Spearman's; None if all values of one side are equal."""
+    left, right = ranks(one), ranks(two)
+    middle = (len(one) - 1) / 2
+    spread = [sum((rank - middle) ** 2 for rank in side) for side in (left, right)]
+    if not all(spread):
+        return None
+    shared = sum((a - middle) * (b - middle) for a, b in zip(left, right, strict=True))
+    return float(shared / (spread[0] * spread[1]) ** 0.5)
+
+
+def requests_against_losses(folder: Path) -> None:
+    """Print the mean rank correlation over the rounds of each run that never merges."""
+    for run in sorted(folder.glob("runs/never-seed-*/metrics.jsonl")):
+        rows = [json.loads(line)["trainers"] for line in run.read_text().splitlines()]
+        found = [
+            rank_correlation(
+                [trainer["requested_batch"] for trainer in row],
+                [trainer["val_loss"] for trainer in row],
+            )
+            for row in rows
+            if all(trainer["val_loss"] is not None for trainer in row)
+        ]
+        known = [value for value in found if value is not None]
+        if known:
+            print(
+                f"{run.parent.name}: request against loss, mean rank correlation "
+                f"{mean(known):+.2f} over {len(known)} rounds with unequal requests"
+            )
+        else:
+            print(f"{run.parent.name}: all requests were equal in every round")
+
+
+if __name__ == "__main__":
+    study = [*SETTINGS, *COMMON, "--run.folder", str(FOLDER)]
+    code = main(["compare", *ARMS, *study, *sys.argv[1:]])
+    if not code:
+        requests_against_losses(FOLDER)
+    sys.exit(code)
