@@ -1,5 +1,5 @@
-"""DDP-Norm (arXiv 2412.21124): its tolerance eta, the interval between tests, and the largest batch,
-each changed alone, beside data-parallel training with a constant batch.
+"""DDP-Norm (arXiv 2412.21124): its tolerance eta, the interval between tests, and the largest
+batch, each changed alone, beside data-parallel training with a constant batch.
 
 .venv/bin/python reproduce/ddp_norm.py
     # 24 runs, three seeds of each arm
