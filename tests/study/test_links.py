@@ -14,16 +14,20 @@ def recipe(name: str, **flags: str) -> Recipe:
     return build_recipe(override(read_values(name), pairs))
 
 
-def record(round: int, *, exposed: float = 0.0, workers: int = 2) -> dict[str, Any]:
-    """A round of 10 inner steps, 5 s and a sync of 1 MB."""
+def record(round: int, *, exposed: float = 0.0, workers: tuple[int, ...] = (2,)) -> dict[str, Any]:
+    """A round of 10 inner steps of 100 tokens, 5 s, with a second of evaluation, and a sync of
+    1 MB.
+    """
     return {
         "inner_steps": 10 * round,
         "syncs": round,
         "seconds": 5.0 * round,
+        "tokens": 1000 * round,
+        "tokens_per_second": 250.0,
         "bytes_sent": 1e6 * round,
         "bytes_ddp_equivalent": 1e7 * round,
         "sync": {"exposed_seconds": exposed},
-        "trainers": [{"workers": workers}],
+        "trainers": [{"workers": number} for number in workers],
     }
 
 
@@ -41,8 +45,22 @@ def test_a_round_computes_and_then_sends() -> None:
     link = Link.parse("8mbit,500ms")
     rounds = [record(1, exposed=1.0), record(2, exposed=1.0)]
     assert link_seconds(rounds, recipe("diloco"), link, replicas=2) == [6.0, 12.0]
-    four = [record(1, exposed=1.0, workers=4)]
+    four = [record(1, exposed=1.0, workers=(4,))]
     assert link_seconds(four, recipe("diloco"), link, replicas=2) == [4.0 + 1.0 + 6 * 0.5]
+
+
+def test_the_largest_trainer_is_waited_for() -> None:
+    """After a merge one of three trainers has two workers. The mean over four is 1 MB, and these two
+    send all of it: 2 MB each. Of trainers with three and two workers, the three send 2/3 of 5 MB,
+    10/9 MB each.
+    """
+    link = Link.parse("8mbit")
+    merged = [record(1, workers=(2, 1, 1))]
+    assert link_seconds(merged, recipe("adloco"), link, replicas=2) == [5 + 2.0]
+    unequal = link_seconds([record(1, workers=(3, 2))], recipe("adloco"), link, replicas=2)
+    assert unequal == [pytest.approx(5 + 10 / 9)]
+    alone = [record(1, workers=(1, 1))]
+    assert link_seconds(alone, recipe("adloco"), link, replicas=2) == [5 + 1.0]
 
 
 def test_data_parallel_training_sends_in_each_step() -> None:
@@ -58,7 +76,9 @@ def test_data_parallel_training_sends_in_each_step() -> None:
 
 
 def test_streaming_waits_for_what_is_longer_than_its_steps() -> None:
-    """Two fragments a round, tau = 2 steps of 0.5 s beside each: 2 s of 1 s + 2 s are hidden."""
+    """Two fragments a round, tau = 2 steps of 0.4 s beside each: 1.6 s of 1 s + 2 s are hidden, and
+    nothing by the evaluation.
+    """
     link = Link.parse("8mbit,500ms")
     streaming = recipe("diloco", streaming__fragments="2", streaming__tau="2")
-    assert link_seconds([record(1)], streaming, link, replicas=2) == [5 + 3 - 2]
+    assert link_seconds([record(1)], streaming, link, replicas=2) == [5 + 3 - 1.6]

@@ -2,8 +2,9 @@
 the time of its transfers by a model.
 
 Model: W workers on islands of their own exchange in rings. A sync in which B bytes leave each
-worker takes B / bandwidth + 2 (W - 1) latency. With streaming it runs beside tau inner steps, and
-only what is longer is waited for. Data-parallel training syncs in each inner step, and nothing of
+worker takes B / bandwidth + 2 (W - 1) latency. Trainers sync at the same time, so the one with the
+most workers is waited for. With streaming a sync runs beside tau inner steps, and only what is
+longer is waited for. Data-parallel training syncs in each inner step, and nothing of
 it is hidden.
 """
 
@@ -87,19 +88,24 @@ def link_seconds(
 ) -> list[float]:
     """The modelled time at the end of each round, in seconds."""
     parallel = is_data_parallel(recipe)
-    now, before = 0.0, {"seconds": 0.0, "inner_steps": 0, "syncs": 0, "sent": 0.0}
+    now = 0.0
+    before = {"seconds": 0.0, "inner_steps": 0, "syncs": 0, "sent": 0.0, "tokens": 0}
     result = []
     for record in records:
         sent = bytes_sent(record, recipe, replicas)
         steps = record["inner_steps"] - before["inner_steps"]
-        computed = record["seconds"] - before["seconds"] - record["sync"]["exposed_seconds"]
-        workers = replicas if parallel else max(row["workers"] for row in record["trainers"])
+        waited = record["sync"]["exposed_seconds"]
+        computed = record["seconds"] - before["seconds"] - waited
+        rings = [replicas] if parallel else [row["workers"] for row in record["trainers"]]
+        workers = max(rings)
         syncs = num_syncs(record, recipe)
         times = (syncs - before["syncs"]) * (1 if parallel else recipe.streaming.fragments)
-        transfers = link.seconds(sent - before["sent"], max(workers, 2), times)
+        busiest = (sent - before["sent"]) * (1.0 if parallel else _busiest(rings))
+        transfers = link.seconds(busiest, max(workers, 2), times)
         hidden = 0.0
         if not parallel and times:
-            hidden = min(transfers, times * recipe.streaming.tau * computed / max(steps, 1))
+            trained = (record["tokens"] - before["tokens"]) / record["tokens_per_second"] - waited
+            hidden = min(transfers, times * recipe.streaming.tau * max(trained, 0.0) / steps)
         now += max(computed, 0.0) + transfers - hidden
         result.append(now)
         before = {
@@ -107,8 +113,21 @@ def link_seconds(
             "inner_steps": record["inner_steps"],
             "syncs": syncs,
             "sent": sent,
+            "tokens": record["tokens"],
         }
     return result
+
+
+def _busiest(rings: Sequence[int]) -> float:
+    """Bytes that leave a worker of the largest ring, as a multiple of the mean over all workers.
+
+    In a ring of W workers each sends 2 (W - 1) / W of the model, and all together 2 (W - 1) of it.
+
+    Args:
+        rings: The number of workers of each trainer.
+    """
+    widest, sent = max(rings), sum(workers - 1 for workers in rings)
+    return sum(rings) * (widest - 1) / widest / sent if sent else 1.0
 
 
 def _quantity(text: str, units: dict[str, float]) -> float | None:
