@@ -50,8 +50,8 @@ def test_a_round_computes_and_then_sends() -> None:
 
 
 def test_the_largest_trainer_is_waited_for() -> None:
-    """After a merge one of three trainers has two workers. The mean over four is 1 MB, and these two
-    send all of it: 2 MB each. Of trainers with three and two workers, the three send 2/3 of 5 MB,
+    """After a merge one of three trainers has two workers. The mean over four is 1 MB; these two
+    send all of it, 2 MB each. Of trainers with three and two workers, the three send 2/3 of 5 MB,
     10/9 MB each.
     """
     link = Link.parse("8mbit")
