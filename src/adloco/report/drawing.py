@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogFormatter, MaxNLocator
 
 from adloco.metrics import ROUND, Metric, Record, rows, values
 
@@ -84,7 +84,7 @@ def label_axis(axis: Axes, x: Metric, y: str, *, whole: bool = False) -> None:
     axis.set_ylabel(y)
     axis.set_xlim(left=0)
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=x.whole))
-    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.xaxis.set_major_formatter(FuncFormatter(_short))
     if axis.get_yscale() == "linear":
         axis.ticklabel_format(axis="y", useOffset=False)
     if whole:
@@ -92,6 +92,25 @@ def label_axis(axis: Axes, x: Metric, y: str, *, whole: bool = False) -> None:
         axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _short(value: float, _: int) -> str:
+    """1.5k and 2M; numbers below 1 without a prefix, because 500m can be read as minutes."""
+    return EngFormatter(sep="")(value) if value >= 1 else f"{value:g}"
+
+
+def log_y(axis: Axes) -> None:
+    """Make y logarithmic, with plain numbers and gaps where a value is not positive."""
+    axis.set_yscale("log", nonpositive="mask")
+    axis.yaxis.set_major_formatter(_PlainLog())
+    axis.yaxis.set_minor_formatter(_PlainLog())
+
+
+class _PlainLog(LogFormatter):
+    """Labels the ticks that matplotlib would label, as 0.5 and not as 5e-01."""
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        return f"{value:g}" if super().__call__(value, position) else ""
 
 
 def share_legend(figure: Figure) -> None:

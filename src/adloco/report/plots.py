@@ -19,6 +19,7 @@ from adloco.report.drawing import (
     draw_over,
     figure_of,
     label_axis,
+    log_y,
     share_legend,
     staircase,
 )
@@ -95,12 +96,12 @@ def _measure(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure:
     figure = figure_of(3.6)
     (metric,) = metrics
     for axis, x in zip(
-        figure.subplots(1, 2, sharey=True), (ROUND["tokens"], ROUND["round"]), strict=True
+        figure.subplots(1, 2, sharey=True), (ROUND["tokens"], ROUND["inner_steps"]), strict=True
     ):
         draw_over(axis, x, metric, records, color=COLOURS[0], linewidth=2)
         label_axis(axis, x, metric.axis)
     if metric.unit.form.endswith("%"):
-        figure.axes[0].set_ylim(0, 1)
+        figure.axes[0].set_ylim(0, 1.03)  # A line at 100% stays visible.
         figure.axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return figure
 
@@ -147,11 +148,11 @@ def _noise_scale(metrics: Sequence[Metric], records: Sequence[Record]) -> Figure
     variance, norm, scale = metrics
     draw_lines(left, scale, records)
     label_axis(left, ROUND["tokens"], scale.axis)
-    left.set_yscale("log")
+    log_y(left)
     draw_lines(right, norm, records)
     draw_lines(right, variance, records, linestyle="--")
     label_axis(right, ROUND["tokens"], f"{norm.label} (solid), {variance.label} (dashed)")
-    right.set_yscale("log", nonpositive="mask")
+    log_y(right)
     share_legend(figure)
     return figure
 
@@ -171,7 +172,7 @@ def _communication(metrics: Sequence[Metric], records: Sequence[Record]) -> Figu
                 label=metric.label,
             )
     if records[-1]["bytes_communicated"]:
-        axis.set_yscale("log")
+        log_y(axis)
     label_axis(axis, ROUND["tokens"], f"sent ({metrics[0].unit.shown})")
     share_legend(figure)
     return figure

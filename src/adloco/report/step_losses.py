@@ -2,6 +2,7 @@
 picture can show.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,16 +45,16 @@ def step_losses(records: Sequence[Record], steps: Iterable[Record]) -> list[Step
     last = records[-1]
     total = int(last["inner_steps"])
     every = np.zeros(total)
-    samples: dict[int, np.ndarray] = {}
-    summed: dict[int, np.ndarray] = {}
+    samples: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(total))
+    summed: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(total))
     for step in steps:
         trainer, at = step["trainer"], step["inner_step"] - 1
         if at >= total:
             continue
         every[at] += step["samples"]
         if step["loss"] is not None:
-            samples.setdefault(trainer, np.zeros(total))[at] += step["samples"]
-            summed.setdefault(trainer, np.zeros(total))[at] += step["samples"] * step["loss"]
+            samples[trainer][at] += step["samples"]
+            summed[trainer][at] += step["samples"] * step["loss"]
     axes = {
         "tokens": every.cumsum() * (last["tokens"] / last["samples"]),
         "inner_steps": np.arange(1.0, total + 1),
