@@ -79,12 +79,13 @@ def test_the_page_and_the_pictures_show_the_records(
     ends = [of_steps["axes"]["tokens"][record["inner_steps"] - 1] for record in records]
     assert ends == [record["tokens"] for record in records]
 
-    tokens, inner_steps, sent, _ = drawn["loss"].axes
+    tokens, inner_steps, _, sent = drawn["loss"].axes
     light, of_rounds, evaluated = inner_steps.lines
     assert list(light.get_ydata()) == pytest.approx(by_hand)
     assert list(of_rounds.get_ydata()) == rounds
     assert list(evaluated.get_xdata()) == [record["inner_steps"] for record in records]
     assert len(tokens.lines) == 3 and len(sent.lines) == 2, "steps have no bytes of their own"
+    assert sent.get_xlim()[0] < 0 < records[0]["bytes_communicated"] < sent.get_xlim()[1]
     (scale,) = inner_steps.child_axes
     assert scale.get_ylabel() == "perplexity"
     assert scale.yaxis.get_major_formatter()(math.log(12), 0) == "12"
@@ -126,4 +127,6 @@ def test_a_classifier_has_no_perplexity(tmp_path: Path, monkeypatch: pytest.Monk
     records = [record(10, 8, 8)]
     draw_plots(records, step_losses(records, []), tmp_path, ClassificationSettings.measures)
     assert set(drawn) == {"loss", "accuracy", "batch"}
+    labels = [panel.get_xlabel() for panel in drawn["loss"].axes]
+    assert labels == ["tokens", "inner steps", "time (s)"], "nothing is sent"
     assert not any(panel.child_axes for panel in drawn["loss"].axes)

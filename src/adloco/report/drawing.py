@@ -78,12 +78,12 @@ def _mark_merges(axis: Axes, x: Metric, records: Sequence[Record]) -> None:
 
 
 def label_axis(axis: Axes, x: Metric, y: str, *, whole: bool = False) -> None:
-    """Label and format the axes; x begins at 0. With `whole`, y is a count and begins at 0 too."""
+    """Label and format the axes; x begins at 0. With `whole`, y is a count and begins there too."""
     # The formatter shows 2.5e6 bytes as 2.5M: the axis is in the unit of the file.
     axis.set_xlabel(x.axis if x.unit.scale == 1 else f"{x.label} ({x.unit.name})")
     axis.set_ylabel(y)
-    axis.set_xlim(left=0)
-    axis.xaxis.set_major_locator(MaxNLocator(6, integer=x.whole))
+    axis.set_xlim(left=-0.03 * axis.get_xlim()[1])  # A line at 0 stays visible beside the axis.
+    axis.xaxis.set_major_locator(MaxNLocator(5, integer=x.whole))
     axis.xaxis.set_major_formatter(FuncFormatter(_short))
     if axis.get_yscale() == "linear":
         axis.ticklabel_format(axis="y", useOffset=False)

@@ -40,9 +40,11 @@ def loss_figure(
     sent = (
         ROUND["bytes_communicated"] if records[-1]["bytes_communicated"] else ROUND["bytes_inside"]
     )
-    x_axes = (ROUND["tokens"], ROUND["inner_steps"], sent, ROUND["seconds"])
-    panels = figure.subplots(2, 2, sharey=True)
-    for panel, x in zip(panels.flatten(), x_axes, strict=True):
+    # Without other workers nothing is sent.
+    x_axes = [ROUND["tokens"], ROUND["inner_steps"], ROUND["seconds"]]
+    x_axes += [sent] if records[-1][sent.name] else []
+    panels = list(figure.subplots(2, 2, sharey=True).flatten())
+    for index, (panel, x) in enumerate(zip(panels, x_axes, strict=False)):
         for line in steps:
             if x.name in line.axes:
                 panel.plot(
@@ -57,13 +59,14 @@ def loss_figure(
         draw_over(
             panel, x, measured, records, color="black", linewidth=2, marker=".", label="validation"
         )
-        label_axis(panel, x, f"loss ({measured.unit.name})" if panel in panels[:, 0] else "")
-    for measure in measures:
-        if measure.of_loss:
-            for panel in panels[:, 1]:
+        label_axis(panel, x, f"loss ({measured.unit.name})" if index % 2 == 0 else "")
+        for measure in measures if index % 2 else ():
+            if measure.of_loss:
                 scale = panel.secondary_yaxis("right")
                 scale.set_ylabel(measure.axis)
                 scale.yaxis.set_major_formatter(FuncFormatter(partial(_tick, measure.of_loss)))
+    for panel in panels[len(x_axes) :]:
+        panel.remove()
     share_legend(figure)
     return figure
 
