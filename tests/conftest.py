@@ -39,7 +39,9 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     marked `pictures`.
     """
     if not request.node.get_closest_marker("pictures"):
-        monkeypatch.setattr("adloco.report.plots.draw_plots", lambda records, folder, measures: [])
+        monkeypatch.setattr(
+            "adloco.report.plots.draw_plots", lambda records, steps, folder, measures: []
+        )
 
 
 Train = Callable[[list[str]], subprocess.CompletedProcess[str]]

@@ -4,7 +4,7 @@ Records, summary, plots, report, view and trackers use these tables, and a test 
 docs/run-folder.md with them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
@@ -52,6 +52,9 @@ class Metric:
     """Which values of a measure are better."""
     panel: str = ""
     """Name of the plot that shows it; empty for none."""
+    of_loss: Callable[[float], float] | None = None
+    """A measure as a function of the loss, by which it is also known in training; None if it needs
+    more than the loss."""
 
     def text(self, value: float | None) -> str:
         """The value with its unit; `-` for None."""
@@ -126,7 +129,7 @@ TRAINER = _table(
     Metric("worker_batch", "batch of its first worker", SAMPLES),
     Metric("micro_batch", "micro-batch", SAMPLES),
     Metric("accumulation_steps", "accumulation steps", COUNT, panel="batch"),
-    Metric("trainer_batch", "batch as trained", SAMPLES),
+    Metric("trainer_batch", "batch as trained", SAMPLES, panel="batch"),
     Metric("rounded_up", "added", SAMPLES),
     Metric("grad_variance", "S", Unit("", ".3g"), panel="noise_scale"),
     Metric("grad_norm_sq", "|G|²", Unit("", ".3g"), panel="noise_scale"),

@@ -143,9 +143,9 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert sum(step["loss"] * step["samples"] for step in first) / sum(
         step["samples"] for step in first
     ) == pytest.approx(metrics[0]["train_loss"])
-    pictures = {"loss", "batch", "trainers", "communication", "memory"} | (
-        {"workers"} if len(metrics[0]["workers"]) > 1 else set()
-    )
+    pictures = {"loss", "batch", "communication", "memory"} | {
+        of for of in ("trainers", "workers") if len(metrics[0][of]) > 1
+    }
     pictures |= (
         {"noise_scale"}
         if any(row["noise_scale"] for line in metrics for row in line["trainers"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from adloco.report.plots import COLOURS, label_axis
+from adloco.report.drawing import COLOURS, label_axis
 from adloco.study.comparison import Comparison
 
 PANELS_IN_A_ROW = 3

@@ -7,7 +7,7 @@ import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from adloco.metrics import Metric
 
@@ -21,7 +21,11 @@ class Curve:
     detail: str
     """Shown beside the pointer, for instance the seed."""
     axes: Mapping[str, Sequence[float]]
+    """Name of an axis -> values. The line is shown only on the axes that it has."""
     measures: Mapping[str, Sequence[float | None]]
+    look: Literal["line", "strong", "grey", "thin"] = "line"
+    """line: a colour of its name's own; strong: the colour of text; thin: as `line`, but thin and
+    under the others."""
 
 
 def curve_content(
@@ -49,7 +53,8 @@ def curve_content(
                 {
                     "name": curve.name,
                     "detail": curve.detail,
-                    "axes": {name: list(curve.axes[name]) for name in axes},
+                    "look": curve.look,
+                    "axes": {name: list(curve.axes[name]) for name in axes if name in curve.axes},
                     "measures": {
                         metric.name: list(curve.measures[metric.name])
                         for metric in measures

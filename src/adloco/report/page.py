@@ -4,6 +4,7 @@ settings of a run.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from adloco.errors import require
 from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, rows, validation
 from adloco.report.curves import Curve, curve_content
 from adloco.report.html import embedded, write_page
+from adloco.report.step_losses import StepLosses, step_losses, steps_per_point
 from adloco.run.records import Records
 
 ROWS = 60
@@ -35,19 +37,25 @@ def write_report(folder: Path) -> Path:
     records = Records(folder).read()
     require(bool(records), f"{folder} has no finished round to report; train it first")
     recipe = build_recipe(read_values(str(folder / "recipe.toml")))
-    images = draw_plots(records, folder / "plots", recipe.task.measures)
+    steps = step_losses(records, Records(folder).steps())
+    images = draw_plots(records, steps, folder / "plots", recipe.task.measures)
     described = folder / "environment.json"
     environment = json.loads(described.read_text()) if described.exists() else {}
     path = folder / "report.html"
-    write_page(path, "report.html", _content(recipe, records, images, environment))
+    write_page(path, "report.html", _content(recipe, records, steps, images, environment))
     return path
 
 
 def _content(
-    recipe: Recipe, records: Sequence[Record], images: Sequence[Path], environment: dict[str, Any]
+    recipe: Recipe,
+    records: Sequence[Record],
+    steps: Sequence[StepLosses],
+    images: Sequence[Path],
+    environment: dict[str, Any],
 ) -> dict[str, Any]:
     last = records[-1]
-    shown = [validation(measure) for measure in recipe.task.measures if measure.panel]
+    measures = [validation(measure) for measure in recipe.task.measures]
+    shown = [measure for measure in measures if measure.panel]
     ratio = (
         last["bytes_ddp_equivalent"] / last["bytes_communicated"]
         if last["bytes_communicated"]
@@ -76,7 +84,7 @@ def _content(
         "cards": [
             *_cards(
                 [
-                    *shown,
+                    *measures,
                     *(ROUND[name] for name in ("tokens", "round", "syncs", "bytes_communicated")),
                 ],
                 records,
@@ -93,10 +101,10 @@ def _content(
             *_cards([ROUND["seconds"]], records),
         ],
         "sync_cards": _sync_cards(records),
-        "curves": _curves(recipe, records),
+        "curves": _curves(recipe.task.measures, records, steps),
         "images": [
-            # The curves show the loss already, where scripts run.
-            embedded(image) | {"without_script": image.stem == "loss"}
+            # The curves show the measures already, where scripts run.
+            embedded(image) | {"without_script": image.stem in {metric.panel for metric in shown}}
             for image in images
         ],
         "merges": [
@@ -125,13 +133,15 @@ def _content(
     }
 
 
-def _curves(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
-    """The measures and the train loss on every axis, to be looked at closely."""
-    names = ("tokens", "round", "inner_steps", "syncs", "bytes_sent", "seconds")
+def _curves(
+    declared: Sequence[Metric], records: Sequence[Record], steps: Sequence[StepLosses]
+) -> dict[str, Any]:
+    """The measures and the training loss on every axis, to be looked at closely."""
+    measures = [replace(validation(measure), label=measure.label) for measure in declared]
+    names = ("tokens", "inner_steps", "round", "syncs", "bytes_sent", "seconds")
     axes = {name: ROUND[name] for name in names if records[-1][name]}
     numbers = {name: [record[name] for record in records] for name in axes}
-    measures = [validation(measure) for measure in recipe.task.measures]
-    loss = measures[0].name
+    each = steps_per_point(records)
     return curve_content(
         axes,
         measures,
@@ -144,16 +154,43 @@ def _curves(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
                     metric.name: [record.get(metric.name) for record in records]
                     for metric in measures
                 },
+                look="strong",
             ),
             Curve(
                 name="train",
                 detail="mean of the round",
                 axes=numbers,
-                measures={loss: [record["train_loss"] for record in records]},
+                measures=_in_training(measures, [record["train_loss"] for record in records]),
+                look="grey",
+            ),
+            *(
+                Curve(
+                    name=f"steps of trainer {line.trainer}",
+                    detail=f"mean of {each} inner steps" if each > 1 else "one inner step",
+                    axes=line.axes,
+                    measures=_in_training(measures, line.losses),
+                    look="thin",
+                )
+                for line in steps
             ),
         ],
-        "Numbers at the end of each round.",
+        "Validation and train are numbers at the end of each round. Steps are the training loss "
+        f"of {'each inner step' if each == 1 else f'every {each} inner steps'} (mean over the "
+        "samples of a trainer), shown where x counts tokens (of all trainers) or inner steps (of "
+        "each worker).",
     )
+
+
+def _in_training(
+    measures: Sequence[Metric], losses: Sequence[float | None]
+) -> dict[str, list[float | None]]:
+    """The loss, and each measure that follows from it, of training."""
+    loss, *others = measures
+    return {loss.name: list(losses)} | {
+        metric.name: [None if value is None else metric.of_loss(value) for value in losses]
+        for metric in others
+        if metric.of_loss
+    }
 
 
 def _cards(metrics: Sequence[Metric], records: Sequence[Record]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from adloco.report.plots import COLOURS
+from adloco.report.drawing import COLOURS
 from adloco.study.arms import Flags
 from adloco.study.comparison import Comparison
 

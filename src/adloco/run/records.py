@@ -140,6 +140,10 @@ class Records:
         """All lines of metrics.jsonl."""
         return list(_lines(self.folder / METRICS))
 
+    def steps(self) -> Iterator[Record]:
+        """The lines of steps.jsonl, one after another."""
+        return _lines(self.folder / STEPS)
+
     def newest(self) -> Record:
         """The newest line of metrics.jsonl, read from the file's end; empty if there is none."""
         file = self.folder / METRICS
@@ -214,5 +218,7 @@ def _lines(file: Path) -> Iterator[Record]:
     if not file.exists():
         return
     # A process that was killed while writing leaves an incomplete last line.
-    for line in file.read_text().split("\n")[:-1]:
-        yield json.loads(line)
+    with file.open() as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)

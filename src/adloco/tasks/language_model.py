@@ -33,6 +33,11 @@ largest logit, when the last token changes.
 """
 
 
+def perplexity(loss: float) -> float:
+    """The exponential of a loss in nats per token, always a finite number."""
+    return math.exp(min(loss, LARGEST_EXPONENT))
+
+
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelSettings:
     """Predict each token of packed documents from those before it."""
@@ -46,12 +51,12 @@ class LanguageModelSettings:
     counted: ClassVar[str] = "tokens"
     measures: ClassVar[tuple[Metric, ...]] = (
         Metric("loss", "loss", Unit("nats per token", ".4f"), panel="loss"),
-        Metric("perplexity", "perplexity", Unit("", ".3f")),
+        Metric("perplexity", "perplexity", Unit("", ".3f"), of_loss=perplexity),
     )
 
     def measured(self, means: Sequence[float]) -> dict[str, float]:
         (loss,) = means
-        return {"loss": loss, "perplexity": math.exp(min(loss, LARGEST_EXPONENT))}
+        return {"loss": loss, "perplexity": perplexity(loss)}
 
     def open(
         self,

@@ -1,0 +1,82 @@
+"""The training loss of the inner steps, from steps.jsonl, thinned to a number of points that a
+picture can show.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adloco.metrics import Record
+
+POINTS = 500
+"""At most so many points of a trainer are shown; each is a mean over equally many inner steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLosses:
+    """Training losses of one trainer, each before the update of its step."""
+
+    trainer: int
+    axes: Mapping[str, list[float]]
+    """`tokens` of all trainers and `inner_steps` of each worker at the end of a step, as means over
+    the steps of each point; [points].
+    """
+    losses: list[float]
+    """Mean over the samples of a point's steps, of all workers of the trainer; [points]."""
+
+
+def steps_per_point(records: Sequence[Record]) -> int:
+    """Inner steps that one point stands for."""
+    return -(-int(records[-1]["inner_steps"]) // POINTS)
+
+
+def step_losses(records: Sequence[Record], steps: Iterable[Record]) -> list[StepLosses]:
+    """Read the step losses of each trainer.
+
+    Args:
+        records: The lines of metrics.jsonl.
+        steps: The lines of steps.jsonl; those of a round that is not complete are left out.
+
+    Returns:
+        The losses by rising number of the trainer. A loss that is not finite enters no mean.
+    """
+    last = records[-1]
+    total = int(last["inner_steps"])
+    every = np.zeros(total)
+    samples: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(total))
+    summed: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(total))
+    for step in steps:
+        trainer, at = step["trainer"], step["inner_step"] - 1
+        if at >= total:
+            continue
+        every[at] += step["samples"]
+        if step["loss"] is not None:
+            samples[trainer][at] += step["samples"]
+            summed[trainer][at] += step["samples"] * step["loss"]
+    axes = {
+        "tokens": every.cumsum() * (last["tokens"] / last["samples"]),
+        "inner_steps": np.arange(1.0, total + 1),
+    }
+    point = np.arange(total) // steps_per_point(records)
+
+    found = []
+    for trainer, weights in sorted(samples.items()):
+        known = weights > 0
+        first = np.flatnonzero(np.diff(point[known], prepend=-1))  # Where each point begins.
+        counts = np.add.reduceat(known[known], first, dtype=float)
+        found.append(
+            StepLosses(
+                trainer=trainer,
+                axes={
+                    name: (np.add.reduceat(numbers[known], first) / counts).tolist()
+                    for name, numbers in axes.items()
+                },
+                losses=(
+                    np.add.reduceat(summed[trainer][known], first)
+                    / np.add.reduceat(weights[known], first)
+                ).tolist(),
+            )
+        )
+    return found

@@ -1,0 +1,132 @@
+"""The figures of one run show what its records say."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from adloco.cli.main import main
+from adloco.metrics import Record
+from adloco.report.plots import draw_plots
+from adloco.report.step_losses import step_losses
+from adloco.run.records import Records
+from adloco.tasks.classification import ClassificationSettings
+from adloco.tasks.language_model import LanguageModelSettings
+
+
+class Loaded(HTMLParser):
+    """Collects what a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
+
+
+def means(steps: list[Record], trainer: int) -> list[float]:
+    """The loss of each step of a trainer, a plain mean over its workers."""
+    losses: dict[int, list[float]] = {}
+    for step in steps:
+        if step["trainer"] == trainer:
+            losses.setdefault(step["inner_step"], []).append(step["loss"])
+    return [sum(found) / len(found) for _, found in sorted(losses.items())]
+
+
+@pytest.mark.pictures
+def test_the_page_and_the_pictures_show_the_records(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, Figure] = {}
+
+    def keep(figure: Figure, path: Path, **_: object) -> None:
+        drawn[path.stem] = figure
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    # One batch for all, so that a mean over samples is a plain mean.
+    assert main(["train", "diloco", *small, "--run.tokens", "2500"]) == 0
+    records, steps = Records(tmp_path / "run").read(), list(Records(tmp_path / "run").steps())
+    page = (tmp_path / "run" / "report.html").read_text()
+    loaded = Loaded()
+    loaded.feed(page)
+    assert loaded.found and all(found.startswith("data:") for found in loaded.found)
+
+    (numbers,) = re.findall(r'id="curve-numbers">(.*?)</script>', page)
+    shown = json.loads(numbers)
+    axes = [axis["name"] for axis in shown["axes"]]
+    assert axes == ["tokens", "inner_steps", "round", "syncs", "bytes_sent", "seconds"]
+    labels = [measure["label"] for measure in shown["measures"]]
+    assert labels == ["loss (nats per token)", "perplexity"]
+    validation, train, of_steps = shown["curves"]
+    for axis in axes:
+        assert validation["axes"][axis] == train["axes"][axis] == [r[axis] for r in records]
+    assert validation["measures"]["val_loss"] == [record["val_loss"] for record in records]
+    rounds = [record["train_loss"] for record in records]
+    assert train["measures"]["val_loss"] == rounds
+    assert train["measures"]["val_perplexity"] == [math.exp(loss) for loss in rounds]
+    by_hand = means(steps, 0)
+    assert of_steps["name"] == "steps of trainer 0"
+    assert of_steps["measures"]["val_loss"] == pytest.approx(by_hand)
+    assert of_steps["measures"]["val_perplexity"] == pytest.approx([math.exp(x) for x in by_hand])
+    assert of_steps["axes"]["inner_steps"] == list(range(1, records[-1]["inner_steps"] + 1))
+    # The last step of a round ends where the round does.
+    ends = [of_steps["axes"]["tokens"][record["inner_steps"] - 1] for record in records]
+    assert ends == [record["tokens"] for record in records]
+
+    tokens, inner_steps, _, sent = drawn["loss"].axes
+    light, of_rounds, evaluated = inner_steps.lines
+    assert list(light.get_ydata()) == pytest.approx(by_hand)
+    assert list(of_rounds.get_ydata()) == rounds
+    assert list(evaluated.get_xdata()) == [record["inner_steps"] for record in records]
+    assert len(tokens.lines) == 3 and len(sent.lines) == 2, "steps have no bytes of their own"
+    assert sent.get_xlim()[0] < 0 < records[0]["bytes_communicated"] < sent.get_xlim()[1]
+    (scale,) = inner_steps.child_axes
+    assert scale.get_ylabel() == "perplexity"
+    assert scale.yaxis.get_major_formatter()(math.log(12), 0) == "12"
+
+
+def record(tokens: int, requested: int, trained: int) -> Record:
+    trainer = {"trainer": 0, "requested_batch": requested, "trainer_batch": trained}
+    trainer |= {"accumulation_steps": 1, "workers": 1, "val_loss": 2.0}
+    worker = {"worker": 0, "trainer": 0, "worker_batch": trained, "wait_seconds": 0.0}
+    counts = {"round": 1, "inner_steps": tokens, "tokens": tokens, "samples": tokens}
+    counts |= {"bytes_communicated": 0, "bytes_inside": 0, "bytes_ddp_equivalent": 0}
+    losses = {"val_loss": 2.0, "val_accuracy": 0.5, "train_loss": 2.0}
+    parts = {"trainers": [trainer], "workers": [worker], "memory": {}, "merges": []}
+    return {**counts, **losses, **parts, "seconds": 1.0, "sync": {"bytes": 0}}
+
+
+def test_a_clipped_request_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, Figure] = {}
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path, **_: drawn.update({path.stem: figure})
+    )
+    # As requested; clipped from 20 to 16; and rounded up.
+    records = [record(10, 8, 8), record(30, 20, 16), record(40, 3, 4)]
+    draw_plots(records, step_losses(records, []), tmp_path, LanguageModelSettings.measures)
+    requested, trained, _ = drawn["batch"].axes
+    assert list(requested.lines[0].get_ydata())[1::2] == [8, 20, 3]
+    assert list(trained.lines[0].get_ydata())[1::2] == [8, 16, 4]
+    assert trained.lines[1].get_label() == "clipped"
+    assert trained.lines[1].get_xydata().tolist() == [[30, 16]]
+    assert requested.get_ylim() == trained.get_ylim(), "one scale, side by side"
+    assert set(drawn) == {"loss", "batch"}, "a single trainer and worker need no more"
+
+
+def test_a_classifier_has_no_perplexity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, Figure] = {}
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path, **_: drawn.update({path.stem: figure})
+    )
+    records = [record(10, 8, 8)]
+    draw_plots(records, step_losses(records, []), tmp_path, ClassificationSettings.measures)
+    assert set(drawn) == {"loss", "accuracy", "batch"}
+    labels = [panel.get_xlabel() for panel in drawn["loss"].axes]
+    assert labels == ["tokens", "inner steps", "time (s)"], "nothing is sent"
+    assert not any(panel.child_axes for panel in drawn["loss"].axes)
