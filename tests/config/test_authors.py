@@ -136,7 +136,10 @@ def test_older_names_and_local_sgd(tmp_path: Path, capsys: pytest.CaptureFixture
     }
     assert {name: found[name] for name in expected} == expected
     said = capsys.readouterr().out
-    assert "learning_rate_for_outer_opt: 0.0001 -> no setting\n    LocalSGD has none." in said
+    assert (
+        "learning_rate_for_outer_opt: 0.0001 -> no setting\n    Here: outer.lr. LocalSGD has none."
+        in said
+    )
     assert "not given, so sampling_method" not in said
     assert "not given, so switch_mode: threshold_switch_mode -> switch.mode" in said
     assert "not given, so our defaults hold: training_seed, dataset," in said.replace("\n", " ")

@@ -25,9 +25,9 @@ SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 240
 BLOCK = 2**20
 """Tokens that are counted at a time."""
-BIGRAM_TOKENS = 10_000_000
-"""Most tokens on which the bigram model is fitted, and on which it is evaluated: the first ones.
-It takes about 0.4 GB for so many.
+FITTED_TOKENS, EVALUATED_TOKENS = 10_000_000, 1_000_000
+"""Most tokens on which the bigram model is fitted and evaluated: the first ones. It takes at most
+0.4 GB for so many.
 """
 
 
@@ -124,7 +124,7 @@ def _bigram(train: NDArray[Any], validation: NDArray[Any], vocab_size: int) -> s
 
     if min(len(train), len(validation)) < 2:
         return "bigram model: it takes two tokens to train on, and two to validate on"
-    fitted, evaluated = train[:BIGRAM_TOKENS], validation[:BIGRAM_TOKENS]
+    fitted, evaluated = train[:FITTED_TOKENS], validation[:EVALUATED_TOKENS]
     loss = BigramModel.fit(fitted, vocab_size).loss(evaluated)
     return (
         f"bigram model: perplexity {math.exp(loss):,.3f} on {len(evaluated):,} tokens to validate "

@@ -34,7 +34,7 @@ class BigramModel:
 
     @staticmethod
     def fit(tokens: NDArray[Any], vocab_size: int) -> "BigramModel":
-        """Count the pairs of a text. Memory is about 40 bytes per token.
+        """Count the pairs of a text, at least two tokens. Memory is about 35 bytes per token.
 
         Args:
             tokens: Token ids, [tokens].
@@ -58,9 +58,8 @@ class BigramModel:
         """
         pairs, counts = np.unique(_pairs(tokens, len(self.begun)), return_counts=True)
         first, second = np.divmod(pairs, len(self.begun))
-        known = np.isin(pairs, self.pairs, assume_unique=True)
-        together = np.zeros(len(pairs))
-        together[known] = self.pair_counts[np.searchsorted(self.pairs, pairs[known])]
+        at = np.minimum(np.searchsorted(self.pairs, pairs), len(self.pairs) - 1)
+        together = np.where(self.pairs[at] == pairs, self.pair_counts[at], 0)
         begun, followers = self.begun[first], self.followers[first]
         smoothed = together + followers * self.unigram[second]
         # A token that begins no pair says nothing about the next.

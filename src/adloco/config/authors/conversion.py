@@ -164,9 +164,9 @@ def _without_value(entry: Entry) -> bool:
 
 def _typed(path: Path, entry: Entry) -> Any:
     kind = next(row.kind for row in ROWS if _name(entry) in row.keys)
-    number = isinstance(entry.value, bool) and kind not in (bool, object)
+    wrong_bool = isinstance(entry.value, bool) and kind not in (bool, object)
     try:
-        return pydantic.TypeAdapter(kind).validate_python([] if number else entry.value)
+        return pydantic.TypeAdapter(kind).validate_python([] if wrong_bool else entry.value)
     except pydantic.ValidationError as error:
         problem = error.errors()[0]["msg"].removeprefix("Input should be ")
         raise ValueError(
@@ -185,9 +185,10 @@ def _converted(path: Path, entry: Entry, used: Mapping[str, Entry], given: Given
         remark = f"Not used, because {other.key} is given in line {other.line}."
     else:
         row = _row(path, entry, name, given)
-        first = next((key for key in row.keys if key in used), name)
-        remark = row.differs.replace("`", "") if name == first else f"As {first}."
         settings = {} if given[name] is None else row.settings(given)
+        here = "" if settings or row.ours == "none" else f"Here: {row.ours}. "
+        first = next((key for key in row.keys if key in used), name)
+        remark = f"{here}{row.differs}".replace("`", "") if name == first else f"As {first}."
     return Converted(entry=entry, known=bool(name), settings=settings, remark=remark)
 
 

@@ -117,7 +117,7 @@ SETUP: Table = {
         Row(
             keys=("c4_tokenized_path",),
             kind=str | None,
-            ours="none needed; `data.cache`",
+            ours="`data.cache`",
             differs="Theirs is made by c4/tokenize_c4.py and must have *more* than "
             "data_sample_size rows, or it stops. Ours keeps tokenised text in a cache, by source "
             "and tokenizer.",

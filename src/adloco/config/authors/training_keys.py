@@ -208,14 +208,14 @@ TRAINING: Table = {
         Row(
             keys=("vartheta",),
             kind=PositiveFloat,
-            ours="none; `batch.theta` keeps 0.9",
+            ours="`batch.theta`, which keeps its default, 0.9",
             differs="Theirs reads it and never uses it: it tests the inner product with nu "
             "instead. Here, the shipped 0.01 would request the maximum at the first test.",
         ),
         Row(
             keys=("nu",),
             kind=PositiveFloat,
-            ours="none; `batch.nu` keeps 5.84",
+            ours="`batch.nu`, which keeps its default, 5.84",
             differs="The number belongs to a mean over coordinates, where a trace is meant.",
         ),
         Row(
