@@ -1,4 +1,4 @@
-"""`adloco prepare`: tokenises a recipe's text into the token cache ahead of time."""
+"""`adloco prepare`: tokenises a recipe's text into the token cache ahead of time, and checks it."""
 
 import time
 from argparse import Namespace
@@ -33,15 +33,29 @@ def add_parser(commands: Commands) -> None:
         metavar="N",
         help="processes that tokenise (default: one per core)",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="then show rows, counts of tokens, samples, and the perplexity of a bigram model",
+    )
 
 
 def run(arguments: Namespace) -> int:
+    from adloco.cli.data_check import check_labelled, check_packed
     from adloco.data.preparation import prepare
+    from adloco.data.token_cache import reachable
     from adloco.distributed.launch.local_ranks import INTERRUPTED
     from adloco.distributed.placement.one_process import num_cores
+    from adloco.tasks.classification import ClassificationSettings
 
     console = Console(highlight=False)
     recipe = read_recipe(arguments)
+    if arguments.check and isinstance(recipe.task, ClassificationSettings):
+        notice = reachable(recipe.data)
+        _show_notice(notice, console)
+        data = recipe.data.fallback_settings() if notice else recipe.data
+        check_labelled(data, recipe.task, console)
+        return 0
     require(
         recipe.task.packed,
         "adloco prepare packs text into windows, which only language models train on; "
@@ -50,8 +64,7 @@ def run(arguments: Namespace) -> int:
     processes = num_cores() if arguments.processes is None else arguments.processes
     preparation = prepare(recipe.data, processes)
     cache = preparation.cache
-    if preparation.notice:
-        console.print(preparation.notice, style="bold red", soft_wrap=True)
+    _show_notice(preparation.notice, console)
     try:
         state = _show(preparation, console)
     except KeyboardInterrupt:
@@ -68,7 +81,14 @@ def run(arguments: Namespace) -> int:
     )
     if left_out := cache.skipped():
         console.print(left_out, style="bold", soft_wrap=True)
+    if arguments.check:
+        check_packed(cache, console)
     return 0
+
+
+def _show_notice(notice: str, console: Console) -> None:
+    if notice:
+        console.print(notice, style="bold red", soft_wrap=True)
 
 
 def _show(preparation: "Preparation", console: Console) -> "State":

@@ -71,7 +71,7 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
         if with_meanings:
             lines += [f"# {line}" for line in setting.meaning.splitlines()]
         try:
-            lines.append(_toml_line(setting.key, setting.value))
+            lines.append(toml_line(setting.key, setting.value))
         except TypeError as error:  # Only a user's own class can have such a default.
             raise ValueError(
                 f"{setting.section}.{setting.key} is {setting.value!r}, which a recipe cannot "
@@ -97,11 +97,16 @@ def field_meanings(owner: type) -> dict[str, str]:
     }
 
 
-def _toml_line(key: str, value: Any) -> str:
+def toml_line(key: str, value: Any) -> str:
+    """A key and its value as a line of TOML, tables and lists inline.
+
+    Raises:
+        TypeError: TOML cannot represent the value.
+    """
     if isinstance(value, Mapping):
-        inner = ", ".join(_toml_line(name, item) for name, item in value.items())
+        inner = ", ".join(toml_line(name, item) for name, item in value.items())
         return f"{key} = {{ {inner} }}" if inner else f"{key} = {{}}"
     if isinstance(value, (list, tuple)):
-        items = ", ".join(_toml_line("x", item).removeprefix("x = ") for item in value)
+        items = ", ".join(toml_line("x", item).removeprefix("x = ") for item in value)
         return f"{key} = [{items}]"
     return tomli_w.dumps({key: value}).strip()

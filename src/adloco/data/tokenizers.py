@@ -36,6 +36,11 @@ class Tokenizer(Protocol):
         """Id that ends each document."""
         ...
 
+    @property
+    def unknown(self) -> int | None:
+        """Id for what the vocabulary lacks; None if the tokenizer has none of its own."""
+        ...
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without special tokens around it."""
         ...

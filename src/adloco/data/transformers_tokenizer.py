@@ -52,6 +52,9 @@ class TransformersTokenizer:
             "use another",
         )
         self.end_of_text: int = ending
+        # The unknown token of GPT-2 is the one that ends a text.
+        unknown = tokenizer.unk_token_id
+        self.unknown: int | None = None if unknown == ending else unknown
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # verbose=False: transformers would warn of documents longer than the model's context, which

@@ -1,0 +1,78 @@
+"""`adloco convert`: writes a recipe from the AdLoCo authors' configuration file, and says what
+becomes of each of its keys.
+"""
+
+import shlex
+import textwrap
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from adloco.cli.arguments import Commands, add_command
+from adloco.errors import require
+
+if TYPE_CHECKING:
+    from adloco.config.authors.conversion import Converted
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "convert",
+        run,
+        summary="write a recipe from the AdLoCo authors' config.yaml",
+        description="Write a recipe from the configuration file of the AdLoCo authors' script,\n"
+        "and say for each of its keys what it is here, and what differs in meaning.",
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="their file")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="RECIPE.toml",
+        help="file to write; it must not exist yet (default: CONFIG.toml)",
+    )
+
+
+def run(arguments: Namespace) -> int:
+    from adloco.config.authors.conversion import convert
+
+    source: Path = arguments.config
+    target: Path = arguments.to or source.with_suffix(".toml")
+    conversion = convert(source)
+    require(not target.exists(), f"{str(target)!r} exists already; name another file with --to")
+    require(target.parent.is_dir(), f"there is no folder {str(target.parent)!r}; make it first")
+    temporary = target.with_name(f".{target.name}.part")
+    temporary.write_bytes(conversion.to_toml().encode())
+    temporary.replace(target)
+
+    console = Console(highlight=False)
+    for key in conversion.keys:
+        _print_key(console, key)
+    if conversion.missing:
+        console.print(f"[bold]not given, so our defaults hold:[/] {', '.join(conversion.missing)}")
+    name = shlex.quote(str(target))
+    console.print(
+        f"wrote {target}; see every setting with: adloco config {name}; train with: adloco train "
+        f"{name}",
+        soft_wrap=True,
+        markup=False,
+    )
+    return 0
+
+
+def _print_key(console: Console, key: "Converted") -> None:
+    from adloco.config.recipe_text import toml_line
+
+    found = []
+    for name, value in key.settings.items():
+        section, _, bare = name.partition(".")
+        found.append(f"{section}.{toml_line(bare, value)}")
+    colour = "green" if found else "yellow" if key.known else "red"
+    becomes = ", ".join(found) or ("no setting" if key.known else "unknown")
+    line = f"[bold]{escape(key.source)}[/] -> [{colour}]{escape(becomes)}[/]"
+    console.print(line, soft_wrap=True)
+    for remark in textwrap.wrap(key.remark, console.width - 4):
+        console.print(f"    {remark}", markup=False)

@@ -1,0 +1,172 @@
+"""What `adloco prepare --check` shows of a recipe's data: rows as they are read, counts of tokens,
+samples as the model sees them, and how well a bigram model predicts the text.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from adloco.data.text_lengths import TextLengths
+
+if TYPE_CHECKING:
+    from adloco.data.data_settings import DataSettings
+    from adloco.data.token_cache import TokenCache
+    from adloco.data.tokenizers import Tokenizer
+    from adloco.tasks.classification import ClassificationSettings
+
+SHOWN_TEXTS = 3
+SHOWN_CHARACTERS = 240
+BLOCK = 2**20
+"""Tokens that are counted at a time."""
+FITTED_TOKENS, EVALUATED_TOKENS = 10_000_000, 1_000_000
+"""Most tokens on which the bigram model is fitted and evaluated: the first ones. It takes at most
+0.4 GB for so many.
+"""
+
+
+def check_packed(cache: "TokenCache", console: Console) -> None:
+    """Show the data of a language model, whose tokens are all in the cache."""
+    from adloco.data.data_file import SourceUnreachableError
+    from adloco.data.rows import Position, open_rows, stages
+    from adloco.data.sources import TokenSource
+
+    data, tokenizer = cache.data, cache.tokenizer
+    try:
+        rows = open_rows(data, stages(data)[-1], {data.text_column: str}, Position())
+        _show(
+            f"rows of {data.source} as they are read",
+            (row[data.text_column] for _, row in rows if row is not None),
+            console,
+        )
+    except SourceUnreachableError as error:  # The cache was prepared earlier.
+        _say(f"rows as they are read: {error}", console)
+
+    table = _counts_table(tokenizer)
+    for split, tokens in (("train", cache.train), ("validation", cache.validation)):
+        lengths, unknown = TextLengths(), 0
+        for start in _tracked(range(0, len(tokens), BLOCK), f"counting {split} tokens", console):
+            block = tokens[start : start + BLOCK]
+            lengths.add_packed(block, tokenizer.end_of_text)
+            unknown += int(np.count_nonzero(block == tokenizer.unknown))
+        _add_counts(table, split, lengths, len(tokens), unknown)
+    console.print(table)
+
+    if len(cache.train) > data.context_tokens:
+        windows = TokenSource(cache.train, context_tokens=data.context_tokens)
+        shown = np.linspace(0, windows.num_windows - 1, min(SHOWN_TEXTS, windows.num_windows))
+        _show(
+            f"of {windows.num_windows:,} samples to train on: {data.context_tokens} tokens, and "
+            "the one to predict last",
+            (tokenizer.decode(ids) for ids in windows.windows(shown.astype(np.int64)).tolist()),
+            console,
+        )
+    else:
+        _say(f"too short for one sample of {data.context_tokens} tokens to train on", console)
+    with console.status("counting pairs of tokens ..."):
+        sentence = _bigram(cache.train, cache.validation, tokenizer.vocab_size)
+    _say(sentence, console)
+
+
+def check_labelled(data: "DataSettings", task: "ClassificationSettings", console: Console) -> None:
+    """Show the data of a classifier: labelled texts, which are not packed."""
+    from adloco.data.rows import read_rows
+    from adloco.data.tokenizers import make_tokenizer
+    from adloco.tasks.labelled_texts import LabelledTexts
+
+    label, column = task.label_column, data.text_column
+    rows = read_rows(data, "train", {column: str, label: int})
+    _show(
+        f"rows of {data.source} as they are read, with their labels",
+        (f"{row[label]}: {row[column]}" for row in rows),
+        console,
+    )
+    _say("reading and tokenising all texts ...", console)
+    tokenizer = make_tokenizer(data.tokenizer, ())
+    train, validation = (
+        LabelledTexts.read(data, split, label, tokenizer) for split in ("train", "validation")
+    )
+    table = _counts_table(tokenizer)
+    for split, texts in (("train", train), ("validation", validation)):
+        lengths = TextLengths()
+        lengths.add(np.diff(texts.starts))
+        unknown = int(np.count_nonzero(texts.ids == tokenizer.unknown))
+        _add_counts(table, split, lengths, len(texts.ids), unknown)
+    console.print(table)
+    _show(
+        f"of {len(train):,} samples to train on, at most {data.context_tokens} tokens",
+        (
+            tokenizer.decode(train.ids[begin:end].tolist())
+            for begin, end in zip(train.starts, train.starts[1:], strict=False)
+        ),
+        console,
+    )
+    counts = np.bincount(validation.labels, minlength=train.num_classes)
+    cut = np.count_nonzero(np.diff(train.starts) == data.context_tokens)
+    _say(
+        f"{cut:,} texts to train on have {data.context_tokens} tokens, so they may be cut "
+        f"(data.context_tokens); labels to train on: {_each(np.bincount(train.labels))}; to "
+        f"validate on: {_each(counts)}, so always the most frequent one is right for "
+        f"{counts.max() / counts.sum():.1%}",
+        console,
+    )
+
+
+def _bigram(train: NDArray[Any], validation: NDArray[Any], vocab_size: int) -> str:
+    """A sentence about the perplexity of a bigram model."""
+    from adloco.data.bigram import BigramModel
+
+    if min(len(train), len(validation)) < 2:
+        return "bigram model: it takes two tokens to train on, and two to validate on"
+    fitted, evaluated = train[:FITTED_TOKENS], validation[:EVALUATED_TOKENS]
+    loss = BigramModel.fit(fitted, vocab_size).loss(evaluated)
+    return (
+        f"bigram model: perplexity {math.exp(loss):,.3f} on {len(evaluated):,} tokens to validate "
+        f"on ({loss:.4f} nats per token), with Witten-Bell smoothing, fitted on "
+        f"{len(fitted):,} tokens to train on; a model that learned nothing has {vocab_size:,}"
+    )
+
+
+def _counts_table(tokenizer: "Tokenizer") -> Table:
+    table = Table(box=None)
+    table.add_column("tokens")
+    for name in ("in all", "texts", "shortest", "median", "longest"):
+        table.add_column(name, justify="right")
+    if tokenizer.unknown is not None:
+        table.add_column("unknown", justify="right")
+    return table
+
+
+def _add_counts(table: Table, split: str, lengths: TextLengths, tokens: int, unknown: int) -> None:
+    cells = [split, f"{tokens:,}", f"{lengths.texts:,}"]
+    if lengths.texts:
+        cells += [f"{lengths.shortest:,}", f"{lengths.median:,.1f}", f"{lengths.longest:,}"]
+        cells += [f"{unknown / tokens:.3%}"]
+    table.add_row(*cells[: len(table.columns)])
+
+
+def _each(counts: Sequence[int] | NDArray[np.int64]) -> str:
+    return ", ".join(f"{count:,} x {label}" for label, count in enumerate(counts))
+
+
+def _tracked(steps: Sequence[int], what: str, console: Console) -> Iterable[int]:
+    return track(steps, what, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _show(heading: str, texts: Iterable[str], console: Console) -> None:
+    """Print the first texts, a line each, in Python's notation: no character is hidden."""
+    console.print(heading, style="bold", markup=False, soft_wrap=True)
+    for text in islice(texts, SHOWN_TEXTS):
+        more = len(text) - SHOWN_CHARACTERS
+        rest = f" and {more:,} characters more" if more > 0 else ""
+        _say(f"  {text[:SHOWN_CHARACTERS]!r}{rest}", console)
+
+
+def _say(sentence: str, console: Console) -> None:
+    console.print(sentence, markup=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""The configuration file of the AdLoCo authors' script, and recipes made from it."""
