@@ -60,7 +60,6 @@ def expected(gradients: list[np.ndarray], batch: int) -> tuple[float, float]:
     return variance, float((each.mean(0) ** 2).sum()) - variance / len(each)
 
 
-@pytest.mark.pictures
 def test_the_numbers_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gradients", str(run), "--samples", "32", "--batch", "4"]) == 0
     said = capsys.readouterr().out
@@ -144,7 +143,7 @@ def test_refusals(
 
 @pytest.mark.nightly
 def test_a_sharded_run(small: list[str], tmp_path: Path) -> None:
-    """The checkpoint of a worker sharded over two ranks holds the same model as that of one rank."""
+    """A worker sharded over two ranks leaves the same model as one on a single rank."""
     contents = []
     for name, ranks in (("whole", "1"), ("sharded", "2")):
         run = tmp_path / name

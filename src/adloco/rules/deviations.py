@@ -38,7 +38,7 @@ class BatchGradient:
         """The cosine of g_j with the mean gradient of all samples outside the batch.
 
         F contains g_j, so their cosine is about sqrt(m_j / N) even if gradients are pure noise. The
-        others are independent of g_j: then the expectation is 0.
+        others are independent of g_j, so noise alone has a cosine of about 0 with them.
 
         Args:
             full_norm_sq: |F|^2.
