@@ -1,7 +1,9 @@
 """`adloco gradients`: what it writes for a run, against per-sample gradients of the same model."""
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 import torch
 
 from adloco.cli.main import main
+from adloco.errors import NonFiniteLossError
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.trained import Trained, load_trained, own_task
+from adloco.run.trained_gradients import measure_gradients
 from tests.conftest import small_flags
 
 STREAMS = 2
@@ -113,11 +117,11 @@ def test_an_earlier_checkpoint_is_the_model_of_then(run: Path) -> None:
 
 def test_all_samples(run: Path) -> None:
     """0 takes every window of the training data once."""
-    assert main(["gradients", str(run), "--samples", "0", "--batch", "64"]) == 0
     trained = load_trained(run)
     task = own_task(trained, trained.stored.recipe.evaluation)
-    name = f"round-{trained.stored.algorithm['rounds_done']:06d}-trainer-0"
-    assert measured(run, name)["samples"] == task.num_train_samples(1) > 200
+    content = measure_gradients(trained, samples=0, batch=64)
+    assert content["samples"] == task.num_train_samples(1) > 200
+    assert sum(batch["samples"] for batch in content["batches"]) == content["samples"]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +143,23 @@ def test_refusals(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and message in err
     assert sorted(run.rglob("*")) == before
+
+
+def test_nan_is_not_measured(run: Path) -> None:
+    trained = load_trained(run)
+    torch.nn.init.constant_(next(trained.model.parameters()), math.nan)
+    with pytest.raises(NonFiniteLossError, match="is not finite at .*take an earlier --checkpoint"):
+        measure_gradients(trained, 16)
+
+
+def test_a_stream_has_no_known_end(run: Path) -> None:
+    trained = load_trained(run)
+    stored = trained.stored
+    source = {"path": "", "dataset": "somebody/texts", "streaming": True, "validation_samples": 9}
+    data = replace(stored.recipe.data, **source)
+    streamed = replace(stored, recipe=replace(stored.recipe, data=data))
+    with pytest.raises(ValueError, match="streams its data; give a number"):
+        measure_gradients(replace(trained, stored=streamed), samples=0)
 
 
 @pytest.mark.nightly

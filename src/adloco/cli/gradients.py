@@ -67,7 +67,9 @@ def run(arguments: Namespace) -> int:
     console.print(_table(content))
     for line in _sentences(content):
         console.print(line, soft_wrap=True)
-    console.print(f"{path}, {picture}", soft_wrap=True)
+    console.print(
+        f"{path}, {picture}; for the report: adloco report {arguments.run_folder}", soft_wrap=True
+    )
     return 0
 
 
@@ -76,17 +78,17 @@ def _table(content: dict[str, Any]) -> Table:
     table.add_column("part", overflow="fold")
     for title in ("parameters", "|G|²", "S", "noise scale S/|G|²"):
         table.add_column(title, justify="right")
-    rows = [("whole model", content["total"])]
-    rows += [(part["name"], part) for part in content["kinds"]]
-    rows += [(part["name"], part) for part in content["layers"]]
-    for name, part in rows:
-        table.add_row(
-            name,
-            f"{part['parameters']:,}",
-            f"{part['grad_norm_sq']:.3g}",
-            f"{part['grad_variance']:.3g}",
-            "-" if part["noise_scale"] is None else f"{part['noise_scale']:,.1f}",
-        )
+    whole = {"name": "whole model", **content["total"]}
+    for parts in ([whole], content["kinds"], content["layers"]):
+        for part in parts:
+            table.add_row(
+                part["name"],
+                f"{part['parameters']:,}",
+                f"{part['grad_norm_sq']:.3g}",
+                f"{part['grad_variance']:.3g}",
+                "-" if part["noise_scale"] is None else f"{part['noise_scale']:,.1f}",
+            )
+        table.add_row()
     return table
 
 

@@ -103,11 +103,13 @@ class Deviations:
 
     def cosines(self) -> list[float]:
         """The cosine of each batch's gradient with F."""
-        return [batch.cosine(self.full_norm_sq) for batch in self.batches]
+        norm_sq = self.full_norm_sq
+        return [batch.cosine(norm_sq) for batch in self.batches]
 
     def cosines_with_others(self) -> list[float]:
         """The cosine of each batch's gradient with that of all other batches."""
-        return [batch.cosine_with_others(self.full_norm_sq, self.samples) for batch in self.batches]
+        norm_sq, samples = self.full_norm_sq, self.samples
+        return [batch.cosine_with_others(norm_sq, samples) for batch in self.batches]
 
 
 @dataclass(frozen=True, kw_only=True)
