@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from adloco.report.drawing import COLOURS, GREY, MARKS
 from adloco.report.html import embedded
-from adloco.report.plots import COLOURS, GREY, MARKS
 from adloco.run.trained_gradients import read_gradients
 
 ROW = 0.24
