@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from adloco.report.drawing import COLOURS, GREY, MARKS
 from adloco.report.html import embedded
@@ -91,6 +92,7 @@ def _histogram(axis: Axes, content: Mapping[str, Any], name: str, label: str) ->
         _legend(axis)
     axis.set_xlabel(label)
     axis.set_ylabel("batches")
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     _plain(axis)
 
 
