@@ -178,6 +178,7 @@ class SmoothedTask:
         self.skipped = task.skipped
         self.configure = task.configure
         self.train_source = task.train_source
+        self.num_train_samples = task.num_train_samples
         self.validate_model = task.validate_model
         self.measure = task.measure
         self._task = task

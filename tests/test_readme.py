@@ -24,7 +24,7 @@ COMMANDS = [
 
 def test_there_is_something_to_test() -> None:
     assert len(PYTHON) == 2
-    assert len(COMMANDS) == 13
+    assert len(COMMANDS) == 14
     assert len([line for line in PYTHON[0].splitlines() if line.strip()]) < 20, (
         "a user's own model, data and loss train in under 20 lines"
     )

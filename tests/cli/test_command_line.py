@@ -19,7 +19,7 @@ from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
 
 NAMES = ["train", "compare", "sweep", "ablate", "runs", "prepare", "probe", "config"]
-NAMES += ["convert", "evaluate", "generate", "export", "report", "completion"]
+NAMES += ["convert", "evaluate", "generate", "gradients", "export", "report", "completion"]
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -32,6 +32,7 @@ def write_report(folder: Path) -> Path:
         ValueError: The run has no finished round.
     """
     # Imported late: matplotlib takes half a second, and most ranks draw nothing.
+    from adloco.report.gradient_plot import gradient_content
     from adloco.report.plots import draw_plots
 
     records = Records(folder).read()
@@ -42,7 +43,8 @@ def write_report(folder: Path) -> Path:
     described = folder / "environment.json"
     environment = json.loads(described.read_text()) if described.exists() else {}
     path = folder / "report.html"
-    write_page(path, "report.html", _content(recipe, records, steps, images, environment))
+    content = _content(recipe, records, steps, images, environment)
+    write_page(path, "report.html", content | {"gradients": gradient_content(folder)})
     return path
 
 

@@ -86,6 +86,20 @@ def newest(folder: Path) -> Path:
     return found[-1]
 
 
+def of_round(folder: Path, round: int) -> Path:
+    """The newest checkpoint of a round in a folder; ValueError if none is kept."""
+    newest(folder)
+    named = [(int(path.name.split("-")[1]), path) for path in list_checkpoints(folder)]
+    found = [path for number, path in named if number == round]
+    kept = ", ".join(str(number) for number in sorted({number for number, _ in named}))
+    require(
+        bool(found),
+        f"{folder} has no checkpoint of round {round}; those of rounds {kept} are kept "
+        "(run.keep_checkpoints, run.checkpoint_every)",
+    )
+    return found[-1]
+
+
 def load(checkpoint: Path) -> Any:
     """Read the state of a checkpoint, with its tensors on the CPU.
 

@@ -1,4 +1,4 @@
-"""Reads a run folder back: its recipe, its newest checkpoint and its tokenizer; and checks that
+"""Reads a run folder back: its recipe, a checkpoint and its tokenizer; and checks that
 they belong together.
 """
 
@@ -84,24 +84,28 @@ class StoredRun:
     """`AdLoCo.state_dict()` at the checkpoint."""
 
 
-def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
-    """Read the run in a folder at its newest checkpoint.
+def read_run(
+    folder: Path, flags: Sequence[tuple[str, str]] = (), round: int | None = None
+) -> StoredRun:
+    """Read the run in a folder at one of its checkpoints.
 
     Args:
         folder: The run's folder.
         flags: (section.key, value) of settings that change on resume; see `CHANGEABLE`.
+        round: The checkpoint's round; None for the newest checkpoint.
 
     Raises:
         ValueError: A part is missing or damaged, comes from another program or version, or was
             changed since the run began.
     """
     recipe = resumed_recipe(folder, flags)
-    newest = checkpoint.newest(folder / CHECKPOINTS)
-    state = checkpoint.load(newest)
+    kept = folder / CHECKPOINTS
+    chosen = checkpoint.newest(kept) if round is None else checkpoint.of_round(kept, round)
+    state = checkpoint.load(chosen)
     known = isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
     require(
         known,
-        f"checkpoint {newest} was not written by a run; name a run folder that `adloco train` "
+        f"checkpoint {chosen} was not written by a run; name a run folder that `adloco train` "
         "wrote",
     )
     samples = state["algorithm"]["samples"]
@@ -124,7 +128,7 @@ def read_run(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> StoredRun:
         folder=folder,
         recipe=recipe,
         tokenizer=load_tokenizer(folder / TOKENIZER),
-        checkpoint=newest,
+        checkpoint=chosen,
         about=state["run"],
         algorithm=state["algorithm"],
     )

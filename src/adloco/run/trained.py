@@ -13,6 +13,11 @@ from adloco.run.environment import choose_device
 from adloco.run.folder import MODEL
 from adloco.run.records import Records
 from adloco.run.stored import StoredRun, check_corpus, read_run
+from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.task import Task
+
+STATES = ("trainers", "workers")
+"""What has tensors in the state of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,23 +25,29 @@ class Trained:
     """A model with the global parameters of one trainer."""
 
     stored: StoredRun
+    """The run, without the states of its trainers and workers."""
     model: nn.Module
     trainer: int
 
 
-def load_trained(folder: Path, trainer: int | None = None) -> Trained:
-    """Load a trainer's model from the newest checkpoint of a run.
+def load_trained(folder: Path, trainer: int | None = None, round: int | None = None) -> Trained:
+    """Load a trainer's model from a checkpoint of a run.
 
     Args:
         folder: The run's folder.
         trainer: Its number; None for the trainer with the lowest validation loss.
+        round: The checkpoint's round; None for the newest checkpoint.
 
     Raises:
-        ValueError: There is no such trainer (any more), or the folder cannot be read.
+        ValueError: There is no such trainer (any more) or no such checkpoint, or the folder cannot
+            be read.
     """
-    stored = read_run(folder)
+    stored = read_run(folder, round=round)
     saved = {entry["trainer"]: entry for entry in stored.algorithm["trainers"]}
-    chosen = _best_trainer(folder, sorted(saved)) if trainer is None else trainer
+    if trainer is None:
+        chosen = _best_trainer(folder, stored.algorithm["rounds_done"], sorted(saved))
+    else:
+        chosen = trainer
     require(
         chosen in saved,
         f"there is no trainer {chosen} in {stored.checkpoint}; its trainers are "
@@ -54,7 +65,22 @@ def load_trained(folder: Path, trainer: int | None = None) -> Trained:
         model = builder.whole().to(choose_device(recipe.run.device))
     copy_all(saved[chosen]["outer"]["params"], trainable(model))
     copy_all(saved[chosen]["outer"]["buffers"], averaged_buffers(model))
-    return Trained(stored=stored, model=model, trainer=chosen)
+    # Without the tensors of the checkpoint, which take several times the memory of the model.
+    counters = {key: value for key, value in stored.algorithm.items() if key not in STATES}
+    return Trained(stored=replace(stored, algorithm=counters), model=model, trainer=chosen)
+
+
+def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
+    """Open the run's task with its own data.
+
+    Raises:
+        ValueError: The data is not what the run began with.
+    """
+    stored = trained.stored
+    task = stored.recipe.task.open(stored.recipe.data, evaluation, stored.tokenizer)
+    task.configure(stored.recipe.model.builder.load_config(stored.folder / MODEL))
+    check_corpus(stored, task)
+    return task
 
 
 def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str, float], int]:
@@ -69,25 +95,26 @@ def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str
         Each measure by name, and the number of tokens or texts that it averages over.
     """
     stored, recipe = trained.stored, trained.stored.recipe
-    data = recipe.data if path is None else recipe.data.at(path)
-    task = recipe.task.open(
-        data,
-        replace(recipe.evaluation, windows=windows),
-        stored.tokenizer,
-        everything=path is not None,
-    )
-    task.configure(recipe.model.builder.load_config(stored.folder / MODEL))
+    evaluation = replace(recipe.evaluation, windows=windows)
     if path is None:
-        check_corpus(stored, task)
+        task = own_task(trained, evaluation)
+    else:
+        data = recipe.data.at(path)
+        task = recipe.task.open(data, evaluation, stored.tokenizer, everything=True)
+        task.configure(recipe.model.builder.load_config(stored.folder / MODEL))
     *sums, count = task.measure(
         trained.model, next(trained.model.parameters()).device, recipe.switch.b_max
     )
     return recipe.task.measured([total / count for total in sums]), int(count)
 
 
-def _best_trainer(folder: Path, living: list[int]) -> int:
-    """The trainer with the lowest loss in the latest evaluation of any that are left."""
+def _best_trainer(folder: Path, rounds: int, living: list[int]) -> int:
+    """The trainer with the lowest loss in the latest evaluation, within these rounds, of any that
+    are left.
+    """
     for record in reversed(Records(folder).read()):
+        if record["round"] > rounds:
+            continue
         losses = {
             row["trainer"]: row["val_loss"]
             for row in record["trainers"]

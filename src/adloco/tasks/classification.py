@@ -168,6 +168,9 @@ class Classification:
         )
         return LabelledSource(self._train, self._pad, num_streams, seed)
 
+    def num_train_samples(self, at_least: int) -> int:
+        return len(self._train)
+
     def loss(self, model: Any, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(_logits(model, batch), batch["labels"])
 

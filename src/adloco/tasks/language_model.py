@@ -119,7 +119,7 @@ class LanguageModel:
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
         data, needed = self._data, max(least, num_streams)
-        windows = self._cache.train_windows(data.context_tokens, at_least=needed)
+        windows = self.num_train_samples(needed)
         require(
             windows >= needed,
             f"{data.source} has {windows} windows of {data.context_tokens} tokens to train on, "
@@ -129,6 +129,9 @@ class LanguageModel:
         return self._cache.train_source(
             context_tokens=data.context_tokens, num_streams=num_streams, seed=seed
         )
+
+    def num_train_samples(self, at_least: int) -> int:
+        return self._cache.train_windows(self._data.context_tokens, at_least)
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         return next_token_loss(model, batch)

@@ -52,6 +52,14 @@ class Task(Protocol):
         """
         ...
 
+    def num_train_samples(self, at_least: int) -> int:
+        """Number of samples to train on.
+
+        Args:
+            at_least: For a stream, samples to fetch; the number is then of those so far.
+        """
+        ...
+
     def largest_source(self) -> Source:
         """Samples of the greatest length in the data, to measure memory with."""
         ...

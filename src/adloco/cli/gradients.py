@@ -1,0 +1,107 @@
+"""`adloco gradients`: measures how far the gradients of batches are from the full gradient."""
+
+from argparse import Namespace
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from adloco.cli.arguments import Commands, add_command, add_trained_run
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "gradients",
+        run,
+        summary="measure a run's gradients and their noise at a checkpoint",
+        description="Compute the full gradient over training samples at a checkpoint of a run,\n"
+        "and how far the gradients of batches deviate from it: noise scale by layer\n"
+        "and by kind of parameter, histograms, cosines. Dropout is off. Writes a JSON\n"
+        "file and a picture into RUN/gradients, which `adloco report RUN` shows.",
+    )
+    add_trained_run(parser, purpose="use")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help="samples of the full gradient, the first ones of the run's data streams; 0: all of "
+        "the training data (default: 512)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        metavar="N",
+        help="samples of a batch (default: what the run takes in one pass)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=int,
+        metavar="ROUND",
+        help="round of a checkpoint that the run has kept (default: the newest)",
+    )
+
+
+def run(arguments: Namespace) -> int:
+    from adloco.report.gradient_plot import draw_gradients
+    from adloco.run.trained import load_trained
+    from adloco.run.trained_gradients import measure_gradients, write_gradients
+
+    console = Console(highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        bar = progress.add_task("gradients", total=None)
+        trained = load_trained(arguments.run_folder, arguments.trainer, arguments.checkpoint)
+        content = measure_gradients(
+            trained,
+            arguments.samples,
+            arguments.batch,
+            lambda done, total: progress.update(bar, advance=done, total=total),
+        )
+    path = write_gradients(trained, content)
+    picture = draw_gradients(content, path.with_suffix(".png"))
+    console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
+    console.print(_table(content))
+    for line in _sentences(content):
+        console.print(line, soft_wrap=True)
+    console.print(
+        f"{path}, {picture}; for the report: adloco report {arguments.run_folder}", soft_wrap=True
+    )
+    return 0
+
+
+def _table(content: dict[str, Any]) -> Table:
+    table = Table(box=None)
+    table.add_column("part", overflow="fold")
+    for title in ("parameters", "|G|²", "S", "noise scale S/|G|²"):
+        table.add_column(title, justify="right")
+    whole = {"name": "whole model", **content["total"]}
+    for parts in ([whole], content["kinds"], content["layers"]):
+        for part in parts:
+            table.add_row(
+                part["name"],
+                f"{part['parameters']:,}",
+                f"{part['grad_norm_sq']:.3g}",
+                f"{part['grad_variance']:.3g}",
+                "-" if part["noise_scale"] is None else f"{part['noise_scale']:,.1f}",
+            )
+        table.add_row()
+    return table
+
+
+def _sentences(content: dict[str, Any]) -> list[str]:
+    def spread(name: str) -> str:
+        names = ("mean", "median", "excess_kurtosis")
+        shown = [(each.replace("_", " "), content[name][each]) for each in names]
+        return ", ".join(f"{each} {value:.3g}" for each, value in shown if value is not None)
+
+    return [
+        f"{content['num_batches']:,} batches of {content['batch']:,}, {content['samples']:,} "
+        f"samples, loss {content['loss']:.4f}",
+        f"distance of batch gradients to the full gradient: {spread('deviation')}",
+        f"cosine with the full gradient: {spread('cosine')}",
+        f"cosine with the gradient of the other batches: {spread('cosine_with_others')}",
+    ]
