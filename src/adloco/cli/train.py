@@ -48,7 +48,7 @@ def run(arguments: Namespace) -> int:
                 if resumed
                 else TrainingRun.create(read_recipe(arguments))
             )
-        return train(training_run, console)
+        return train(training_run, console, settings)
 
 
 def _run_on_ranks(arguments: Namespace) -> int:

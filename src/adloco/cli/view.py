@@ -53,21 +53,8 @@ class PlainView:
         self._measures = measures
 
     def show(self, record: Record) -> None:
-        trainers = " | ".join(
-            f"t{row['trainer']} batch {_batch(row)} = {row['workers']}w x "
-            f"{row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
-            for row in record["trainers"]
-        )
-        loss = "" if record["val_loss"] is None else f" val {_measured(record, self._measures)}"
-        self._console.print(
-            f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train "
-            f"{_shown(record, 'train_loss')}{loss}  {trainers}"
-            f"  sent {_sent(record)} ({_compressed(record['sync'], self._wire, '; ')}DDP "
-            f"{_shown(record, 'bytes_ddp_equivalent')})"
-            f"  {_shown(record, 'tokens_per_second')} tok/s",
-            soft_wrap=True,
-        )
-        for text in _event_texts(record):
+        self._console.print(round_text(record, self._wire, self._measures), soft_wrap=True)
+        for text in event_texts(record):
             self._console.print(f"            {text}", soft_wrap=True)
 
 
@@ -79,14 +66,14 @@ class LiveView:
         self._wire = wire_name(run)
         self._resumed_at = run.progress()
         self._record: Record | None = run.history[-1] if run.history else None
-        self._events = [text for record in run.history for text in _event_texts(record)]
+        self._events = [text for record in run.history for text in event_texts(record)]
         self._measured: dict[int, str] = {}
         for record in run.history:
             self._take_measures(record)
 
     def show(self, record: Record) -> None:
         self._record = record
-        self._events += _event_texts(record)
+        self._events += event_texts(record)
         self._take_measures(record)
 
     def _take_measures(self, record: Record) -> None:
@@ -206,13 +193,47 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
     ]
 
 
+def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
+    """A round in one line.
+
+    Args:
+        record: The round's line of metrics.jsonl.
+        wire: The value of `wire.format`, which encodes the pseudo-gradients.
+        measures: What the task measures in an evaluation, the loss first.
+    """
+    trainers = " | ".join(
+        f"t{row['trainer']} batch {_batch(row)} = {row['workers']}w x "
+        f"{row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
+        for row in record["trainers"]
+    )
+    loss = "" if record["val_loss"] is None else f" val {_measured(record, measures)}"
+    return (
+        f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train "
+        f"{_shown(record, 'train_loss')}{loss}  {trainers}"
+        f"  sent {_sent(record)} ({_compressed(record['sync'], wire, '; ')}DDP "
+        f"{_shown(record, 'bytes_ddp_equivalent')})"
+        f"  {_shown(record, 'tokens_per_second')} tok/s"
+    )
+
+
+def evaluation_text(record: Record, measures: Sequence[Metric]) -> str:
+    """The validation of each trainer in one line; empty if only one trainer was evaluated."""
+    found = [
+        f"trainer {row['trainer']} {_measured(row, measures)}"
+        for row in record["trainers"]
+        if row["val_loss"] is not None
+    ]
+    return f"round {record['round']}: validation, {'; '.join(found)}" if len(found) > 1 else ""
+
+
 def wire_name(run: TrainingRun) -> str:
     """The run's `wire.format`."""
     name: str = named_settings(run.recipe)["wire.format"]
     return name
 
 
-def _event_texts(record: Record) -> list[str]:
+def event_texts(record: Record) -> list[str]:
+    """What happened in a round besides training: memory that ran out, merges."""
     limit = record["pass_limit"]
     ran_out = (
         [

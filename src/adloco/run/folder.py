@@ -9,7 +9,7 @@ from filelock import FileLock, Timeout
 from adloco.errors import require
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
-SUMMARY, LOCK = "summary.json", ".lock"
+SUMMARY, LOCK, LOG = "summary.json", ".lock", "train.log"
 
 
 def run_folder(folder: Path) -> Path:

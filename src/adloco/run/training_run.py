@@ -77,6 +77,9 @@ class TrainingRun:
         self.task = parts.task
         self.notices = parts.notices
         """What a person should know before the first round."""
+        self.saved = stored.checkpoint.name if stored else ""
+        """Name of the newest checkpoint."""
+        self.resumed = stored is not None
         self.records = Records(folder)
         self.history: list[Record] = []
         self.algorithm = build_algorithm(parts)
@@ -299,6 +302,7 @@ class TrainingRun:
             * self.algorithm.state.in_round
         )
         name = f"round-{self.algorithm.state.rounds_done:06d}-step-{step:08d}"
+        self.saved = name
         about = {
             "rng": rng_state(self.device),
             "seconds": self._seconds(),
