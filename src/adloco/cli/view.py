@@ -116,6 +116,8 @@ class LiveView:
             f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
         )
         grid.add_row(ProgressBar(total=1, completed=now.part), label)
+        if now.rows is not None:
+            grid.add_row("", _rows(now.rows, now.rows_per_second))
         return grid
 
     def _trainers(self, record: Record) -> RenderableType:
@@ -212,8 +214,9 @@ def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
         f"{_shown(record, 'train_loss')}{loss}  {trainers}"
         f"  sent {_sent(record)} ({_compressed(record['sync'], wire, '; ')}DDP "
         f"{_shown(record, 'bytes_ddp_equivalent')})"
-        f"  {_shown(record, 'tokens_per_second')} tok/s"
-    )
+        f"  {_shown(record, 'tokens_per_second')} tok/s  "
+        f"{_rows(record['rows_read'], record['rows_per_second'])}"
+    ).rstrip()
 
 
 def evaluation_text(record: Record, measures: Sequence[Metric]) -> str:
@@ -277,6 +280,11 @@ def _batch(row: Record) -> str:
     """The requested batch, and the trained one if it differs: clipped to what fits, or raised."""
     requested, trained = row["requested_batch"], row["trainer_batch"]
     return str(requested) if trained == requested else f"{requested} ({trained} trained)"
+
+
+def _rows(read: int | None, per_second: float | None) -> str:
+    """The rows of a stream read so far, and per second; empty without a stream."""
+    return "" if read is None else f"{read:,} rows read, {per_second:,.0f} rows/s"
 
 
 def _rounded(row: Record) -> str:
