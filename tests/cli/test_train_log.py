@@ -1,5 +1,6 @@
 """train.log: what it says of a run from its start to its end, and that it stays plain text."""
 
+import io
 import itertools
 import logging
 import os
@@ -14,6 +15,7 @@ from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import train
+from adloco.cli.view import LiveView
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.run.training_run import TrainingRun
 
@@ -97,3 +99,32 @@ def test_every_message_is_one_line_of_plain_text(small: list[str], tmp_path: Pat
         "ERROR interrupted; what was trained since the newest checkpoint is lost",
     ]
     assert (logger.level, logger.propagate, list(logger.handlers)) == before
+
+
+def test_a_request_that_explodes_is_warned_of_everywhere(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With eta = 0.05, the norm test asks for 400 times the noise scale at once."""
+    unguarded = ["--batch.eta", "0.05", "--batch.max_growth", "1000", "--batch.smoothing", "0"]
+    words = [*small, *unguarded, "--batch.maximum", "160", "--run.tokens", "3000"]
+    assert main(["train", "ddp-norm", *words]) == 0
+    seen = "request exploding since round 1: the request of trainer 0 rose from 8 to 160 samples"
+    printed = [line for line in capsys.readouterr().out.splitlines() if "exploding" in line]
+    assert len(printed) == 1
+    assert printed[0].strip().startswith(f"warning: {seen}")
+    logged = [line for line in said(tmp_path / "run") if "exploding" in line]
+    assert len(logged) == 1
+    assert logged[0].startswith(f"WARNING {seen}")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert (
+        "<td>the request of trainer 0 rose from 8 to 160 samples between rounds 1 and 2</td>"
+        in page
+    )
+    # A resumed run shows in its live view what was warned of before.
+    view = LiveView(TrainingRun.resume(tmp_path / "run"))
+    for width in (60, 100):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(view.render())
+        text = " ".join(console.export_text().replace("│", " ").split())
+        assert f"warning: {seen}" in text
+        assert "Set batch.max_growth to 2" in text

@@ -27,6 +27,7 @@ from adloco.cli.view import (
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.metrics import Record
 from adloco.report.page import write_report
+from adloco.rules.failure_signs import Watch
 from adloco.run.trackers import TrackerWarning
 from adloco.run.training_run import TrainingRun
 
@@ -65,10 +66,15 @@ class _Training:
             open_view(run, self._console) as view,
             _plain_warnings(self._log),
         ):
-            saved = run.saved
+            saved, watch = run.saved, Watch(run.recipe.batch_cap)
+            for record in run.history:  # Their warnings were given before the run was resumed.
+                watch.see(record)
             for record in run.rounds():
-                view.show(record)
+                signs = watch.see(record)
+                view.show(record, signs)
                 self._log_round(record)
+                for sign in signs:
+                    self._log.warning("%s", sign.text)
                 if run.saved != saved:
                     saved = run.saved
                     self._log.info("checkpoint %s", saved)

@@ -15,15 +15,20 @@ from rich.text import Text
 
 from adloco.config.recipe_text import named_settings
 from adloco.metrics import ROUND, TRAINER, Metric, Record, validation, values
+from adloco.rules.failure_signs import Sign, all_signs
+from adloco.run.folder import LOG
 from adloco.run.training_run import TrainingRun
 
 EVENTS_SHOWN = 4
+SIGNS_SHOWN = 2
 
 
 class View(Protocol):
     """Shows rounds as they end."""
 
-    def show(self, record: Record) -> None: ...
+    def show(self, record: Record, signs: Sequence[Sign] = ()) -> None:
+        """Show a round, and the warnings that begin with it."""
+        ...
 
 
 @contextmanager
@@ -52,10 +57,12 @@ class PlainView:
         self._wire = wire
         self._measures = measures
 
-    def show(self, record: Record) -> None:
+    def show(self, record: Record, signs: Sequence[Sign] = ()) -> None:
         self._console.print(round_text(record, self._wire, self._measures), soft_wrap=True)
         for text in event_texts(record):
             self._console.print(f"            {text}", soft_wrap=True)
+        for sign in signs:
+            self._console.print(f"            warning: {sign.text}", style="yellow", soft_wrap=True)
 
 
 class LiveView:
@@ -67,12 +74,14 @@ class LiveView:
         self._resumed_at = run.progress()
         self._record: Record | None = run.history[-1] if run.history else None
         self._events = [text for record in run.history for text in event_texts(record)]
+        self._signs = all_signs(run.history, run.recipe.batch_cap)
         self._measured: dict[int, str] = {}
         for record in run.history:
             self._take_measures(record)
 
-    def show(self, record: Record) -> None:
+    def show(self, record: Record, signs: Sequence[Sign] = ()) -> None:
         self._record = record
+        self._signs += signs
         self._events += event_texts(record)
         self._take_measures(record)
 
@@ -93,12 +102,20 @@ class LiveView:
         else:
             parts += [self._trainers(self._record), self._traffic(self._record)]
         parts += [Text(text, style="magenta") for text in self._events[-EVENTS_SHOWN:]]
+        parts += self._warnings()
         title, folder = f"adloco: {recipe.run.name}", str(self._run.folder)
         panel = Panel(Group(*parts), title=title, subtitle=folder, border_style="cyan")
         # The terminal echoes Ctrl+C as ^C at the cursor. Without the empty line it would follow the
         # border, which is as wide as the terminal, and wrap, and the next drawing would begin one
         # line too low.
         return Group(panel, Text())
+
+    def _warnings(self) -> list[Text]:
+        """The latest warnings, and how many there were before them."""
+        hidden = len(self._signs) - SIGNS_SHOWN
+        earlier = [Text(f"{hidden} earlier warnings are in {LOG}", "yellow")] if hidden > 0 else []
+        latest = [Text(f"warning: {sign.text}", "yellow") for sign in self._signs[-SIGNS_SHOWN:]]
+        return earlier + latest
 
     def _progress(self) -> RenderableType:
         now = self._run.progress()
