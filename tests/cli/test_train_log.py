@@ -47,7 +47,8 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     run.algorithm.workers[0].model.register_forward_pre_hook(
         lambda model, inputs: os.kill(os.getpid(), signal.SIGINT) if next(passes) == 20 else None
     )
-    assert train(run, console, [("inner.lr", "1e-3")]) == 130
+    with train_log(run) as log:
+        assert train(run, console, log, [("inner.lr", "1e-3")]) == 130
     first = said(folder)
     assert first[0].startswith("INFO adloco 0.1.0 trains adloco in ")
     assert first[0].endswith("run, 0 / 4,000 tokens done")
@@ -116,10 +117,8 @@ def test_a_request_that_explodes_is_warned_of_everywhere(
     assert len(logged) == 1
     assert logged[0].startswith(f"WARNING {seen}")
     page = (tmp_path / "run" / "report.html").read_text()
-    assert (
-        "<td>the request of trainer 0 rose from 8 to 160 samples between rounds 1 and 2</td>"
-        in page
-    )
+    shown = "the request of trainer 0 rose from 8 to 160 samples between rounds 1 and 2."
+    assert f"request exploding since round 1</span>: {shown}" in page
     # A resumed run shows in its live view what was warned of before.
     view = LiveView(TrainingRun.resume(tmp_path / "run"))
     for width in (60, 100):

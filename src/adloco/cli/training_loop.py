@@ -15,7 +15,6 @@ from typing import TextIO
 
 from rich.console import Console
 
-from adloco.cli.train_log import train_log
 from adloco.cli.view import (
     evaluation_text,
     event_texts,
@@ -34,16 +33,18 @@ from adloco.run.training_run import TrainingRun
 SECOND_SIGNAL_SECONDS = 1.0
 
 
-def train(run: TrainingRun, console: Console, settings: Sequence[tuple[str, str]] = ()) -> int:
+def train(
+    run: TrainingRun, console: Console, log: logging.Logger, settings: Sequence[tuple[str, str]]
+) -> int:
     """Train until the budget is spent or the user stops the run; return the exit code.
 
     Args:
         run: The run.
         console: Where its rounds are shown.
-        settings: (section.key, value) of the settings on the line, for train.log.
+        log: Where they are logged, from `train_log`.
+        settings: (section.key, value) of the settings on the line, to be logged.
     """
-    with train_log(run) as log:
-        return _Training(run, console, log).run(settings)
+    return _Training(run, console, log).run(settings)
 
 
 class _Training:
