@@ -175,6 +175,7 @@ class SmoothedTask:
     def __init__(self, task: Task, smoothing: float) -> None:
         self.tokenizer = task.tokenizer
         self.matches_fingerprint = task.matches_fingerprint
+        self.rows_read = task.rows_read
         self.skipped = task.skipped
         self.configure = task.configure
         self.train_source = task.train_source

@@ -102,6 +102,8 @@ ROUND = _table(
     Metric("bytes_ddp_equivalent", "sent by DDP in as many steps", TRAFFIC, panel="communication"),
     Metric("seconds", "time", SECONDS),
     Metric("tokens_per_second", "tokens/s", Unit("tokens/s", ",.0f")),
+    Metric("rows_read", "rows read", Unit("rows")),
+    Metric("rows_per_second", "rows/s", Unit("rows/s", ",.0f")),
     Metric("train_loss", "train loss", NATS, panel="loss"),
     Metric("pass_limit", "limit on micro-batches", SAMPLES),
     Metric("learning_rate", "learning rate", Unit("", ".2e")),

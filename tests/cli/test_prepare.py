@@ -189,7 +189,15 @@ def test_a_streamed_run_goes_on_bit_for_bit(
         )
         == 0
     )
-    assert json.loads(next((tmp_path / "one").glob("*/meta.json")).read_text())["complete"] is False
+    cached = json.loads(next((tmp_path / "one").glob("*/meta.json")).read_text())
+    assert cached["complete"] is False
+    written = (tmp_path / "whole" / "metrics.jsonl").read_text()
+    records = [json.loads(line) for line in written.splitlines()]
+    assert records[-1]["rows_read"] == cached["rows"]
+    # All in the first 256 rows, which are read before training.
+    assert {record["rows_per_second"] for record in records} == {0}
+    log = (tmp_path / "whole" / "train.log").read_text()
+    assert f"  {cached['rows']:,} rows read, " in log
     # Two processes that share a cache, cut off after three rounds, and gone on with after the cache
     # was lost.
     words = [

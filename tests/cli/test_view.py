@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from adloco.cli.arguments import take_settings
-from adloco.cli.view import LiveView, PlainView, open_view, summary_lines
+from adloco.cli.view import LiveView, PlainView, open_view, round_text, summary_lines
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.report.page import write_report
 from adloco.run.training_run import Progress, TrainingRun
@@ -61,12 +61,33 @@ def test_what_the_live_view_compares_and_foresees(
     monkeypatch.setattr(
         run,
         "progress",
-        lambda: Progress(tokens=16_400, seconds=100.0, part=1.0, budget="16,400 / 16,000 tokens"),
+        lambda: Progress(
+            tokens=16_400,
+            rows=2_000,
+            rows_per_second=19.6,
+            seconds=100.0,
+            part=1.0,
+            budget="16,400 / 16,000 tokens",
+        ),
     )
     console.print(view.render())
     text = console.export_text()
     assert "1.0 MB sent per worker; 8x less than the 8.0 MB that DDP would have sent" in text
     assert "16,400 / 16,000 tokens   1:40 gone, 0:00 left" in text
+    assert "2,000 rows read, 20 rows/s" in text
+
+
+def test_rows_of_a_stream_are_counted_from_where_the_process_began(
+    run: TrainingRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier run has read 100 rows of the 600; the first round reads the other 500."""
+    read = itertools.chain([100], itertools.repeat(600))
+    monkeypatch.setattr(run.task, "rows_read", lambda: next(read))
+    record = next(run.rounds())
+    assert record["rows_read"] == 600
+    assert record["rows_per_second"] * record["seconds"] == pytest.approx(500, rel=0.05)
+    text = round_text(record, "int4", run.recipe.task.measures)
+    assert text.endswith(f" tok/s  600 rows read, {record['rows_per_second']:,.0f} rows/s")
 
 
 def test_ctrl_c_leaves_one_border(run: TrainingRun) -> None:

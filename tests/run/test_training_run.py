@@ -33,6 +33,8 @@ METRICS = {
     "bytes_ddp_equivalent",
     "seconds",
     "tokens_per_second",
+    "rows_read",
+    "rows_per_second",
     "train_loss",
     "val_loss",
     "val_perplexity",

@@ -1,5 +1,6 @@
 """Starts and ends the ranks of a command that runs in several processes of this machine."""
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -29,5 +30,8 @@ def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
 
 def end_rank(message: str) -> None:
     """Print the message and end this process at once, also if it waits for a rank that failed."""
+    log = logging.getLogger(__name__)
+    if log.hasHandlers():  # Else logging itself would print the message, before training begins.
+        log.error("%s", message)
     print(f"adloco (rank {this_rank()}): {message}", file=sys.stderr, flush=True)
     os._exit(2)

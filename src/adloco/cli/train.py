@@ -2,6 +2,7 @@
 
 import sys
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +26,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: Namespace) -> int:
     from adloco.cli.rank_processes import end_rank
+    from adloco.cli.train_log import train_log
     from adloco.cli.training_loop import train
     from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
     from adloco.run.lengthening import absolute_budgets
@@ -40,15 +42,17 @@ def run(arguments: Namespace) -> int:
     if arguments.ranks != 1 and num_ranks() == 1:
         return _run_on_ranks(arguments)
     console = Console(highlight=False, quiet=this_rank() != 0)
-    # All is done inside the group, so that bad input on one rank ends all ranks.
-    with process_group(end_rank):
+    # All is done inside the group, so that bad input on one rank ends all ranks; but the log is
+    # closed outside, where the error of another rank has that rank's message.
+    with ExitStack() as opened, process_group(end_rank):
         with console.status("reading and tokenising text, building models ..."):
             training_run = (
                 TrainingRun.resume(resumed, settings)
                 if resumed
                 else TrainingRun.create(read_recipe(arguments))
             )
-        return train(training_run, console)
+        log = opened.enter_context(train_log(training_run))
+        return train(training_run, console, log, settings)
 
 
 def _run_on_ranks(arguments: Namespace) -> int:

@@ -1,59 +1,147 @@
-"""The loop of `adloco train`: shows each round; Ctrl+C ends it after the inner step in progress."""
+"""The loop of `adloco train`: shows each round and logs it in train.log; Ctrl+C ends it after the
+inner step in progress.
+"""
 
+import logging
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from types import FrameType
 from typing import TextIO
 
 from rich.console import Console
 
-from adloco.cli.view import open_view, summary_lines
+from adloco.cli.view import (
+    evaluation_text,
+    event_texts,
+    open_view,
+    round_text,
+    summary_lines,
+    wire_name,
+)
 from adloco.distributed.launch.local_ranks import INTERRUPTED
+from adloco.metrics import Record
 from adloco.report.page import write_report
+from adloco.rules.failure_signs import Watch
 from adloco.run.trackers import TrackerWarning
 from adloco.run.training_run import TrainingRun
 
 SECOND_SIGNAL_SECONDS = 1.0
 
 
-def train(run: TrainingRun, console: Console) -> int:
-    """Train until the budget is spent or the user stops the run; return the exit code."""
-    if run.finished:
-        console.print(
-            f"{run.folder} has spent its budget already ({run.progress().budget})",
-            soft_wrap=True,
-        )
-    for notice in run.notices:
-        console.print(notice, style="bold red", soft_wrap=True)
-    with _interruptible(run), open_view(run, console) as view, _plain_warnings():
-        for record in run.rounds():
-            view.show(record)
-    if run.recipe.data.streaming and (left_out := run.task.skipped()):
-        console.print(left_out, style="bold red", soft_wrap=True)
-    if not run.finished:  # Stopped, here or on another rank.
-        console.print(
-            f"stopped and saved; go on with: adloco train --resume {run.folder}", soft_wrap=True
-        )
-        return INTERRUPTED
-    if not run.placement.is_rank_zero:
+def train(
+    run: TrainingRun, console: Console, log: logging.Logger, settings: Sequence[tuple[str, str]]
+) -> int:
+    """Train until the budget is spent or the user stops the run; return the exit code.
+
+    Args:
+        run: The run.
+        console: Where its rounds are shown.
+        log: Where they are logged, from `train_log`.
+        settings: (section.key, value) of the settings on the line, to be logged.
+    """
+    return _Training(run, console, log).run(settings)
+
+
+class _Training:
+    """Says what happens to a person on the console, and in train.log."""
+
+    def __init__(self, run: TrainingRun, console: Console, log: logging.Logger) -> None:
+        self._run = run
+        self._console = console
+        self._log = log
+
+    def run(self, settings: Sequence[tuple[str, str]]) -> int:
+        run = self._run
+        self._log_start(settings)
+        if run.finished:
+            self._say(f"{run.folder} has spent its budget already ({run.progress().budget})")
+        for notice in run.notices:
+            self._say(notice, logging.WARNING)
+        with (
+            _interruptible(run) as signals,
+            open_view(run, self._console) as view,
+            _plain_warnings(self._log),
+        ):
+            saved, watch = run.saved, Watch(run.recipe.batch_cap)
+            for record in run.history:  # Their warnings were given before the run was resumed.
+                watch.see(record)
+            for record in run.rounds():
+                signs = watch.see(record)
+                view.show(record, signs)
+                self._log_round(record)
+                for sign in signs:
+                    self._log.warning("%s", sign.text)
+                if run.saved != saved:
+                    saved = run.saved
+                    self._log.info("checkpoint %s", saved)
+        if run.recipe.data.streaming and (left_out := run.task.skipped()):
+            self._say(left_out, logging.WARNING)
+        if not run.finished:  # Stopped, here or on another rank.
+            for number in signals[:1]:
+                self._log.warning("told to stop by %s", signal.Signals(number).name)
+            self._log.info("checkpoint %s", run.saved)
+            self._say(f"stopped and saved; go on with: adloco train --resume {run.folder}")
+            return INTERRUPTED
+        if not run.placement.is_rank_zero:
+            return 0
+        with self._console.status("drawing the report ..."):
+            summary = run.finish()
+            write_report(run.folder)
+        for line in summary_lines(run, summary):
+            self._say(line)
         return 0
-    with console.status("drawing the report ..."):
-        summary = run.finish()
-        write_report(run.folder)
-    for line in summary_lines(run, summary):
-        console.print(line, soft_wrap=True)
-    return 0
+
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        style = "bold red" if level > logging.INFO else None
+        self._console.print(text, style=style, soft_wrap=True)
+        self._log.log(level, "%s", text)
+
+    def _log_start(self, settings: Sequence[tuple[str, str]]) -> None:
+        run, method = self._run, self._run.recipe.method
+        rounds = run.algorithm.state.rounds_done
+        self._log.info(
+            "adloco %s %s %s in %s, %s done",
+            metadata.version("adloco"),
+            "resumes" if run.resumed else "trains",
+            run.recipe.run.name,
+            run.folder,
+            run.progress().budget,
+        )
+        self._log.info(
+            "%s parameters; trainers: %s, workers of each: %s, inner steps per round: %s; on %s",
+            f"{run.algorithm.num_parameters:,}",
+            method.num_trainers,
+            method.workers_per_trainer,
+            method.sync_every,
+            run.device,
+        )
+        for name, value in settings:
+            self._log.info("setting on the line: %s = %s", name, value)
+        goes_on = f"; goes on in round {rounds + 1}" if run.resumed else ""
+        self._log.info("checkpoint %s%s", run.saved, goes_on)
+
+    def _log_round(self, record: Record) -> None:
+        run = self._run
+        measures = run.recipe.task.measures
+        self._log.info("%s", round_text(record, wire_name(run), measures))
+        for text in filter(None, [evaluation_text(record, measures), *event_texts(record)]):
+            self._log.info("%s", text)
 
 
 @contextmanager
-def _interruptible(run: TrainingRun) -> Iterator[None]:
+def _interruptible(run: TrainingRun) -> Iterator[list[int]]:
     """Ctrl+C, SIGTERM or SIGHUP stops the run after the inner step in progress; a second signal
     raises KeyboardInterrupt.
+
+    Yields:
+        The signals that came.
     """
+    numbers: list[int] = []
     received: list[float] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -62,6 +150,7 @@ def _interruptible(run: TrainingRun) -> Iterator[None]:
         if received and time.monotonic() - received[0] > SECOND_SIGNAL_SECONDS:
             raise KeyboardInterrupt
         received.append(time.monotonic())
+        numbers.append(number)
         run.stop()
 
     before = {
@@ -69,15 +158,15 @@ def _interruptible(run: TrainingRun) -> Iterator[None]:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
-        yield
+        yield numbers
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Print a tracker's warning as one sentence, without file name and line number."""
+def _plain_warnings(log: logging.Logger) -> Iterator[None]:
+    """Log warnings, and print a tracker's as one sentence, without file name and line number."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", TrackerWarning)
         show_others = warnings.showwarning
@@ -90,6 +179,7 @@ def _plain_warnings() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
+            log.warning("%s", message)
             if issubclass(category, TrackerWarning):
                 print(f"adloco: {message}", file=sys.stderr)
             else:

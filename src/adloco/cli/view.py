@@ -15,15 +15,20 @@ from rich.text import Text
 
 from adloco.config.recipe_text import named_settings
 from adloco.metrics import ROUND, TRAINER, Metric, Record, validation, values
+from adloco.rules.failure_signs import Sign, all_signs
+from adloco.run.folder import LOG
 from adloco.run.training_run import TrainingRun
 
 EVENTS_SHOWN = 4
+SIGNS_SHOWN = 2
 
 
 class View(Protocol):
     """Shows rounds as they end."""
 
-    def show(self, record: Record) -> None: ...
+    def show(self, record: Record, signs: Sequence[Sign] = ()) -> None:
+        """Show a round, and the warnings that begin with it."""
+        ...
 
 
 @contextmanager
@@ -52,23 +57,12 @@ class PlainView:
         self._wire = wire
         self._measures = measures
 
-    def show(self, record: Record) -> None:
-        trainers = " | ".join(
-            f"t{row['trainer']} batch {_batch(row)} = {row['workers']}w x "
-            f"{row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
-            for row in record["trainers"]
-        )
-        loss = "" if record["val_loss"] is None else f" val {_measured(record, self._measures)}"
-        self._console.print(
-            f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train "
-            f"{_shown(record, 'train_loss')}{loss}  {trainers}"
-            f"  sent {_sent(record)} ({_compressed(record['sync'], self._wire, '; ')}DDP "
-            f"{_shown(record, 'bytes_ddp_equivalent')})"
-            f"  {_shown(record, 'tokens_per_second')} tok/s",
-            soft_wrap=True,
-        )
-        for text in _event_texts(record):
+    def show(self, record: Record, signs: Sequence[Sign] = ()) -> None:
+        self._console.print(round_text(record, self._wire, self._measures), soft_wrap=True)
+        for text in event_texts(record):
             self._console.print(f"            {text}", soft_wrap=True)
+        for sign in signs:
+            self._console.print(f"            warning: {sign.text}", style="yellow", soft_wrap=True)
 
 
 class LiveView:
@@ -79,14 +73,16 @@ class LiveView:
         self._wire = wire_name(run)
         self._resumed_at = run.progress()
         self._record: Record | None = run.history[-1] if run.history else None
-        self._events = [text for record in run.history for text in _event_texts(record)]
+        self._events = [text for record in run.history for text in event_texts(record)]
+        self._signs = all_signs(run.history, run.recipe.batch_cap)
         self._measured: dict[int, str] = {}
         for record in run.history:
             self._take_measures(record)
 
-    def show(self, record: Record) -> None:
+    def show(self, record: Record, signs: Sequence[Sign] = ()) -> None:
         self._record = record
-        self._events += _event_texts(record)
+        self._signs += signs
+        self._events += event_texts(record)
         self._take_measures(record)
 
     def _take_measures(self, record: Record) -> None:
@@ -106,12 +102,20 @@ class LiveView:
         else:
             parts += [self._trainers(self._record), self._traffic(self._record)]
         parts += [Text(text, style="magenta") for text in self._events[-EVENTS_SHOWN:]]
+        parts += self._warnings()
         title, folder = f"adloco: {recipe.run.name}", str(self._run.folder)
         panel = Panel(Group(*parts), title=title, subtitle=folder, border_style="cyan")
         # The terminal echoes Ctrl+C as ^C at the cursor. Without the empty line it would follow the
         # border, which is as wide as the terminal, and wrap, and the next drawing would begin one
         # line too low.
         return Group(panel, Text())
+
+    def _warnings(self) -> list[Text]:
+        """The latest warnings, and how many there were before them."""
+        hidden = len(self._signs) - SIGNS_SHOWN
+        earlier = [Text(f"{hidden} earlier warnings are in {LOG}", "yellow")] if hidden > 0 else []
+        latest = [Text(f"warning: {sign.text}", "yellow") for sign in self._signs[-SIGNS_SHOWN:]]
+        return earlier + latest
 
     def _progress(self) -> RenderableType:
         now = self._run.progress()
@@ -129,6 +133,8 @@ class LiveView:
             f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
         )
         grid.add_row(ProgressBar(total=1, completed=now.part), label)
+        if now.rows is not None:
+            grid.add_row("", _rows(now.rows, now.rows_per_second))
         return grid
 
     def _trainers(self, record: Record) -> RenderableType:
@@ -206,13 +212,48 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
     ]
 
 
+def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
+    """A round in one line.
+
+    Args:
+        record: The round's line of metrics.jsonl.
+        wire: The value of `wire.format`, which encodes the pseudo-gradients.
+        measures: What the task measures in an evaluation, the loss first.
+    """
+    trainers = " | ".join(
+        f"t{row['trainer']} batch {_batch(row)} = {row['workers']}w x "
+        f"{row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
+        for row in record["trainers"]
+    )
+    loss = "" if record["val_loss"] is None else f" val {_measured(record, measures)}"
+    return (
+        f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train "
+        f"{_shown(record, 'train_loss')}{loss}  {trainers}"
+        f"  sent {_sent(record)} ({_compressed(record['sync'], wire, '; ')}DDP "
+        f"{_shown(record, 'bytes_ddp_equivalent')})"
+        f"  {_shown(record, 'tokens_per_second')} tok/s  "
+        f"{_rows(record['rows_read'], record['rows_per_second'])}"
+    ).rstrip()
+
+
+def evaluation_text(record: Record, measures: Sequence[Metric]) -> str:
+    """The validation of each trainer in one line; empty if only one trainer was evaluated."""
+    found = [
+        f"trainer {row['trainer']} {_measured(row, measures)}"
+        for row in record["trainers"]
+        if row["val_loss"] is not None
+    ]
+    return f"round {record['round']}: validation, {'; '.join(found)}" if len(found) > 1 else ""
+
+
 def wire_name(run: TrainingRun) -> str:
     """The run's `wire.format`."""
     name: str = named_settings(run.recipe)["wire.format"]
     return name
 
 
-def _event_texts(record: Record) -> list[str]:
+def event_texts(record: Record) -> list[str]:
+    """What happened in a round besides training: memory that ran out, merges."""
     limit = record["pass_limit"]
     ran_out = (
         [
@@ -256,6 +297,11 @@ def _batch(row: Record) -> str:
     """The requested batch, and the trained one if it differs: clipped to what fits, or raised."""
     requested, trained = row["requested_batch"], row["trainer_batch"]
     return str(requested) if trained == requested else f"{requested} ({trained} trained)"
+
+
+def _rows(read: int | None, per_second: float | None) -> str:
+    """The rows of a stream read so far, and per second; empty without a stream."""
+    return "" if read is None else f"{read:,} rows read, {per_second:,.0f} rows/s"
 
 
 def _rounded(row: Record) -> str:

@@ -219,6 +219,11 @@ class Recipe:
         )
 
     @property
+    def batch_cap(self) -> int | None:
+        """`batch.maximum` if the batch rule measures gradients; None if it follows a plan."""
+        return self.guards.maximum if self.batch.needs_moments else None
+
+    @property
     def batching(self) -> Batching:
         """How a trainer's batch is decided and split into micro-batches."""
         return Batching(

@@ -16,7 +16,7 @@ class RunSettings:
 
     folder: str = ""
     """Folder for the run's files; it must not exist yet. Empty: a folder in runs/, named after the
-    recipe and the time.
+    recipe, the model, the data and the time.
     """
     name: str = ""
     """Name of the recipe in tables and reports. Empty: the name of the recipe's file."""

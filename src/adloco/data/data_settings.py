@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from adloco.errors import require
@@ -134,6 +135,12 @@ class DataSettings:
         if self.factory:
             return f"data.factory {self.factory!r}"
         return f"data.path {self.path!r}" if self.path else "the default corpus"
+
+    @property
+    def name(self) -> str:
+        """A short name of the source, for the name of a folder."""
+        path = str(Path(self.path).absolute()) if self.path else ""
+        return self.dataset or self.factory or path or "stdlib"
 
     def fallback_settings(self) -> "DataSettings":
         """These settings with the source that `fallback` names."""

@@ -114,6 +114,12 @@ class TokenCache:
         _exhaust(self.store.grow(lambda state: state.train >= tokens))
         return self.train
 
+    def rows_read(self) -> int | None:
+        """Rows of a stream that are in the cache, those left out included; None if the source was
+        read before training.
+        """
+        return self.store.state.rows if self.data.streaming else None
+
     def skipped(self) -> str:
         """A sentence that counts the rows left out so far; empty if there are none."""
         state = self.store.state

@@ -16,6 +16,7 @@ from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, rows
 from adloco.report.curves import Curve, curve_content
 from adloco.report.html import embedded, write_page
 from adloco.report.step_losses import StepLosses, step_losses, steps_per_point
+from adloco.rules.failure_signs import all_signs
 from adloco.run.records import Records
 
 ROWS = 60
@@ -109,6 +110,7 @@ def _content(
             embedded(image) | {"without_script": image.stem in {metric.panel for metric in shown}}
             for image in images
         ],
+        "signs": all_signs(records, recipe.batch_cap),
         "merges": [
             {
                 "round": record["round"],

@@ -9,7 +9,7 @@ from filelock import FileLock, Timeout
 from adloco.errors import require
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
-SUMMARY, GRADIENTS, LOCK = "summary.json", "gradients", ".lock"
+SUMMARY, GRADIENTS, LOCK, LOG = "summary.json", "gradients", ".lock", "train.log"
 
 
 def run_folder(folder: Path) -> Path:

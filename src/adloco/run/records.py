@@ -45,6 +45,8 @@ def round_record(
     tokens_per_sample: int,
     seconds: float,
     tokens_per_second: float,
+    rows_read: int | None,
+    rows_per_second: float | None,
     memory_bytes: int,
     memory: Usage,
     measured: Mapping[int, Mapping[str, float]],
@@ -57,6 +59,8 @@ def round_record(
         tokens_per_sample: Tokens of one sample.
         seconds: Since the start of the run.
         tokens_per_second: In this round's training alone.
+        rows_read: Rows of a stream read so far; None without a stream.
+        rows_per_second: Mean since this process began.
         memory_bytes: Peak of this process so far.
         memory: Memory by phase.
         measured: Each measure by name, by trainer; empty if the round was not evaluated.
@@ -65,6 +69,8 @@ def round_record(
         "tokens": report.samples * tokens_per_sample,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens_per_second, 1),
+        "rows_read": rows_read,
+        "rows_per_second": None if rows_per_second is None else round(rows_per_second, 1),
         "learning_rate": report.trainers[0].learning_rate,
         "memory_bytes": memory_bytes,
     }

@@ -45,6 +45,10 @@ class Progress:
     """How far a run has come; cheap enough to ask for many times a second."""
 
     tokens: int
+    rows: int | None
+    """Rows of a stream read so far; None without a stream."""
+    rows_per_second: float | None
+    """Mean since this process began; None without a stream."""
     seconds: float
     part: float
     """The part of the budget that is used, from 0 to 1."""
@@ -77,6 +81,9 @@ class TrainingRun:
         self.task = parts.task
         self.notices = parts.notices
         """What a person should know before the first round."""
+        self.saved = stored.checkpoint.name if stored else ""
+        """Name of the newest checkpoint."""
+        self.resumed = stored is not None
         self.records = Records(folder)
         self.history: list[Record] = []
         self.algorithm = build_algorithm(parts)
@@ -94,6 +101,7 @@ class TrainingRun:
             recipe.run.tracker_names if placement.is_rank_zero else [], folder
         )
         self._new_limit = 0
+        self._rows_before = self.task.rows_read() or 0
         self._seconds_before = 0.0
         self._started = time.monotonic()
 
@@ -192,6 +200,7 @@ class TrainingRun:
 
     def _train(self) -> Iterator[Record]:
         self._started = time.monotonic()
+        self._rows_before = self.task.rows_read() or 0
         while not self.finished:
             before, samples = time.monotonic(), self.algorithm.state.samples_so_far
             report = self._round()
@@ -248,7 +257,15 @@ class TrainingRun:
         """Tokens and seconds so far, including those of the round in progress."""
         tokens = self.algorithm.state.samples_so_far * self.recipe.data.context_tokens
         part, words = self._budget.used(self.algorithm.state)
-        return Progress(tokens=tokens, seconds=self._seconds(), part=part, budget=words)
+        rows, trained = self.task.rows_read(), max(1e-9, time.monotonic() - self._started)
+        return Progress(
+            tokens=tokens,
+            rows=rows,
+            rows_per_second=None if rows is None else (rows - self._rows_before) / trained,
+            seconds=self._seconds(),
+            part=part,
+            budget=words,
+        )
 
     def finish(self) -> dict[str, Any]:
         """Write summary.json and return its content. Call it in the first process only."""
@@ -263,15 +280,18 @@ class TrainingRun:
         return summary
 
     def _record(self, report: RoundReport, tokens_per_second: float) -> Record:
+        evaluated = self.finished or report.round % self.recipe.evaluation.every == 0
+        measured = self._evaluate() if evaluated else {}
+        progress = self.progress()
         return round_record(
             report,
             self.recipe.task.measures,
             tokens_per_sample=self.recipe.data.context_tokens,
-            measured=self._evaluate()
-            if self.finished or report.round % self.recipe.evaluation.every == 0
-            else {},
-            seconds=self._seconds(),
+            measured=measured,
+            seconds=progress.seconds,
             tokens_per_second=tokens_per_second,
+            rows_read=progress.rows,
+            rows_per_second=progress.rows_per_second,
             memory_bytes=self._memory.peak_bytes,
             memory=self._memory.take(),
         )
@@ -299,6 +319,7 @@ class TrainingRun:
             * self.algorithm.state.in_round
         )
         name = f"round-{self.algorithm.state.rounds_done:06d}-step-{step:08d}"
+        self.saved = name
         about = {
             "rng": rng_state(self.device),
             "seconds": self._seconds(),

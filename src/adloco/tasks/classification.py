@@ -142,6 +142,9 @@ class Classification:
     def matches_fingerprint(self, corpus: str) -> bool:
         return self.corpus == corpus
 
+    def rows_read(self) -> int | None:
+        return None
+
     def skipped(self) -> str:
         return left_out(self._skipped, self._num_texts + sum(self._skipped.values()))
 

@@ -105,6 +105,9 @@ class LanguageModel:
     def matches_fingerprint(self, corpus: str) -> bool:
         return self._cache.matches_fingerprint(corpus)
 
+    def rows_read(self) -> int | None:
+        return self._cache.rows_read()
+
     def skipped(self) -> str:
         return self._cache.skipped()
 

@@ -31,6 +31,10 @@ class Task(Protocol):
         """True if the text has this fingerprint, or if it is a stream whose beginning has it."""
         ...
 
+    def rows_read(self) -> int | None:
+        """Rows of a stream read so far; None if all rows are read before training."""
+        ...
+
     def skipped(self) -> str:
         """One sentence about the rows that were left out so far; empty if there are none."""
         ...

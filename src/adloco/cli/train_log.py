@@ -1,0 +1,57 @@
+"""Writes train.log, the plain text of what `adloco train` says: a date and a time on every line.
+
+What any module logs below "adloco" while a run trains is appended to the file in the run's folder.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from adloco.run.folder import LOG
+from adloco.run.training_run import TrainingRun
+
+LINE = "%(asctime)s %(levelname)-7s %(message)s"
+DATE = "%Y-%m-%d %H:%M:%S"
+
+
+@contextmanager
+def train_log(run: TrainingRun) -> Iterator[logging.Logger]:
+    """Append to train.log while the context lasts, on rank 0; other ranks log nothing.
+
+    An error that leaves the context is logged too.
+    """
+    logger = logging.getLogger("adloco")
+    handler = (
+        logging.FileHandler(run.folder / LOG, encoding="utf-8")
+        if run.placement.is_rank_zero
+        else logging.NullHandler()
+    )
+    handler.setFormatter(_OneLine(LINE, DATE))
+    level, propagates = logger.level, logger.propagate
+    # The handlers of a program around this one could write over the live view.
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield logger
+    except KeyboardInterrupt:
+        logger.error("interrupted; what was trained since the newest checkpoint is lost")
+        raise
+    except Exception as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        raise
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+        logger.setLevel(level)
+        logger.propagate = propagates
+
+
+class _OneLine(logging.Formatter):
+    """One line for each message, without escapes and other control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return re.sub(
+            r"\x1b\[[\d;]*[A-Za-z]|[\x00-\x1f\x7f]+", " ", super().format(record)
+        ).rstrip()

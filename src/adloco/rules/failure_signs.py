@@ -1,0 +1,266 @@
+"""Signs that a run may fail, found in its records (lines of metrics.jsonl; docs/run-folder.md).
+
+Each sign looks at the newest record and at a few before it. Numbers that are missing or not finite
+count as not measured.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+Record = Mapping[str, Any]
+
+CAP_ROUNDS = 20
+"""A batch at its cap for fewer rounds is common at the end of a run, where batches are largest."""
+CLIPPED = 2.0
+"""A request counts as cut off if it is more than this many times what is trained. Switch mode cuts
+by up to its multiplier, which is 2 by default, on purpose.
+"""
+EXPLODING_ROUNDS = 3
+EXPLODING_FACTOR = 16
+"""Three tests with the `batch.max_growth` of 2 of the shipped recipes raise a request by 8."""
+STALL_ROUNDS = 10
+"""The loss of so many rounds is compared with that of as many before; a mean over ten hides the
+noise of one round.
+"""
+STALL_FALL = 0.005
+"""In our runs of 30 rounds the loss falls by 5% to 20% in ten rounds; half a percent is noise."""
+STALL_GROWTH = 1.5
+"""With batches so much larger, ten rounds train on half as many tokens more as the ten before."""
+GAP = 0.1
+"""Trainers of the same settings differed by up to 8% in their first evaluations, then by less."""
+GAP_EVALUATIONS = 3
+COSINE_ROUNDS = 5
+COSINE_START = 0.15
+"""Workers that had less in common at the start have no fall to warn of. Healthy runs begin with
+0.2 to 0.7.
+"""
+COSINE_LOW = 0.1
+"""With a cosine of 0.1, the mean of ten workers has as much noise as common direction: their mean
+has the squared norm 0.1 + 0.9 / 10. Healthy runs stay above it while the learning rate is high.
+"""
+COSINE_FALL = 1 / 3
+"""Healthy cosines fell to half of their start, when the learning rate had decayed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """A warning about a run."""
+
+    kind: str
+    trainer: int | None
+    """Whose sign it is; None: of the whole run."""
+    round: int
+    """The round after which the warning is given."""
+    since: int
+    """The first of the rounds that show the sign."""
+    seen: str
+    """What was seen, with its numbers."""
+    meaning: str
+    """What it may mean."""
+    advice: str
+    """What to change."""
+
+    @property
+    def text(self) -> str:
+        """The warning in one line."""
+        return f"{self.kind} since round {self.since}: {self.seen}. {self.meaning}. {self.advice}."
+
+
+class Watch:
+    """Gives each warning of a run once, when it begins.
+
+    Args:
+        cap: `batch.maximum` if a batch rule that measures gradients decides the batch; None for a
+            rule that follows a plan, whose jumps and caps are intended.
+    """
+
+    def __init__(self, cap: int | None) -> None:
+        self._cap = cap
+        self._records: list[Record] = []
+        self._given: set[tuple[str, int | None]] = set()
+
+    def see(self, record: Record) -> list[Sign]:
+        """The warnings that begin with this record, the next of the run."""
+        self._records.append(record)
+        signs = [
+            sign
+            for sign in newest_signs(self._records, self._cap)
+            if (sign.kind, sign.trainer) not in self._given
+        ]
+        self._given |= {(sign.kind, sign.trainer) for sign in signs}
+        return signs
+
+
+def all_signs(records: Sequence[Record], cap: int | None) -> list[Sign]:
+    """Every warning of these records, once; `cap` is that of `Watch`."""
+    watch = Watch(cap)
+    return [sign for record in records for sign in watch.see(record)]
+
+
+def newest_signs(records: Sequence[Record], cap: int | None) -> Iterator[Sign]:
+    """The signs that the newest of these records shows, also if an earlier one showed them."""
+    for row in records[-1]["trainers"]:
+        trainer = row["trainer"]
+        if cap is not None:
+            yield from _at_cap(records, trainer, cap)
+            yield from _exploding(records, trainer)
+        yield from _falling_cosine(records, trainer)
+    yield from _stalled(records)
+    yield from _diverging(records)
+
+
+def _at_cap(records: Sequence[Record], trainer: int, cap: int) -> Iterator[Sign]:
+    window = records[-CAP_ROUNDS:]
+    requests = _numbers(window, trainer, "requested_batch")
+    trained = _numbers(window, trainer, "trainer_batch")
+    if len(requests) < CAP_ROUNDS or len(trained) < CAP_ROUNDS:
+        return
+    if min(requests) >= cap:
+        yield Sign(
+            kind="batch at its cap",
+            trainer=trainer,
+            round=records[-1]["round"],
+            since=window[0]["round"],
+            seen=f"trainer {trainer} has requested batch.maximum = {cap} samples in "
+            f"{CAP_ROUNDS} rounds in a row",
+            meaning="The batch rule may decide nothing any more, and training is that of a "
+            "constant batch",
+            advice="Raise batch.maximum, or batch.eta so that the rule asks for less",
+        )
+    elif all(b > CLIPPED * a for a, b in zip(trained, requests, strict=True)):
+        yield Sign(
+            kind="batch at its cap",
+            trainer=trainer,
+            round=records[-1]["round"],
+            since=window[0]["round"],
+            seen=f"trainer {trainer} requests {requests[-1]:.0f} samples and trains on "
+            f"{trained[-1]:.0f}, less than half, in {CAP_ROUNDS} rounds in a row",
+            meaning="What fits in memory may decide the batch, not the batch rule",
+            advice="Raise switch.max_micro_batch if memory allows, or set switch.mode to always",
+        )
+
+
+def _exploding(records: Sequence[Record], trainer: int) -> Iterator[Sign]:
+    window = records[-EXPLODING_ROUNDS - 1 :]
+    requests = _numbers(window, trainer, "requested_batch")
+    if len(requests) < 2 or requests[-1] < EXPLODING_FACTOR * max(1.0, min(requests)):
+        return
+    yield Sign(
+        kind="request exploding",
+        trainer=trainer,
+        round=records[-1]["round"],
+        since=window[0]["round"],
+        seen=f"the request of trainer {trainer} rose from {min(requests):.0f} to "
+        f"{requests[-1]:.0f} samples between rounds {window[0]['round']} and {window[-1]['round']}",
+        meaning="batch.eta may be too small, or the estimate of |G|^2 lost in noise, so that the "
+        "jump says nothing about the gradient",
+        advice="Set batch.max_growth to 2 and batch.smoothing to 0.8, or raise batch.eta or "
+        "test.groups",
+    )
+
+
+def _falling_cosine(records: Sequence[Record], trainer: int) -> Iterator[Sign]:
+    window = records[-COSINE_ROUNDS:]
+    recent = _numbers(window, trainer, "cosine_similarity")
+    if len(recent) < COSINE_ROUNDS or fmean(recent) > COSINE_LOW:
+        return
+    first: list[float] = []
+    for record in records[:-COSINE_ROUNDS]:
+        first += _numbers([record], trainer, "cosine_similarity")
+        if len(first) == COSINE_ROUNDS:
+            break
+    if len(first) < COSINE_ROUNDS or fmean(first) < COSINE_START:
+        return
+    if fmean(recent) <= COSINE_FALL * fmean(first):
+        yield Sign(
+            kind="workers disagree",
+            trainer=trainer,
+            round=records[-1]["round"],
+            since=window[0]["round"],
+            seen=f"the cosine of the pseudo-gradients of trainer {trainer}'s workers fell from "
+            f"{fmean(first):.2f} in its first {COSINE_ROUNDS} rounds to {fmean(recent):.2f} in "
+            f"the last {COSINE_ROUNDS}",
+            meaning="The workers' changes may cancel in the mean, as noise does",
+            advice="Lower method.sync_every or inner.lr, or let batches be larger",
+        )
+
+
+def _stalled(records: Sequence[Record]) -> Iterator[Sign]:
+    window = records[-2 * STALL_ROUNDS :]
+    losses = [record["train_loss"] for record in window if _finite(record["train_loss"])]
+    batches = [_trained(record) for record in window]
+    if len(losses) < 2 * STALL_ROUNDS:
+        return
+    before, after = fmean(losses[:STALL_ROUNDS]), fmean(losses[STALL_ROUNDS:])
+    small, large = fmean(batches[:STALL_ROUNDS]), fmean(batches[STALL_ROUNDS:])
+    if after <= (1 - STALL_FALL) * before or large < STALL_GROWTH * small:
+        return
+    yield Sign(
+        kind="loss stalled while batches grow",
+        trainer=None,
+        round=records[-1]["round"],
+        since=window[STALL_ROUNDS]["round"],
+        seen=f"the train loss of the last {STALL_ROUNDS} rounds is {after:.4f}, that of the "
+        f"{STALL_ROUNDS} before is {before:.4f}, and an inner step has {large:.0f} samples "
+        f"instead of {small:.0f}",
+        meaning="The added samples may buy nothing: the learning rate is too low or too high "
+        "for the batch, or the model has learnt what it can",
+        advice="Try another inner.lr or a lower batch.maximum, or end the run",
+    )
+
+
+def _diverging(records: Sequence[Record]) -> Iterator[Sign]:
+    found: list[tuple[int, dict[int, float]]] = []
+    for record in reversed(records):
+        losses = {
+            row["trainer"]: row["val_loss"]
+            for row in record["trainers"]
+            if _finite(row.get("val_loss")) and row["val_loss"] > 0
+        }
+        if len(record["trainers"]) < 2 or len(found) == GAP_EVALUATIONS:
+            break
+        if len(losses) > 1:
+            found.insert(0, (record["round"], losses))
+    gaps = [max(losses.values()) / min(losses.values()) - 1 for _, losses in found]
+    if len(gaps) < GAP_EVALUATIONS or min(gaps) < GAP or gaps[-1] < gaps[0]:
+        return
+    losses = found[-1][1]
+    worst, best = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
+    yield Sign(
+        kind="trainers diverge",
+        trainer=None,
+        round=records[-1]["round"],
+        since=found[0][0],
+        seen=f"the validation loss of trainer {worst} is {losses[worst]:.4f}, {gaps[-1]:.0%} above "
+        f"{losses[best]:.4f} of trainer {best}, and the gap was {gaps[0]:.0%} "
+        f"{GAP_EVALUATIONS} evaluations ago",
+        meaning="One trainer may be stuck or unstable; a merge of models so far apart can be "
+        "worse than either",
+        advice="Merge earlier (merge.first_round) or more often (merge.every), or lower inner.lr",
+    )
+
+
+def _numbers(records: Sequence[Record], trainer: int, name: str) -> list[float]:
+    """The finite numbers of a trainer, by round."""
+    return [
+        float(row[name])
+        for record in records
+        for row in record["trainers"]
+        if row["trainer"] == trainer and _finite(row.get(name))
+    ]
+
+
+def _trained(record: Record) -> float:
+    """Samples of an inner step over all trainers."""
+    return sum(
+        float(row["trainer_batch"])
+        for row in record["trainers"]
+        if _finite(row.get("trainer_batch"))
+    )
+
+
+def _finite(number: Any) -> bool:
+    return number is not None and math.isfinite(number)

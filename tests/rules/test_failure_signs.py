@@ -1,0 +1,177 @@
+"""Warnings about a run: each from records made for it, just above its threshold and just below."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from adloco.rules.failure_signs import (
+    CAP_ROUNDS,
+    EXPLODING_FACTOR,
+    Sign,
+    Watch,
+    all_signs,
+)
+
+CAP = 64
+
+
+def row(trainer: int = 0, **fields: Any) -> dict[str, Any]:
+    return {
+        "trainer": trainer,
+        "requested_batch": 8,
+        "trainer_batch": 8,
+        "val_loss": None,
+        "cosine_similarity": None,
+    } | fields
+
+
+def record(number: int, *trainers: dict[str, Any], loss: float | None = None) -> dict[str, Any]:
+    """A round whose loss falls by 1% from one to the next, unless it is given."""
+    fallen = 3 * 0.99**number if loss is None else loss
+    return {"round": number, "train_loss": fallen, "trainers": trainers or (row(),)}
+
+
+def batches(requested: Sequence[int], trained: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    pairs = zip(requested, trained or requested, strict=True)
+    return [
+        record(number, row(requested_batch=asked, trainer_batch=used))
+        for number, (asked, used) in enumerate(pairs, 1)
+    ]
+
+
+def losses(values: Sequence[float], batch: Sequence[int]) -> list[dict[str, Any]]:
+    return [
+        record(number, row(requested_batch=size, trainer_batch=size), loss=value)
+        for number, (value, size) in enumerate(zip(values, batch, strict=True), 1)
+    ]
+
+
+def validations(*rounds: Sequence[float | None]) -> list[dict[str, Any]]:
+    return [
+        record(number, *(row(trainer, val_loss=loss) for trainer, loss in enumerate(found)))
+        for number, found in enumerate(rounds, 1)
+    ]
+
+
+def cosines(*values: float | None) -> list[dict[str, Any]]:
+    return [record(number, row(cosine_similarity=cos)) for number, cos in enumerate(values, 1)]
+
+
+def only(records: Sequence[dict[str, Any]]) -> Sign:
+    (sign,) = all_signs(records, CAP)
+    return sign
+
+
+def test_a_batch_at_its_cap_for_long() -> None:
+    rising = [32, 48]
+    sign = only(batches([*rising, *[CAP] * CAP_ROUNDS]))
+    assert (sign.kind, sign.trainer, sign.since, sign.round) == ("batch at its cap", 0, 3, 22)
+    assert sign.seen == ("trainer 0 has requested batch.maximum = 64 samples in 20 rounds in a row")
+    assert all_signs(batches([*rising, *[CAP] * (CAP_ROUNDS - 1)]), CAP) == []
+    interrupted = [CAP] * (CAP_ROUNDS - 1) + [CAP - 1] + [CAP] * (CAP_ROUNDS - 1)
+    assert all_signs(batches(interrupted), CAP) == []
+    # A rule that follows a plan reaches its maximum on purpose.
+    assert all_signs(batches([CAP] * CAP_ROUNDS), None) == []
+
+
+def test_a_batch_that_memory_decides() -> None:
+    sign = only(batches([17] * CAP_ROUNDS, [8] * CAP_ROUNDS))
+    assert "requests 17 samples and trains on 8, less than half, in 20 rounds" in sign.seen
+    assert "switch.max_micro_batch" in sign.advice
+    # Switch mode cuts by up to its multiplier, 2, on purpose.
+    assert all_signs(batches([16] * CAP_ROUNDS, [8] * CAP_ROUNDS), CAP) == []
+
+
+def test_a_request_that_explodes() -> None:
+    high = 2 * EXPLODING_FACTOR
+    sign = only(batches([2, 2, 5, 11, high]))
+    assert (sign.kind, sign.since, sign.round) == ("request exploding", 2, 5)
+    assert "rose from 2 to 32 samples between rounds 2 and 5" in sign.seen
+    assert all_signs(batches([2, 2, 5, 11, high - 1]), CAP) == []
+    # The same rise in four rounds, and by a rule that follows a plan.
+    assert all_signs(batches([2, 4, 8, 16, high]), CAP) == []
+    assert all_signs(batches([2, 2, 5, 11, high]), None) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "batch", "given"),
+    [
+        (1.991, 12, True),  # 0.45% below 2.
+        (1.989, 12, False),  # 0.55% below 2.
+        (1.991, 11, False),  # Batches that hardly grow: the learning rate may have decayed.
+        (2.1, 12, True),
+    ],
+)
+def test_a_loss_that_stalls_while_batches_grow(after: float, batch: int, given: bool) -> None:
+    records = losses([2.0] * 10 + [after] * 10, [8] * 10 + [batch] * 10)
+    signs = all_signs(records, CAP)
+    assert [sign.kind for sign in signs] == ["loss stalled while batches grow"] * given
+    if given:
+        assert (signs[0].since, signs[0].round) == (11, 20)
+        assert f"is {after:.4f}, that of the 10 before is 2.0000" in signs[0].seen
+        assert "has 12 samples instead of 8" in signs[0].seen
+    assert all_signs(records[:-1], CAP) == []
+
+
+def test_trainers_that_diverge() -> None:
+    """Round 2 was not evaluated. The gap of the last is 3.45 / 3 - 1 = 15%."""
+    rounds = [(3.0, 3.31), (None, None), (3.0, 3.36), (3.0, 3.45)]
+    sign = only(validations(*rounds))
+    assert (sign.kind, sign.trainer, sign.since, sign.round) == ("trainers diverge", None, 1, 4)
+    assert "of trainer 1 is 3.4500, 15% above 3.0000 of trainer 0" in sign.seen
+    assert "the gap was 10% 3 evaluations ago" in sign.seen
+    assert all_signs(validations((3.0, 3.29), *rounds[1:]), CAP) == []  # 9.7%
+    assert all_signs(validations((3.0, 3.6), *rounds[1:]), CAP) == []  # It closes.
+    assert all_signs(validations(*rounds[2:]), CAP) == []
+    merged = [*validations(*rounds[:3]), *validations((3.0,)), *validations((3.0,))]
+    assert all_signs(merged, CAP) == []
+
+
+def test_workers_whose_cosine_falls() -> None:
+    start = [0.6, 0.4, 0.5, 0.5, 0.5]
+    sign = only(cosines(None, *start, 0.3, *[0.09] * 5))
+    assert (sign.kind, sign.trainer, sign.since, sign.round) == ("workers disagree", 0, 8, 12)
+    assert "from 0.50 in its first 5 rounds to 0.09 in the last 5" in sign.seen
+    assert all_signs(cosines(*start, *[0.11] * 10), CAP) == []
+    assert all_signs(cosines(*start, *[0.09] * 4), CAP) == []
+    # 0.09 is a fall by less than two thirds, and -0.2 to -0.5 begins with nothing in common.
+    assert all_signs(cosines(*[0.26] * 5, *[0.09] * 10), CAP) == []
+    assert all_signs(cosines(*[-0.2] * 5, *[-0.5] * 10), CAP) == []
+
+
+def test_a_warning_is_given_once_for_each_trainer() -> None:
+    watch = Watch(CAP)
+    found = []
+    for number in range(1, 3 * CAP_ROUNDS):
+        late = CAP if number > CAP_ROUNDS else CAP - 1
+        of_each = (
+            row(trainer, requested_batch=asked, trainer_batch=asked)
+            for trainer, asked in enumerate((CAP, late))
+        )
+        found += watch.see(record(number, *of_each))
+    assert [(sign.trainer, sign.round) for sign in found] == [(0, 20), (1, 40)]
+
+
+@pytest.mark.parametrize("number", [None, math.nan, math.inf, -math.inf])
+def test_numbers_that_are_missing_or_not_finite_warn_of_nothing(number: float | None) -> None:
+    broken = dict.fromkeys(
+        ("requested_batch", "trainer_batch", "val_loss", "cosine_similarity"), number
+    )
+    rounds = range(1, 3 * CAP_ROUNDS)
+    records = [
+        record(index, row(0, **broken), row(1, **broken)) | {"train_loss": number}
+        for index in rounds
+    ]
+    assert all_signs(records, CAP) == []
+    # Between numbers that warn: the cosine is that of the last five which were measured.
+    some = [*cosines(0.5, 0.5, 0.5, 0.5, 0.5), *cosines(number), *cosines(*[0.05] * 5)]
+    assert [sign.kind for sign in all_signs(some, CAP)] == ["workers disagree"]
+
+
+def test_a_request_of_nothing_is_no_division_by_nothing() -> None:
+    assert all_signs(batches([0, EXPLODING_FACTOR - 1]), CAP) == []
+    assert [sign.kind for sign in all_signs(batches([0, EXPLODING_FACTOR]), CAP)] == [
+        "request exploding"
+    ]
