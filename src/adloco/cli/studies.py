@@ -128,9 +128,15 @@ def train_all(
 
 def print_table(table: Table, console: Console) -> None:
     """Show a table on the terminal; ranges stand in the page."""
-    shown = RichTable(title=table.title, title_justify="left", box=None)
+    shown = RichTable(
+        title=table.title, title_justify="left", box=None, collapse_padding=True, pad_edge=False
+    )
     for index, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if index else "left")
+        # A name may be folded, the words of a heading not, unless they are long.
+        longest = min(10, max(len(word) for word in column.split())) if index else 0
+        shown.add_column(
+            column, justify="right" if index else "left", min_width=longest, overflow="fold"
+        )
     for row in table.rows:
         shown.add_row(*(cell.text for cell in row))
     console.print(shown)

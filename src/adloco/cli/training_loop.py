@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
-from types import FrameType
 from typing import TextIO
 
 from rich.console import Console
@@ -24,6 +23,7 @@ from adloco.cli.view import (
     wire_name,
 )
 from adloco.distributed.launch.local_ranks import INTERRUPTED
+from adloco.distributed.launch.signals import told_to_end
 from adloco.metrics import Record
 from adloco.report.page import write_report
 from adloco.rules.failure_signs import Watch
@@ -144,7 +144,7 @@ def _interruptible(run: TrainingRun) -> Iterator[list[int]]:
     numbers: list[int] = []
     received: list[float] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int) -> None:
         # The terminal sends Ctrl+C to all processes, and a launcher sends it to its ranks again, so
         # a second signal counts only after a while.
         if received and time.monotonic() - received[0] > SECOND_SIGNAL_SECONDS:
@@ -153,15 +153,8 @@ def _interruptible(run: TrainingRun) -> Iterator[list[int]]:
         numbers.append(number)
         run.stop()
 
-    before = {
-        number: signal.signal(number, stop)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
+    with told_to_end(stop):
         yield numbers
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

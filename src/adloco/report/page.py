@@ -61,7 +61,7 @@ def _content(
     shown = [measure for measure in measures if measure.panel]
     ratio = (
         last["bytes_ddp_equivalent"] / last["bytes_communicated"]
-        if last["bytes_communicated"]
+        if last["syncs"] and last["bytes_communicated"]
         else None
     )
     of_trainers = (

@@ -10,12 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 
 from adloco.config.recipe_text import to_toml
+from adloco.distributed.launch.signals import signals_passed_to
 from adloco.distributed.placement.one_process import num_cores
 from adloco.errors import require
 from adloco.metrics import Record
@@ -96,7 +95,7 @@ def train_missing(
         return
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with _signals_passed_to(jobs) as received:
+    with signals_passed_to(lambda: [job.process for job in jobs if job.process]) as received:
         for goal in (*halve_at, 1.0):
             for job in jobs:
                 if job.state in ("waiting", "paused"):
@@ -210,33 +209,3 @@ def _look_at(job: Job, logs: Path, goal: float) -> None:
 
 def _log(run: StudyRun, logs: Path) -> Path:
     return logs / f"{run.folder.name}.log"
-
-
-@contextmanager
-def _signals_passed_to(jobs: Sequence[Job]) -> Iterator[list[int]]:
-    """Pass signals to the running processes once, and kill those that are left at the end.
-
-    Yields:
-        The signals that came.
-    """
-    received: list[int] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        for job in jobs:
-            if job.process is not None and job.process.poll() is None:
-                job.process.send_signal(number)
-
-    before = {
-        number: signal.signal(number, pass_on)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield received
-    finally:
-        for job in jobs:
-            if job.process is not None and job.process.poll() is None:
-                job.process.kill()
-                job.process.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)

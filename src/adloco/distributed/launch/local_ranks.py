@@ -8,16 +8,15 @@ have to start again with smaller micro-batches.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 import torch.distributed as dist
 
 from adloco.distributed.launch.failures import report_failure
+from adloco.distributed.launch.signals import signals_passed_to
 
 INTERRUPTED = 130
 """Exit code of a run that was ended by Ctrl+C or another signal."""
@@ -49,19 +48,7 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
     }
     shared = meeting | {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     ranks: list[subprocess.Popen[bytes]] = []
-    received: list[int] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.send_signal(number)
-
-    before = {
-        number: signal.signal(number, pass_on)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
+    with signals_passed_to(lambda: ranks) as received:
         for number in range(count):
             # Each rank has its own session, so the terminal's Ctrl+C reaches only this process,
             # which passes it on once.
@@ -79,13 +66,6 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
             lambda rank, number: report_failure(store, f"rank {rank} was ended by signal {number}"),
         )
         return INTERRUPTED if code and received else code
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], on_killed: Callable[[int, int], None]) -> int:
