@@ -27,6 +27,9 @@ from adloco.study.fairness import inequalities
 from adloco.study.links import Link
 from adloco.study.training import ENDED, Job, StudyInterruptedError, train_missing
 
+SHORTEST_NAME = 10
+"""Columns of the terminal that the names of arms have at least."""
+
 
 def study_settings(arguments: Namespace, name: str) -> tuple[Path, list[tuple[str, str]]]:
     """The study's folder, and the settings that all its runs share."""
@@ -131,11 +134,18 @@ def print_table(table: Table, console: Console) -> None:
     shown = RichTable(
         title=table.title, title_justify="left", box=None, collapse_padding=True, pad_edge=False
     )
+    # The name of an arm may be folded, the words of headings and cells not, if they have room.
+    cells = [
+        [column, *(row[at].text for row in table.rows)] for at, column in enumerate(table.columns)
+    ]
+    words = [max(len(word) for cell in column for word in cell.split()) for column in cells[1:]]
+    folded = sum(words) + len(words) > console.width - SHORTEST_NAME
     for index, column in enumerate(table.columns):
-        # A name may be folded, the words of a heading not, unless they are long.
-        longest = min(10, max(len(word) for word in column.split())) if index else 0
         shown.add_column(
-            column, justify="right" if index else "left", min_width=longest, overflow="fold"
+            column,
+            justify="right" if index else "left",
+            min_width=None if folded or not index else words[index - 1],
+            overflow="fold",
         )
     for row in table.rows:
         shown.add_row(*(cell.text for cell in row))
