@@ -21,7 +21,7 @@ ARMS = [
     "cap 512=ddp-norm@--batch.maximum 512",
     "constant 8=ddp",
 ]
-COMMON = ["--run.tokens", "400000", "--inner.lr", "2e-3", "--seeds", "3"]
+COMMON = ["--run.tokens", "300000", "--inner.lr", "2e-3", "--seeds", "3"]
 FOLDER = ["--run.folder", "runs/reproduce/ddp-norm"]
 
 if __name__ == "__main__":

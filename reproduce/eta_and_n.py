@@ -13,7 +13,7 @@ from adloco.cli.main import main
 
 SETTINGS = ["--inner.optimizer", "adamw", "--inner.lr", "2e-3", "--wire.format", "fp32"]
 AXES = ["--batch.eta", "0.5", "0.8", "1.0", "--switch.multiplier", "1.5", "2", "3"]
-COMMON = ["--run.tokens", "400000", "--seeds", "3", "--run.folder", "runs/reproduce/eta-and-n"]
+COMMON = ["--run.tokens", "300000", "--seeds", "3", "--run.folder", "runs/reproduce/eta-and-n"]
 
 if __name__ == "__main__":
     sys.exit(main(["sweep", "adloco", *AXES, *SETTINGS, *COMMON, *sys.argv[1:]]))

@@ -22,7 +22,7 @@ ARMS = [
     "adaptive=local-sgd@--batch.rule norm-test --batch.eta 0.5 --batch.smoothing 0.8 "
     "--batch.max_growth 2 --batch.minimum 8 --batch.maximum 64",
 ]
-COMMON = ["--run.tokens", "800000", "--inner.lr", "2e-3", "--seeds", "3", "--data.samples", "12"]
+COMMON = ["--run.tokens", "600000", "--inner.lr", "2e-3", "--seeds", "3", "--data.samples", "12"]
 
 
 def show_gaps(folder: Path) -> None:
