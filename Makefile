@@ -22,8 +22,8 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 train: install
 	$(VENV)/bin/adloco train $(ARGS)
 
-# One process of pytest per core, with one thread of torch each.
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+# Several processes of pytest (tests/conftest.py says how many), with one thread of torch each.
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 test: install
 	$(PYTEST)

@@ -135,6 +135,14 @@ def small_flags(corpus: Path, folder: Path) -> list[str]:
     return [word for key, value in settings.items() for word in (f"--{key}", value)]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores for `-n auto`, because many tests wait for ranks and other
+    processes that they have started.
+    """
+    return min(8, (os.cpu_count() or 1) + 1)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the tests marked nightly")
 

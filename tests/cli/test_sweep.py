@@ -16,6 +16,15 @@ def common(small: list[str], tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.pictures
+def test_one_axis(common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "diloco", *common, "--method.sync_every", "2", "4"]) == 0
+    assert "lowest validation loss: sync_every" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "study" / "sweep_method.sync_every.png").stat().st_size > 5_000
+    assert (tmp_path / "study" / "compare.html").read_text().count('<img class="figure"') == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.pictures
 def test_a_grid_of_four(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values, shipped_recipes
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.training_run import TrainingRun
-from tests.problems import SHARED_DATA, needs_shared_data, without_timings
+from tests.problems import SHARED_DATA, cases, needs_shared_data, without_timings
 
 SHAKESPEARE = SHARED_DATA / "tinyshakespeare" / "input.txt"
 MERGING = ["--merge.first_round", "2", "--merge.every", "3", "--batch.maximum", "24"]
@@ -102,7 +102,13 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name not in FROM_THE_HUB])
+@pytest.mark.parametrize(
+    "name",
+    cases(
+        {name: (name,) for name in shipped_recipes() if name not in FROM_THE_HUB},
+        default=("adloco", "ddp-norm", "diloco"),
+    ),
+)
 def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_path: Path) -> None:
     assert main(["train", name, *small]) == 0
     folder = tmp_path / "run"
@@ -116,6 +122,7 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
         "report.html",
         "summary.json",
         "tokenizer",
+        "train.log",
         "model",
     }
     metrics, summary, steps = (
