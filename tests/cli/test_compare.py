@@ -78,7 +78,7 @@ def test_two_arms_from_training_to_the_page(
     folders = [arm["runs"][0]["folder"] for arm in content["arms"]]
     assert main(["compare", *folders, "--run.folder", str(tmp_path / "other")]) == 0
     again = compared(tmp_path / "other")
-    assert [arm["name"] for arm in again["arms"]] == ["diloco", "diloco 2"]
+    assert [arm["name"] for arm in again["arms"]] == ["diloco", "diloco, method.sync_every 2"]
     assert [arm["final"]["val_loss"] for arm in again["arms"]] == [
         arm["final"]["val_loss"] for arm in content["arms"]
     ]

@@ -91,7 +91,8 @@ def test_folders_become_arms_by_their_settings(tmp_path: Path) -> None:
     other_seed = finished(tmp_path / "other_seed", ("run.seed", "1"))
     longer = finished(tmp_path / "longer", ("run.tokens", "9000000"), ("run.seed", "2"))
     runs = plan_runs([one, other_seed, longer], [], 1, tmp_path / "study")
-    assert [(run.arm, run.seed) for run in runs] == [("diloco", 0), ("diloco", 1), ("diloco 2", 2)]
+    names = ["diloco", "diloco", "diloco, run.tokens 9000000"]
+    assert [(run.arm, run.seed) for run in runs] == list(zip(names, range(3), strict=True))
     assert [found.what for found in inequalities(runs)] == ["budget"]
     with pytest.raises(ValueError, match="arm 'diloco' has 2 runs with seed 0"):
         plan_runs([one, one], [], 1, tmp_path / "study")

@@ -30,6 +30,9 @@ WITHOUT_EFFECT = {
 }
 """Settings that change no number of a run, and none that is recorded of it."""
 
+NAMED_CHANGES = 3
+"""Settings that the name of an arm has at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRun:
@@ -167,10 +170,11 @@ def _identity(recipe: Recipe) -> dict[str, str]:
 
 
 def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
-    """Put runs that were given by folders and differ in their seed alone into one arm, and number
-    arms of one name that differ in more.
+    """Put runs that were given by folders and differ in their seed alone into one arm. An arm whose
+    name is taken is named by the settings in which it differs from the arm that has it.
     """
     arms: dict[str, str] = {}
+    first: dict[str, dict[str, str]] = {}
     result = []
     for run in runs:
         if not run.given:
@@ -181,7 +185,11 @@ def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
         key = json.dumps(settings, sort_keys=True)
         if key not in arms:
             taken = {*arms.values(), *(other.arm for other in result if not other.given)}
-            names = (run.arm if number == 1 else f"{run.arm} {number}" for number in range(1, 999))
+            known = first.setdefault(run.arm, settings)
+            other = [name for name, value in settings.items() if known.get(name) != value]
+            changes = ", ".join(f"{name} {settings[name]}" for name in other[:NAMED_CHANGES])
+            name = f"{run.arm}, {changes}" if changes and run.arm in taken else run.arm
+            names = (name if number == 1 else f"{name} {number}" for number in range(1, 999))
             arms[key] = next(name for name in names if name not in taken)
         result.append(replace(run, arm=arms[key]))
     return result
