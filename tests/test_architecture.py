@@ -48,6 +48,7 @@ ROOMS = {
         "tracking",
         "config",
     },
+    "plan": {"errors"},
     "study": {"errors", "metrics", "rules", "distributed", "config", "run"},
     "report": {
         "errors",
@@ -73,6 +74,7 @@ ROOMS = {
         "tasks",
         "config",
         "run",
+        "plan",
         "study",
         "report",
     },

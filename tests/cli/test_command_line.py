@@ -18,7 +18,7 @@ from adloco.config.recipe import build_recipe, read_values, shipped_recipes
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
 
-NAMES = ["train", "compare", "sweep", "ablate", "runs", "prepare", "probe", "config"]
+NAMES = ["train", "compare", "sweep", "ablate", "plan", "runs", "prepare", "probe", "config"]
 NAMES += ["convert", "evaluate", "generate", "gradients", "export", "report", "completion"]
 
 

@@ -1,0 +1,221 @@
+"""A model of the time of a round, fitted to measured rounds.
+
+The time that a round of H inner steps takes on links of bandwidth B is
+
+    H step + latency + volume / B + inefficiency / sqrt(B) + stragglers sqrt(H) + overhead H
+
+with constants >= 0 for each method, number of workers and size of the model. `latency` is paid for
+each sync. `inefficiency` stands for transfers that profit less and less from a faster link, as TCP
+streams do. Workers wait for the slowest of them: the sum of H independent times deviates by
+sqrt(H). `overhead` is time of each step that is not computation.
+
+A round's utilisation is H step over its time. From utilisations alone the constants are known in
+units of `step`; from seconds alone `overhead` cannot be told from `step` and counts as that.
+
+Each group of rows takes those terms that predict best what they were not fitted to: every value of
+H, and every bandwidth, is left out once.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adloco.errors import require
+from adloco.plan.measured_rows import Group, Measure, Row, Rows
+
+TERMS: Mapping[str, Callable[[float, float], float]] = {
+    "latency": lambda steps, bits: 1.0,
+    "volume": lambda steps, bits: 1 / bits,
+    "inefficiency": lambda steps, bits: 1 / math.sqrt(bits),
+    "stragglers": lambda steps, bits: math.sqrt(steps),
+    "overhead": lambda steps, bits: steps,
+}
+"""Name of a term -> its factor, from H and the bandwidth in bits/s."""
+LEAST_ROWS = 3
+"""Rows of a group: fewer say nothing about rows that were not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """The fitted constants of a group."""
+
+    measure: Measure
+    terms: Mapping[str, float]
+    """Constants >= 0 by name. From utilisations: in units of a step's computation; from seconds: in
+    seconds, with `overhead` as the time of a step.
+    """
+
+    def utilisation(self, row: Row) -> float:
+        """Compute seconds over all seconds of a round."""
+        if self.measure == "compute_utilisation":
+            return row.sync_every / (row.sync_every + self._sum(row))
+        return self.terms.get("overhead", 0.0) * row.sync_every / self._sum(row)
+
+    def value(self, row: Row) -> float:
+        """What is measured, predicted for a row."""
+        return self.utilisation(row) if self.measure == "compute_utilisation" else self._sum(row)
+
+    def _sum(self, row: Row) -> float:
+        return sum(
+            constant * TERMS[name](row.sync_every, row.bits_per_second)
+            for name, constant in self.terms.items()
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Relative errors of predictions."""
+
+    median: float
+    worst: float
+    count: int
+
+    @staticmethod
+    def of(errors: Sequence[float]) -> "Errors | None":
+        """The median and the worst of these; None if there are none."""
+        if not errors:
+            return None
+        return Errors(median=float(np.median(errors)), worst=max(errors), count=len(errors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A group's constants, and how well they predict."""
+
+    constants: Constants
+    fitted: Errors
+    """Errors for the rows of the fit."""
+    held_out_steps: Errors | None
+    """Errors for the rows of each H, by constants of the other rows; None with one H."""
+    held_out_bandwidths: Errors | None
+    """The same with each bandwidth."""
+
+
+def calibrate(measured: Rows) -> dict[Group, Calibration]:
+    """Fit the constants of each group of rows.
+
+    Raises:
+        ValueError: A group has too few rows.
+    """
+    groups: dict[Group, list[Row]] = {}
+    for row in measured.rows:
+        groups.setdefault(row.group, []).append(row)
+    for group, rows in groups.items():
+        require(
+            len(rows) >= LEAST_ROWS,
+            f"a fit needs at least {LEAST_ROWS} measured rows of the same method, workers and "
+            f"parameters, got {len(rows)} of {describe(group)}",
+        )
+    return {group: _calibrate(rows, measured.measure) for group, rows in groups.items()}
+
+
+def predict(calibrations: Mapping[Group, Calibration], rows: Iterable[Row]) -> list[float]:
+    """The compute utilisation of each row.
+
+    Raises:
+        ValueError: Nothing was measured of a row's group.
+    """
+    found = []
+    for row in rows:
+        require(
+            row.group in calibrations,
+            f"nothing was measured of {describe(row.group)}; measured were "
+            f"{'; '.join(describe(group) for group in calibrations)}",
+        )
+        found.append(calibrations[row.group].constants.utilisation(row))
+    return found
+
+
+def describe(group: Group) -> str:
+    """A group in words."""
+    method, workers, parameters = group
+    return f"{method}, {workers:g} workers, {parameters:g} parameters"
+
+
+def _calibrate(rows: Sequence[Row], measure: Measure) -> Calibration:
+    names = list(TERMS) if measure == "compute_utilisation" else [*TERMS][:-1]
+    always = () if measure == "compute_utilisation" else ("overhead",)
+    choices = [
+        (*always, *chosen)
+        for number in range(0 if always else 1, len(names) + 1)
+        for chosen in itertools.combinations(names, number)
+    ]
+    # Fewer terms come first, and win if more do not predict better.
+    best = min(choices, key=lambda terms: round(_held_out_error(rows, terms, measure), 9))
+    constants = _fit(rows, best, measure)
+    fitted = Errors.of([_error(constants, row) for row in rows])
+    assert fitted is not None
+    return Calibration(
+        constants=constants,
+        fitted=fitted,
+        held_out_steps=Errors.of(_held_out(rows, best, measure, lambda row: row.sync_every)),
+        held_out_bandwidths=Errors.of(
+            _held_out(rows, best, measure, lambda row: row.bits_per_second)
+        ),
+    )
+
+
+def _held_out_error(rows: Sequence[Row], terms: Sequence[str], measure: Measure) -> float:
+    """Mean squared relative error for values of H and bandwidths that were left out."""
+    errors = _held_out(rows, terms, measure, lambda row: row.sync_every)
+    errors += _held_out(rows, terms, measure, lambda row: row.bits_per_second)
+    errors = errors or [_error(_fit(rows, terms, measure), row) for row in rows]
+    return float(np.mean(np.square(errors)))
+
+
+def _held_out(
+    rows: Sequence[Row], terms: Sequence[str], measure: Measure, key: Callable[[Row], float]
+) -> list[float]:
+    """Errors for the rows of each key, by a fit to the others; none if all rows have one key."""
+    errors = []
+    for left_out in {key(row) for row in rows}:
+        others = [row for row in rows if key(row) != left_out]
+        if others:
+            constants = _fit(others, terms, measure)
+            errors += [_error(constants, row) for row in rows if key(row) == left_out]
+    return errors
+
+
+def _error(constants: Constants, row: Row) -> float:
+    assert row.value is not None
+    return abs(constants.value(row) / row.value - 1)
+
+
+def _fit(rows: Sequence[Row], terms: Sequence[str], measure: Measure) -> Constants:
+    """Least squares of relative errors with constants >= 0.
+
+    A utilisation u says that a round takes H / u steps' time, H (1 / u - 1) of it not computation.
+    An error of that by d changes u by the part d u / H.
+    """
+    matrix, wanted = [], []
+    for row in rows:
+        assert row.value is not None
+        steps = row.sync_every
+        by_ratio = measure == "compute_utilisation"
+        weight = row.value / steps if by_ratio else 1 / row.value
+        target = steps * (1 / row.value - 1) if by_ratio else row.value
+        matrix.append([weight * TERMS[name](steps, row.bits_per_second) for name in terms])
+        wanted.append(weight * target)
+    solved = _nonnegative(np.array(matrix), np.array(wanted))
+    return Constants(measure=measure, terms=dict(zip(terms, solved, strict=True)))
+
+
+def _nonnegative(matrix: np.ndarray, wanted: np.ndarray) -> list[float]:
+    """The x >= 0 with the smallest |matrix x - wanted|. With so few columns all sets of positive
+    ones can be tried.
+    """
+    columns = matrix.shape[1]
+    scale = np.linalg.norm(matrix, axis=0)
+    best, smallest = np.zeros(columns), float(np.linalg.norm(wanted))
+    for number in range(1, columns + 1):
+        for chosen in itertools.combinations(range(columns), number):
+            part = matrix[:, chosen] / scale[list(chosen)]
+            found = np.linalg.lstsq(part, wanted, rcond=None)[0]
+            residual = float(np.linalg.norm(part @ found - wanted))
+            if (found >= 0).all() and residual < smallest * (1 - 1e-12):
+                best, smallest = np.zeros(columns), residual
+                best[list(chosen)] = found / scale[list(chosen)]
+    return [float(value) for value in best]

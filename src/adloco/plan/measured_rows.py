@@ -1,0 +1,115 @@
+"""Measured rounds in CSV files: the rows that a calibration fits, and those that it predicts."""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from adloco.errors import require
+
+Group = tuple[str, float, float]
+"""(method, workers, parameters): what must be equal for rows to share constants."""
+KEYS = ("method", "workers", "parameters", "sync_every", "bandwidth_bits_per_second")
+Measure = Literal["compute_utilisation", "round_seconds"]
+MEASURES: tuple[Measure, ...] = ("compute_utilisation", "round_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A round of some method on some links."""
+
+    group: Group
+    sync_every: float
+    """H: inner steps of a round."""
+    bits_per_second: float
+    """Bandwidth of the links between workers."""
+    value: float | None = None
+    """What was measured, if it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a file."""
+
+    rows: Sequence[Row]
+    measure: Measure
+    """What `Row.value` is. compute_utilisation: compute seconds of a round over all its seconds;
+    round_seconds: seconds of a round.
+    """
+    cells: Sequence[dict[str, str]]
+    """The rows as they stand in the file."""
+
+
+def read_rows(path: Path, *, measured: bool) -> Rows:
+    """Read a CSV file with a header.
+
+    Args:
+        path: The file.
+        measured: True if each row must have a measurement.
+
+    Raises:
+        ValueError: A column is missing, or a value is not what it must be.
+    """
+    require(path.is_file(), f"there is no file {str(path)!r}; name a CSV file with measured rounds")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        columns = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = columns
+        cells = list(reader)
+    found = [name for name in MEASURES if name in columns]
+    lacking = [name for name in KEYS if name not in columns]
+    require(
+        not lacking and (bool(found) or not measured),
+        f"{path} must have the columns {', '.join(KEYS)} and {' or '.join(MEASURES)}; it lacks "
+        f"{', '.join(lacking) or ' and '.join(MEASURES)}",
+    )
+    require(bool(cells), f"{path} has no rows below its header; give measured rounds")
+    measure = found[0] if found else MEASURES[0]
+    rows = [
+        Row(
+            group=(
+                (cell["method"] or "").strip(),
+                _number(path, line, cell, "workers"),
+                _number(path, line, cell, "parameters"),
+            ),
+            sync_every=_number(path, line, cell, "sync_every"),
+            bits_per_second=_number(path, line, cell, "bandwidth_bits_per_second"),
+            value=_number(path, line, cell, measure) if measured else None,
+        )
+        for line, cell in enumerate(cells, start=2)
+    ]
+    if measured and measure == "compute_utilisation":
+        for line, row in enumerate(rows, start=2):
+            require(
+                (row.value or 0) <= 1,
+                f"{path} line {line}: compute_utilisation must be > 0 and <= 1, got {row.value}",
+            )
+    return Rows(rows=rows, measure=measure, cells=cells)
+
+
+def write_rows(path: Path, rows: Rows, utilisations: Sequence[float]) -> None:
+    """Write the rows with compute_utilisation filled in; the file appears whole or not at all."""
+    # Cells beyond the header have no name.
+    names = [*dict.fromkeys([*filter(None, rows.cells[0]), "compute_utilisation"])]
+    writing = path.with_name(f".writing-{path.name}")
+    with writing.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, extrasaction="ignore")
+        writer.writeheader()
+        for cell, utilisation in zip(rows.cells, utilisations, strict=True):
+            writer.writerow(cell | {"compute_utilisation": f"{utilisation:.6g}"})
+    writing.replace(path)
+
+
+def _number(path: Path, line: int, cell: dict[str, str], name: str) -> float:
+    text = (cell[name] or "").strip()
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    require(
+        math.isfinite(value) and value > 0,
+        f"{path} line {line}: {name} must be a number > 0, got {text!r}",
+    )
+    return value
