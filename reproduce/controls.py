@@ -2,67 +2,84 @@
 not look at it, and against Seesaw (arXiv 2510.14717).
 
 .venv/bin/python reproduce/controls.py
-    # an adaptive run first, then 21 runs, three seeds of each arm
+    # 21 runs, three seeds of each arm; those of the norm test come first
 
-The adaptive run's batches are replayed, and its mean batch sets that of the arms `constant`,
-`random` and `ramp`. All arms: two workers that average every 20 steps (LocalSGD). Further
-words are those of `adloco compare`.
+The norm test's runs set the mean batch of the arms `constant`, `random` and `ramp`, and the batches
+of its first seed are replayed. All arms: two workers that average every 20 steps (LocalSGD), and a
+rate that grows with the square root of the batch, as Seesaw has it. All seeds of `random` have the
+same draws. Further words are those of `adloco compare`.
 """
 
 import json
-import math
 import sys
-import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
+from adloco import BatchController, BatchGuards
 from adloco.cli.main import main
+from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.batch_rules.ramp import RampBatch
+from adloco.rules.batch_rules.random_batch import RandomBatch
 
 FOLDER = Path("runs/reproduce/controls")
-FIRST = FOLDER / "adaptive"
-TOKENS = ["--run.tokens", "600000"]
-COMMON = [*TOKENS, "--inner.lr", "2e-3", "--batch.maximum", "64", "--seeds", "3"]
+TOKENS, CONTEXT, STEPS, FIRST, LARGEST = 600_000, 128, 20, 8, 200
+COMMON = ["--run.tokens", str(TOKENS), "--inner.lr", "2e-3", "--batch.maximum", str(LARGEST)]
+COMMON += ["--seeds", "3", "--run.folder", str(FOLDER)]
+COUPLED = "--learning_rate.coupling sqrt"
 NORM_TEST = (
-    "--batch.rule norm-test --batch.eta 0.5 --batch.smoothing 0.8 --batch.max_growth 2 "
-    "--batch.minimum 8"
+    f"norm test=local-sgd@{COUPLED} --batch.rule norm-test --batch.eta 0.5 --batch.smoothing 0.8 "
+    "--batch.max_growth 2 --batch.minimum 8 --batch.maximum 64"
 )
 
 
-def samples_and_steps(run: Path) -> tuple[int, int]:
-    """Samples and inner steps of a whole run."""
-    context = tomllib.loads((run / "recipe.toml").read_text())["data"]["context_tokens"]
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    return last["tokens"] // context, last["inner_steps"]
+def measured_mean(folder: Path) -> float:
+    """Samples per inner step, over all seeds of the norm test."""
+    rows = [
+        json.loads(file.read_text().splitlines()[-1])
+        for file in folder.glob("runs/norm-test-seed-*/metrics.jsonl")
+    ]
+    return float(sum(row["samples"] for row in rows) / sum(row["inner_steps"] for row in rows))
 
 
-def ramp_end(mean: float, first: int = 8) -> int:
-    """Where a linear ramp must end to have this mean over inner steps. A batch that rises linearly
-    over the samples takes ln(last / first) / (last - first) steps for each of them.
-    """
-    return min(
-        range(first + 1, 100 * first),
-        key=lambda last: abs((last - first) / math.log(last / first) - mean),
+def trained_mean(rule: BatchRule) -> float:
+    """Samples per inner step of a run with this rule, whose batch changes after each round."""
+    controller = BatchController(rule, BatchGuards(initial=FIRST, maximum=LARGEST))
+    samples = steps = 0
+    while samples < TOKENS // CONTEXT:
+        round_steps = min(STEPS, -(-(TOKENS // CONTEXT - samples) // controller.requested_batch))
+        samples += round_steps * controller.requested_batch
+        steps += round_steps
+        controller.update(None, samples)
+    return samples / steps
+
+
+def nearest(rule: Callable[[int], BatchRule], mean: float) -> int:
+    """The number for which a rule's batches have this mean."""
+    return min(range(FIRST + 1, LARGEST), key=lambda number: abs(trained_mean(rule(number)) - mean))
+
+
+def arms(mean: float, replayed: Path) -> list[str]:
+    """The arms besides the norm test, with batches of this mean."""
+    samples = TOKENS // CONTEXT
+    ramp = nearest(
+        lambda last: RampBatch(first=FIRST, last=last, over_samples=samples, ramp="linear"), mean
     )
-
-
-def arms(samples: int, steps: int) -> list[str]:
-    """The arms, with the mean batch of a run of so many samples and inner steps."""
-    mean = round(samples / steps)
+    highest = nearest(lambda number: RandomBatch(lowest=FIRST, highest=number), mean)
     return [
-        f"norm test=local-sgd@{NORM_TEST}",
-        f"replay=local-sgd@--batch.rule replay --batch.replayed_run {FIRST}",
-        f"ramp=local-sgd@--batch.rule ramp --batch.first 8 --batch.last {ramp_end(mean)} "
+        f"replay=local-sgd@{COUPLED} --batch.rule replay --batch.replayed_run {replayed}",
+        f"ramp=local-sgd@{COUPLED} --batch.rule ramp --batch.first {FIRST} --batch.last {ramp} "
         f"--batch.over_samples {samples} --batch.ramp linear",
-        f"random=local-sgd@--batch.rule random --batch.lowest 8 --batch.highest {2 * mean - 8}",
-        f"constant {mean}=local-sgd@--batch.initial {mean}",
-        "seesaw=local-sgd@--batch.rule seesaw --learning_rate.coupling sqrt",
-        "constant 8=local-sgd",
+        f"random=local-sgd@{COUPLED} --batch.rule random --batch.lowest {FIRST} "
+        f"--batch.highest {highest}",
+        f"constant {mean:.0f}=local-sgd@{COUPLED} --batch.initial {mean:.0f}",
+        f"seesaw=local-sgd@{COUPLED} --batch.rule seesaw",
+        f"constant {FIRST}=local-sgd@{COUPLED}",
     ]
 
 
 if __name__ == "__main__":
-    if not (FIRST / "summary.json").exists():
-        words = [*NORM_TEST.split(), *COMMON[:-2], "--run.folder", str(FIRST)]
-        if code := main(["train", "local-sgd", *words]):
-            sys.exit(code)
-    study = [*COMMON, "--run.folder", str(FOLDER / "study")]
-    sys.exit(main(["compare", *arms(*samples_and_steps(FIRST)), *study, *sys.argv[1:]]))
+    words = [*COMMON, *sys.argv[1:]]
+    if code := main(["compare", NORM_TEST, *words]):
+        sys.exit(code)
+    (first,) = FOLDER.glob("runs/norm-test-seed-0-*")
+    sys.exit(main(["compare", NORM_TEST, *arms(measured_mean(FOLDER), first), *words]))

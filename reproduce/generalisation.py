@@ -4,14 +4,13 @@ batches: the final validation loss, and its distance from the training loss.
 .venv/bin/python reproduce/generalisation.py
     # 9 runs, three seeds of each arm
 
-The training loss is the mean over the last tenth of a run's inner steps. Further words are those of
-`adloco compare`.
+The training loss is the mean over the samples of the last tenth of a run's inner steps. Further
+words are those of `adloco compare`.
 """
 
 import json
 import sys
 from pathlib import Path
-from statistics import mean
 
 from adloco.cli.main import main
 
@@ -27,14 +26,15 @@ COMMON = ["--run.tokens", "600000", "--inner.lr", "2e-3", "--seeds", "3", "--dat
 
 def show_gaps(folder: Path) -> None:
     """Print each run's final training and validation loss, and the gap."""
-    for run in sorted(folder.glob("runs/*/metrics.jsonl")):
-        rows = [json.loads(line) for line in run.read_text().splitlines()]
-        late = [row for row in rows if row["inner_steps"] > 0.9 * rows[-1]["inner_steps"]]
-        train, valid = mean(row["train_loss"] for row in late), rows[-1]["val_loss"]
-        print(
-            f"{run.parent.name}: training {train:.3f}, validation {valid:.3f}, gap "
-            f"{valid - train:+.3f}"
-        )
+    compared = json.loads((folder / "compare.json").read_text())
+    for run in (Path(run["folder"]) for arm in compared["arms"] for run in arm["runs"]):
+        last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+        late = [step for step in steps if step["inner_step"] > 0.9 * last["inner_steps"]]
+        samples = sum(step["samples"] for step in late)
+        train = sum(step["loss"] * step["samples"] for step in late) / samples
+        valid = last["val_loss"]
+        print(f"{run.name}: training {train:.3f}, validation {valid:.3f}, gap {valid - train:+.3f}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ if those that ask for less are behind). Further words are those of `adloco compa
 import json
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
@@ -56,24 +57,28 @@ def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float | None
 
 def requests_against_losses(folder: Path) -> None:
     """Print the mean rank correlation over the rounds of each run that never merges."""
-    for run in sorted(folder.glob("runs/never-seed-*/metrics.jsonl")):
-        rows = [json.loads(line)["trainers"] for line in run.read_text().splitlines()]
+    compared = json.loads((folder / "compare.json").read_text())
+    (never,) = (arm for arm in compared["arms"] if arm["name"] == "never")
+    for run in (Path(run["folder"]) for run in never["runs"]):
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line)["trainers"] for line in lines]
+        # A round's test sets the request of the next round, and a merge at its end goes by that.
         found = [
             rank_correlation(
-                [trainer["requested_batch"] for trainer in row],
-                [trainer["val_loss"] for trainer in row],
+                [trainer["requested_batch"] for trainer in after],
+                [trainer["val_loss"] for trainer in before],
             )
-            for row in rows
-            if all(trainer["val_loss"] is not None for trainer in row)
+            for before, after in pairwise(rows)
+            if all(trainer["val_loss"] is not None for trainer in before)
         ]
         known = [value for value in found if value is not None]
         if known:
             print(
-                f"{run.parent.name}: request against loss, mean rank correlation "
+                f"{run.name}: request against loss, mean rank correlation "
                 f"{mean(known):+.2f} over {len(known)} rounds with unequal requests"
             )
         else:
-            print(f"{run.parent.name}: all requests were equal in every round")
+            print(f"{run.name}: all requests were equal in every round")
 
 
 if __name__ == "__main__":
