@@ -24,6 +24,7 @@ from adloco import (
 )
 from adloco.algorithms.reporting import WorkerRound, report_sync
 from adloco.distributed.codecs.int4 import Int4
+from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     Interrupting,
@@ -33,6 +34,7 @@ from tests.problems import (
     outer_sgd,
     params_of,
     regression,
+    sgd,
     squared_error,
 )
 
@@ -154,6 +156,47 @@ def test_schedule_runs_on_tokens() -> None:
     assert [group["lr"] for group in run.workers[0].optimizers[0].param_groups] == pytest.approx(
         [0.4, 0.8]
     )
+
+
+def test_seesaw_by_hand() -> None:
+    """A rate that falls linearly to 0 at 640 tokens, two steps a round, 10 tokens a sample. After
+    160 tokens 0.75 of the rate is left: 8 / 0.75 = 11 samples. After 220 more 0.40625: 20 samples.
+    """
+
+    def schedule(coupling: Any) -> LearningRate:
+        return LearningRate(
+            shape="wsd",
+            warmup_fraction=0,
+            decay_fraction=1,
+            final_fraction=0,
+            total_tokens=640,
+            coupling=coupling,
+            reference_batch=8,
+        )
+
+    settings: dict[str, Any] = {
+        "inner": sgd(0.1),
+        "tokens_per_sample": 10,
+        "batch": Seesaw(),
+        "sync_every": 2,
+    }
+    run = make_run(
+        **settings, learning_rate=schedule("sqrt"), guards=BatchGuards(initial=8, maximum=64)
+    )
+    reports = [report.trainers[0] for report in run.rounds(2)]
+    assert [report.trainer_batch for report in reports] == [8, 11]
+    # At the end of a round: what the schedule leaves, times the root of the batch over 8.
+    assert [report.learning_rate for report in reports] == pytest.approx(
+        [0.1 * 0.75, 0.1 * 0.40625 * (11 / 8) ** 0.5]
+    )
+    assert run.state.trainers[0].requested_batch == 20
+    for coupling, initial in (("none", 8), ("sqrt", 4), ("sqrt", 1)):
+        with pytest.raises(ValueError, match="batch.rule seesaw needs a learning"):
+            make_run(
+                **settings,
+                learning_rate=schedule(coupling),
+                guards=BatchGuards(initial=initial, maximum=64),
+            )
 
 
 def test_inner_state_persists_across_rounds() -> None:

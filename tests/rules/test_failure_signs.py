@@ -121,7 +121,7 @@ def test_trainers_that_diverge() -> None:
     sign = only(validations(*rounds))
     assert (sign.kind, sign.trainer, sign.since, sign.round) == ("trainers diverge", None, 1, 4)
     assert "of trainer 1 is 3.4500, 15% above 3.0000 of trainer 0" in sign.seen
-    assert "the gap was 10% 3 evaluations ago" in sign.seen
+    assert "the gap was 10% 2 evaluations ago" in sign.seen
     assert all_signs(validations((3.0, 3.29), *rounds[1:]), CAP) == []  # 9.7%
     assert all_signs(validations((3.0, 3.6), *rounds[1:]), CAP) == []  # It closes.
     assert all_signs(validations(*rounds[2:]), CAP) == []

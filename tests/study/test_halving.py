@@ -19,6 +19,8 @@ TRAINER = """\
     word = sys.argv[4] if sys.argv[4] != "--resume" else sys.argv[5] + "/recipe.toml"
     recipe = tomllib.loads(pathlib.Path(word).read_text())
     folder = pathlib.Path(recipe["run"]["folder"])
+    if recipe["inner"]["lr"] == 9:
+        sys.exit("adloco: broken")
     (folder / "checkpoints" / "round-000000").mkdir(parents=True, exist_ok=True)
     (folder / "checkpoints" / "round-000000" / "checksums.json").touch()
     (folder / "recipe.toml").write_text(pathlib.Path(word).read_text())
@@ -67,7 +69,8 @@ def test_the_loss_at_a_part_of_the_budget(tmp_path: Path) -> None:
     # From 4 at 400 of 1,000 tokens to 2 at 800: 3.5 at half of them.
     assert loss_at(run, 0.5) == 3.5
     assert loss_at(run, 0.8) == 2.0
-    assert loss_at(run, 0.1) == 4.0  # Before the first evaluation.
+    with pytest.raises(ValueError, match=r"is before the first evaluation of 0\.1, at 0\.40 of"):
+        loss_at(run, 0.1)
     assert loss_at(run, 0.9) is None
 
 
@@ -75,25 +78,26 @@ def test_the_worse_half_stops_and_the_same_study_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four arms, halved after a quarter and after half of the budget: one trains to the end. It was
-    paused twice, the second arm once.
+    paused twice, the second arm once. The arm that fails counts in the first halving alone.
     """
     script = tmp_path / "trainer"
     script.write_text(textwrap.dedent(TRAINER).format(python=sys.executable))
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setattr("adloco.study.training.POLL_SECONDS", 0.02)
-    runs = runs_of(tmp_path, ["0.4", "0.1", "0.3", "0.2"])
+    runs = runs_of(tmp_path, ["9", "0.1", "0.3", "0.2"])
     for _ in range(2):
         *_, jobs = train_missing(runs, tmp_path, parallel=2, halve_at=(0.25, 0.5))
-        assert [job.state for job in jobs] == ["stopped", "done", "stopped", "stopped"]
+        assert [job.state for job in jobs] == ["failed", "done", "stopped", "stopped"]
         # After 250 tokens losses are between those of 200 and 400: lr + 1/2 - 1/16.
-        assert jobs[0].problem == (
-            "at 25% of its budget its arm's loss, 0.8375, was not among the best 2 of 4"
+        assert jobs[2].problem == (
+            "at 25% of its budget its arm's loss, 0.7375, was not among the best 2 of 4"
         )
         assert jobs[3].problem == (
             "at 50% of its budget its arm's loss, 0.4083, was not among the best 1 of 2"
         )
-        starts = [(run.folder / "starts").read_text().split() for run in runs]
-        assert [len(words) for words in starts] == [1, 3, 1, 2]
-    lengths = [len((run.folder / "metrics.jsonl").read_text().splitlines()) for run in runs]
-    assert lengths[1] == 10 and all(4 <= lengths[index] < 10 for index in (0, 2, 3))
+        assert jobs[0].problem == "broken"
+        starts = [(run.folder / "starts").read_text().split() for run in runs[1:]]
+        assert [len(words) for words in starts] == [3, 1, 2]
+    lengths = [len((run.folder / "metrics.jsonl").read_text().splitlines()) for run in runs[1:]]
+    assert lengths[0] == 10 and all(4 <= length < 10 for length in lengths[1:])

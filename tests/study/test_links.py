@@ -82,3 +82,6 @@ def test_streaming_waits_for_what_is_longer_than_its_steps() -> None:
     link = Link.parse("8mbit,500ms")
     streaming = recipe("diloco", streaming__fragments="2", streaming__tau="2")
     assert link_seconds([record(1)], streaming, link, replicas=2) == [5 + 3 - 1.6]
+    # Stopped in the round's last step and resumed: no speed is known, and 0.5 s a step are taken.
+    stopped = record(1) | {"tokens_per_second": 0.0}
+    assert link_seconds([stopped], streaming, link, replicas=2) == [5 + 3 - 2]

@@ -44,20 +44,20 @@ def check_sections(
     )
     require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
     require(
-        not isinstance(batching.rule, Seesaw) or _keeps_seesaw(learning_rate, batching),
-        "batch.rule seesaw needs a learning rate that falls (shape cosine or wsd) and "
-        f"learning_rate.coupling sqrt with reference_batch = batch.initial = "
-        f"{batching.guards.initial}",
+        not isinstance(batching.rule, Seesaw) or _keeps_seesaw(learning_rate, batching, method),
+        "batch.rule seesaw needs a learning rate that falls (shape cosine or wsd), "
+        "learning_rate.coupling sqrt with reference_batch = batch.initial, and a batch.initial >= "
+        f"the number of all workers; got {batching.guards.initial} for {method.num_workers}",
     )
 
 
-def _keeps_seesaw(learning_rate: LearningRate | None, batching: Batching) -> bool:
-    """True if the rate falls by sqrt(a) where the batch grows by 1/a."""
+def _keeps_seesaw(learning_rate: LearningRate | None, batching: Batching, method: Method) -> bool:
+    """True if the rate falls by sqrt(a) where the batch grows by 1/a, also after merges."""
     return (
         learning_rate is not None
         and learning_rate.shape != "constant"
         and learning_rate.coupling == "sqrt"
-        and learning_rate.reference_batch == batching.guards.initial
+        and learning_rate.reference_batch == batching.guards.initial >= method.num_workers
     )
 
 

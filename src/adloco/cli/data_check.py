@@ -107,12 +107,13 @@ def check_labelled(data: "DataSettings", task: "ClassificationSettings", console
         ),
         console,
     )
-    counts = np.bincount(validation.labels, minlength=train.num_classes)
+    evaluated = validation.balanced(task.evaluation_per_class, train.num_classes)
+    counts = np.bincount(validation.labels[evaluated], minlength=train.num_classes)
     cut = np.count_nonzero(np.diff(train.starts) == data.context_tokens)
     _say(
         f"{cut:,} texts to train on have {data.context_tokens} tokens, so they may be cut "
         f"(data.context_tokens); labels to train on: {_each(np.bincount(train.labels))}; to "
-        f"validate on: {_each(counts)}, so always the most frequent one is right for "
+        f"evaluate on: {_each(counts)}, so always the most frequent one is right for "
         f"{counts.max() / counts.sum():.1%}",
         console,
     )

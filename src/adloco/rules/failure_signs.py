@@ -236,7 +236,7 @@ def _diverging(records: Sequence[Record]) -> Iterator[Sign]:
         since=found[0][0],
         seen=f"the validation loss of trainer {worst} is {losses[worst]:.4f}, {gaps[-1]:.0%} above "
         f"{losses[best]:.4f} of trainer {best}, and the gap was {gaps[0]:.0%} "
-        f"{GAP_EVALUATIONS} evaluations ago",
+        f"{GAP_EVALUATIONS - 1} evaluations ago",
         meaning="One trainer may be stuck or unstable; a merge of models so far apart can be "
         "worse than either",
         advice="Merge earlier (merge.first_round) or more often (merge.every), or lower inner.lr",

@@ -33,6 +33,9 @@ def parse_parts(text: str) -> tuple[float, ...]:
 def loss_at(run: StudyRun, part: float) -> float | None:
     """A run's validation loss when it had used a part of its budget, on the straight line between
     evaluations; None if no evaluation at or after that part is known yet.
+
+    Raises:
+        ValueError: The first evaluation came later, so it says nothing about that part.
     """
     evaluated = [
         (part_used(run.recipe.run.limits, record), record["val_loss"])
@@ -42,6 +45,12 @@ def loss_at(run: StudyRun, part: float) -> float | None:
     if not evaluated or evaluated[-1][0] < part:
         return None
     parts, losses = zip(*evaluated, strict=True)
+    require(
+        parts[0] <= part,
+        f"--halve-at {part:g} is before the first evaluation of {run.arm}, at {parts[0]:.2f} of "
+        "its budget; give a larger part, or evaluate earlier (evaluation.every, "
+        "method.sync_every)",
+    )
     return float(np.interp(part, parts, losses))
 
 

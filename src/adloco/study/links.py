@@ -104,7 +104,10 @@ def link_seconds(
         transfers = link.seconds(busiest, max(workers, 2), times)
         hidden = 0.0
         if not parallel and times:
-            trained = (record["tokens"] - before["tokens"]) / record["tokens_per_second"] - waited
+            # A run that was stopped in a round's last step has nothing left to train in it.
+            speed = record["tokens_per_second"]
+            seconds = (record["tokens"] - before["tokens"]) / speed if speed else computed + waited
+            trained = seconds - waited
             hidden = min(transfers, times * recipe.streaming.tau * max(trained, 0.0) / steps)
         now += max(computed, 0.0) + transfers - hidden
         result.append(now)

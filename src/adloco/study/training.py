@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -95,14 +95,19 @@ def train_missing(
         return
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with signals_passed_to(lambda: [job.process for job in jobs if job.process]) as received:
+    with signals_passed_to(
+        lambda: [job.process for job in jobs if job.process],
+        # They save already, and a second signal would end them at once.
+        spared=lambda: [job.process for job in jobs if job.process and job.pausing],
+    ) as received:
+        racing = {run.arm for run in runs}
         for goal in (*halve_at, 1.0):
             for job in jobs:
                 if job.state in ("waiting", "paused"):
                     job.state = "paused" if _reached(job, goal) else "waiting"
             yield from _train_to(goal, jobs, logs, parallel, received)
             if goal < 1:
-                _halve(jobs, goal)
+                racing = _halve(jobs, goal, racing)
                 yield jobs
 
 
@@ -132,11 +137,20 @@ def _reached(job: Job, goal: float) -> bool:
     return goal < 1 and job.part >= goal and loss_at(job.run, goal) is not None
 
 
-def _halve(jobs: Sequence[Job], goal: float) -> None:
-    """Stop the runs of the arms that are not in the better half at this part of the budget."""
+def _halve(jobs: Sequence[Job], goal: float, racing: Collection[str]) -> set[str]:
+    """Stop the runs of the arms that are not in the better half at this part of the budget.
+
+    Args:
+        jobs: All jobs of the study.
+        goal: The part.
+        racing: The arms that were kept so far.
+
+    Returns:
+        The arms that are kept.
+    """
     losses: dict[str, list[float]] = {}
     for job in jobs:
-        if job.state != "stopped":
+        if job.run.arm in racing:
             known = None if job.state == "failed" else loss_at(job.run, goal)
             losses.setdefault(job.run.arm, []).append(math.inf if known is None else known)
     means = {arm: sum(found) / len(found) for arm, found in losses.items()}
@@ -148,6 +162,7 @@ def _halve(jobs: Sequence[Job], goal: float) -> None:
                 f"at {goal:.0%} of its budget its arm's loss, {means[job.run.arm]:.4f}, was not "
                 f"among the best {len(kept)} of {len(means)}"
             )
+    return {*kept}
 
 
 def _start(job: Job, logs: Path, parallel: int) -> None:
@@ -194,7 +209,8 @@ def _look_at(job: Job, logs: Path, goal: float) -> None:
     job.part = part_used(job.run.recipe.run.limits, job.last)
     code = job.process.poll()
     if code is None:
-        if not job.pausing and _reached(job, goal):
+        # A run that has used its whole budget is drawing its report.
+        if not job.pausing and job.part < 1 and _reached(job, goal):
             job.process.send_signal(signal.SIGINT)
             job.pausing = True
     elif job.run.finished:

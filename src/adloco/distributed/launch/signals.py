@@ -2,7 +2,7 @@
 
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -31,11 +31,13 @@ def told_to_end(act: Callable[[int], None]) -> Iterator[None]:
 @contextmanager
 def signals_passed_to(
     processes: Callable[[], Iterable[subprocess.Popen[bytes]]],
+    spared: Callable[[], Collection[subprocess.Popen[bytes]]] = lambda: (),
 ) -> Iterator[list[int]]:
     """Pass signals to the processes that run, and kill those that are left at the end.
 
     Args:
         processes: The processes that have been started so far.
+        spared: Those of them that get no signals.
 
     Yields:
         The signals that came.
@@ -48,7 +50,8 @@ def signals_passed_to(
     def pass_on(number: int) -> None:
         received.append(number)
         for process in running():
-            process.send_signal(number)
+            if process not in spared():
+                process.send_signal(number)
 
     with told_to_end(pass_on):
         try:

@@ -11,7 +11,8 @@ from adloco.rules.moments import GradientEstimate
 class Seesaw:
     """Where the schedule cuts the rate by a, the batch grows by 1/a and the rate falls by sqrt(a).
 
-    With `coupling = "sqrt"`, the schedule's cut a times the growth sqrt(1/a) leaves sqrt(a).
+    The batch changes after a round. With `coupling = "sqrt"` the schedule's cut a times the growth
+    sqrt(1/a) leaves sqrt(a) where a round begins; within it the rate follows the schedule.
     """
 
     key: ClassVar[str] = "seesaw"
