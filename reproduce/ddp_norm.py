@@ -4,7 +4,7 @@ batch, each changed alone, beside data-parallel training with a constant batch.
 .venv/bin/python reproduce/ddp_norm.py
     # 24 runs, three seeds of each arm
 
-Further words are those of `adloco compare`, for instance --ranks' settings on GPUs.
+Further words are those of `adloco compare`.
 """
 
 import sys

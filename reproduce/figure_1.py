@@ -9,7 +9,9 @@ merge), the same first batch, 600k tokens of the default corpus. Further words a
 compare`, for instance for MicroLlama on C4 on GPUs:
 
 .venv/bin/python reproduce/figure_1.py --run.folder runs/figure-1-c4 --run.tokens 100000000
-    --data.dataset allenai/c4 --data.config en --model.shape MicroLlama
+    --model.shape microllama --data.dataset allenai/c4 --data.config en --data.streaming true
+    --data.validation_split validation --data.validation_samples 1000 --data.context_tokens 512
+    --data.tokenizer keeeeenw/MicroLlama
 """
 
 import sys

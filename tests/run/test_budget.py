@@ -76,6 +76,10 @@ def test_a_schedule_that_has_fallen_cannot_become_longer(
     assert (run / "recipe.toml").read_text() == before
     assert main(["train", "--resume", str(run), "--run.tokens", "x"]) == 2
     assert "--run.tokens must be a number, or a multiple such as 2x" in capsys.readouterr().err
+    for less in ("100", "0.5x"):
+        assert main(["train", "--resume", str(run), "--run.tokens", less]) == 2
+        assert "run.tokens must be >= 4,096, which the run in" in capsys.readouterr().err
+    assert (run / "recipe.toml").read_text() == before
 
 
 def test_a_schedule_needs_an_end(

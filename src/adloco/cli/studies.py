@@ -27,9 +27,6 @@ from adloco.study.fairness import inequalities
 from adloco.study.links import Link
 from adloco.study.training import ENDED, Job, StudyInterruptedError, train_missing
 
-SHORTEST_NAME = 10
-"""Columns of the terminal that the names of arms have at least."""
-
 
 def study_settings(arguments: Namespace, name: str) -> tuple[Path, list[tuple[str, str]]]:
     """The study's folder, and the settings that all its runs share."""
@@ -139,7 +136,8 @@ def print_table(table: Table, console: Console) -> None:
         [column, *(row[at].text for row in table.rows)] for at, column in enumerate(table.columns)
     ]
     words = [max(len(word) for cell in column for word in cell.split()) for column in cells[1:]]
-    folded = sum(words) + len(words) > console.width - SHORTEST_NAME
+    longest = max(len(word) for cell in cells[0] for word in cell.split())
+    folded = longest + sum(words) + len(words) > console.width
     for index, column in enumerate(table.columns):
         shown.add_column(
             column,

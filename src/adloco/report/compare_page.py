@@ -9,7 +9,7 @@ from adloco.metrics import Metric
 from adloco.report.compare_files import to_csv, to_json
 from adloco.report.curves import Curve, curve_content
 from adloco.report.html import embedded, write_page
-from adloco.run.records import write_json
+from adloco.run.records import write_json, write_text
 from adloco.study.comparison import Comparison
 from adloco.study.statistics import Difference, Spread
 
@@ -103,7 +103,7 @@ def write_comparison(
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "compare.json", to_json(comparison))
-    (folder / "compare.csv").write_text(to_csv(comparison))
+    write_text(folder / "compare.csv", to_csv(comparison))
     images = draw_comparison(comparison, folder)
     path = folder / "compare.html"
     write_page(path, "compare.html", _content(comparison, images, draw(comparison), title))

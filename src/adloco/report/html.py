@@ -7,6 +7,8 @@ from typing import Any
 
 import jinja2
 
+from adloco.run.records import write_text
+
 
 def write_page(path: Path, template: str, content: Mapping[str, Any]) -> None:
     """Fill a template and write it.
@@ -21,7 +23,7 @@ def write_page(path: Path, template: str, content: Mapping[str, Any]) -> None:
         autoescape=True,
         undefined=jinja2.StrictUndefined,
     )
-    path.write_text(environment.get_template(template).render(content), encoding="utf-8")
+    write_text(path, environment.get_template(template).render(content))
 
 
 def embedded(image: Path) -> dict[str, str]:

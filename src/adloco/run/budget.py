@@ -77,6 +77,16 @@ class Budget:
         }
 
 
+def spent_after(record: Record) -> dict[str, int]:
+    """What a run had done after a round, by the names of limits.
+
+    Args:
+        record: The round's line of metrics.jsonl; empty before the first round.
+    """
+    names = {"tokens": "tokens", "rounds": "round", "inner_steps": "inner_steps", "syncs": "syncs"}
+    return {limit: record.get(name, 0) for limit, name in names.items()}
+
+
 def part_used(limits: Mapping[str, int], record: Record) -> float:
     """The part of a budget that is used after a round, from 0 to 1; 0 without limits.
 
@@ -84,5 +94,5 @@ def part_used(limits: Mapping[str, int], record: Record) -> float:
         limits: Limits by name; 0 means no limit.
         record: The round's line of metrics.jsonl; empty before the first round.
     """
-    done = {name: record.get(name, 0) for name in limits} | {"rounds": record.get("round", 0)}
+    done = spent_after(record)
     return min(1.0, max((done[name] / limit for name, limit in limits.items() if limit), default=0))

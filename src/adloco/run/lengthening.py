@@ -13,7 +13,9 @@ from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.errors import require
 from adloco.rules.learning_rate import LearningRate
+from adloco.run.budget import spent_after
 from adloco.run.folder import RECIPE, SUMMARY, run_folder
+from adloco.run.records import Records
 
 SCHEDULE = ("learning_rate.total_tokens", "learning_rate.warmup_fraction")
 """Settings that follow from the budget when a run becomes longer."""
@@ -39,6 +41,18 @@ def absolute_budgets(folder: Path, flags: Sequence[tuple[str, str]]) -> list[tup
             text = str(math.ceil(Fraction(factor) * limit))
         result.append((name, text))
     return result
+
+
+def check_budgets(folder: Path, recipe: Recipe) -> None:
+    """Raise ValueError if a run is given a budget that is less than what it has trained."""
+    own = build_recipe(read_values(str(folder / RECIPE))).run.limits
+    done = spent_after(Records(folder).newest())
+    for name, limit in recipe.run.limits.items():
+        require(
+            limit in (0, own[name]) or limit >= done[name],
+            f"run.{name} must be >= {done[name]:,}, which the run in {folder} has trained already, "
+            f"got {limit:,}",
+        )
 
 
 def with_longer_schedule(

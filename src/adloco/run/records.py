@@ -199,8 +199,13 @@ class Records:
 
 def write_json(file: Path, value: Any) -> None:
     """Write an indented JSON file atomically, with null for nan and infinity."""
+    write_text(file, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file that is there whole or as it was before."""
     temporary = file.with_name(f".{file.name}")
-    temporary.write_text(json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(file)
 
 

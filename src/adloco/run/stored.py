@@ -14,7 +14,7 @@ from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
 from adloco.run import checkpoint
 from adloco.run.folder import CHECKPOINTS, RECIPE, TOKENIZER, run_folder
-from adloco.run.lengthening import with_longer_schedule
+from adloco.run.lengthening import check_budgets, with_longer_schedule
 from adloco.tasks.task import Task
 
 FREE_SETTINGS = {
@@ -158,7 +158,9 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
         advice = "restore it, resume with the version that began the run, or start another run"
         message = f"{path} does not fit this version of adloco: {error}; {advice}"
         raise ValueError(message) from error
-    return build_recipe(override(values, flags))
+    recipe = build_recipe(override(values, flags))
+    check_budgets(folder, recipe)
+    return recipe
 
 
 def fixed_settings(recipe: Recipe) -> dict[str, str]:

@@ -59,7 +59,10 @@ def parse_arm(text: str) -> tuple[str, str, Flags]:
     """
     head, _, tail = text.partition("@")
     name, equals, recipe = head.rpartition("=")
-    words = shlex.split(tail)
+    try:
+        words = shlex.split(tail)
+    except ValueError as error:
+        raise ValueError(f"{text!r} has an open quote behind the @; close it") from error
     pairs = tuple(
         (flag.removeprefix("--"), value)
         for flag, value in zip(words[::2], words[1::2], strict=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from adloco.config.recipe_text import to_toml
+from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.distributed.launch.signals import signals_passed_to
 from adloco.distributed.placement.one_process import num_cores
 from adloco.errors import require
@@ -125,7 +126,7 @@ def _train_to(
             if received and job.process is not None:  # The signal came before the process.
                 job.process.send_signal(received[-1])
         for job in running:
-            _look_at(job, logs, goal)
+            _look_at(job, logs, goal, told_to_end=bool(received))
         yield jobs
         if received and not any(job.state == "running" for job in jobs):
             raise StudyInterruptedError
@@ -202,7 +203,7 @@ def _write_recipe(run: StudyRun, folder: Path) -> Path:
     return path
 
 
-def _look_at(job: Job, logs: Path, goal: float) -> None:
+def _look_at(job: Job, logs: Path, goal: float, *, told_to_end: bool) -> None:
     assert job.process is not None
     job.seconds = time.monotonic() - job.began
     job.last = Records(job.run.folder).newest()
@@ -217,6 +218,8 @@ def _look_at(job: Job, logs: Path, goal: float) -> None:
         job.state, job.part = "done", 1.0
     elif job.pausing and _reached(job, goal):
         job.state = "paused"
+    elif told_to_end and code == INTERRUPTED:
+        job.state = "waiting"
     else:
         lines = _log(job.run, logs).read_text(errors="replace").strip().splitlines()
         job.state = "failed"
