@@ -71,7 +71,8 @@ def torchrun(ranks: int, file: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_same_loop_in_one_process_and_on_ranks(
     ranks: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def without_path(small: list[str]) -> list[str]:
     return small[:at] + small[at + 2 :]
 
 
+@pytest.mark.nightly
 def test_prepare_killed_and_gone_on_with_by_another_number_of_processes(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+@pytest.mark.nightly
 def test_a_larger_budget_fits_more_and_what_is_known_is_kept(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

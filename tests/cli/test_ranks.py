@@ -497,7 +497,7 @@ with adloco.process_group():
     "island",
     cases(
         {"own islands": ("1 1",), "replicas": ("1 2",), "shards": ("2 1",)},
-        default=("shards",),
+        default=(),
     ),
 )
 def test_every_rank_ends_with_the_first_failing_rank_s_message(island: str, tmp_path: Path) -> None:
