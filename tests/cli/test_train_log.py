@@ -17,6 +17,7 @@ from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import train
 from adloco.cli.view import LiveView
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.rules.failure_signs import all_signs
 from adloco.run.training_run import TrainingRun
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (INFO   |WARNING|ERROR  ) (\S.*)")
@@ -120,7 +121,8 @@ def test_a_request_that_explodes_is_warned_of_everywhere(
     shown = "the request of trainer 0 rose from 8 to 160 samples between rounds 1 and 2."
     assert f"request exploding since round 1</span>: {shown}" in page
     # A resumed run shows in its live view what was warned of before.
-    view = LiveView(TrainingRun.resume(tmp_path / "run"))
+    run = TrainingRun.resume(tmp_path / "run")
+    view = LiveView(run, all_signs(run.history, run.recipe.batch_cap))
     for width in (60, 100):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(view.render())

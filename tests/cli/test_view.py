@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.live import Live
 
 from adloco.cli.arguments import take_settings
-from adloco.cli.view import LiveView, PlainView, open_view, round_text, summary_lines
+from adloco.cli.run_text import round_text, summary_lines
+from adloco.cli.view import LiveView, PlainView, open_view
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.report.page import write_report
 from adloco.run.training_run import Progress, TrainingRun

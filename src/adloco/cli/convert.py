@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from adloco.cli.arguments import Commands, add_command
 from adloco.errors import require
+from adloco.whole_file import write_text
 
 if TYPE_CHECKING:
     from adloco.config.authors.conversion import Converted
@@ -44,9 +45,7 @@ def run(arguments: Namespace) -> int:
     conversion = convert(source)
     require(not target.exists(), f"{str(target)!r} exists already; name another file with --to")
     require(target.parent.is_dir(), f"there is no folder {str(target.parent)!r}; make it first")
-    temporary = target.with_name(f".{target.name}.part")
-    temporary.write_bytes(conversion.to_toml().encode())
-    temporary.replace(target)
+    write_text(target, conversion.to_toml())
 
     console = Console(highlight=False)
     for key in conversion.keys:

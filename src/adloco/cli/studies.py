@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from adloco.cli.run_text import clock
 from adloco.cli.study_arguments import parse_targets
-from adloco.cli.view import clock
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
 from adloco.report.compare_page import Table, tables, write_comparison

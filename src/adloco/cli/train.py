@@ -63,8 +63,8 @@ def _run_on_ranks(arguments: Namespace) -> int:
     """
     from adloco.cli.rank_processes import on_ranks
     from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
+    from adloco.run.folder import new_folder
     from adloco.run.records import Records
-    from adloco.run.start import new_folder
     from adloco.run.stored import resumed_recipe
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume

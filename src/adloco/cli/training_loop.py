@@ -14,14 +14,14 @@ from typing import TextIO
 
 from rich.console import Console
 
-from adloco.cli.view import (
+from adloco.cli.run_text import (
     evaluation_text,
     event_texts,
-    open_view,
     round_text,
     summary_lines,
     wire_name,
 )
+from adloco.cli.view import open_view
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.distributed.launch.signals import told_to_end
 from adloco.metrics import Record
@@ -62,14 +62,13 @@ class _Training:
             self._say(f"{run.folder} has spent its budget already ({run.progress().budget})")
         for notice in run.notices:
             self._say(notice, logging.WARNING)
+        saved, watch = run.saved, Watch(run.recipe.batch_cap)
+        earlier = [sign for record in run.history for sign in watch.see(record)]
         with (
             _interruptible(run) as signals,
-            open_view(run, self._console) as view,
+            open_view(run, self._console, earlier) as view,
             _plain_warnings(self._log),
         ):
-            saved, watch = run.saved, Watch(run.recipe.batch_cap)
-            for record in run.history:  # Their warnings were given before the run was resumed.
-                watch.see(record)
             for record in run.rounds():
                 signs = watch.see(record)
                 view.show(record, signs)

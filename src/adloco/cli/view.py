@@ -1,10 +1,8 @@
-"""Shows a run while it trains: a live view on a terminal, one plain line per round elsewhere, and a
-summary at the end.
-"""
+"""Shows a run while it trains: a live view on a terminal, one plain line per round elsewhere."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,9 +11,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from adloco.config.recipe_text import named_settings
-from adloco.metrics import ROUND, TRAINER, Metric, Record, validation, values
-from adloco.rules.failure_signs import Sign, all_signs
+from adloco.cli.run_text import (
+    batch_text,
+    clock,
+    event_texts,
+    measured_text,
+    number_text,
+    round_text,
+    rounded_text,
+    rows_text,
+    sent_text,
+    wire_name,
+    wire_text,
+)
+from adloco.metrics import TRAINER, Metric, Record
+from adloco.rules.failure_signs import Sign
 from adloco.run.folder import LOG
 from adloco.run.training_run import TrainingRun
 
@@ -32,12 +42,18 @@ class View(Protocol):
 
 
 @contextmanager
-def open_view(run: TrainingRun, console: Console) -> Iterator[View]:
-    """Open a live view on a terminal, or plain lines elsewhere, until the context ends."""
+def open_view(run: TrainingRun, console: Console, signs: Sequence[Sign] = ()) -> Iterator[View]:
+    """Open a live view on a terminal, or plain lines elsewhere, until the context ends.
+
+    Args:
+        run: The run.
+        console: Where to show it.
+        signs: Warnings that were given before the run was resumed.
+    """
     if not console.is_terminal:
         yield PlainView(console, wire_name(run), run.recipe.task.measures)
         return
-    view = LiveView(run)
+    view = LiveView(run, signs)
     # Live calls render() several times a second, so that progress moves within a round too.
     with Live(get_renderable=view.render, console=console, refresh_per_second=4, transient=False):
         yield view
@@ -68,13 +84,13 @@ class PlainView:
 class LiveView:
     """A panel with the progress, a row per trainer, merges, bytes and speed."""
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: TrainingRun, signs: Sequence[Sign] = ()) -> None:
         self._run = run
         self._wire = wire_name(run)
         self._resumed_at = run.progress()
         self._record: Record | None = run.history[-1] if run.history else None
         self._events = [text for record in run.history for text in event_texts(record)]
-        self._signs = all_signs(run.history, run.recipe.batch_cap)
+        self._signs = [*signs]
         self._measured: dict[int, str] = {}
         for record in run.history:
             self._take_measures(record)
@@ -88,7 +104,7 @@ class LiveView:
     def _take_measures(self, record: Record) -> None:
         measures = self._run.recipe.task.measures
         self._measured |= {
-            row["trainer"]: _measured(row, measures)
+            row["trainer"]: measured_text(row, measures)
             for row in record["trainers"]
             if row["val_loss"] is not None
         }
@@ -134,7 +150,7 @@ class LiveView:
         )
         grid.add_row(ProgressBar(total=1, completed=now.part), label)
         if now.rows is not None:
-            grid.add_row("", _rows(now.rows, now.rows_per_second))
+            grid.add_row("", rows_text(now.rows, now.rows_per_second))
         return grid
 
     def _trainers(self, record: Record) -> RenderableType:
@@ -155,8 +171,8 @@ class LiveView:
                 f"{row['trainer']}{' (merged)' if row['trainer'] in gone else ''}",
                 self._measured.get(row["trainer"], "-"),
                 TRAINER["train_loss"].text(row["train_loss"]),
-                _batch(row),
-                f"{row['micro_batch']} x {row['accumulation_steps']}{_rounded(row)}",
+                batch_text(row),
+                f"{row['micro_batch']} x {row['accumulation_steps']}{rounded_text(row)}",
                 TRAINER["noise_scale"].text(row["noise_scale"]),
                 str(row["workers"]),
             )
@@ -166,165 +182,13 @@ class LiveView:
         sent, ddp = record["bytes_communicated"], record["bytes_ddp_equivalent"]
         times_less = f"{ddp / sent:,.0f}x less than the " if record["syncs"] else ""
         sync = record["sync"]
-        shrunk = _compressed(sync, self._wire, "", ", ")
+        shrunk = wire_text(sync, self._wire, "", ", ")
         text = f"round {record['round']}, {record['syncs']} syncs, "
-        text += f"{_sent(record)} sent per worker{shrunk}; "
-        text += f"{times_less}{_shown(record, 'bytes_ddp_equivalent')} that DDP would have sent"
+        text += f"{sent_text(record)} sent per worker{shrunk}; "
+        text += (
+            f"{times_less}{number_text(record, 'bytes_ddp_equivalent')} that DDP would have sent"
+        )
         if sync["bytes"]:
             text += f"; this round's syncs: {sync['exposed_seconds']:.2f} s waited, "
             text += f"{sync['hidden_seconds']:.2f} s hidden"
         return Text(text, style="dim")
-
-
-def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
-    """Five lines about a finished run, one that names its files, and one with a next command."""
-    last = run.history[-1]
-    merges = sum(len(record["merges"]) for record in run.history)
-    batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
-    ratio = (
-        f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP"
-        if summary["syncs"]
-        else ""
-    )
-    shrunk = _compressed(summary, wire_name(run), "", ", ")
-    seconds = (
-        f"; in them {summary['exposed_seconds']:,.1f} s waited, {summary['hidden_seconds']:,.1f} s "
-        "hidden"
-        if summary["syncs"]
-        else ""
-    )
-    return [
-        "; ".join(
-            _first_to_last(validation(measure), run.history, summary)
-            for measure in run.recipe.task.measures
-            if measure.panel
-        ),
-        f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, "
-        f"{clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
-        f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, "
-        f"{len(last['trainers'])} trainers in the last round",
-        f"{summary['syncs']} syncs, {_sent(last)} sent per worker{shrunk}{ratio}{seconds}",
-        f"{summary['tokens'] / summary['seconds']:,.0f} tokens/s with evaluation and checkpoints, "
-        f"{_shown(last, 'memory_bytes')} at most",
-        f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints "
-        f"{run.folder / 'checkpoints'}",
-        f"compare it with another: adloco compare {run.folder} OTHER_RUN_OR_RECIPE",
-    ]
-
-
-def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
-    """A round in one line.
-
-    Args:
-        record: The round's line of metrics.jsonl.
-        wire: The value of `wire.format`, which encodes the pseudo-gradients.
-        measures: What the task measures in an evaluation, the loss first.
-    """
-    trainers = " | ".join(
-        f"t{row['trainer']} batch {_batch(row)} = {row['workers']}w x "
-        f"{row['micro_batch']}x{row['accumulation_steps']}{_rounded(row)}"
-        for row in record["trainers"]
-    )
-    loss = "" if record["val_loss"] is None else f" val {_measured(record, measures)}"
-    return (
-        f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train "
-        f"{_shown(record, 'train_loss')}{loss}  {trainers}"
-        f"  sent {_sent(record)} ({_compressed(record['sync'], wire, '; ')}DDP "
-        f"{_shown(record, 'bytes_ddp_equivalent')})"
-        f"  {_shown(record, 'tokens_per_second')} tok/s  "
-        f"{_rows(record['rows_read'], record['rows_per_second'])}"
-    ).rstrip()
-
-
-def evaluation_text(record: Record, measures: Sequence[Metric]) -> str:
-    """The validation of each trainer in one line; empty if only one trainer was evaluated."""
-    found = [
-        f"trainer {row['trainer']} {_measured(row, measures)}"
-        for row in record["trainers"]
-        if row["val_loss"] is not None
-    ]
-    return f"round {record['round']}: validation, {'; '.join(found)}" if len(found) > 1 else ""
-
-
-def wire_name(run: TrainingRun) -> str:
-    """The run's `wire.format`."""
-    name: str = named_settings(run.recipe)["wire.format"]
-    return name
-
-
-def event_texts(record: Record) -> list[str]:
-    """What happened in a round besides training: memory that ran out, merges."""
-    limit = record["pass_limit"]
-    ran_out = (
-        [
-            f"round {record['round']}: memory ran out; from here on with micro-batches of at most "
-            f"{limit}"
-        ]
-        if limit
-        else []
-    )
-    return ran_out + [
-        f"round {record['round']}: trainer {', '.join(map(str, merge['absorbed']))} merged into "
-        f"trainer {merge['survivor']}, weights "
-        + ", ".join(f"{trainer}: {weight:.2f}" for trainer, weight in merge["weights"].items())
-        for merge in record["merges"]
-    ]
-
-
-def _measured(row: Record, measures: Sequence[Metric]) -> str:
-    """The validation loss, then the task's other measures that have a plot, with their names."""
-    texts = [
-        f"{measure.label} {measure.text(row.get(validation(measure).name))}"
-        for measure in measures
-        if measure.panel
-    ]
-    return ", ".join(texts).removeprefix(f"{measures[0].label} ")
-
-
-def _shown(record: Record, name: str) -> str:
-    """A number of the round with its unit."""
-    return ROUND[name].text(record[name])
-
-
-def _first_to_last(metric: Metric, records: Sequence[Record], summary: dict[str, Any]) -> str:
-    first = next((number for numbers in values(metric, records) for number in numbers), None)
-    final, best = summary[f"final_{metric.name}"], summary[f"best_{metric.name}"]
-    final, best, first = (metric.text(value) for value in (final, best, first))
-    return f"{metric.label} {final} (best {best}, first {first})"
-
-
-def _batch(row: Record) -> str:
-    """The requested batch, and the trained one if it differs: clipped to what fits, or raised."""
-    requested, trained = row["requested_batch"], row["trainer_batch"]
-    return str(requested) if trained == requested else f"{requested} ({trained} trained)"
-
-
-def _rows(read: int | None, per_second: float | None) -> str:
-    """The rows of a stream read so far, and per second; empty without a stream."""
-    return "" if read is None else f"{read:,} rows read, {per_second:,.0f} rows/s"
-
-
-def _rounded(row: Record) -> str:
-    """The samples that were added so that every rank has work; empty for none."""
-    return f" ({row['rounded_up']} added)" if row["rounded_up"] else ""
-
-
-def _sent(record: Record) -> str:
-    """The bytes sent per worker, and those inside islands if there are any."""
-    inside = f" + {_shown(record, 'bytes_inside')} inside" if record["bytes_inside"] else ""
-    return f"{_shown(record, 'bytes_communicated')}{inside}"
-
-
-def _compressed(syncs: Record, wire: str, after: str, before: str = "") -> str:
-    """The wire format and its compression, for instance `int4, 7.5x`, between `before` and `after`;
-    empty if nothing was compressed.
-    """
-    ratio = syncs["compression_ratio"]
-    return "" if ratio is None or round(ratio, 1) == 1 else f"{before}{wire}, {ratio:.1f}x{after}"
-
-
-def clock(seconds: float | None) -> str:
-    """Minutes and seconds."""
-    if seconds is None:
-        return "-:--"
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from adloco.data.encoding import Arrays, Chunk, encode_chunks
 from adloco.data.rows import Split
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
+from adloco.whole_file import write_text
 
 DIGESTS, META = "digests.bin", "meta.json"
 DIGEST_BYTES = 16
@@ -185,9 +186,7 @@ def _begin(folder: Path, source: str, tokenizer: Tokenizer) -> None:
 
 
 def _commit(folder: Path, state: State) -> None:
-    temporary = folder / f".{META}"
-    temporary.write_text(json.dumps(asdict(state)))
-    temporary.replace(folder / META)
+    write_text(folder / META, json.dumps(asdict(state)))
 
 
 def _read(folder: Path) -> State:

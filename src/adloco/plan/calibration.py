@@ -91,7 +91,7 @@ class Calibration:
     held_out_steps: Errors | None
     """Errors for the rows of each H, by constants of the other rows; None with one H."""
     held_out_bandwidths: Errors | None
-    """The same with each bandwidth."""
+    """Errors for the rows of each bandwidth, by constants of the others; None with one."""
 
 
 def calibrate(measured: Rows) -> dict[Group, Calibration]:

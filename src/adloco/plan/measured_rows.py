@@ -1,6 +1,7 @@
 """Measured rounds in CSV files: the rows that a calibration fits, and those that it predicts."""
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from adloco.errors import require
+from adloco.whole_file import write_text
 
 Group = tuple[str, float, float]
 """(method, workers, parameters): what must be equal for rows to share constants."""
@@ -93,13 +95,12 @@ def write_rows(path: Path, rows: Rows, utilisations: Sequence[float]) -> None:
     """Write the rows with compute_utilisation filled in; the file appears whole or not at all."""
     # Cells beyond the header have no name.
     names = [*dict.fromkeys([*filter(None, rows.cells[0]), "compute_utilisation"])]
-    writing = path.with_name(f".writing-{path.name}")
-    with writing.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, extrasaction="ignore")
-        writer.writeheader()
-        for cell, utilisation in zip(rows.cells, utilisations, strict=True):
-            writer.writerow(cell | {"compute_utilisation": f"{utilisation:.6g}"})
-    writing.replace(path)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for cell, utilisation in zip(rows.cells, utilisations, strict=True):
+        writer.writerow(cell | {"compute_utilisation": f"{utilisation:.6g}"})
+    write_text(path, text.getvalue())
 
 
 def _number(path: Path, line: int, cell: dict[str, str], name: str) -> float:

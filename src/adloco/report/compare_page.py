@@ -9,9 +9,10 @@ from adloco.metrics import Metric
 from adloco.report.compare_files import to_csv, to_json
 from adloco.report.curves import Curve, curve_content
 from adloco.report.html import embedded, write_page
-from adloco.run.records import write_json, write_text
+from adloco.run.records import write_json
 from adloco.study.comparison import Comparison
 from adloco.study.statistics import Difference, Spread
+from adloco.whole_file import write_text
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from adloco.run.records import write_text
+from adloco.whole_file import write_text
 
 
 def write_page(path: Path, template: str, content: Mapping[str, Any]) -> None:

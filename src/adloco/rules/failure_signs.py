@@ -59,7 +59,7 @@ class Sign:
     seen: str
     """What was seen, with its numbers."""
     meaning: str
-    """What it may mean."""
+    """The problem that it may point to."""
     advice: str
     """What to change."""
 

@@ -1,15 +1,44 @@
-"""A run folder: the names of its files, and its lock, which one process at a time holds."""
+"""A run folder: its name, those of its files, and its lock, which one process at a time holds."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from adloco.config.recipe_text import named_settings
+from adloco.config.sections import Recipe
 from adloco.errors import require
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
 SUMMARY, GRADIENTS, LOCK, LOG = "summary.json", "gradients", ".lock", "train.log"
+NAMES_OF_MODELS = ("model.shape", "model.name", "model.factory", "model.source")
+"""The settings that name a model; a source of the user's own may have only the last."""
+TIME = "%Y%m%d-%H%M%S-%f"
+LONGEST_PART = 24
+"""Characters of a recipe's, model's or text's name in a folder's name."""
+
+
+def new_folder(recipe: Recipe) -> Path:
+    """The folder of a new run: `run.folder`, or runs/RECIPE-MODEL-DATA-TIME.
+
+    The time has microseconds, so that runs which start together have folders of their own. The
+    names of one recipe, model and text sort by time.
+    """
+    if recipe.run.folder:
+        return Path(recipe.run.folder)
+    named = named_settings(recipe)
+    model = next(named[key] for key in NAMES_OF_MODELS if key in named)
+    parts = [recipe.run.name, model, recipe.data.name]
+    return Path("runs", "-".join([*filter(None, map(_safe, parts)), f"{datetime.now():{TIME}}"]))
+
+
+def _safe(text: str) -> str:
+    """The last part of a path or dotted path, short and in letters that every file system has."""
+    last = re.split(r"[/\\:]", text.rstrip("/\\"))[-1]
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", last)[:LONGEST_PART].strip("-.")
 
 
 def run_folder(folder: Path) -> Path:

@@ -16,6 +16,7 @@ from adloco.rules.learning_rate import LearningRate
 from adloco.run.budget import spent_after
 from adloco.run.folder import RECIPE, SUMMARY, run_folder
 from adloco.run.records import Records
+from adloco.whole_file import write_text
 
 SCHEDULE = ("learning_rate.total_tokens", "learning_rate.warmup_fraction")
 """Settings that follow from the budget when a run becomes longer."""
@@ -108,6 +109,4 @@ def keep_budget(folder: Path, now: Recipe) -> None:
     )
     changed = replace(recipe, run=budget, learning_rate=now.learning_rate)
     if changed != recipe:
-        temporary = path.with_name(f".{RECIPE}")
-        temporary.write_text(to_toml(changed))
-        temporary.replace(path)
+        write_text(path, to_toml(changed))

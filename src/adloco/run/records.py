@@ -14,6 +14,7 @@ from typing import Any
 from adloco.algorithms.reports import RoundReport
 from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, validation, values
 from adloco.run.memory_use import Usage
+from adloco.whole_file import write_text
 
 METRICS, STEPS, OUT_OF_MEMORY = "metrics.jsonl", "steps.jsonl", "out_of_memory.jsonl"
 
@@ -200,13 +201,6 @@ class Records:
 def write_json(file: Path, value: Any) -> None:
     """Write an indented JSON file atomically, with null for nan and infinity."""
     write_text(file, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
-
-
-def write_text(file: Path, text: str) -> None:
-    """Write a file that is there whole or as it was before."""
-    temporary = file.with_name(f".{file.name}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
 
 
 def finite(value: Any) -> Any:

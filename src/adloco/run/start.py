@@ -3,18 +3,14 @@ task with the data, its model, and the micro-batch that fits.
 """
 
 import os
-import re
 from dataclasses import dataclass, replace
-from datetime import datetime
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.method import Execution, Problem, Source
 from adloco.config.recipe import named_in_section
-from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.data.token_cache import reachable
 from adloco.distributed.launch.launcher import place
@@ -27,11 +23,6 @@ from adloco.run.micro_batch_probe import Probe, outer_copies, probe
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.tasks.task import Task
 
-NAMES_OF_MODELS = ("model.shape", "model.name", "model.factory", "model.source")
-"""The settings that name a model; a source of the user's own may have only the last."""
-TIME = "%Y%m%d-%H%M%S-%f"
-LONGEST_PART = 24
-"""Characters of a recipe's, model's or text's name in a folder's name."""
 COPIES_PER_WORKER = 4
 """Parameters, gradients and two AdamW moments, each as large as the model."""
 
@@ -110,26 +101,6 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
             ),
             placement=parts.placement,
         )
-
-
-def new_folder(recipe: Recipe) -> Path:
-    """The folder of a new run: `run.folder`, or runs/RECIPE-MODEL-DATA-TIME.
-
-    The time has microseconds, so that runs which start together have folders of their own. The
-    names of one recipe, model and text sort by time.
-    """
-    if recipe.run.folder:
-        return Path(recipe.run.folder)
-    named = named_settings(recipe)
-    model = next(named[key] for key in NAMES_OF_MODELS if key in named)
-    parts = [recipe.run.name, model, recipe.data.name]
-    return Path("runs", "-".join([*filter(None, map(_safe, parts)), f"{datetime.now():{TIME}}"]))
-
-
-def _safe(text: str) -> str:
-    """The last part of a path or dotted path, short and in letters that every file system has."""
-    last = re.split(r"[/\\:]", text.rstrip("/\\"))[-1]
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", last)[:LONGEST_PART].strip("-.")
 
 
 def place_workers(recipe: Recipe) -> Placement:

@@ -19,13 +19,12 @@ from adloco.metrics import Record
 from adloco.run import checkpoint
 from adloco.run.budget import Budget
 from adloco.run.environment import describe_environment, rng_state, set_rng_state
-from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, SUMMARY, TOKENIZER, locked
+from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, SUMMARY, TOKENIZER, locked, new_folder
 from adloco.run.lengthening import keep_budget
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.records import Records, round_record, summarise, write_json
 from adloco.run.start import (
     build_algorithm,
-    new_folder,
     place_workers,
     prepare_run,
     read_whole,

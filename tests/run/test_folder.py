@@ -5,7 +5,7 @@ import re
 import pytest
 
 from adloco.config.recipe import build_recipe, override, read_values
-from adloco.run.start import new_folder
+from adloco.run.folder import new_folder
 
 TIME = r"-\d{8}-\d{6}-\d{6}"
 
