@@ -50,8 +50,8 @@ ROOMS = {
         "tracking",
         "config",
     },
-    "plan": {"errors", "whole_file"},
-    "study": {"errors", "metrics", "rules", "distributed", "config", "run"},
+    "plan": {"errors", "whole_file", "metrics", "rules", "distributed", "config", "run"},
+    "study": {"errors", "metrics", "rules", "distributed", "config", "run", "plan"},
     "report": {
         "errors",
         "whole_file",
@@ -64,6 +64,7 @@ ROOMS = {
         "tasks",
         "config",
         "run",
+        "plan",
         "study",
     },
     "cli": {

@@ -6,7 +6,8 @@ import pytest
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
-from adloco.study.links import Link, bytes_sent, is_data_parallel, link_seconds, num_syncs
+from adloco.plan.link import Link
+from adloco.study.links import bytes_sent, is_data_parallel, link_seconds, num_syncs
 
 
 def recipe(name: str, **flags: str) -> Recipe:

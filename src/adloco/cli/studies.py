@@ -19,12 +19,12 @@ from adloco.cli.run_text import clock
 from adloco.cli.study_arguments import parse_targets
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
+from adloco.plan.link import Link
 from adloco.report.compare_page import Table, tables, write_comparison
 from adloco.run.folder import RECIPE
 from adloco.study.arms import StudyRun
 from adloco.study.comparison import Comparison, compare
 from adloco.study.fairness import inequalities
-from adloco.study.links import Link
 from adloco.study.training import ENDED, Job, StudyInterruptedError, train_missing
 
 

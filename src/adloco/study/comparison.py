@@ -11,11 +11,12 @@ from pathlib import Path
 
 from adloco.errors import require
 from adloco.metrics import ROUND, SECONDS, TRAFFIC, Metric, Record, validation
+from adloco.plan.link import Link
 from adloco.run.folder import SUMMARY
 from adloco.run.records import Records, finite
 from adloco.study.arms import StudyRun
 from adloco.study.fairness import held_equal, inequalities
-from adloco.study.links import Link, bytes_sent, is_data_parallel, link_seconds, num_syncs
+from adloco.study.links import bytes_sent, is_data_parallel, link_seconds, num_syncs
 from adloco.study.statistics import Difference, Spread, first_crossing, paired_difference
 
 ARMS_IN_PAIRS = 4

@@ -1,62 +1,17 @@
 """The time that a run would take if a given link joined its islands: the measured computation, and
 the time of its transfers by a model.
 
-Model: W workers on islands of their own exchange in rings. A sync in which B bytes leave each
-worker takes B / bandwidth + 2 (W - 1) latency. Trainers sync at the same time, so the one with the
-most workers is waited for. With streaming a sync runs beside tau inner steps, and only what is
-longer is waited for. Data-parallel training syncs in each inner step, and nothing of
-it is hidden.
+Workers on islands of their own exchange in rings (`plan/link.py`). Trainers sync at the same time,
+so the one with the most workers is waited for. With streaming a sync runs beside tau inner steps,
+and only what is longer is waited for. Data-parallel training syncs in each inner step, and nothing
+of it is hidden.
 """
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from adloco.config.sections import Recipe
-from adloco.errors import require
 from adloco.metrics import Record
-
-BANDWIDTH = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-LATENCY = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """A link between islands."""
-
-    name: str
-    """As it was given, for instance 100mbit,20ms."""
-    bytes_per_second: float
-    latency_seconds: float
-    """One way."""
-
-    @staticmethod
-    def parse(text: str) -> "Link":
-        """A link from BANDWIDTH[,LATENCY], for instance 100mbit,20ms.
-
-        Raises:
-            ValueError: A unit is missing or unknown.
-        """
-        bandwidth, _, latency = text.replace(" ", "").lower().partition(",")
-        rate = _quantity(bandwidth, BANDWIDTH)
-        delay = _quantity(latency, LATENCY) if latency else 0.0
-        require(
-            rate is not None and rate > 0 and delay is not None,
-            "--link must be a bandwidth in kbit, mbit or gbit per second and a latency in us, ms "
-            f"or s, for instance 100mbit,20ms; got {text!r}",
-        )
-        assert rate is not None and delay is not None
-        return Link(name=text, bytes_per_second=rate / 8, latency_seconds=delay)
-
-    def seconds(self, sent: float, workers: int, times: float = 1.0) -> float:
-        """Time of transfers.
-
-        Args:
-            sent: Bytes that leave each worker, in all of them.
-            workers: Workers in the ring.
-            times: Number of transfers.
-        """
-        return sent / self.bytes_per_second + times * 2 * (workers - 1) * self.latency_seconds
+from adloco.plan.link import Link
 
 
 def is_data_parallel(recipe: Recipe) -> bool:
@@ -131,8 +86,3 @@ def _busiest(rings: Sequence[int]) -> float:
     """
     widest, sent = max(rings), sum(workers - 1 for workers in rings)
     return sum(rings) * (widest - 1) / widest / sent if sent else 1.0
-
-
-def _quantity(text: str, units: dict[str, float]) -> float | None:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)(?:/s)?", text)
-    return float(found[1]) * units[found[2]] if found and found[2] in units else None

@@ -1,0 +1,147 @@
+"""The description of a cluster: islands, their speed, the link between them, and how often they
+fail. `adloco probe --throughput` writes one with what it measured.
+"""
+
+import math
+import tomllib
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from adloco.errors import require
+from adloco.plan.link import Link, Pattern
+
+SECONDS_PER_DAY = 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Islands joined by slow links. Each serves one worker."""
+
+    islands: int
+    """Number of islands."""
+    bandwidth: str
+    """Of the link between islands, each way, for instance 100mbit."""
+    samples_per_second: Mapping[int, float]
+    """Micro-batch -> samples per second of one island that trains on such micro-batches."""
+    latency: str = "0s"
+    """One way, for instance 20ms."""
+    pattern: Pattern = "ring"
+    """Who sends to whom in a sync: in a ring, or all to all at once."""
+    jitter: float = 0.0
+    """Standard deviation of a step's seconds over their mean."""
+    speeds: tuple[float, ...] = ()
+    """Relative speed of each island; empty if all are alike."""
+    failures_per_day: float = 0.0
+    """Mean number of failures of one island in a day."""
+    restart_seconds: float = 60.0
+    """From a failure until training goes on."""
+    price_per_hour: float = 0.0
+    """Of one island."""
+
+    def __post_init__(self) -> None:
+        require(self.islands >= 1, f"islands must be >= 1, got {self.islands}")
+        Link.parse(f"{self.bandwidth},{self.latency}", "bandwidth and latency")
+        require(
+            bool(self.samples_per_second)
+            and all(
+                size >= 1 and 0 < rate < math.inf for size, rate in self.samples_per_second.items()
+            ),
+            "samples_per_second must have at least one line MICRO_BATCH = RATE with both > 0, got "
+            f"{dict(self.samples_per_second)}",
+        )
+        require(
+            self.pattern in ("ring", "all-to-all"),
+            f"pattern must be ring or all-to-all, got {self.pattern!r}",
+        )
+        for name in ("jitter", "failures_per_day", "restart_seconds", "price_per_hour"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name} must be a number >= 0, got {value}")
+        require(
+            len(self.speeds) in (0, self.islands) and all(speed > 0 for speed in self.speeds),
+            f"speeds must have one number > 0 for each of the {self.islands} islands, got "
+            f"{list(self.speeds)}",
+        )
+
+    @property
+    def link(self) -> Link:
+        """The link between islands."""
+        return Link.parse(f"{self.bandwidth},{self.latency}")
+
+    @property
+    def failures_per_second(self) -> float:
+        """Mean number of failures of any island in a second."""
+        return self.islands * self.failures_per_day / SECONDS_PER_DAY
+
+    @property
+    def max_micro_batch(self) -> int:
+        """The largest micro-batch of which the speed is known, in samples."""
+        return max(self.samples_per_second)
+
+    def pass_seconds(self, micro_batch: float) -> float:
+        """Mean seconds of a pass of an island of speed 1, by linear interpolation of what is known.
+
+        Smaller micro-batches than known ones take as long as the smallest, larger ones in
+        proportion to their samples.
+        """
+        known = sorted(self.samples_per_second)
+        seconds = [size / self.samples_per_second[size] for size in known]
+        if micro_batch <= known[0]:
+            return seconds[0]
+        if micro_batch >= known[-1]:
+            return seconds[-1] * micro_batch / known[-1]
+        above = bisect_left(known, micro_batch)
+        part = (micro_batch - known[above - 1]) / (known[above] - known[above - 1])
+        return seconds[above - 1] + part * (seconds[above] - seconds[above - 1])
+
+    def step_seconds(self, worker_batch: float, max_micro_batch: int = 0) -> tuple[float, ...]:
+        """Mean seconds of an inner step of each island.
+
+        Args:
+            worker_batch: Samples of a worker in a step; balanced micro-batches are accumulated.
+            max_micro_batch: Largest micro-batch, in samples; 0: the largest of which the speed is
+                known.
+        """
+        most = max_micro_batch or self.max_micro_batch
+        passes = max(1, math.ceil(worker_batch / most))
+        seconds = passes * self.pass_seconds(worker_batch / passes)
+        return tuple(seconds / speed for speed in self.speeds or (1.0,) * self.islands)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster's description from a TOML file.
+
+    Raises:
+        ValueError: The file is missing, is not TOML, or has a wrong entry.
+    """
+    require(
+        path.is_file(),
+        f"there is no file {str(path)!r}; `adloco probe --throughput {path}` writes one",
+    )
+    try:
+        values = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+    known = {field.name: field for field in fields(Cluster)}
+    unknown = sorted(set(values) - set(known))
+    require(
+        not unknown, f"{path}: there is no entry {', '.join(unknown)}; known: {', '.join(known)}"
+    )
+    lacking = [
+        name for name in ("islands", "bandwidth", "samples_per_second") if name not in values
+    ]
+    require(not lacking, f"{path} lacks {', '.join(lacking)}")
+    for name in ("islands", "jitter", "failures_per_day", "restart_seconds", "price_per_hour"):
+        value = values.get(name, 0)
+        kind = int if name == "islands" else (int, float)
+        require(
+            isinstance(value, kind) and not isinstance(value, bool),
+            f"{path}: {name} must be a number{' of islands' if kind is int else ''}, got {value!r}",
+        )
+    try:
+        rates = {int(size): float(rate) for size, rate in values["samples_per_second"].items()}
+        speeds = tuple(float(speed) for speed in values.get("speeds", ()))
+        return Cluster(**values | {"samples_per_second": rates, "speeds": speeds})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}") from error

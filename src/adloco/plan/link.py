@@ -1,0 +1,71 @@
+"""A link between islands, and the time of an exchange among workers over it.
+
+W workers exchange as in a ring: a sync in which B bytes leave each of them takes B / bandwidth, and
+2 (W - 1) latencies one after another. If every worker sends to all others at once instead, the
+bytes are the same, and there are two latencies (one until each has its part of the sum, one until
+all have the whole).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from adloco.errors import require
+
+BANDWIDTH = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+LATENCY = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+Pattern = Literal["ring", "all-to-all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link between islands."""
+
+    name: str
+    """As it was given, for instance 100mbit,20ms."""
+    bytes_per_second: float
+    latency_seconds: float
+    """One way."""
+
+    @staticmethod
+    def parse(text: str, what: str = "--link") -> "Link":
+        """A link from BANDWIDTH[,LATENCY], for instance 100mbit,20ms.
+
+        Args:
+            text: The link in words.
+            what: What is wrong if it cannot be read.
+
+        Raises:
+            ValueError: A unit is missing or unknown.
+        """
+        bandwidth, _, latency = text.replace(" ", "").lower().partition(",")
+        rate = _quantity(bandwidth, BANDWIDTH)
+        delay = _quantity(latency, LATENCY) if latency else 0.0
+        require(
+            rate is not None and rate > 0 and delay is not None,
+            f"{what} must be a bandwidth in kbit, mbit or gbit per second and a latency in us, ms "
+            f"or s, for instance 100mbit,20ms; got {text!r}",
+        )
+        assert rate is not None and delay is not None
+        return Link(name=text, bytes_per_second=rate / 8, latency_seconds=delay)
+
+    def seconds(
+        self, sent: float, workers: int, times: float = 1.0, pattern: Pattern = "ring"
+    ) -> float:
+        """Time of exchanges.
+
+        Args:
+            sent: Bytes that leave each worker, in all of them.
+            workers: Workers that exchange.
+            times: Number of exchanges.
+            pattern: Who sends to whom.
+        """
+        if workers == 1:
+            return 0.0
+        hops = 2 * (workers - 1) if pattern == "ring" else 2
+        return sent / self.bytes_per_second + times * hops * self.latency_seconds
+
+
+def _quantity(text: str, units: dict[str, float]) -> float | None:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)(?:/s)?", text)
+    return float(found[1]) * units[found[2]] if found and found[2] in units else None

@@ -1,0 +1,123 @@
+"""The time of a round in closed form: computation, waiting for the slowest worker, transfers, and
+rounds that are lost to failures. `plan/simulation.py` plays the same round event by event.
+
+Computation. A worker takes H inner steps whose seconds are independent, with a mean and a standard
+deviation (`jitter` times the mean). All wait for the slowest: the expected largest of W normal
+sums.
+
+Transfers. Each of the F fragments is in flight while tau steps are trained, and only what takes
+longer is waited for. Plain syncs have F = 1 and tau = 0. Data-parallel training syncs in each step.
+
+Failures come at a rate R to the whole cluster, independently of each other; a round in which one
+comes is trained again after a restart. A round of T seconds then takes
+(e^(R T) - 1) (1 / R + restart) on average: the mean time until a gap of T seconds between failures.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adloco.plan.cluster import Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync:
+    """What workers exchange at the end of a round."""
+
+    workers: int
+    """Workers that exchange with one another (those of a trainer)."""
+    bytes_sent: float
+    """Bytes that leave each worker in a round."""
+    fragments: int = 1
+    """Parts that are sent one after another."""
+    tau: int = 0
+    """Inner steps during which a part is in flight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTime:
+    """Mean seconds of a round, by what they are spent on."""
+
+    computing: float
+    """Seconds of inner steps, the mean over workers."""
+    waiting: float
+    """Seconds in which workers wait for the slowest of them."""
+    transfer: float
+    """Seconds of transfers during which nothing is trained."""
+    lost: float
+    """Seconds of rounds that are trained again, and of restarts."""
+
+    @property
+    def total(self) -> float:
+        """All seconds of a round."""
+        return self.computing + self.waiting + self.transfer + self.lost
+
+    @property
+    def utilisation(self) -> float:
+        """Computing seconds over all seconds."""
+        return self.computing / self.total
+
+
+def round_time(
+    cluster: Cluster, step_seconds: Sequence[float], sync_every: int, sync: Sync
+) -> RoundTime:
+    """The mean time of a round.
+
+    Args:
+        cluster: The islands and their link.
+        step_seconds: Mean seconds of an inner step of each worker.
+        sync_every: H, inner steps of a round.
+        sync: What is exchanged.
+    """
+    means = [sync_every * seconds for seconds in step_seconds]
+    deviations = [math.sqrt(sync_every) * cluster.jitter * seconds for seconds in step_seconds]
+    computing = sum(means) / len(means)
+    slowest = expected_largest(means, deviations)
+    exchanged = cluster.link.seconds(sync.bytes_sent, sync.workers, sync.fragments, cluster.pattern)
+    in_flight = sync.fragments * sync.tau * slowest / sync_every
+    transfer = max(0.0, exchanged - in_flight)
+    undisturbed = slowest + transfer
+    rate = cluster.failures_per_second
+    with_failures = undisturbed
+    if rate:
+        exponent = min(rate * undisturbed, 700.0)
+        with_failures = math.expm1(exponent) * (1 / rate + cluster.restart_seconds)
+    return RoundTime(
+        computing=computing,
+        waiting=slowest - computing,
+        transfer=transfer,
+        lost=with_failures - undisturbed,
+    )
+
+
+def expected_largest(means: Sequence[float], deviations: Sequence[float]) -> float:
+    """The expected largest of independent normal numbers, by quadrature of
+    integral of 1 - product of their distribution functions.
+    """
+    largest = max(means)
+    if len(means) == 1 or not any(deviations):
+        return largest
+    widest = max(deviations)
+    # Outside of 9 deviations of any of them the integrand is 0 or 1.
+    low, high = largest - 9 * widest, largest + 9 * widest
+    points = np.linspace(low, high, 4001)
+    below = np.ones_like(points)
+    for (mean, deviation), count in _counted(means, deviations).items():
+        below *= _distribution(points, mean, deviation) ** count
+    return float(low + np.trapezoid(1 - below, points))
+
+
+def _counted(means: Sequence[float], deviations: Sequence[float]) -> dict[tuple[float, float], int]:
+    counts: dict[tuple[float, float], int] = {}
+    for pair in zip(means, deviations, strict=True):
+        counts[pair] = counts.get(pair, 0) + 1
+    return counts
+
+
+def _distribution(points: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+    if deviation == 0:
+        return (points >= mean).astype(float)
+    scaled = (points - mean) / (deviation * math.sqrt(2))
+    return np.array([0.5 * math.erfc(-value) for value in scaled])
