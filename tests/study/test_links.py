@@ -7,7 +7,7 @@ import pytest
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.plan.link import Link
-from adloco.study.links import bytes_sent, is_data_parallel, link_seconds, num_syncs
+from adloco.study.links import bytes_sent, link_seconds, num_syncs
 
 
 def recipe(name: str, **flags: str) -> Recipe:
@@ -69,7 +69,7 @@ def test_data_parallel_training_sends_in_each_step() -> None:
     sends 2 x 3/4 of each gradient in 6 hops.
     """
     ddp, link = recipe("ddp"), Link.parse("8mbit,500ms")
-    assert is_data_parallel(ddp) and not is_data_parallel(recipe("single"))
+    assert ddp.data_parallel and not recipe("single").data_parallel
     assert link_seconds([record(1)], ddp, link, replicas=2) == [25.0]
     assert bytes_sent(record(1), ddp, 4) == 1.5e7
     assert link_seconds([record(1)], ddp, link, replicas=4) == [5 + 15 + 10 * 6 * 0.5]

@@ -199,7 +199,7 @@ class Recipe:
             "run.syncs alone never ends a run in which nothing is synced; give run.tokens, "
             "run.rounds or run.inner_steps",
         )
-        each = groups_to_compare(self.batch)
+        each = self.smallest_share
         smallest = self.method.workers_per_trainer * each
         require(
             self.guards.initial >= smallest,
@@ -210,6 +210,11 @@ class Recipe:
         )
 
     @property
+    def smallest_share(self) -> int:
+        """The fewest samples of a worker in an inner step."""
+        return groups_to_compare(self.batch)
+
+    @property
     def syncs(self) -> bool:
         """True if a trainer has several workers, at the start or after a merge. A lone worker sends
         nothing at a sync.
@@ -217,6 +222,14 @@ class Recipe:
         return self.method.workers_per_trainer > 1 or (
             self.method.num_trainers > 1 and not isinstance(self.merge, NoMerge)
         )
+
+    @property
+    def data_parallel(self) -> bool:
+        """True if the recipe is one worker that is meant to have several replicas or shards, which
+        sync in every inner step.
+        """
+        shape = self.placement
+        return self.method.num_workers == 1 and (shape.replica_size != 1 or shape.shard_size != 1)
 
     @property
     def batch_cap(self) -> int | None:

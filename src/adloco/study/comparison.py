@@ -16,7 +16,7 @@ from adloco.run.folder import SUMMARY
 from adloco.run.records import Records, finite
 from adloco.study.arms import StudyRun
 from adloco.study.fairness import held_equal, inequalities
-from adloco.study.links import bytes_sent, is_data_parallel, link_seconds, num_syncs
+from adloco.study.links import bytes_sent, link_seconds, num_syncs
 from adloco.study.statistics import Difference, Spread, first_crossing, paired_difference
 
 ARMS_IN_PAIRS = 4
@@ -80,7 +80,7 @@ class Comparison:
     def statement(self) -> str:
         """What was held equal, how many seeds there are, and how to read the lines."""
         seeds = f"{self.num_seeds} seed{'' if self.num_seeds == '1' else 's'} of each arm"
-        parallel = [arm for arm, runs in self.arms.items() if is_data_parallel(runs[0].run.recipe)]
+        parallel = [arm for arm, runs in self.arms.items() if runs[0].run.recipe.data_parallel]
         names = ", ".join(parallel)
         taken = f" {names}: {self.replicas} replicas that sync in each step." if parallel else ""
         return f"Held equal: {', '.join(self.equal) or 'nothing'}; {seeds}.{taken}{self.warning}"

@@ -14,15 +14,9 @@ from adloco.metrics import Record
 from adloco.plan.link import Link
 
 
-def is_data_parallel(recipe: Recipe) -> bool:
-    """True if the recipe is one worker that is meant to have several replicas or shards."""
-    shape = recipe.placement
-    return recipe.method.num_workers == 1 and (shape.replica_size != 1 or shape.shard_size != 1)
-
-
 def num_syncs(record: Record, recipe: Recipe) -> int:
     """Syncs up to a round; a data-parallel run syncs in each inner step."""
-    return int(record["inner_steps" if is_data_parallel(recipe) else "syncs"])
+    return int(record["inner_steps" if recipe.data_parallel else "syncs"])
 
 
 def bytes_sent(record: Record, recipe: Recipe, replicas: int) -> float:
@@ -33,7 +27,7 @@ def bytes_sent(record: Record, recipe: Recipe, replicas: int) -> float:
         recipe: The run's settings.
         replicas: Replicas that a data-parallel run is taken to have, one an island.
     """
-    if is_data_parallel(recipe):
+    if recipe.data_parallel:
         return float(record["bytes_ddp_equivalent"]) * 2 * (replicas - 1) / replicas
     return float(record["bytes_sent"])
 
@@ -42,7 +36,7 @@ def link_seconds(
     records: Sequence[Record], recipe: Recipe, link: Link, replicas: int
 ) -> list[float]:
     """The modelled time at the end of each round, in seconds."""
-    parallel = is_data_parallel(recipe)
+    parallel = recipe.data_parallel
     now = 0.0
     before = {"seconds": 0.0, "inner_steps": 0, "syncs": 0, "sent": 0.0, "tokens": 0}
     result = []

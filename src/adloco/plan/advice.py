@@ -1,0 +1,144 @@
+"""The advice that follows from predictions: which candidate, why, and from which bandwidth on
+data-parallel training is as fast.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from adloco.distributed.codecs.plain import PlainWire
+from adloco.errors import require
+from adloco.plan.prediction import Prediction
+
+CLOSE = 1.05
+"""Candidates that take at most so much longer than the fastest count as equally fast."""
+Predictor = Callable[[float], list[Prediction]]
+"""Bandwidth in bits/s -> predictions on a link of that bandwidth."""
+LOWEST, HIGHEST = 1e4, 1e13
+"""Bandwidths in bits/s between which the crossing is searched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """A recommendation and its reasons."""
+
+    chosen: Prediction
+    reasons: tuple[str, ...]
+    """Sentences."""
+    crossing: float | None
+    """Bandwidth in bits/s from which on data-parallel training is as fast as the fastest candidate
+    that syncs; None without data-parallel candidates, or if there is no such bandwidth.
+    """
+
+
+def by_method(predictions: Sequence[Prediction]) -> dict[str, Prediction]:
+    """The choice of each method, in the order of the methods."""
+    names = dict.fromkeys(found.candidate.name for found in predictions)
+    of_name = {
+        name: [found for found in predictions if found.candidate.name == name] for name in names
+    }
+    return {
+        name: choose(found)
+        for name, found in of_name.items()
+        if any(one.reachable for one in found)
+    }
+
+
+def choose(predictions: Sequence[Prediction], within: float = CLOSE) -> Prediction:
+    """The candidate that departs least from plain training among those that are about as fast as
+    the fastest: the lowest H, then the most bits, the fewest fragments and the least time in
+    flight.
+
+    Raises:
+        ValueError: No candidate reaches the target.
+    """
+    reachable = [found for found in predictions if found.reachable]
+    require(
+        bool(reachable),
+        "no candidate reaches the target; give a higher --target-loss, or runs of other methods",
+    )
+    fastest = min(found.seconds for found in reachable)
+    return min(
+        (found for found in reachable if found.seconds <= within * fastest),
+        key=lambda found: (*_departure(found), found.seconds),
+    )
+
+
+def _departure(found: Prediction) -> tuple[float, ...]:
+    recipe = found.candidate.recipe
+    if recipe.data_parallel or not recipe.syncs:
+        return (1, 0, 1, 0)
+    bits = (
+        32
+        if isinstance(recipe.wire, PlainWire)
+        else 8 * recipe.wire.block_bytes / (recipe.wire.block)
+    )
+    streaming = recipe.streaming
+    return (recipe.method.sync_every, -bits, streaming.fragments, streaming.tau)
+
+
+def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Those that no other one beats in tokens, seconds and bytes at once, by rising seconds."""
+    found = sorted(
+        (one for one in predictions if one.reachable),
+        key=lambda one: (one.seconds, one.bytes_sent, one.tokens),
+    )
+    front: list[Prediction] = []
+    for one in found:
+        if not any(
+            other.bytes_sent <= one.bytes_sent and other.tokens <= one.tokens for other in front
+        ):
+            front.append(one)
+    return front
+
+
+def advise(predictions: Sequence[Prediction], on_bandwidth: Predictor) -> Advice:
+    """Recommend a candidate.
+
+    Args:
+        predictions: Of all candidates on the cluster's link.
+        on_bandwidth: Predicts all candidates on another link.
+    """
+    chosen = choose(predictions)
+    crossing = find_crossing(on_bandwidth)
+    return Advice(chosen=chosen, reasons=tuple(_reasons(chosen, predictions)), crossing=crossing)
+
+
+def find_crossing(on_bandwidth: Predictor) -> float | None:
+    """The bandwidth in bits/s from which on data-parallel training is as fast as the others."""
+
+    def parallel_is_slower(bandwidth: float) -> bool | None:
+        found = on_bandwidth(bandwidth)
+        parallel = [one.seconds for one in found if one.candidate.recipe.data_parallel]
+        others = [one.seconds for one in found if not one.candidate.recipe.data_parallel]
+        return min(parallel) > CLOSE * min(others) if parallel and others else None
+
+    low, high = LOWEST, HIGHEST
+    if not parallel_is_slower(low) or parallel_is_slower(high):
+        return None
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if parallel_is_slower(middle) else (low, middle)
+    return high
+
+
+def _reasons(chosen: Prediction, predictions: Sequence[Prediction]) -> list[str]:
+    spent = chosen.round
+    said = [
+        f"It computes for {spent.utilisation:.0%} of its time; "
+        f"{spent.transfer / spent.total:.0%} are transfers, {spent.waiting / spent.total:.0%} "
+        f"waiting for the slowest worker, {spent.lost / spent.total:.0%} lost to failures."
+    ]
+    for name, other in by_method(predictions).items():
+        if name != chosen.candidate.name:
+            said.append(
+                f"{other.candidate.label} takes {other.seconds / chosen.seconds:.3g} times as "
+                f"long and sends {other.bytes_sent / max(chosen.bytes_sent, 1):.3g} times as many "
+                f"bytes; transfers are {other.round.transfer / other.round.total:.0%} of its time."
+            )
+    fastest = min((one for one in predictions if one.reachable), key=lambda one: one.seconds)
+    if fastest is not chosen:
+        said.append(
+            f"{fastest.candidate.label} is {chosen.seconds / fastest.seconds - 1:.1%} faster, but "
+            "departs further from training that syncs in every step."
+        )
+    return said

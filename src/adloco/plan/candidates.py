@@ -1,0 +1,117 @@
+"""What a plan considers: recipes on a cluster, with the settings that trade data against traffic.
+
+Each candidate is a recipe that `adloco train` can run. A worker has an island of its own; settings
+that change nothing for a recipe (the wire format of data-parallel training) give no candidates.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.sections import Recipe
+from adloco.errors import require
+from adloco.plan.cluster import Cluster
+
+AXES: Mapping[str, tuple[str, ...]] = {
+    "method.sync_every": ("10", "20", "50", "100", "200", "500"),
+    "wire.format": ("fp32", "int8", "int4"),
+}
+"""Values that are tried where none are given."""
+TAUS = ("0", "1", "2", "4", "8")
+"""Inner steps in flight that are tried where fragments are given without them."""
+OF_SYNCS = ("method.sync_every", "wire.", "streaming.", "outer.", "merge.")
+"""Settings that change nothing where workers never sync."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A recipe with some settings, on a cluster."""
+
+    name: str
+    """The recipe's name or file, as given."""
+    settings: tuple[tuple[str, str], ...]
+    """(section.key, value) of the axes on which candidates differ."""
+    recipe: Recipe
+
+    @property
+    def label(self) -> str:
+        """The candidate in words, for instance `diloco, sync_every 50, format int4`."""
+        words = [f"{name.rpartition('.')[2]} {value}" for name, value in self.settings]
+        return ", ".join([self.name, *words])
+
+
+def candidates(
+    names: Sequence[str], settings: Sequence[tuple[str, str]], cluster: Cluster
+) -> list[Candidate]:
+    """All candidates.
+
+    Args:
+        names: Recipes, by name or file.
+        settings: (section.key, value); a key with several values is an axis.
+        cluster: The islands that the workers get.
+
+    Raises:
+        ValueError: A recipe or a setting is wrong, or a recipe's trainers do not divide the
+            islands.
+    """
+    given: dict[str, list[str]] = {}
+    for key, value in settings:
+        given.setdefault(key, []).append(value)
+    axes = {key: given.get(key, list(values)) for key, values in AXES.items()} | given
+    if {*given.get("streaming.fragments", "1")} != {"1"}:
+        axes.setdefault("streaming.tau", list(TAUS))
+    return [candidate for name in names for candidate in _of_recipe(name, axes, cluster)]
+
+
+def _of_recipe(name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster) -> list[Candidate]:
+    plain = build_recipe(read_values(name))
+    syncs = not plain.data_parallel and cluster.islands > 1
+    mine = {
+        key: values
+        for key, values in axes.items()
+        if (syncs or not key.startswith(OF_SYNCS))
+        and (key != "batch.eta" or hasattr(plain.batch, "eta"))
+    }
+    found = []
+    for values in itertools.product(*mine.values()):
+        point = dict(zip(mine, values, strict=True))
+        recipe = _on_cluster(name, point, cluster)
+        if recipe is not None:
+            varied = tuple((key, value) for key, value in point.items() if len(mine[key]) > 1)
+            found.append(Candidate(name=name, settings=varied, recipe=recipe))
+    return found
+
+
+def _on_cluster(name: str, point: Mapping[str, str], cluster: Cluster) -> Recipe | None:
+    """The recipe with a worker on each island.
+
+    A batch that is too small for its workers becomes the smallest that they can take.
+
+    Returns:
+        None if fragments do not fit into the recipe's rounds, or if a whole model is to be in
+        flight although it is one of several numbers of fragments.
+    """
+    first = build_recipe(override(read_values(name), list(point.items())))
+    if first.data_parallel:
+        return first
+    streaming = first.streaming
+    if streaming.tau >= max(1, first.method.sync_every // streaming.fragments):
+        return None
+    if streaming.fragments > first.method.sync_every or (
+        streaming.fragments == 1 and streaming.tau and "streaming.fragments" in point
+    ):
+        return None
+    trainers = first.method.num_trainers
+    require(
+        cluster.islands % trainers == 0,
+        f"{name} has {trainers} trainers, which do not divide {cluster.islands} islands evenly; "
+        f"give --method.num_trainers",
+    )
+    workers = cluster.islands // trainers
+    batch = max(first.guards.initial, workers * first.smallest_share)
+    return replace(
+        first,
+        method=replace(first.method, workers_per_trainer=workers),
+        guards=replace(first.guards, initial=batch, maximum=max(batch, first.guards.maximum)),
+    )

@@ -1,0 +1,85 @@
+"""A plan: predictions of all candidates on a cluster and over bandwidths, the advice, and what was
+assumed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from adloco.plan.advice import Advice, advise, by_method
+from adloco.plan.candidates import Candidate
+from adloco.plan.cluster import Cluster
+from adloco.plan.prediction import Budget, Prediction, Workload, predict
+
+BANDWIDTHS = tuple(10 ** (6 + step / 4) for step in range(21))
+"""Bandwidths in bits/s of the plan's curves: 1 Mbit/s to 100 Gbit/s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is predicted and advised."""
+
+    cluster: Cluster
+    workload: Workload
+    target: str
+    """The target in words."""
+    predictions: Sequence[Prediction]
+    """Of every candidate on the cluster's link."""
+    advice: Advice
+    over_bandwidth: Mapping[str, Sequence[Prediction]]
+    """Method -> its choice at each of `BANDWIDTHS`; [bandwidths]."""
+    assumptions: tuple[str, ...]
+    """Sentences."""
+
+
+def make_plan(
+    found: Sequence[Candidate],
+    workload: Workload,
+    cluster: Cluster,
+    budget: Budget,
+    *,
+    target: str,
+    assumptions: Sequence[str] = (),
+) -> Plan:
+    """Predict all candidates and recommend one.
+
+    Args:
+        found: The candidates.
+        workload: What is trained.
+        cluster: The islands and their link.
+        budget: Tokens that a candidate needs for the target.
+        target: The target in words.
+        assumptions: Of the budget, as sentences.
+
+    Raises:
+        ValueError: No candidate reaches the target, or a batch is not known.
+    """
+
+    def on_bandwidth(bits_per_second: float) -> list[Prediction]:
+        link = replace(cluster, bandwidth=f"{bits_per_second / 1e3:.6f}kbit")
+        return [predict(candidate, workload, link, budget) for candidate in found]
+
+    predictions = [predict(candidate, workload, cluster, budget) for candidate in found]
+    choices = [by_method(on_bandwidth(bandwidth)) for bandwidth in BANDWIDTHS]
+    advice = advise(predictions, on_bandwidth)
+    return Plan(
+        cluster=cluster,
+        workload=workload,
+        target=target,
+        predictions=predictions,
+        advice=advice,
+        over_bandwidth={name: [of[name] for of in choices] for name in by_method(predictions)},
+        assumptions=(*_of_time(cluster), *assumptions),
+    )
+
+
+def _of_time(cluster: Cluster) -> list[str]:
+    several = cluster.pattern == "ring"
+    exchange = "in rings" if several else "all to all"
+    return [
+        f"Every worker has an island of its own; they exchange {exchange} over links of "
+        f"{cluster.bandwidth} and {cluster.latency} one way, which carry nothing else.",
+        "In data-parallel training nothing of an exchange runs beside the computation.",
+        "Steps take independent times with the given jitter; encoding and decoding take none.",
+        "A failure repeats the round of all islands; checkpoints and evaluations take no time.",
+        "AdLoCo is taken after its last merge, with one trainer that has all workers.",
+    ]

@@ -1,0 +1,146 @@
+"""What a candidate takes on a cluster: steps, syncs, bytes, seconds, memory and price."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from adloco.config.sections import Recipe
+from adloco.distributed.codecs.plain import PlainWire
+from adloco.distributed.comm.compressed import crossings
+from adloco.distributed.traffic import ring
+from adloco.errors import require
+from adloco.plan.candidates import Candidate
+from adloco.plan.cluster import Cluster
+from adloco.plan.round_time import RoundTime, Sync, round_time
+from adloco.plan.steps_to_loss import noise_per_batch
+from adloco.rules.merge_policies.no_merge import NoMerge
+from adloco.run.micro_batch_probe import outer_copies
+
+Budget = Callable[[Candidate, float], float]
+"""(candidate, trainer's batch in samples) -> tokens to the target; inf if it is out of reach."""
+INNER_STATES = {"adamw": 2, "muon": 1, "sgd": 1}
+"""Copies of the parameters in the state of an inner optimizer."""
+MOST_STATES = 2
+"""The same for an optimizer that is not listed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained."""
+
+    parameters: float
+    tokens_per_sample: int
+    noise_scale: float | None
+    """B = S / |G|^2 in samples; None if it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a candidate takes until the target."""
+
+    candidate: Candidate
+    batch: float
+    """Samples of an inner step, over all workers of a trainer."""
+    tokens: float
+    inner_steps: float
+    syncs: float
+    bytes_sent: float
+    """Bytes that leave each island."""
+    round: RoundTime
+    """Mean seconds of a round, or of a step of data-parallel training."""
+    seconds: float
+    memory_bytes: float
+    """Parameters, gradients, optimizer states and global parameters of an island, without
+    activations."""
+    price: float
+    """Of all islands."""
+
+    @property
+    def reachable(self) -> bool:
+        """True if the target can be reached."""
+        return math.isfinite(self.seconds)
+
+
+def predict(
+    candidate: Candidate, workload: Workload, cluster: Cluster, budget: Budget
+) -> Prediction:
+    """What a candidate takes.
+
+    AdLoCo is taken after its last merge: one trainer with all workers, if it merges.
+
+    Raises:
+        ValueError: The norm test's batch follows the noise scale, which is not known.
+    """
+    recipe = candidate.recipe
+    workers, trainers = _workers(recipe, cluster)
+    batch = _batch(candidate, workload, workers)
+    tokens = budget(candidate, batch)
+    steps = tokens / workload.tokens_per_sample / batch / trainers
+    every = 1 if recipe.data_parallel else recipe.method.sync_every
+    step_seconds = cluster.step_seconds(batch / workers, recipe.switch.b_max)
+    found = round_time(cluster, step_seconds, every, _sync(recipe, workload, workers))
+    syncs = steps / every if workers > 1 else 0.0
+    merges = recipe.method.num_trainers - trainers
+    merged = merges * 4 * workload.parameters
+    seconds = steps / every * found.total + merged / cluster.link.bytes_per_second
+    return Prediction(
+        candidate=candidate,
+        batch=batch,
+        tokens=tokens,
+        inner_steps=steps,
+        syncs=syncs,
+        bytes_sent=syncs * _sync(recipe, workload, workers).bytes_sent + merged,
+        round=found,
+        seconds=seconds,
+        memory_bytes=_memory(recipe, workload),
+        price=seconds / 3600 * cluster.islands * cluster.price_per_hour,
+    )
+
+
+def _workers(recipe: Recipe, cluster: Cluster) -> tuple[int, int]:
+    """(workers that sync with one another, trainers) after the last merge."""
+    if recipe.data_parallel or not isinstance(recipe.merge, NoMerge):
+        return cluster.islands, 1
+    return recipe.method.workers_per_trainer, recipe.method.num_trainers
+
+
+def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
+    """Samples of an inner step that are trained, over all workers of a trainer."""
+    recipe = candidate.recipe
+    wanted = float(recipe.guards.initial)
+    if recipe.batch.needs_moments:
+        require(
+            workload.noise_scale is not None and hasattr(recipe.batch, "eta"),
+            f"the batch of {candidate.name} follows the noise scale, which is not known; give "
+            "--noise-scale, or --runs with runs that measured it",
+        )
+        rule = cast(Any, recipe.batch)
+        assert workload.noise_scale is not None
+        requested = workload.noise_scale / noise_per_batch(rule.eta, rule.estimator)
+        wanted = min(max(requested, recipe.guards.minimum), recipe.guards.maximum)
+    # Each worker takes at least one sample, and what does not fit in one pass may be clipped.
+    least = workers * recipe.smallest_share
+    return float(max(least, recipe.switch.clipped(math.ceil(wanted), workers)))
+
+
+def _sync(recipe: Recipe, workload: Workload, workers: int) -> Sync:
+    if recipe.data_parallel:
+        each = 2 if recipe.model_options.dtype == "bf16" else 4
+        return Sync(workers=workers, bytes_sent=ring(workers) * each * workload.parameters)
+    wire = recipe.wire
+    if isinstance(wire, PlainWire):
+        sent = ring(workers) * 4 * workload.parameters
+    else:
+        sent = crossings(wire, workers) * wire.block_bytes / wire.block * workload.parameters
+    streaming = recipe.streaming
+    return Sync(workers=workers, bytes_sent=sent, fragments=streaming.fragments, tau=streaming.tau)
+
+
+def _memory(recipe: Recipe, workload: Workload) -> float:
+    each = 2 if recipe.model_options.dtype == "bf16" else 4
+    states = INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
+    outer = 0 if recipe.data_parallel else outer_copies(recipe, torch.device("cpu"))
+    return each * workload.parameters * (2 + states + outer / recipe.method.num_trainers)
