@@ -45,6 +45,22 @@ def test_a_noise_scale_that_grows() -> None:
     assert law.steps(16) == pytest.approx(np.trapezoid(1 + scale / 16, progress))
 
 
+def test_at_equal_samples_the_norm_test_and_a_constant_batch_take_equal_steps() -> None:
+    """b in proportion to B^a takes as many steps as B^(1 - a), and fewest at a = 1/2."""
+    progress = np.linspace(0, 1, 100_001)
+    scale = np.exp(3 * progress)
+    samples = 2 * np.trapezoid(scale, progress)
+
+    def steps(power: float) -> float:
+        batch = scale**power
+        batch *= (samples - np.trapezoid(scale, progress)) / np.trapezoid(batch, progress)
+        return float(np.trapezoid(1 + scale / batch, progress))
+
+    assert steps(0) == pytest.approx(steps(1)) == pytest.approx(2)
+    assert steps(0.25) == pytest.approx(steps(0.75)) == pytest.approx(1.88312, abs=1e-5)
+    assert steps(0.5) == pytest.approx(1.84687, abs=1e-5)
+
+
 def test_a_fit() -> None:
     batches = [4, 8, 16, 64]
     found = fit_steps(batches, [LAW.steps(batch) for batch in batches])

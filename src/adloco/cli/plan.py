@@ -1,24 +1,29 @@
-"""`adloco plan`: what measured rounds say about rounds that were not measured."""
+"""`adloco plan`: which method suits a cluster, and what a run on it will take."""
 
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from adloco.cli.arguments import Commands, add_command
 from adloco.errors import require
 
-if TYPE_CHECKING:
-    from adloco.plan.calibration import Errors
-
 EXAMPLES = """\
-The columns of FILE.csv are method, workers, parameters, sync_every (H),
-bandwidth_bits_per_second, and compute_utilisation or round_seconds:
+Which method, H, eta and wire format suit a cluster:
+
+  adloco probe diloco --throughput cluster.toml
+  adloco plan ddp diloco --cluster cluster.toml --run.tokens 100000000
+
+A setting with several values is an axis, as in --method.sync_every 20 50 100.
+With short runs of your own, plan for a loss instead of tokens:
+
+  adloco plan diloco --cluster cluster.toml --runs runs/a runs/b --target-loss 2.0
+
+What measured rounds say about other rounds (docs/plan.md has the columns):
 
   adloco plan --measured FILE.csv --predict ROWS.csv --to OUT.csv
 """
+RECIPES = ("ddp", "diloco", "adloco")
 
 
 def add_parser(commands: Commands) -> None:
@@ -26,61 +31,97 @@ def add_parser(commands: Commands) -> None:
         commands,
         "plan",
         run,
-        summary="predict the time of rounds on other links",
-        description="Fit a model of the time of a round to measured rounds, and predict others.",
+        summary="predict which method suits a cluster, and what it takes",
+        description="Predict what recipes take on a cluster, and recommend one.",
+        takes_settings="lists",
+        takes_recipe=False,
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "--measured", type=Path, required=True, metavar="FILE.csv", help="measured rounds"
+        "recipes",
+        nargs="*",
+        metavar="RECIPE",
+        help="files, or names of shipped recipes (default: ddp diloco adloco)",
     )
     parser.add_argument(
-        "--predict", type=Path, metavar="ROWS.csv", help="rounds to predict, in the same columns"
+        "--cluster", type=Path, metavar="FILE.toml", help="description of the cluster"
+    )
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="RUN",
+        help="folders of short runs, from which the loss is predicted",
+    )
+    parser.add_argument(
+        "--target-loss", type=float, metavar="LOSS", help="loss to reach (default: run.tokens)"
+    )
+    parser.add_argument(
+        "--parameters", type=float, metavar="N", help="size of the model (default: count it)"
+    )
+    parser.add_argument(
+        "--noise-scale",
+        type=float,
+        metavar="N",
+        help="S / |G|^2 in samples (default: as measured by --runs)",
+    )
+    parser.add_argument("--price", type=float, metavar="P", help="price of an island in an hour")
+    parser.add_argument(
+        "--measured", type=Path, metavar="FILE.csv", help="measured rounds, to fit a model to"
+    )
+    parser.add_argument(
+        "--predict", type=Path, metavar="ROWS.csv", help="rounds to predict by that model"
     )
     parser.add_argument(
         "--to",
         type=Path,
-        metavar="OUT.csv",
-        help="where to write them with compute_utilisation filled in",
+        metavar="PATH",
+        help="where to write the plan (a folder; default: runs/plan) or predicted rounds",
     )
 
 
 def run(arguments: Namespace) -> int:
-    from adloco.plan.calibration import calibrate, describe, predict
-    from adloco.plan.measured_rows import read_rows, write_rows
+    from adloco.cli.measured_rounds import show_calibration
 
     require(
-        (arguments.predict is None) == (arguments.to is None),
-        "--predict ROWS.csv and --to OUT.csv belong together; give both or neither",
+        (arguments.cluster is None) != (arguments.measured is None),
+        "give --cluster FILE.toml for a plan, or --measured FILE.csv for a fit to measured rounds",
     )
-    calibrations = calibrate(read_rows(arguments.measured, measured=True))
-    wanted = read_rows(arguments.predict, measured=False) if arguments.predict else None
-    predicted = predict(calibrations, wanted.rows) if wanted else []
+    return show_calibration(arguments) if arguments.measured else _plan(arguments)
 
+
+def _plan(arguments: Namespace) -> int:
+    from dataclasses import replace
+
+    from adloco.cli.studies import print_table
+    from adloco.plan.candidates import candidates
+    from adloco.plan.cluster import read_cluster
+    from adloco.plan.plan import make_plan
+    from adloco.plan.prediction import Workload
+    from adloco.plan.target import tokens_target
+    from adloco.report.plan_page import method_table, write_plan
+    from adloco.run.start import count_parameters
+
+    cluster = read_cluster(arguments.cluster)
+    if arguments.price is not None:
+        cluster = replace(cluster, price_per_hour=arguments.price)
     console = Console(highlight=False)
-    for group, found in calibrations.items():
-        console.print(f"{describe(group)}, {found.fitted.count} rounds", soft_wrap=True)
-        unit = "s" if found.constants.measure == "round_seconds" else "steps"
-        terms = {name: value for name, value in found.constants.terms.items() if value}
-        console.print(
-            f"  constants ({unit}): "
-            f"{', '.join(f'{name} {value:.4g}' for name, value in terms.items()) or 'none'}",
-            soft_wrap=True,
+    with console.status("predicting ..."):
+        found = candidates(arguments.recipes or RECIPES, arguments.settings, cluster)
+        recipe = found[0].recipe
+        workload = Workload(
+            parameters=arguments.parameters or count_parameters(recipe),
+            tokens_per_sample=recipe.data.context_tokens,
+            noise_scale=arguments.noise_scale,
         )
-        table = Table(box=None)
-        for column in ("error of", "median", "worst", "rounds"):
-            table.add_column(column, justify="left" if column == "error of" else "right")
-        _add(table, "the fit", found.fitted)
-        _add(table, "each H, left out of the fit", found.held_out_steps)
-        _add(table, "each bandwidth, left out", found.held_out_bandwidths)
-        console.print(table)
-    if wanted:
-        write_rows(arguments.to, wanted, predicted)
-        console.print(f"{len(predicted)} rounds predicted in {arguments.to}", soft_wrap=True)
+        budget, target = tokens_target(found)
+        plan = make_plan(found, workload, cluster, budget, target=target)
+        page = write_plan(plan, arguments.to or Path("runs/plan"))
+    print_table(method_table(plan), console)
+    advice = plan.advice
+    console.print(f"recommended: {advice.chosen.candidate.label}", soft_wrap=True)
+    for sentence in advice.reasons:
+        console.print(f"  {sentence}", soft_wrap=True)
+    console.print(f"{page}\ntrain it: adloco train {page.with_name('recipe.toml')}", soft_wrap=True)
     return 0
-
-
-def _add(table: Table, name: str, errors: "Errors | None") -> None:
-    if errors is None:
-        table.add_row(name, "-", "-", "-")
-    else:
-        table.add_row(name, f"{errors.median:.1%}", f"{errors.worst:.1%}", str(errors.count))

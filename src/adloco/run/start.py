@@ -159,6 +159,14 @@ def find_micro_batch(recipe: Recipe, *, again: bool) -> tuple[Probe, str]:
     ), notice
 
 
+def count_parameters(recipe: Recipe) -> int:
+    """Number of parameters of a recipe's model. Reads its data, for the ids of the tokenizer."""
+    placement = place_workers(recipe)
+    recipe, _ = with_reachable_data(recipe, placement)
+    task = open_task(recipe, None, placement)
+    return model_builder(recipe, task, None, placement).num_parameters()
+
+
 def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
     """Open the task with its data. Rank 0 writes the files on disk first; the others wait.
 
