@@ -1,0 +1,242 @@
+"""How well does a plan predict the rounds of real runs over slow links? Trains DiLoCo with several
+H and wire formats, and data-parallel training, over links of several bandwidths (`links.py`), and
+compares the time of their rounds with two predictions.
+
+    .venv/bin/python benchmarks/plan_links.py [--bandwidths 10mbit,30mbit,100mbit]
+        [--every 5,10,20,40] [--formats fp32,int4] [--islands 2]
+
+- closed form, before (`adloco plan --cluster`): from the time of a step on an unlimited link, the
+  bytes, and the bandwidth.
+- fitted (`adloco plan --measured`): constants fitted to the method's other rows. Each H, and each
+  bandwidth, is left out of the fit once, and then predicted.
+
+Rounds that are in the CSV already are not measured again. The first round of each run is left out.
+Settings of adloco may be given, as for links.py.
+"""
+
+import argparse
+import csv
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from links_network import parse_bandwidth
+from matplotlib.figure import Figure
+
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.plan.calibration import LEAST_ROWS, calibrate
+from adloco.plan.candidates import Candidate
+from adloco.plan.cluster import Cluster
+from adloco.plan.measured_rows import Row, Rows
+from adloco.plan.prediction import Workload, predict
+from adloco.run.start import count_parameters
+
+LINKS = Path(__file__).with_name("links.py")
+COLUMNS = (
+    "method",
+    "workers",
+    "parameters",
+    "sync_every",
+    "bandwidth_bits_per_second",
+    "compute_utilisation",
+    "round_seconds",
+    "rounds",
+)
+BATCH_PER_ISLAND, CONTEXT, STEPS_PER_ROUND_OF_DDP = 4, 128, 20
+LEAST_ROUNDS, LEAST_STEPS = 5, 120
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bandwidths", default="10mbit,30mbit,100mbit")
+    parser.add_argument("--every", default="5,10,20,40", help="values of H")
+    parser.add_argument("--formats", default="fp32,int4", help="wire formats")
+    parser.add_argument("--islands", type=int, default=2)
+    parser.add_argument("--csv", type=Path, default=Path("benchmarks/plan_links.csv"))
+    parser.add_argument("--png", type=Path, default=Path("benchmarks/plan_links.png"))
+    known, settings = parser.parse_known_args()
+    parameters = count_parameters(build_recipe(read_values("diloco")))
+    arms = [("ddp", 1)] + [
+        (f"diloco-{wire}", int(every))
+        for wire in known.formats.split(",")
+        for every in known.every.split(",")
+    ]
+    for bandwidth in ["0bit", *known.bandwidths.split(",")]:  # 0bit: unlimited.
+        for arm, every in arms:
+            measure(arm, every, bandwidth, parameters, known, settings)
+    compare(known.csv, known.png)
+
+
+def measure(
+    arm: str,
+    every: int,
+    bandwidth: str,
+    parameters: int,
+    known: argparse.Namespace,
+    settings: Sequence[str],
+) -> None:
+    """Append a row to the CSV, unless it has it."""
+    bits = parse_bandwidth(bandwidth)
+    have = list(csv.DictReader(known.csv.open())) if known.csv.exists() else []
+    key = (arm, str(known.islands), str(parameters), str(every), str(bits))
+    if any(tuple(row[name] for name in COLUMNS[:5]) == key for row in have):
+        return
+    steps = STEPS_PER_ROUND_OF_DDP if arm == "ddp" else every
+    rounds = max(LEAST_ROUNDS, -(-LEAST_STEPS // steps)) + 1
+    tokens = rounds * steps * known.islands * BATCH_PER_ISLAND * CONTEXT
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "links.json"
+        command = [sys.executable, str(LINKS), "--bandwidth", bandwidth, "--arms", arm]
+        command += ["--islands", str(known.islands), "--tokens", str(tokens)]
+        command += ["--json", str(file), "--png", str(file.with_suffix(".png"))]
+        command += ["--method.sync_every", str(steps), "--evaluation.every", "1000000", *settings]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        lines = json.loads(file.read_text())["arms"][arm]["rounds"]
+    seconds = [after["seconds"] - before["seconds"] for before, after in itertools.pairwise(lines)]
+    # Medians, because a machine of two cores is disturbed now and then.
+    whole, busy = (
+        statistics.median(seconds),
+        statistics.median(line["busy_seconds"] for line in lines[1:]),
+    )
+    if arm == "ddp":  # Its exchanges are part of its steps, so its utilisation is not known here.
+        whole, busy = whole / steps, whole / steps
+    new = not known.csv.exists()
+    with known.csv.open("a", newline="") as file_of_rows:
+        writer = csv.writer(file_of_rows, lineterminator="\n")
+        if new:
+            writer.writerow(COLUMNS)
+        writer.writerow([*key, f"{busy / whole:.5f}", f"{whole:.5f}", len(seconds)])
+    print(f"{arm}, H = {every}, {bandwidth}: {whole:.3f} s a round", flush=True)
+
+
+def compare(file: Path, png: Path) -> None:
+    """Print and draw measured rounds beside predicted ones."""
+    table = list(csv.DictReader(file.open()))
+    free = {
+        (row["method"], row["sync_every"]): float(row["round_seconds"])
+        * float(row["compute_utilisation"])
+        / int(row["sync_every"])
+        for row in table
+        if row["bandwidth_bits_per_second"] == "0"
+    }
+    limited = [row for row in table if row["bandwidth_bits_per_second"] != "0"]
+    predictions: dict[str, Sequence[float | None]] = {
+        "closed form, before": [
+            closed_form(row, free[row["method"], row["sync_every"]]) for row in limited
+        ],
+        "fitted without its H": left_out(limited, "sync_every"),
+        "fitted without its bandwidth": left_out(limited, "bandwidth_bits_per_second"),
+    }
+    for name, predicted in predictions.items():
+        errors = [
+            abs(guess / float(row["round_seconds"]) - 1)
+            for guess, row in zip(predicted, limited, strict=True)
+            if guess is not None
+        ]
+        print(
+            f"{name}: off by {statistics.median(errors):.1%} (median), {max(errors):.1%} "
+            f"(worst of {len(errors)} rows)"
+        )
+    draw(limited, predictions, png)
+    print(png)
+
+
+def closed_form(row: dict[str, str], step: float) -> float:
+    """Seconds of a round by the closed form, from the seconds of a step on an unlimited link."""
+    parallel = row["method"] == "ddp"
+    islands = int(row["workers"])
+    name, _, wire = row["method"].partition("-")
+    values = read_values(name)
+    if not parallel:
+        flags = {
+            "wire.format": wire,
+            "method.sync_every": row["sync_every"],
+            "method.workers_per_trainer": row["workers"],
+            "batch.initial": str(islands * BATCH_PER_ISLAND),
+        }
+        values = override(values, list(flags.items()))
+    cluster = Cluster(
+        islands=islands,
+        bandwidth=f"{int(row['bandwidth_bits_per_second']) / 1e3:g}kbit",
+        samples_per_second={BATCH_PER_ISLAND: BATCH_PER_ISLAND / step},
+    )
+    found = predict(
+        Candidate(name=row["method"], settings=(), recipe=build_recipe(values)),
+        Workload(parameters=float(row["parameters"]), tokens_per_sample=CONTEXT, noise_scale=None),
+        cluster,
+        lambda candidate, batch: 1e6,
+    )
+    return found.round.total
+
+
+def left_out(limited: Sequence[dict[str, str]], column: str) -> list[float | None]:
+    """Seconds of each row's round, by constants fitted to the method's rows with other values in a
+    column; None where too few are left.
+    """
+    rows = [as_row(row) for row in limited]
+    found: list[float | None] = []
+    for row, cells in zip(rows, limited, strict=True):
+        others = [
+            other
+            for other, theirs in zip(rows, limited, strict=True)
+            if other.group == row.group and theirs[column] != cells[column]
+        ]
+        if len(others) < LEAST_ROWS:
+            found.append(None)
+            continue
+        fit = calibrate(Rows(rows=others, measure="round_seconds", cells=[]))
+        found.append(fit[row.group].constants.value(row))
+    return found
+
+
+def as_row(row: dict[str, str]) -> Row:
+    return Row(
+        group=(row["method"], float(row["workers"]), float(row["parameters"])),
+        sync_every=float(row["sync_every"]),
+        bits_per_second=float(row["bandwidth_bits_per_second"]),
+        value=float(row["round_seconds"]),
+    )
+
+
+def draw(
+    limited: Sequence[dict[str, str]],
+    predictions: Mapping[str, Sequence[float | None]],
+    png: Path,
+) -> None:
+    """Draw predicted against measured seconds, a panel for each kind of prediction."""
+    figure = Figure(figsize=(4.2 * len(predictions), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(predictions), sharex=True, sharey=True)
+    measured = [float(row["round_seconds"]) for row in limited]
+    ends = [min(measured) * 0.8, max(measured) * 1.25]
+    for panel, (name, predicted) in zip(panels, predictions.items(), strict=True):
+        panel.plot(ends, ends, color="#b0b7c3", linewidth=1)
+        panel.fill_between(
+            ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color="#eef1f5"
+        )
+        for method in dict.fromkeys(row["method"] for row in limited):
+            points = [
+                (value, guess)
+                for row, value, guess in zip(limited, measured, predicted, strict=True)
+                if row["method"] == method and guess is not None
+            ]
+            if points:
+                panel.plot(*zip(*points, strict=True), "o", markersize=4, label=method)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_title(name)
+        panel.set_xlabel("measured seconds of a round")
+        panel.grid(alpha=0.25)
+    panels[0].set_ylabel("predicted seconds (band: 10%)")
+    panels[0].legend(frameon=False)
+    figure.savefig(png, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
