@@ -11,6 +11,10 @@ longer is waited for. Plain syncs have F = 1 and tau = 0. Data-parallel training
 Failures come at a rate R to the whole cluster, independently of each other; a round in which one
 comes is trained again after a restart. A round of T seconds then takes
 (e^(R T) - 1) (1 / R + restart) on average: the mean time until a gap of T seconds between failures.
+
+This is exact without jitter, and nearly so with it. The exception is streaming with jitter: workers
+wait for the slowest at each departure of a fragment, not once a round, so that a round is longer by
+some percent (docs/plan.md has figures).
 """
 
 import math
@@ -58,6 +62,11 @@ class RoundTime:
     def utilisation(self) -> float:
         """Computing seconds over all seconds."""
         return self.computing / self.total
+
+    @property
+    def goodput(self) -> float:
+        """Part of all seconds that is not lost."""
+        return 1 - self.lost / self.total
 
 
 def round_time(

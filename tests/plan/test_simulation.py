@@ -1,0 +1,226 @@
+"""The simulation of rounds, against the closed form, hand arithmetic and draws."""
+
+import math
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adloco.plan.cluster import Cluster
+from adloco.plan.round_time import RoundTime, Sync, expected_largest, round_time
+from adloco.plan.simulation import OnLoss, Simulated, simulate
+
+STEPS = [0.5] * 4
+PLAIN = Sync(workers=4, bytes_sent=3e6)
+
+
+def cluster(**settings: object) -> Cluster:
+    given: dict[str, object] = {
+        "islands": 4,
+        "bandwidth": "8mbit",
+        "latency": "500ms",
+        "samples_per_second": {4: 8.0},
+        "restart_seconds": 10.0,
+    }
+    return Cluster(**given | settings)  # type: ignore[arg-type]
+
+
+def check_within_errors(found: Simulated, expected: RoundTime) -> None:
+    """Every part and the total are within 4 standard errors."""
+    for name, error in found.errors.items():
+        wanted = getattr(expected, name)
+        assert getattr(found.time, name) == pytest.approx(wanted, abs=4 * error + 1e-9), name
+
+
+@pytest.mark.parametrize("pattern", ["ring", "all-to-all"])
+@pytest.mark.parametrize("step_seconds", [STEPS, [0.5, 0.6, 0.7, 0.8]])
+@pytest.mark.parametrize(
+    ("sync_every", "sync"),
+    [
+        (10, PLAIN),
+        (1, PLAIN),
+        (10, Sync(workers=4, bytes_sent=2e6, fragments=2)),
+        (10, Sync(workers=4, bytes_sent=2e6, fragments=2, tau=4)),
+        (100, Sync(workers=4, bytes_sent=2e6, fragments=2, tau=40)),
+    ],
+    ids=["plain", "data-parallel", "fragments", "late", "hidden"],
+)
+def test_without_chance_it_is_the_closed_form(
+    pattern: str, step_seconds: Sequence[float], sync_every: int, sync: Sync
+) -> None:
+    given = cluster(pattern=pattern)
+    found = simulate(given, step_seconds, sync_every, [sync], rounds=3)
+    wanted = round_time(given, step_seconds, sync_every, sync)
+    assert asdict(found.time) == pytest.approx(asdict(wanted), abs=1e-9)
+    assert max(found.errors.values()) < 1e-9
+
+
+def test_a_late_fragment_delays_the_next_one() -> None:
+    """Twice: a step of 1 s, and a transfer of 10 s beside four steps."""
+    sync = Sync(workers=4, bytes_sent=14e6, fragments=2, tau=4)
+    found = simulate(cluster(), [1.0] * 4, 10, [sync], rounds=2).time
+    assert (found.total, found.transfer) == (pytest.approx(22.0), pytest.approx(12.0))
+    assert (found.utilisation, found.goodput) == (pytest.approx(10 / 22), 1.0)
+
+
+@pytest.mark.parametrize("step_seconds", [STEPS, [0.5, 0.5, 0.5, 0.52]])
+def test_jitter(step_seconds: Sequence[float]) -> None:
+    given = cluster(jitter=0.1)
+    found = simulate(given, step_seconds, 50, [PLAIN], rounds=400)
+    assert found.errors["waiting"] < 0.05 * found.time.waiting
+    check_within_errors(found, round_time(given, step_seconds, 50, PLAIN))
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.1])
+def test_failures(jitter: float) -> None:
+    given = cluster(jitter=jitter, failures_per_day=432.0)
+    found = simulate(given, STEPS, 10, [PLAIN], rounds=1000)
+    assert found.errors["lost"] < 0.1 * found.time.lost
+    check_within_errors(found, round_time(given, STEPS, 10, PLAIN))
+    assert found.time.goodput == pytest.approx(1 - found.time.lost / found.time.total)
+
+
+def test_streaming_with_jitter_waits_at_each_departure() -> None:
+    """The case of docs/plan.md: fragments leave after steps 8, 21, 33, 46, so that workers meet
+    after five stretches of steps. Transfers are hidden.
+    """
+    given = cluster(islands=8, jitter=0.2, latency="0s")
+    sync = Sync(workers=8, bytes_sent=3e3, fragments=4, tau=4)
+    found = simulate(given, [0.5] * 8, 50, [sync], rounds=200)
+    slowest = sum(
+        expected_largest([0.5 * steps] * 8, [0.1 * math.sqrt(steps)] * 8)
+        for steps in (8, 13, 12, 13, 4)
+    )
+    check_within_errors(
+        found, RoundTime(computing=25.0, waiting=slowest - 25, transfer=0.0, lost=0.0)
+    )
+    closed = round_time(given, [0.5] * 8, 50, sync)
+    assert (round(closed.waiting, 2), round(slowest - 25, 2)) == (1.01, 2.21)
+    assert slowest / closed.total == pytest.approx(1.046, abs=5e-4)
+
+
+def test_sums_of_few_steps_are_skewed() -> None:
+    """The case of docs/plan.md with H = 1, against draws."""
+    given, sync = cluster(islands=8, jitter=0.2, latency="0s"), Sync(workers=8, bytes_sent=0.0)
+    found = simulate(given, [0.5] * 8, 1, [sync], rounds=1500)
+    drawn = np.random.default_rng(1).gamma(25, 0.02, (100_000, 8)).max(axis=1).mean() - 0.5
+    assert found.time.waiting == pytest.approx(drawn, abs=4 * found.errors["waiting"])
+    closed = round_time(given, [0.5] * 8, 1, sync).waiting
+    assert (drawn, closed) == (pytest.approx(0.151, abs=1e-3), pytest.approx(0.142, abs=5e-4))
+
+
+def test_late_fragments_with_jitter() -> None:
+    """Draws: a fragment leaves after step 46 and takes about as long as the four steps beside it,
+    so some workers wait for it and for some it waits.
+    """
+    sync = Sync(workers=4, bytes_sent=2e6, tau=4)
+    found = simulate(cluster(jitter=0.2, latency="0s"), STEPS, 50, [sync], rounds=400)
+    random = np.random.default_rng(1)
+    before = random.gamma(46 / 0.04, 0.5 * 0.04, (100_000, 4)).max(axis=1)
+    beside = random.gamma(4 / 0.04, 0.5 * 0.04, (100_000, 4)).max(axis=1)
+    total = (before + np.maximum(beside, 2.0)).mean()
+    assert found.time.total == pytest.approx(total, abs=4 * found.errors["total"])
+    late = np.maximum(0, 2.0 - beside).mean()
+    assert found.time.transfer == pytest.approx(late, abs=4 * found.errors["transfer"])
+
+
+def test_trainers_sync_at_their_own_times_and_fail_together() -> None:
+    """Neither waits for the other, and each repeats a round for a failure anywhere."""
+    given = cluster(failures_per_day=432.0)
+    fast, slow = Sync(workers=3, bytes_sent=0.0), Sync(workers=1, bytes_sent=0.0)
+    found = simulate(given, [0.5, 0.5, 0.5, 1.0], 10, [fast, slow], rounds=1000)
+    parts = [
+        asdict(round_time(given, [0.5] * 3, 10, fast)),
+        asdict(round_time(given, [1.0], 10, slow)),
+    ]
+    wanted = {name: (3 * seconds + parts[1][name]) / 4 for name, seconds in parts[0].items()}
+    assert wanted["waiting"] == 0
+    check_within_errors(found, RoundTime(**wanted))
+
+
+@pytest.mark.parametrize(("restart_seconds", "missed"), [(0.0, 0), (11.0, 1)])
+def test_an_island_can_be_dropped_for_the_round(restart_seconds: float, missed: int) -> None:
+    """With the chance p an island that begins a round of 11 s fails in it; it restarts before the
+    next round, or after its beginning. So of 1 / p rounds one is lost, or of 1 / p + 1 two.
+    """
+    given = cluster(failures_per_day=432.0, restart_seconds=restart_seconds)
+    found = simulate(given, STEPS, 10, [PLAIN], rounds=2000, on_loss="drop")
+    chance = -math.expm1(-11 * 432 / 86400)
+    lost = 11 * (1 + missed) / (1 / chance + missed)
+    assert found.time.total == pytest.approx(11, rel=1e-3)
+    assert found.time.lost == pytest.approx(lost, abs=5 * found.errors["lost"])
+    assert found.time.computing == pytest.approx(5 * (1 - lost / 11), rel=0.01)
+    assert found.time.transfer == pytest.approx(6 * (1 - lost / 11), rel=0.01)
+
+
+@pytest.mark.parametrize("on_loss", ["repeat", "drop"])
+def test_a_lonely_island_repeats_its_round(on_loss: OnLoss) -> None:
+    given = cluster(islands=1, failures_per_day=2e3)
+    sync = Sync(workers=1, bytes_sent=0.0)
+    found = simulate(given, [0.5], 40, [sync], rounds=1000, on_loss=on_loss)
+    check_within_errors(found, round_time(given, [0.5], 40, sync))
+
+
+def test_a_seed_decides_everything() -> None:
+    given = cluster(jitter=0.1, failures_per_day=432.0)
+    one, same, other = (
+        simulate(given, STEPS, 10, [PLAIN], rounds=20, seed=seed) for seed in (3, 3, 4)
+    )
+    assert one == same
+    assert one != other
+
+
+def test_standard_errors_are_the_spread_over_seeds() -> None:
+    given = cluster(jitter=0.1)
+    found = [simulate(given, STEPS, 10, [PLAIN], rounds=20, seed=seed) for seed in range(60)]
+    for name in ("computing", "waiting", "total"):
+        spread = np.std([getattr(one.time, name) for one in found], ddof=1)
+        assert np.mean([one.errors[name] for one in found]) == pytest.approx(spread, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("workers", "rounds", "failures_per_day", "message"),
+    [
+        (
+            [3],
+            2,
+            0.0,
+            "each of the 4 islands .* got 4 step_seconds and trainers of \\[3\\] workers",
+        ),
+        ([4], 1, 0.0, "rounds must be >= 2 for a standard error, got 1"),
+        ([4], 2, 2e4, "in its 8 s there are 7.41 failures on average"),
+    ],
+)
+def test_wrong_input(
+    workers: list[int], rounds: int, failures_per_day: float, message: str
+) -> None:
+    syncs = [Sync(workers=count, bytes_sent=0.0) for count in workers]
+    with pytest.raises(ValueError, match=message):
+        simulate(cluster(failures_per_day=failures_per_day), STEPS, 10, syncs, rounds=rounds)
+
+
+def test_the_page_shows_a_call_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "plan.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    (code,) = (block for block in blocks if "simulate(" in block)
+    (tmp_path / "cluster.toml").write_text(
+        'islands = 2\nbandwidth = "100mbit"\n[samples_per_second]\n8 = 4.0\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    # 50 steps of 8 s hide transfers of half a second.
+    assert [float(number) for number in capsys.readouterr().out.split()] == pytest.approx(
+        [400.0, 0.0, 1.0, 1.0], abs=1e-9
+    )
+
+
+def test_without_simpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    with pytest.raises(ValueError, match=r"pip install 'adloco\[plan\]'"):
+        simulate(cluster(), STEPS, 10, [PLAIN])
