@@ -63,6 +63,23 @@ def test_jitter_makes_workers_wait_by_the_square_root_of_h() -> None:
     assert found.waiting == pytest.approx(1 / math.sqrt(math.pi), abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("bytes_sent", "stretches"), [(0.0, (40, 50, 10)), (1e9, (40, 10, 40, 10))]
+)
+def test_streaming_workers_wait_at_departures_and_late_arrivals(
+    bytes_sent: float, stretches: tuple[int, ...]
+) -> None:
+    """Two fragments leave after steps 40 and 90 and arrive after 50 and 100."""
+    found = round_time(
+        cluster(jitter=0.1, islands=2, latency="0s"),
+        [1.0, 1.0],
+        100,
+        Sync(workers=2, bytes_sent=bytes_sent, fragments=2, tau=10),
+    )
+    expected = sum(0.1 * math.sqrt(steps / math.pi) for steps in stretches)
+    assert found.waiting == pytest.approx(expected, abs=1e-5)
+
+
 def test_failures_repeat_the_round() -> None:
     """Draws: seconds until a gap of T between failures, with a restart after each."""
     failing = cluster(failures_per_day=864.0, restart_seconds=20.0)

@@ -1,29 +1,32 @@
 """The time of a round in closed form: computation, waiting for the slowest worker, transfers, and
 rounds that are lost to failures. `plan/simulation.py` plays the same round event by event.
 
-Computation. A worker takes H inner steps whose seconds are independent, with a mean and a standard
-deviation (`jitter` times the mean). All wait for the slowest: the expected largest of W normal
-sums.
+Computation. The seconds of inner steps are independent, with a mean and a standard deviation
+(`jitter` times the mean). Workers wait for one another where one of the F fragments leaves, where
+one arrives late, and at the end of the round. A stretch of steps in between takes the expected
+largest of W normal sums.
 
-Transfers. Each of the F fragments is in flight while tau steps are trained, and only what takes
-longer is waited for. Plain syncs have F = 1 and tau = 0. Data-parallel training syncs in each step.
+Transfers. Each fragment is in flight while tau steps are trained, and only what takes longer is
+waited for. Plain syncs have F = 1 and tau = 0. Data-parallel training syncs in each step.
 
 Failures come at a rate R to the whole cluster, independently of each other; a round in which one
 comes is trained again after a restart. A round of T seconds then takes
 (e^(R T) - 1) (1 / R + restart) on average: the mean time until a gap of T seconds between failures.
 
-This is exact without jitter, and nearly so with it. The exception is streaming with jitter: workers
-wait for the slowest at each departure of a fragment, not once a round, so that a round is longer by
-some percent (docs/plan.md has figures).
+This is exact without jitter, and nearly so with it: sums of few steps are skewed, and a transfer
+that takes about as long as the steps beside it is late by chance (docs/plan.md has figures).
 """
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from adloco.plan.cluster import Cluster
+from adloco.rules.sync_schedule import Streaming
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +83,25 @@ def round_time(
         sync_every: H, inner steps of a round.
         sync: What is exchanged.
     """
-    means = [sync_every * seconds for seconds in step_seconds]
-    deviations = [math.sqrt(sync_every) * cluster.jitter * seconds for seconds in step_seconds]
-    computing = sum(means) / len(means)
-    slowest = expected_largest(means, deviations)
-    exchanged = cluster.link.seconds(sync.bytes_sent, sync.workers, sync.fragments, cluster.pattern)
-    in_flight = sync.fragments * sync.tau * slowest / sync_every
-    transfer = max(0.0, exchanged - in_flight)
-    undisturbed = slowest + transfer
+
+    def slowest(steps: int) -> float:
+        return expected_largest(
+            [steps * seconds for seconds in step_seconds],
+            [math.sqrt(steps) * cluster.jitter * seconds for seconds in step_seconds],
+        )
+
+    sent = sync.bytes_sent / sync.fragments
+    exchanged = cluster.link.seconds(sent, sync.workers, pattern=cluster.pattern)
+    late = max(0.0, exchanged - slowest(sync.tau))
+    events = Streaming(fragments=sync.fragments, tau=sync.tau).events(sync_every)
+    meetings = [event.step for event in events if late or event.kind != "receive"]
+    stretches = Counter(
+        end - begin for begin, end in itertools.pairwise([0, *meetings, sync_every])
+    )
+    trained = sum(count * slowest(steps) for steps, count in stretches.items())
+    computing = sync_every * sum(step_seconds) / len(step_seconds)
+    transfer = sync.fragments * late
+    undisturbed = trained + transfer
     rate = cluster.failures_per_second
     with_failures = undisturbed
     if rate:
@@ -95,7 +109,7 @@ def round_time(
         with_failures = math.expm1(exponent) * (1 / rate + cluster.restart_seconds)
     return RoundTime(
         computing=computing,
-        waiting=slowest - computing,
+        waiting=trained - computing,
         transfer=transfer,
         lost=with_failures - undisturbed,
     )
