@@ -47,12 +47,12 @@ def test_the_slowest_island_is_waited_for() -> None:
 
 def test_the_expected_largest_of_normal_numbers() -> None:
     """Of two standard normal numbers it is 1 / sqrt(pi), of three 3 / (2 sqrt(pi))."""
-    assert expected_largest([0, 0], [1, 1]) == pytest.approx(1 / math.sqrt(math.pi), abs=1e-6)
-    assert expected_largest([5, 5, 5], [2, 2, 2]) == pytest.approx(
+    assert expected_largest((0, 0), (1, 1)) == pytest.approx(1 / math.sqrt(math.pi), abs=1e-6)
+    assert expected_largest((5, 5, 5), (2, 2, 2)) == pytest.approx(
         5 + 2 * 1.5 / math.sqrt(math.pi), abs=1e-6
     )
     draws = np.random.default_rng(0).normal([1, 2, 3], [1, 0.5, 0.2], (400_000, 3)).max(axis=1)
-    assert expected_largest([1, 2, 3], [1, 0.5, 0.2]) == pytest.approx(draws.mean(), abs=0.003)
+    assert expected_largest((1, 2, 3), (1, 0.5, 0.2)) == pytest.approx(draws.mean(), abs=0.003)
 
 
 def test_jitter_makes_workers_wait_by_the_square_root_of_h() -> None:

@@ -17,13 +17,14 @@ This is exact without jitter, and nearly so with it: sums of few steps are skewe
 that takes about as long as the steps beside it is late by chance (docs/plan.md has figures).
 """
 
+import functools
 import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
+import torch
 
 from adloco.plan.cluster import Cluster
 from adloco.rules.sync_schedule import Streaming
@@ -86,8 +87,8 @@ def round_time(
 
     def slowest(steps: int) -> float:
         return expected_largest(
-            [steps * seconds for seconds in step_seconds],
-            [math.sqrt(steps) * cluster.jitter * seconds for seconds in step_seconds],
+            tuple(steps * seconds for seconds in step_seconds),
+            tuple(math.sqrt(steps) * cluster.jitter * seconds for seconds in step_seconds),
         )
 
     sent = sync.bytes_sent / sync.fragments
@@ -115,32 +116,19 @@ def round_time(
     )
 
 
-def expected_largest(means: Sequence[float], deviations: Sequence[float]) -> float:
+@functools.lru_cache(maxsize=4096)  # A plan asks again for each bandwidth.
+def expected_largest(means: tuple[float, ...], deviations: tuple[float, ...]) -> float:
     """The expected largest of independent normal numbers, by quadrature of
     integral of 1 - product of their distribution functions.
     """
-    largest = max(means)
-    if len(means) == 1 or not any(deviations):
+    largest, widest = max(means), max(deviations)
+    if len(means) == 1 or widest == 0:
         return largest
-    widest = max(deviations)
     # Outside of 9 deviations of any of them the integrand is 0 or 1.
     low, high = largest - 9 * widest, largest + 9 * widest
-    points = np.linspace(low, high, 4001)
-    below = np.ones_like(points)
-    for (mean, deviation), count in _counted(means, deviations).items():
-        below *= _distribution(points, mean, deviation) ** count
-    return float(low + np.trapezoid(1 - below, points))
-
-
-def _counted(means: Sequence[float], deviations: Sequence[float]) -> dict[tuple[float, float], int]:
-    counts: dict[tuple[float, float], int] = {}
-    for pair in zip(means, deviations, strict=True):
-        counts[pair] = counts.get(pair, 0) + 1
-    return counts
-
-
-def _distribution(points: np.ndarray, mean: float, deviation: float) -> np.ndarray:
-    if deviation == 0:
-        return (points >= mean).astype(float)
-    scaled = (points - mean) / (deviation * math.sqrt(2))
-    return np.array([0.5 * math.erfc(-value) for value in scaled])
+    points = torch.linspace(low, high, 4001, dtype=torch.float64)
+    below = torch.ones_like(points)
+    for (mean, deviation), count in Counter(zip(means, deviations, strict=True)).items():
+        step = (points >= mean).double()
+        below *= torch.special.ndtr((points - mean) / deviation) ** count if deviation else step
+    return low + float(torch.trapezoid(1 - below, points))
