@@ -74,6 +74,12 @@ def usage(device: torch.device) -> tuple[int, int | None]:
     return 1024 * max(kilobytes.values()), 1024 * kilobytes["VmRSS"]
 
 
+def held_bytes(device: torch.device) -> int:
+    """Bytes that this process has now, or its peak where the system does not say."""
+    peak, now = usage(device)
+    return peak if now is None else now
+
+
 def forget_peak(device: torch.device) -> None:
     """Reset the peak that `usage` returns, where the system allows it."""
     if device.type == "cuda":

@@ -1,41 +1,34 @@
 """Finds the largest micro-batch that fits on this device (b_max, `switch.max_micro_batch`) by
 training real steps. All ranks get the same answer.
 
-The probe builds a worker as the run does (sharded, replicated), trains a step of each size on the
-run's own data, and discards the worker. A size fits if the worker's peak memory is within its
-budget: `memory.fraction` of the free memory, less the trainers' global parameters and outer
-momentum, divided by the workers that share the device.
+The probe trains a step of each size on the run's own data, with a worker like those of the run. A
+size fits if the worker's peak memory is within its budget: `memory.fraction` of the free memory,
+less the trainers' global parameters and outer momentum, divided by the workers that share the
+device.
 """
 
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from threading import Event
 
 import torch
 
-from adloco.algorithms.method import Execution, Problem
-from adloco.algorithms.worker import InnerSettings, RoundTask, Worker
+from adloco.algorithms.method import Execution
 from adloco.config.recipe_text import to_values
 from adloco.config.sections import Recipe
-from adloco.distributed.device_memory import free_memory
 from adloco.distributed.placement.placement import Placement
-from adloco.errors import OutOfMemoryError, require
+from adloco.errors import require
 from adloco.models.source import Builder
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
-from adloco.rules.switch import BatchPlan
-from adloco.run.memory_use import forget_peak, usage
+from adloco.run.memory_use import held_bytes
+from adloco.run.probe_worker import NO_END, ProbeWorker
 from adloco.tasks.task import Task
 
 OUTER_COPIES = 2
 """A trainer's global parameters and their momentum, each as large as the model."""
-
-
-NO_END = 2**62
-"""The peak reported for a step that ran out of memory, in bytes: larger than any budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +107,17 @@ def probe(
         f"{recipe.memory.fraction:g} (memory.fraction) of the {free / 2**30:.1f} GiB of free "
         f"memory does not hold {trainers}; use fewer trainers, or give more memory",
     )
-    stepper = _Stepper(recipe, task, builder, placement, precision)
+    worker = ProbeWorker(
+        recipe,
+        task.loss,
+        task.largest_source(),
+        builder,
+        placement,
+        Execution(autocast=precision, seed=recipe.run.seed),
+    )
 
     def measure(size: int) -> Measured:
-        peak, seconds = stepper.step(size)
+        peak, seconds = worker.peak(size)
         most = int(placement.largest(peak))
         return Measured(
             micro_batch=size,
@@ -171,70 +171,12 @@ def _key(
     return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
-class _Stepper:
-    """A worker like those of the run, whose memory is measured while it trains steps."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        task: Task,
-        builder: Builder,
-        placement: Placement,
-        precision: torch.dtype | None,
-    ) -> None:
-        self._device = placement.device
-        self._ranks = placement.ranks_per_worker
-        free_memory(self._device)
-        self._before = _held(self._device)
-        settings = InnerSettings(
-            problem=Problem(build_model=builder, loss_fn=task.loss, data=task.largest_source()),
-            max_grad_norm=recipe.method.max_grad_norm,
-            rule=recipe.batch,
-            test=replace(recipe.test, every=0),
-            execution=Execution(autocast=precision, seed=recipe.run.seed),
-            device=self._device,
-            with_residuals=recipe.feedback,
-            on_host=recipe.outer_memory.on_host,
-        )
-        model = builder()
-        engine = placement.engine(model, recipe.run.compile, builder.filling)
-        self._worker = Worker(0, model, recipe.inner, settings, engine)
-        # The first step of a round may measure gradient statistics, with smaller micro-batches but
-        # perhaps with a second copy of the gradients; the second step is a plain one.
-        self._steps = 2 if recipe.batch.needs_moments else 1
-        self._run(1)  # The first step creates the optimizer state.
-
-    def step(self, size: int) -> tuple[int, float]:
-        """(peak bytes, seconds) of a step with micro-batches of this size; (NO_END, 0) if memory
-        runs out.
-        """
-        free_memory(self._device)
-        forget_peak(self._device)
-        try:
-            self._run(size)
-        except OutOfMemoryError:
-            return NO_END, 0.0
-        return usage(self._device)[0] - self._before, self._worker.busy_seconds / self._steps
-
-    def _run(self, size: int) -> None:
-        plan = BatchPlan(micro_batches=(size,) * self._ranks, ranks=self._ranks)
-        self._worker.begin_round()
-        self._worker.pass_limit = 0
-        self._worker.advance(
-            RoundTask(trainer=0, plan=plan, inner_steps=self._steps, first_step=0, lr_factor=None),
-            self._steps,
-            Event(),
-        )
-        if self._worker.pass_limit:
-            raise OutOfMemoryError("the worker repeated the step with smaller micro-batches")
-
-
 def _free_bytes(gib: float, device: torch.device) -> int:
     """Bytes that the run may still take: the given GiB less what this process has already, or for 0
     GiB the free memory of the GPU.
     """
     if gib > 0:
-        return int(gib * 2**30) - _held(device)
+        return int(gib * 2**30) - held_bytes(device)
     require(
         device.type == "cuda",
         "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may "
@@ -245,9 +187,3 @@ def _free_bytes(gib: float, device: torch.device) -> int:
         + torch.cuda.memory_reserved(device)
         - torch.cuda.memory_allocated(device)
     )
-
-
-def _held(device: torch.device) -> int:
-    """Bytes that this process has now, or its peak where the system does not say."""
-    peak, now = usage(device)
-    return peak if now is None else now

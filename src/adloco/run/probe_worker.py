@@ -1,0 +1,110 @@
+"""A worker like those of the run, for probes: it trains steps of any size, and is then discarded.
+
+It is built as the run does (sharded, replicated), on a whole island: all ranks call it alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from threading import Event
+
+from adloco.algorithms.method import Execution, LossFunction, Problem, Source
+from adloco.algorithms.worker import InnerSettings, RoundTask, Worker
+from adloco.config.sections import Recipe
+from adloco.distributed.device_memory import free_memory
+from adloco.distributed.placement.placement import Placement
+from adloco.errors import OutOfMemoryError
+from adloco.models.source import Builder
+from adloco.rules.switch import BatchPlan
+from adloco.run.memory_use import forget_peak, held_bytes, usage
+
+NO_END = 2**62
+"""The peak reported for a step that ran out of memory, in bytes: larger than any budget."""
+
+
+class ProbeWorker:
+    """A worker whose memory and seconds are measured while it trains steps."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        loss_fn: LossFunction,
+        data: Source,
+        builder: Builder,
+        placement: Placement,
+        execution: Execution,
+    ) -> None:
+        """
+        Args:
+            recipe: The run's recipe.
+            loss_fn: The task's loss.
+            data: Samples to train on.
+            builder: Builds the run's model.
+            placement: Where the run's workers live.
+            execution: How the worker computes, and the clock that measures its steps.
+        """
+        self._device = placement.device
+        self._ranks = placement.ranks_per_worker
+        free_memory(self._device)
+        self._before = held_bytes(self._device)
+        settings = InnerSettings(
+            problem=Problem(build_model=builder, loss_fn=loss_fn, data=data),
+            max_grad_norm=recipe.method.max_grad_norm,
+            rule=recipe.batch,
+            test=replace(recipe.test, every=0, step="first"),
+            execution=execution,
+            device=self._device,
+            with_residuals=recipe.feedback,
+            on_host=recipe.outer_memory.on_host,
+        )
+        model = builder()
+        engine = placement.engine(model, recipe.run.compile, builder.filling)
+        self._worker = Worker(0, model, recipe.inner, settings, engine)
+        # The first step of a round may measure gradient statistics, with smaller micro-batches but
+        # perhaps with a second copy of the gradients; the second step is a plain one.
+        self._steps = 2 if recipe.batch.needs_moments else 1
+        self._train(1, [self._steps])  # The first step creates the optimizer state.
+
+    def peak(self, size: int) -> tuple[int, float]:
+        """(peak bytes, seconds) of a step with micro-batches of this size; (NO_END, 0) if memory
+        runs out.
+        """
+        free_memory(self._device)
+        forget_peak(self._device)
+        try:
+            (seconds,) = self._train(size, [self._steps])
+        except OutOfMemoryError:
+            return NO_END, 0.0
+        return usage(self._device)[0] - self._before, seconds / self._steps
+
+    def step_seconds(self, size: int, count: int) -> list[float]:
+        """Seconds of each of `count` steps with micro-batches of this size on every rank.
+
+        A plain step that warms up comes before them, and before it the step that measures gradient
+        statistics, if the recipe's rule needs any.
+
+        Raises:
+            OutOfMemoryError: Memory ran out.
+        """
+        free_memory(self._device)
+        return self._train(size, range(self._steps, self._steps + count + 1))[1:]
+
+    def _train(self, size: int, ends: Sequence[int]) -> list[float]:
+        """Train a round, in parts that end after so many steps; return the seconds of each part."""
+        plan = BatchPlan(micro_batches=(size,) * self._ranks, ranks=self._ranks)
+        task = RoundTask(
+            trainer=0,
+            plan=plan,
+            inner_steps=ends[-1],
+            first_step=0,
+            lr_factor=lambda step: 0.0,  # The same work, and no loss that diverges.
+        )
+        self._worker.begin_round()
+        self._worker.pass_limit = 0
+        until = [0.0]
+        for end in ends:
+            self._worker.advance(task, end, Event())
+            until.append(self._worker.busy_seconds)
+        if self._worker.pass_limit:
+            raise OutOfMemoryError("the worker repeated the step with smaller micro-batches")
+        return [after - before for before, after in pairwise(until)]
