@@ -1,5 +1,5 @@
 """`adloco probe` and max_micro_batch auto: what they find holds in training, is the same on all
-ranks, and is kept.
+ranks, and is kept. With --throughput, the speed of an island gets into a cluster's description.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from adloco.cli.main import main
+from adloco.plan.cluster import read_cluster
 from adloco.run.memory_use import usage
 
 NANO = ["--model.num_layers", "2", "--evaluation.windows", "8", "--run.trackers", "none"]
@@ -139,3 +140,47 @@ def test_refusals(
         == 2
     )
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_throughput_of_chosen_micro_batches(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = tmp_path / "cluster.toml"
+    flags = [*small, "--throughput", str(cluster)]
+    assert main(["probe", "single", *flags, "--micro-batches", "2,1"]) == 0
+    said = capsys.readouterr().out
+    assert "an island of 1 rank; jitter" in said and f"written to {cluster}" in said
+    found = read_cluster(cluster)
+    assert list(found.samples_per_second) == [1, 2]
+    heading = cluster.read_text().splitlines()[0]
+    assert re.search(r"on \d{4}-\d\d-\d\d with single --run.tokens 16000 .*; edit", heading)
+
+
+@pytest.mark.nightly
+def test_throughput_up_to_the_largest_that_fits_on_the_ranks_of_an_island(
+    small: list[str], tmp_path: Path
+) -> None:
+    cluster = tmp_path / "cluster.toml"
+    flags = [*small, "--throughput", str(cluster), "--memory.gib", "1.5", "--batch.maximum", "12"]
+    ranks = ["--ranks", "2", "--placement.replica_size", "2"]
+    assert main(["probe", "single", *flags, *ranks]) == 0
+    assert list(read_cluster(cluster).samples_per_second) == [1, 2, 4, 6]
+    assert "--ranks 2; edit" in cluster.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--micro-batches", "1"], "--micro-batches needs --throughput CLUSTER.toml"),
+        (
+            ["--throughput", "c.toml", "--micro-batches", "1,0"],
+            "--micro-batches must be whole numbers > 0, as in 1,4,16, got '1,0'",
+        ),
+        (["--throughput", "missing/c.toml"], "must be a file in a folder that exists"),
+    ],
+)
+def test_refusals_of_throughput(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", "single", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -3,6 +3,7 @@ task with the data, its model, and the micro-batch that fits.
 """
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -21,6 +22,7 @@ from adloco.run.environment import choose_device, choose_precision, code_checksu
 from adloco.run.folder import MODEL
 from adloco.run.micro_batch_probe import Probe, outer_copies, probe
 from adloco.run.stored import StoredRun, shared_settings
+from adloco.run.throughput import Throughput, doublings, measure_throughput
 from adloco.tasks.task import Task
 
 COPIES_PER_WORKER = 4
@@ -145,18 +147,47 @@ def find_micro_batch(recipe: Recipe, *, again: bool) -> tuple[Probe, str]:
     Returns:
         The result, and a notice for the user if the data's fallback was used.
     """
+    probed, notice = _probed(recipe)
+    return probe(*probed, again=again), notice
+
+
+def find_throughput(
+    recipe: Recipe,
+    micro_batches: Sequence[int],
+    *,
+    again: bool,
+    on_micro_batch: Callable[[int], None],
+) -> tuple[Throughput, str]:
+    """Measure how fast an island trains.
+
+    Args:
+        recipe: The recipe.
+        micro_batches: Sizes to measure, in samples; if empty, 1, 2, 4, ... and the largest that
+            fits.
+        again: Search for the largest even if it is in the cache.
+        on_micro_batch: Called with each size before it is measured.
+
+    Returns:
+        The result, and a notice for the user if the data's fallback was used.
+
+    Raises:
+        ValueError: A size does not fit in memory, or the settings cannot work.
+    """
+    probed, notice = _probed(recipe)
+    sizes = micro_batches or doublings(probe(*probed, again=again).max_micro_batch)
+    return measure_throughput(*probed, sizes, on_micro_batch=on_micro_batch), notice
+
+
+def _probed(
+    recipe: Recipe,
+) -> tuple[tuple[Recipe, Task, Builder, Placement, torch.dtype | None], str]:
+    """What a probe measures, and a notice for the user if the data's fallback was used."""
     placement = place_workers(recipe)
     recipe, notice = with_reachable_data(recipe, placement)
     task = open_task(recipe, None, placement)
     precision = choose_precision(recipe.run.precision, placement.device)
-    return probe(
-        recipe,
-        task,
-        model_builder(recipe, task, None, placement),
-        placement,
-        precision,
-        again=again,
-    ), notice
+    builder = model_builder(recipe, task, None, placement)
+    return (recipe, task, builder, placement, precision), notice
 
 
 def count_parameters(recipe: Recipe) -> int:
