@@ -23,7 +23,7 @@ def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(TEXT)
     found = read_cluster(path)
-    assert (found.islands, found.max_micro_batch, found.speeds) == (2, 8, (1.0, 0.5))
+    assert (found.islands, found.largest_pass, found.speeds) == (2, 8, (1.0, 0.5))
     assert (found.link.bytes_per_second, found.link.latency_seconds) == (12.5e6, 0.02)
 
 
@@ -34,7 +34,7 @@ def test_seconds_of_a_step() -> None:
     assert one.pass_seconds(2) == pytest.approx(4 / 3)
     # 12 samples take two passes of 6, each halfway from 2 to 4 s.
     assert one.step_seconds(12) == (6.0, 6.0)
-    assert one.step_seconds(12, max_micro_batch=4) == (6.0, 6.0)
+    assert one.step_seconds(12, largest_pass=4) == (6.0, 6.0)
     slower = Cluster(islands=2, bandwidth="1mbit", samples_per_second={1: 1.0}, speeds=(1.0, 0.5))
     assert slower.step_seconds(1) == (1.0, 2.0)
 

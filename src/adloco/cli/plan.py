@@ -97,7 +97,7 @@ def _plan(arguments: Namespace) -> int:
     from adloco.cli.studies import print_table
     from adloco.plan.candidates import candidates
     from adloco.plan.cluster import read_cluster
-    from adloco.plan.plan import make_plan
+    from adloco.plan.cluster_plan import make_plan
     from adloco.plan.prediction import Workload
     from adloco.plan.target import tokens_target
     from adloco.report.plan_page import method_table, write_plan

@@ -138,9 +138,9 @@ def _show_throughput(found: "Throughput", console: Console) -> None:
     table = Table()
     for title in ("micro-batch", "seconds per step", "samples per second"):
         table.add_column(title, justify="right")
-    rates = found.samples_per_second
-    for size, seconds in found.median_seconds.items():
-        table.add_row(str(size), f"{seconds:.3f}", f"{rates[size]:,.1f}")
+    rates = found.samples_per_second.values()
+    for (size, seconds), rate in zip(found.median_seconds.items(), rates, strict=True):
+        table.add_row(str(size), f"{seconds:.3f}", f"{rate:,.1f}")
     console.print(table)
     ranks = f"{found.ranks} ranks" if found.ranks > 1 else "1 rank"
     console.print(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import docstring_parser
-import tomli_w
+import tomlkit
 
 from adloco.config.recipe import Values
 from adloco.config.sections import SECTIONS, Recipe
@@ -109,4 +109,4 @@ def toml_line(key: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
         items = ", ".join(toml_line("x", item).removeprefix("x = ") for item in value)
         return f"{key} = [{items}]"
-    return tomli_w.dumps({key: value}).strip()
+    return tomlkit.dumps({key: value}).strip()

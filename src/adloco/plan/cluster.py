@@ -24,7 +24,9 @@ class Cluster:
     bandwidth: str
     """Of the link between islands, each way, for instance 100mbit."""
     samples_per_second: Mapping[int, float]
-    """Micro-batch -> samples per second of one island that trains on such micro-batches."""
+    """Samples of a pass (the micro-batches of all ranks of an island) -> samples per second of one
+    island that trains in such passes.
+    """
     latency: str = "0s"
     """One way, for instance 20ms."""
     pattern: Pattern = "ring"
@@ -48,7 +50,7 @@ class Cluster:
             and all(
                 size >= 1 and 0 < rate < math.inf for size, rate in self.samples_per_second.items()
             ),
-            "samples_per_second must have at least one line MICRO_BATCH = RATE with both > 0, got "
+            "samples_per_second must have at least one line SAMPLES = RATE with both > 0, got "
             f"{dict(self.samples_per_second)}",
         )
         require(
@@ -75,35 +77,34 @@ class Cluster:
         return self.islands * self.failures_per_day / SECONDS_PER_DAY
 
     @property
-    def max_micro_batch(self) -> int:
-        """The largest micro-batch of which the speed is known, in samples."""
+    def largest_pass(self) -> int:
+        """The largest pass of which the speed is known, in samples."""
         return max(self.samples_per_second)
 
-    def pass_seconds(self, micro_batch: float) -> float:
+    def pass_seconds(self, samples: float) -> float:
         """Mean seconds of a pass of an island of speed 1, by linear interpolation of what is known.
 
-        Smaller micro-batches than known ones take as long as the smallest, larger ones in
-        proportion to their samples.
+        Smaller passes than known ones take as long as the smallest, larger ones in proportion to
+        their samples.
         """
         known = sorted(self.samples_per_second)
         seconds = [size / self.samples_per_second[size] for size in known]
-        if micro_batch <= known[0]:
+        if samples <= known[0]:
             return seconds[0]
-        if micro_batch >= known[-1]:
-            return seconds[-1] * micro_batch / known[-1]
-        above = bisect_left(known, micro_batch)
-        part = (micro_batch - known[above - 1]) / (known[above] - known[above - 1])
+        if samples >= known[-1]:
+            return seconds[-1] * samples / known[-1]
+        above = bisect_left(known, samples)
+        part = (samples - known[above - 1]) / (known[above] - known[above - 1])
         return seconds[above - 1] + part * (seconds[above] - seconds[above - 1])
 
-    def step_seconds(self, worker_batch: float, max_micro_batch: int = 0) -> tuple[float, ...]:
+    def step_seconds(self, worker_batch: float, largest_pass: int = 0) -> tuple[float, ...]:
         """Mean seconds of an inner step of each island.
 
         Args:
-            worker_batch: Samples of a worker in a step; balanced micro-batches are accumulated.
-            max_micro_batch: Largest micro-batch, in samples; 0: the largest of which the speed is
-                known.
+            worker_batch: Samples of a worker in a step; balanced passes are accumulated.
+            largest_pass: Most samples of a pass; 0: the largest pass of which the speed is known.
         """
-        most = max_micro_batch or self.max_micro_batch
+        most = largest_pass or self.largest_pass
         passes = max(1, math.ceil(worker_batch / most))
         seconds = passes * self.pass_seconds(worker_batch / passes)
         return tuple(seconds / speed for speed in self.speeds or (1.0,) * self.islands)
@@ -120,7 +121,7 @@ def read_cluster(path: Path) -> Cluster:
         f"there is no file {str(path)!r}; `adloco probe --throughput {path}` writes one",
     )
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     known = {field.name: field for field in fields(Cluster)}

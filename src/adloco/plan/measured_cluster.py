@@ -2,32 +2,30 @@
 what else is in it as it is.
 """
 
-import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+
+import tomlkit
+from tomlkit.items import AbstractTable
 
 from adloco.errors import require
 from adloco.plan.cluster import read_cluster
 from adloco.whole_file import write_text
 
-NEW = """\
-# Measured by `adloco probe`
-islands = 2                # workers that are joined by slow links
-bandwidth = "100mbit"      # of the link between islands, each way
-latency = "20ms"           # one way
-jitter = 0.0               # standard deviation of a step's seconds over their mean, measured
-failures_per_day = 0.0     # of one island
-restart_seconds = 60.0     # from a failure until training goes on
-price_per_hour = 0.0       # of one island
+MEASURED_BY = "Measured by `adloco probe`"
+NEW = f"""\
+# {MEASURED_BY}
+islands = 2  # workers that are joined by slow links
+bandwidth = "100mbit"  # of the link between islands, each way
+latency = "20ms"  # one way
+jitter = 0.0  # standard deviation of a step's seconds over their mean, measured
+failures_per_day = 0.0  # of one island
+restart_seconds = 60.0  # from a failure until training goes on
+price_per_hour = 0.0  # of one island
 
-[samples_per_second]       # of one island, by micro-batch
+[samples_per_second]  # of one island, by the samples of all its ranks in one pass
 """
 """A description before anything is measured."""
-HEADING = re.compile(r"^# Measured by `adloco probe`.*$", re.MULTILINE)
-JITTER = re.compile(r"^([ \t]*jitter[ \t]*=[ \t]*)([^#\n]*)(.*)$", re.MULTILINE)
-TABLE = re.compile(r"^([ \t]*\[samples_per_second\][^\n]*\n).*", re.MULTILINE | re.DOTALL)
-"""The table is the last entry: a description has no other."""
 
 
 def cluster_text(path: Path) -> str:
@@ -49,13 +47,7 @@ def cluster_text(path: Path) -> str:
         raise ValueError(
             f"{error}; correct it, or name a file that is a cluster's description or not there yet"
         ) from error
-    text = path.read_text(encoding="utf-8")
-    values = tomllib.loads(text) | {"jitter": 0.5, "samples_per_second": {"1": 1.5}}
-    require(
-        tomllib.loads(_with(text, {1: 1.5}, 0.5, "")) == values,
-        f"{path} must have its samples_per_second below a line [samples_per_second]",
-    )
-    return text
+    return path.read_text(encoding="utf-8")
 
 
 def write_measured(
@@ -65,33 +57,24 @@ def write_measured(
 
     Args:
         path: The TOML file.
-        samples_per_second: Micro-batch -> samples per second of one island.
+        samples_per_second: Samples of a pass -> samples per second of one island.
         jitter: Standard deviation of a step's seconds over their mean.
         origin: When and with what it was measured, for the heading: "on DATE with RECIPE".
 
     Raises:
         ValueError: The file is something else, or its folder does not exist.
     """
-    write_text(path, _with(cluster_text(path), samples_per_second, jitter, origin))
-
-
-def _with(text: str, samples_per_second: Mapping[int, float], jitter: float, origin: str) -> str:
-    """The text with these measurements, to 4 and 2 digits."""
-    heading = (
-        f"# Measured by `adloco probe` {' '.join(origin.split())}; edit what is below to describe "
-        "your cluster."
-    )
-    rows = "".join(
-        f"{size} = {float(f'{rate:.4g}')}\n" for size, rate in samples_per_second.items()
-    )
-    value = float(f"{jitter:.2g}")
-    text = text.rstrip("\n") + "\n"
-    if not JITTER.search(text):
-        text = TABLE.sub(lambda found: f"jitter = 0.0\n\n{found[0]}", text, count=1)
-    text = HEADING.sub(lambda found: heading, text, count=1)
-    text = JITTER.sub(
-        lambda found: f"{found[1]}{f'{value} '.ljust(len(found[2]))}{found[3]}".rstrip(),
-        text,
-        count=1,
-    )
-    return TABLE.sub(lambda found: f"{found[1]}{rows}", text, count=1)
+    first, rest = cluster_text(path).split("\n", 1)
+    if first.startswith(f"# {MEASURED_BY}"):
+        first = (
+            f"# {MEASURED_BY} {' '.join(origin.split())}; edit what is below to describe your "
+            "cluster."
+        )
+    document = tomlkit.parse(f"{first}\n{rest}")
+    document["jitter"] = float(f"{jitter:.2g}")
+    table = document["samples_per_second"]
+    assert isinstance(table, AbstractTable)
+    table.clear()
+    for size, rate in samples_per_second.items():
+        table[str(size)] = float(f"{rate:.4g}")
+    write_text(path, tomlkit.dumps(document))

@@ -80,7 +80,7 @@ def predict(
     tokens = budget(candidate, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.sync_every
-    step_seconds = cluster.step_seconds(batch / workers, recipe.switch.b_max)
+    step_seconds = cluster.step_seconds(batch / workers, _ranks(recipe) * recipe.switch.b_max)
     found = round_time(cluster, step_seconds, every, _sync(recipe, workload, workers))
     syncs = steps / every if workers > 1 else 0.0
     merges = recipe.method.num_trainers - trainers
@@ -107,6 +107,12 @@ def _workers(recipe: Recipe, cluster: Cluster) -> tuple[int, int]:
     return recipe.method.workers_per_trainer, recipe.method.num_trainers
 
 
+def _ranks(recipe: Recipe) -> int:
+    """Ranks of an island. Of data-parallel training each island is taken to be one rank."""
+    shape = recipe.placement
+    return 1 if recipe.data_parallel else max(1, shape.replica_size) * max(1, shape.shard_size)
+
+
 def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
     """Samples of an inner step that are trained, over all workers of a trainer."""
     recipe = candidate.recipe
@@ -123,7 +129,7 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
         wanted = min(max(requested, recipe.guards.minimum), recipe.guards.maximum)
     # Each worker takes at least one sample, and what does not fit in one pass may be clipped.
     least = workers * recipe.smallest_share
-    return float(max(least, recipe.switch.clipped(math.ceil(wanted), workers)))
+    return float(max(least, recipe.switch.clipped(math.ceil(wanted), workers, _ranks(recipe))))
 
 
 def _sync(recipe: Recipe, workload: Workload, workers: int) -> Sync:

@@ -39,8 +39,11 @@ class Throughput:
 
     @property
     def samples_per_second(self) -> dict[int, float]:
-        """Micro-batch in samples -> samples per second of the island, from the median step."""
-        return {size: self.ranks * size / each for size, each in self.median_seconds.items()}
+        """Samples of one pass of all ranks -> samples per second, from the median step."""
+        return {
+            self.ranks * size: self.ranks * size / each
+            for size, each in self.median_seconds.items()
+        }
 
     @property
     def jitter(self) -> float:
