@@ -1,0 +1,256 @@
+"""The loss that a run reaches with so many tokens, by a law fitted to short runs.
+
+    L = L_inf + A (D / cost)^-p        cost = (1 + b / B) c_method H^beta
+
+D is the tokens of all trainers, b the samples of a trainer's inner step, B the critical batch, H
+the inner steps of a round, and c_method the tokens that a method needs for one token of the first.
+1 + b / B is the price of large batches (McCandlish et al., arXiv 1812.06162): a step of batch b
+makes the progress 1 / (1 + B / b), so that a token makes 1 / (1 + b / B) of the progress that it
+makes in a tiny batch. Progress adds up over a run whose batch varies, so its cost is the harmonic
+mean of 1 + b / B, weighted by tokens. The norm test at eta holds b at B / eta^2 (unbiased form),
+which costs 1 + 1 / eta^2 (steps_to_loss.py).
+
+What the runs cannot tell is left out, and said in `LossFit.assumptions`.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from adloco.errors import require
+from adloco.plan.calibration import Errors
+from adloco.plan.loss_points import DISTINCT, Batch, Given, LossPoint, Terms, tell
+from adloco.plan.loss_search import EXPONENTS, search
+
+LARGEST = 700.0
+"""Logarithm from which numbers count as infinite."""
+DRAWS = 100
+"""Of the bootstrap."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossLaw:
+    """The constants of the law."""
+
+    irreducible: float
+    """L_inf."""
+    scale: float
+    """A."""
+    exponent: float
+    """p."""
+    critical_batch: float
+    """B, in samples; infinite if batches cost nothing."""
+    methods: Mapping[str, float]
+    """Method -> c: its tokens for each of the first method, at H = 1 and the same batch."""
+    sync_exponent: float
+    """beta."""
+
+    annealing: float = 1.0
+    """Tokens that take the loss as low before the learning rate falls, for each with its fall."""
+
+    def loss_at(self, tokens: float, *, method: str, batch: Batch, sync_every: float = 1) -> float:
+        """The loss after so many tokens.
+
+        Raises:
+            ValueError: The method was not measured.
+        """
+        return self.loss_after(tokens / self.cost(method, batch, sync_every))
+
+    def tokens_to(self, loss: float, *, method: str, batch: Batch, sync_every: float = 1) -> float:
+        """The tokens until a loss; infinite if it is not above `irreducible`.
+
+        Args:
+            loss: On the evaluation set.
+            method: As in the points of the fit.
+            batch: Samples of a trainer's inner step.
+            sync_every: H; 1 for methods without local steps.
+
+        Raises:
+            ValueError: The method was not measured.
+        """
+        return self.cost(method, batch, sync_every) * self.effective_tokens_to(loss)
+
+    def loss_after(self, effective_tokens: float) -> float:
+        """The loss after so many tokens of cost 1."""
+        return self.irreducible + self.scale * math.pow(effective_tokens, -self.exponent)
+
+    def effective_tokens_to(self, loss: float) -> float:
+        """The tokens of cost 1 until a loss."""
+        if loss <= self.irreducible:
+            return math.inf
+        logarithm = math.log(self.scale / (loss - self.irreducible)) / self.exponent
+        return math.exp(logarithm) if logarithm < LARGEST else math.inf
+
+    def cost(self, method: str, batch: Batch, sync_every: float = 1) -> float:
+        """Tokens for each token of the first method in tiny batches at H = 1.
+
+        Raises:
+            ValueError: The method was not measured.
+        """
+        require(
+            method in self.methods,
+            f"no short run has the method {method!r}; measured were "
+            f"{', '.join(repr(name) for name in self.methods)}",
+        )
+        parts = batch if isinstance(batch, Mapping) else {batch: 1.0}
+        progress = sum(part / (1 + size / self.critical_batch) for size, part in parts.items())
+        mean = sum(parts.values()) / progress
+        return mean * self.methods[method] * math.pow(sync_every, self.sync_exponent)
+
+    def cost_of(self, point: LossPoint) -> float:
+        """The cost of a point's tokens."""
+        cost = self.cost(point.method, point.batch, point.sync_every)
+        return cost if point.annealed else cost * self.annealing
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Relative errors for runs that were left out of the fit."""
+
+    loss: Errors
+    """Of the predicted final loss."""
+    tokens: Errors
+    """Of the predicted tokens to the run's final loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossFit:
+    """A law, and how far to trust it."""
+
+    law: LossLaw
+    assumptions: tuple[str, ...]
+    """What the runs could not tell, as sentences."""
+    runs: HeldOut | None
+    """Errors for each run, by a law of the other runs; None if no run can be left out."""
+    longest: HeldOut | None
+    """Errors for all runs of the largest budget, by a law of the shorter ones; None if these have
+    no law, or lack the methods."""
+    draws: tuple[LossLaw, ...]
+    """Laws of losses drawn around those of the law with the spread of the measured ones
+    (parametric bootstrap); empty if the law has as many constants as there are points."""
+
+    def tokens_interval(
+        self, loss: float, *, method: str, batch: Batch, sync_every: float = 1, part: float = 0.9
+    ) -> tuple[float, float] | None:
+        """The interval of the tokens to a loss that holds this part of the draws; None without."""
+        found = sorted(
+            law.tokens_to(loss, method=method, batch=batch, sync_every=sync_every)
+            for law in self.draws
+        )
+        beyond = int(len(found) * (1 - part) / 2)
+        return (found[beyond], found[-1 - beyond]) if found else None
+
+
+def fit_loss_law(
+    points: Sequence[LossPoint],
+    *,
+    irreducible: float | None = None,
+    critical_batch: float | None = None,
+    seed: int = 0,
+) -> LossFit:
+    """Fit the law to points of short runs, each run with the same weight.
+
+    Args:
+        points: Losses of runs that share model, text and evaluation set.
+        irreducible: L_inf if it is known; None to fit it, or to take 0 if the runs cannot tell it.
+        critical_batch: B in samples if it is known, for instance a measured noise scale; None to
+            fit it, or to leave it out if the runs cannot tell it.
+        seed: Of the bootstrap.
+
+    Raises:
+        ValueError: Fewer than two budgets were measured, losses do not fall as tokens grow, or a
+            given constant is not possible.
+    """
+    given = Given(irreducible=irreducible, critical_batch=critical_batch)
+    given.check(points)
+    terms = tell(points, given)
+    law = _fit(points, terms)
+    require(
+        law.exponent > 1.01 * EXPONENTS[0],
+        "the measured losses do not fall as tokens grow, so no law can be fitted; give runs whose "
+        "budgets differ more, or more seeds",
+    )
+    runs = dict.fromkeys(point.run for point in points)
+    budget = max(point.tokens for point in points) / DISTINCT
+    longest = [point.run for point in points if point.tokens > budget]
+    return LossFit(
+        law=law,
+        assumptions=(*terms.assumptions, *_at_bounds(law, terms)),
+        runs=_held_out(points, [[run] for run in runs], given),
+        longest=_held_out(points, [longest], given),
+        draws=tuple(_draws(points, terms, law, np.random.default_rng(seed))),
+    )
+
+
+def _fit(points: Sequence[LossPoint], terms: Terms) -> LossLaw:
+    """Fit the constants that the points can tell."""
+    found = search(terms.observe(points), terms.irreducible, terms.critical_batch)
+    log_costs = iter(found.costs)
+    costs = {method: math.exp(next(log_costs)) for method in terms.methods}
+    return LossLaw(
+        irreducible=found.irreducible,
+        scale=found.scale,
+        exponent=found.exponent,
+        critical_batch=found.critical_batch,
+        methods={point.method: costs.get(point.method, 1.0) for point in points},
+        sync_exponent=next(log_costs) if terms.sync_every else 0.0,
+        annealing=math.exp(next(log_costs)) if terms.annealing else 1.0,
+    )
+
+
+def _draws(
+    points: Sequence[LossPoint], terms: Terms, law: LossLaw, random: np.random.Generator
+) -> Iterator[LossLaw]:
+    """Laws of losses that are drawn around the law's."""
+    losses = np.array([law.loss_after(point.tokens / law.cost_of(point)) for point in points])
+    errors = np.log([point.loss for point in points] / losses)
+    spare = len(points) - terms.num_constants
+    for _ in range(DRAWS if spare > 0 else 0):
+        noise = math.sqrt((errors**2).sum() / spare) * random.standard_normal(len(points))
+        drawn = zip(points, (losses * np.exp(noise)).tolist(), strict=True)
+        yield _fit([replace(point, loss=loss) for point, loss in drawn], terms)
+
+
+def _held_out(
+    points: Sequence[LossPoint],
+    groups: Iterable[Collection[str]],
+    given: Given,
+) -> HeldOut | None:
+    """Errors for each group of runs, by a law of all others; None if there are no such laws."""
+    losses, tokens = [], []
+    annealed = any(point.annealed for point in points)
+    for left_out in groups:
+        others = [point for point in points if point.run not in left_out]
+        try:
+            terms = tell(others, given)
+        except ValueError:
+            continue  # The others have one budget.
+        law = _fit(others, terms)
+        last = {
+            point.run: point
+            for point in sorted(points, key=lambda point: point.tokens)
+            if point.run in left_out and point.method in law.methods and point.annealed == annealed
+        }
+        for point in last.values():
+            cost = law.cost_of(point)
+            losses.append(abs(law.loss_after(point.tokens / cost) / point.loss - 1))
+            tokens.append(abs(cost * law.effective_tokens_to(point.loss) / point.tokens - 1))
+    found = Errors.of(losses), Errors.of(tokens)
+    return HeldOut(loss=found[0], tokens=found[1]) if found[0] and found[1] else None
+
+
+def _at_bounds(law: LossLaw, terms: Terms) -> list[str]:
+    """Sentences on fitted constants that lie at the end of what is searched."""
+    found = []
+    low, high = terms.critical_batch
+    if low < high and not 1.05 * low < law.critical_batch < high / 1.05:
+        end = "less" if law.critical_batch < math.sqrt(low * high) else "more"
+        found.append(f"the critical batch is {law.critical_batch:.3g} samples or {end}")
+    low, high = terms.irreducible
+    if low < high and law.irreducible > 0.999 * high:
+        found.append("L_inf is close to the lowest measured loss, so no lower loss is predicted")
+    if law.exponent > 0.999 * EXPONENTS[1]:
+        found.append(f"p is at its bound, {EXPONENTS[1]:g}")
+    return found

@@ -1,0 +1,211 @@
+"""Losses that short runs have reached, and which constants of the law (loss_law.py) they can tell.
+
+Constants are told within methods: a method that was measured at two budgets tells p, at three
+L_inf, with two batches B, with two H beta. What differs between methods alone cannot be told from
+what the methods themselves cost.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adloco.errors import require
+from adloco.plan.loss_search import Observations
+
+DISTINCT = 1.2
+"""Budgets, batches and H that differ by less than this factor count as one."""
+BATCH_RANGE = 30.0
+"""B is searched for between the smallest batch over this and the largest times this."""
+HIGHEST_IRREDUCIBLE = 0.99
+"""The highest L_inf that is tried, as a part of the lowest loss."""
+
+Batch = float | Mapping[float, float]
+"""Samples of a trainer's inner step; if it varies, each batch and the tokens trained with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossPoint:
+    """A loss that a run has reached."""
+
+    run: str
+    method: str
+    """Points with the same method share its cost."""
+    tokens: float
+    """D, of all trainers."""
+    loss: float
+    """On the evaluation set."""
+    batch: Batch
+    sync_every: float = 1
+    """H; 1 for methods without local steps."""
+    annealed: bool = True
+    """True if the learning rate has fallen to its end, False if it has not begun to fall."""
+
+    @property
+    def batches(self) -> Mapping[float, float]:
+        """Each batch and its part of the tokens."""
+        parts = self.batch if isinstance(self.batch, Mapping) else {self.batch: 1.0}
+        total = sum(parts.values())
+        return {batch: part / total for batch, part in parts.items()}
+
+    @property
+    def mean_batch(self) -> float:
+        """Mean over tokens, in samples."""
+        return sum(batch * part for batch, part in self.batches.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Constants that are known without the points; None for those that are not."""
+
+    irreducible: float | None = None
+    """L_inf."""
+    critical_batch: float | None = None
+    """B, in samples."""
+
+    def check(self, points: Sequence[LossPoint]) -> None:
+        """Raise ValueError if a constant is not possible with these points."""
+        lowest = min((point.loss for point in points), default=math.inf)
+        require(
+            self.irreducible is None or 0 <= self.irreducible < lowest,
+            "the irreducible loss must be >= 0 and below the lowest measured loss, "
+            f"{lowest:.4g}, got {self.irreducible}",
+        )
+        require(
+            self.critical_batch is None or self.critical_batch > 0,
+            f"the critical batch must be > 0 samples, got {self.critical_batch}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """The constants that points can tell, and what is assumed of the others."""
+
+    methods: tuple[str, ...]
+    """Methods with a cost of their own; the cost of all others is 1."""
+    sync_every: bool
+    """True if H has an exponent."""
+    annealing: bool
+    """True if losses before the learning rate falls have a cost of their own."""
+    irreducible: tuple[float, float]
+    """Lowest and highest L_inf; equal if it is not fitted."""
+    critical_batch: tuple[float, float]
+    """Lowest and highest B, in samples; equal if it is not fitted, infinite if it is left out."""
+    assumptions: tuple[str, ...]
+    """Sentences on what is not fitted."""
+
+    @property
+    def num_constants(self) -> int:
+        """Constants that are fitted."""
+        low, high = zip(self.irreducible, self.critical_batch, strict=True)
+        searched = sum(one < other for one, other in zip(low, high, strict=True))
+        return 2 + searched + len(self.methods) + self.sync_every + self.annealing
+
+    def observe(self, points: Sequence[LossPoint]) -> Observations:
+        """The points as arrays, with a column for each constant of the cost.
+
+        The points of a run share its weight.
+        """
+        counts = Counter(point.run for point in points)
+        batches = sorted({batch for point in points for batch in point.batches})
+        columns = [[float(point.method == method) for method in self.methods] for point in points]
+        for row, point in zip(columns, points, strict=True):
+            row += [math.log(point.sync_every)] if self.sync_every else []
+            row += [float(not point.annealed)] if self.annealing else []
+        return Observations(
+            tokens=np.array([point.tokens for point in points], float),
+            losses=np.array([point.loss for point in points], float),
+            weights=np.array([1 / counts[point.run] for point in points]),
+            batches=np.array(batches, float),
+            shares=np.array([[point.batches.get(at, 0.0) for at in batches] for point in points]),
+            columns=np.array(columns, float),
+        )
+
+
+def tell(points: Sequence[LossPoint], given: Given) -> Terms:
+    """Find out which constants the points can tell.
+
+    Raises:
+        ValueError: Fewer than two budgets were measured.
+    """
+    methods = list(dict.fromkeys(point.method for point in points))
+    groups = [[point for point in points if point.method == method] for method in methods]
+    assumptions = []
+    if len(groups) > 1 and _most(groups, lambda point: point.tokens) < 2:
+        # Without costs of their own, the methods' budgets together can tell p.
+        groups, methods = [list(points)], methods[:1]
+        assumptions.append(
+            "no method was measured at two budgets, so all are taken to need the same tokens"
+        )
+    budgets = _most(groups, lambda point: point.tokens)
+    sizes = [f"{tokens:,.0f} tokens" for tokens in sorted({point.tokens for point in points})]
+    require(
+        budgets >= 2,
+        f"a law of the loss needs runs of two budgets, one at least {DISTINCT} times the other, "
+        f"got {', '.join(sizes) or 'no run'}; train another with, for instance, half as many",
+    )
+    several_h = _most(groups, lambda point: point.sync_every) >= 2
+    if not several_h and any(point.sync_every > 1 for point in points):
+        assumptions.append("no method was measured with two H, so H is taken to change no tokens")
+    annealing = _most(groups, lambda point: 1 + point.annealed) >= 2
+    if not annealing and len({point.annealed for point in points}) > 1:
+        assumptions.append(
+            "methods differ in whether their learning rate had fallen, which counts as their cost"
+        )
+    irreducible, of_irreducible = _irreducible(points, budgets, given)
+    # One batch of each run: within a run, batch and tokens may grow together.
+    last = [[*{point.run: point for point in group}.values()] for group in groups]
+    critical_batch, of_batches = _critical_batch(last, given)
+    return Terms(
+        methods=tuple(methods[1:]),
+        sync_every=several_h,
+        annealing=annealing,
+        irreducible=irreducible,
+        critical_batch=critical_batch,
+        assumptions=(*assumptions, *of_irreducible, *of_batches),
+    )
+
+
+def _irreducible(
+    points: Sequence[LossPoint], budgets: int, given: Given
+) -> tuple[tuple[float, float], list[str]]:
+    """Lowest and highest L_inf, and what is assumed."""
+    if given.irreducible is not None:
+        value = given.irreducible
+        return (value, value), [f"the irreducible loss L_inf was given: {value:g}"]
+    if budgets < 3:
+        return (0.0, 0.0), [
+            "no method was measured at three budgets, so the irreducible loss L_inf is taken as 0; "
+            "losses far below the measured ones need more tokens than predicted"
+        ]
+    return (0.0, HIGHEST_IRREDUCIBLE * min(point.loss for point in points)), []
+
+
+def _critical_batch(
+    groups: Sequence[Sequence[LossPoint]], given: Given
+) -> tuple[tuple[float, float], list[str]]:
+    """Lowest and highest B in samples, and what is assumed."""
+    if given.critical_batch is not None:
+        value = given.critical_batch
+        return (value, value), [f"the critical batch was given: {value:g} samples"]
+    if _most(groups, lambda point: point.mean_batch) < 2:
+        return (math.inf, math.inf), [
+            "no method was measured with two batches, so larger ones are taken to need no more "
+            "tokens"
+        ]
+    batches = [point.mean_batch for group in groups for point in group]
+    return (min(batches) / BATCH_RANGE, max(batches) * BATCH_RANGE), []
+
+
+def _most(groups: Sequence[Sequence[LossPoint]], value: Callable[[LossPoint], float]) -> int:
+    """The most values that the points of one group have; values that are close count as one."""
+    most = 0
+    for points in groups:
+        count, last = 0, 0.0
+        for found in sorted(value(point) for point in points):
+            if found >= DISTINCT * last:
+                count, last = count + 1, found
+        most = max(most, count)
+    return most
