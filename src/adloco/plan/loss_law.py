@@ -13,6 +13,7 @@ which costs 1 + 1 / eta^2 (steps_to_loss.py).
 What the runs cannot tell is left out, and said in `LossFit.assumptions`.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,13 +22,11 @@ import numpy as np
 
 from adloco.errors import require
 from adloco.plan.calibration import Errors
-from adloco.plan.loss_points import DISTINCT, Batch, Given, LossPoint, Terms, tell
+from adloco.plan.loss_points import DISTINCT, TOO_CHEAP, Batch, Given, LossPoint, Terms, tell
 from adloco.plan.loss_search import EXPONENTS, search
 
 LARGEST = 700.0
 """Logarithm from which numbers count as infinite."""
-DRAWS = 100
-"""Of the bootstrap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +147,7 @@ def fit_loss_law(
     *,
     irreducible: float | None = None,
     critical_batch: float | None = None,
+    draws: int = 100,
     seed: int = 0,
 ) -> LossFit:
     """Fit the law to points of short runs, each run with the same weight.
@@ -157,6 +157,7 @@ def fit_loss_law(
         irreducible: L_inf if it is known; None to fit it, or to take 0 if the runs cannot tell it.
         critical_batch: B in samples if it is known, for instance a measured noise scale; None to
             fit it, or to leave it out if the runs cannot tell it.
+        draws: Laws of the bootstrap; 0 if no interval is wanted.
         seed: Of the bootstrap.
 
     Raises:
@@ -180,7 +181,7 @@ def fit_loss_law(
         assumptions=(*terms.assumptions, *_at_bounds(law, terms)),
         runs=_held_out(points, [[run] for run in runs], given),
         longest=_held_out(points, [longest], given),
-        draws=tuple(_draws(points, terms, law, np.random.default_rng(seed))),
+        draws=tuple(itertools.islice(_drawn(points, terms, law, seed), draws)),
     )
 
 
@@ -200,23 +201,20 @@ def _fit(points: Sequence[LossPoint], terms: Terms) -> LossLaw:
     )
 
 
-def _draws(
-    points: Sequence[LossPoint], terms: Terms, law: LossLaw, random: np.random.Generator
-) -> Iterator[LossLaw]:
-    """Laws of losses that are drawn around the law's."""
+def _drawn(points: Sequence[LossPoint], terms: Terms, law: LossLaw, seed: int) -> Iterator[LossLaw]:
+    """Laws of losses that are drawn around the law's, without end; none if no point is to spare."""
+    random = np.random.default_rng(seed)
     losses = np.array([law.loss_after(point.tokens / law.cost_of(point)) for point in points])
     errors = np.log([point.loss for point in points] / losses)
     spare = len(points) - terms.num_constants
-    for _ in range(DRAWS if spare > 0 else 0):
+    while spare > 0:
         noise = math.sqrt((errors**2).sum() / spare) * random.standard_normal(len(points))
         drawn = zip(points, (losses * np.exp(noise)).tolist(), strict=True)
         yield _fit([replace(point, loss=loss) for point, loss in drawn], terms)
 
 
 def _held_out(
-    points: Sequence[LossPoint],
-    groups: Iterable[Collection[str]],
-    given: Given,
+    points: Sequence[LossPoint], groups: Iterable[Collection[str]], given: Given
 ) -> HeldOut | None:
     """Errors for each group of runs, by a law of all others; None if there are no such laws."""
     losses, tokens = [], []
@@ -251,6 +249,8 @@ def _at_bounds(law: LossLaw, terms: Terms) -> list[str]:
     low, high = terms.irreducible
     if low < high and law.irreducible > 0.999 * high:
         found.append("L_inf is close to the lowest measured loss, so no lower loss is predicted")
+    if low < high and law.irreducible < 0.001 * high:
+        found.append(f"the losses show no L_inf above 0; {TOO_CHEAP}")
     if law.exponent > 0.999 * EXPONENTS[1]:
         found.append(f"p is at its bound, {EXPONENTS[1]:g}")
     return found

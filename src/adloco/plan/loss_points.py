@@ -21,6 +21,8 @@ BATCH_RANGE = 30.0
 """B is searched for between the smallest batch over this and the largest times this."""
 HIGHEST_IRREDUCIBLE = 0.99
 """The highest L_inf that is tried, as a part of the lowest loss."""
+TOO_CHEAP = "losses far below the measured ones need more tokens than predicted"
+"""What follows from L_inf = 0."""
 
 Batch = float | Mapping[float, float]
 """Samples of a trainer's inner step; if it varies, each batch and the tokens trained with it."""
@@ -133,18 +135,19 @@ def tell(points: Sequence[LossPoint], given: Given) -> Terms:
     methods = list(dict.fromkeys(point.method for point in points))
     groups = [[point for point in points if point.method == method] for method in methods]
     assumptions = []
-    if len(groups) > 1 and _most(groups, lambda point: point.tokens) < 2:
+    budgets = _most(groups, lambda point: point.tokens)
+    if budgets < 2 and len(methods) > 1:
         # Without costs of their own, the methods' budgets together can tell p.
-        groups, methods = [list(points)], methods[:1]
+        methods, budgets = methods[:1], _most([points], lambda point: point.tokens)
         assumptions.append(
             "no method was measured at two budgets, so all are taken to need the same tokens"
         )
-    budgets = _most(groups, lambda point: point.tokens)
-    sizes = [f"{tokens:,.0f} tokens" for tokens in sorted({point.tokens for point in points})]
+    sizes = [point.tokens for point in points]
+    seen = f"runs of {min(sizes):,.0f} to {max(sizes):,.0f} tokens" if sizes else "no run"
     require(
         budgets >= 2,
         f"a law of the loss needs runs of two budgets, one at least {DISTINCT} times the other, "
-        f"got {', '.join(sizes) or 'no run'}; train another with, for instance, half as many",
+        f"got {seen}; train another with, for instance, half as many",
     )
     several_h = _most(groups, lambda point: point.sync_every) >= 2
     if not several_h and any(point.sync_every > 1 for point in points):
@@ -178,7 +181,7 @@ def _irreducible(
     if budgets < 3:
         return (0.0, 0.0), [
             "no method was measured at three budgets, so the irreducible loss L_inf is taken as 0; "
-            "losses far below the measured ones need more tokens than predicted"
+            f"{TOO_CHEAP}"
         ]
     return (0.0, HIGHEST_IRREDUCIBLE * min(point.loss for point in points)), []
 

@@ -15,7 +15,7 @@ import numpy as np
 
 EXPONENTS = (1e-3, 2.0)
 """Least and largest p."""
-GRID, ZOOMS, ZOOMED = 15, 12, 5
+GRID, ZOOMS, ZOOMED = 15, 7, 7
 """Points of the first grid in each direction, finer grids, and their points."""
 RIDGE = 1e-12
 
@@ -78,7 +78,7 @@ def search(
                 for (low, high), at, step in zip(bounds, middle, steps, strict=True)
             ]
             # The next grid reaches to the neighbours of the best point of this one.
-            steps = [step / 2 for step in steps]
+            steps = [step / 3 for step in steps]
     exponent, (intercept, *costs) = float(exponents[best]), solved[best]
     return Solution(
         irreducible=float(middle[0]),

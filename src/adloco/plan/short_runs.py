@@ -14,7 +14,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.metrics import TRAINER, Record, values
 from adloco.plan.loss_points import DISTINCT, LossPoint
-from adloco.run.folder import RECIPE, SUMMARY, run_folder
+from adloco.run.folder import RECIPE, SUMMARY, finished, run_folder
 from adloco.run.records import Records
 
 FIRST_PART = 1 / 3
@@ -65,11 +65,16 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
             differ in model, task, text or evaluation set.
     """
     require(bool(folders), "no short run was given; name the folders of finished runs")
-    runs = {folder: _finished(folder) for folder in dict.fromkeys(folders)}
+    runs = {
+        folder: build_recipe(read_values(str(finished(run_folder(folder)) / RECIPE)))
+        for folder in dict.fromkeys(folders)
+    }
     settings = {folder: named_settings(recipe) for folder, recipe in runs.items()}
     for folder, named in settings.items():
-        if not runs[folder].data.streaming:
-            named["data.fingerprint"] = json.loads((folder / SUMMARY).read_text()).get("corpus")
+        data = runs[folder].data
+        summary = json.loads((folder / SUMMARY).read_text())
+        # What was read of a stream has no fingerprint that another run shares.
+        named["data.fingerprint"] = data.name if data.streaming else summary.get("corpus")
     for name in _differing(settings, EQUAL, MAY_DIFFER):
         found = {str(named.get(name)): folder for folder, named in settings.items()}
         (one, first), (other, second) = list(found.items())[:2]
@@ -96,24 +101,22 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
 
 
 def method_of(recipe: Recipe) -> str:
-    """The method of a recipe: its trainers and workers, and the settings of outer step, wire
-    format, streaming and merges that are not the defaults.
+    """The method of a recipe, in words: its trainers and workers, and the kinds of outer step, wire
+    format and merges with those of their settings that are not the defaults.
     """
     shape = recipe.method
     workers = f"{shape.workers_per_trainer} worker{'s' if shape.workers_per_trainer > 1 else ''}"
-    sections = ["outer."]
-    sections += ["wire."] if recipe.wire_format else []
-    sections += ["streaming."] if recipe.syncs and recipe.streaming.fragments > 1 else []
-    sections += ["merge."] if shape.num_trainers > 1 else []
-    usual = named_settings(build_recipe({}))
-    changed = [
-        f"{name} {value}"
-        for name, value in named_settings(recipe).items()
-        if name.startswith(tuple(sections)) and name != "outer.on_host"
-        if usual.get(name) != value
-    ]
-    trainers = f"{shape.num_trainers} trainers of " if shape.num_trainers > 1 else ""
-    return ", ".join([trainers + workers, *changed])
+    words = [f"{shape.num_trainers} trainers of {workers}" if shape.num_trainers > 1 else workers]
+    kinds = named_settings(recipe)
+    words += [f"outer.update {kinds['outer.update']}", *_changed("outer", recipe.outer)]
+    if recipe.wire_format:
+        words += [f"wire.format {kinds['wire.format']}", *_changed("wire", recipe.wire)]
+    if recipe.syncs:
+        words += _changed("streaming", recipe.streaming)
+    if shape.num_trainers > 1:
+        words += [f"merge.policy {kinds['merge.policy']}", *_changed("merge", recipe.merge)]
+        words += _changed("merge", recipe.fates)
+    return ", ".join(words)
 
 
 def sync_every_of(recipe: Recipe) -> int:
@@ -122,14 +125,14 @@ def sync_every_of(recipe: Recipe) -> int:
     return 1 if alone else recipe.method.sync_every
 
 
-def _finished(folder: Path) -> Recipe:
-    path = run_folder(folder)
-    require(
-        (path / SUMMARY).is_file(),
-        f"the run in {str(folder)!r} has not ended (no {SUMMARY} in it); finish it with: adloco "
-        f"train --resume {folder}",
-    )
-    return build_recipe(read_values(str(path / RECIPE)))
+def _changed(section: str, part: Any) -> list[str]:
+    """Settings of a part of a recipe that are not the defaults, in words."""
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
+    usual = {
+        field.name: field.default_factory() if callable(field.default_factory) else field.default
+        for field in fields(part)
+    }
+    return [f"{section}.{key} {value}" for key, value in values.items() if value != usual[key]]
 
 
 def _differing(

@@ -16,7 +16,6 @@ while B grows, so that
 and syncs = steps / H. docs/theory.md derives this and says where it breaks.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,17 +71,6 @@ def noise_per_batch(eta: float, estimator: Estimator = "unbiased") -> float:
         "or the unbiased form",
     )
     return eta**2 / (1 - eta**2)
-
-
-def held_batch(noise_scale: float, eta: float, estimator: Estimator = "unbiased") -> float:
-    """The batch at which the norm test holds a noise scale, both in samples."""
-    return noise_scale / noise_per_batch(eta, estimator)
-
-
-def eta_that_holds(batch: float, noise_scale: float, estimator: Estimator = "unbiased") -> float:
-    """The eta with which the norm test holds a batch, the inverse of `held_batch`."""
-    ratio = noise_scale / batch
-    return math.sqrt(ratio if estimator == "unbiased" else ratio / (1 + ratio))
 
 
 def fit_steps(batches: Sequence[float], steps: Sequence[float]) -> StepsToLoss:

@@ -55,6 +55,20 @@ def run_folder(folder: Path) -> Path:
     return folder
 
 
+def finished(folder: Path) -> Path:
+    """The folder, after a check that the run in it has ended.
+
+    Raises:
+        ValueError: It has not.
+    """
+    require(
+        (folder / SUMMARY).is_file(),
+        f"the run in {str(folder)!r} has not ended (no {SUMMARY} in it); finish it with: adloco "
+        f"train --resume {folder}",
+    )
+    return folder
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock while the context lasts.

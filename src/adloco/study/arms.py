@@ -14,7 +14,7 @@ from adloco.config.recipe import build_recipe, override, read_values, shipped_re
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.errors import require
-from adloco.run.folder import RECIPE, SUMMARY
+from adloco.run.folder import RECIPE, SUMMARY, finished
 
 Flags = tuple[tuple[str, str], ...]
 """(section.key, value) of settings, in order."""
@@ -155,12 +155,7 @@ def finished_run(folder: Path) -> StudyRun:
         (folder / RECIPE).is_file(),
         f"{str(folder)!r} is neither a recipe nor a run folder (no {RECIPE} in it)",
     )
-    require(
-        (folder / SUMMARY).is_file(),
-        f"the run in {str(folder)!r} has not ended (no {SUMMARY} in it); finish it with: adloco "
-        f"train --resume {folder}",
-    )
-    recipe = build_recipe(read_values(str(folder / RECIPE)))
+    recipe = build_recipe(read_values(str(finished(folder) / RECIPE)))
     return StudyRun(
         arm=recipe.run.name, seed=recipe.run.seed, recipe=recipe, folder=folder, given=True
     )

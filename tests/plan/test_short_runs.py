@@ -1,0 +1,122 @@
+"""Run folders as points of a law of the loss."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from adloco.cli.main import main
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.plan.loss_law import fit_loss_law
+from adloco.plan.short_runs import method_of, read_short_runs, sync_every_of
+from adloco.run.records import Records
+
+
+def changed(run: Path, name: str, *changes: tuple[str, str]) -> Path:
+    """A copy of a run with these lines of its recipe changed."""
+    copy = run.with_name(name)
+    copy.mkdir()
+    for file in ("metrics.jsonl", "summary.json"):
+        shutil.copy(run / file, copy / file)
+    text = (run / "recipe.toml").read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (copy / "recipe.toml").write_text(text)
+    return copy
+
+
+def test_the_losses_of_a_run_that_count(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--run.tokens", "8192", "--evaluation.every", "1", "--batch.maximum", "16"]
+    assert main(["train", "adloco", *small, *words]) == 0
+    run = tmp_path / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    records = Records(run).read()
+
+    cosine = read_short_runs([run])
+    (point,) = cosine.points
+    assert (point.tokens, point.loss) == (summary["tokens"], summary["final_val_loss"])
+    assert point.annealed and point.sync_every == 4
+    assert cosine.tokens_per_sample == 32
+    assert isinstance(point.batch, dict)
+    assert sum(point.batch.values()) == pytest.approx(summary["tokens"])
+    assert set(point.batch) == {
+        trainer["trainer_batch"] for record in records for trainer in record["trainers"]
+    }
+
+    constant = changed(run, "constant", ('shape = "cosine"', 'shape = "constant"'))
+    points = read_short_runs([constant]).points
+    assert points[-1].loss == summary["final_val_loss"]
+    assert points[0].tokens >= summary["tokens"] / 3 and len(points) >= 3
+    for one, two in itertools.pairwise(points):
+        assert two.tokens >= 1.2 * one.tokens and not one.annealed
+    assert fit_loss_law(points, draws=0).law.irreducible < summary["final_val_loss"]
+
+    wsd = changed(run, "wsd", ('shape = "cosine"', 'shape = "wsd"'))
+    points = read_short_runs([wsd]).points
+    assert [point.annealed for point in points[-2:]] == [False, True]
+    assert points[-2].tokens <= 0.8 * 8192
+
+    both = read_short_runs(
+        [run, changed(run, "lr", ("betas = [0.9, 0.95]", "betas = [0.9, 0.99]"))]
+    )
+    assert both.assumptions == ("what inner.betas change between runs counts as noise",)
+    scales = [trainer["noise_scale"] for record in records for trainer in record["trainers"]]
+    assert cosine.noise_scale is not None
+    assert both.noise_scale == cosine.noise_scale
+    assert min(filter(None, scales)) <= cosine.noise_scale <= max(filter(None, scales))
+
+    late = changed(run, "late", ("total_tokens = 8192", "total_tokens = 24000"))
+    with pytest.raises(ValueError, match="has no loss that counts.*train it to the end"):
+        read_short_runs([late])
+    longer = changed(run, "longer", ("context_tokens = 32", "context_tokens = 64"))
+    with pytest.raises(ValueError, match="data.context_tokens is 32 in .*run and 64 in .*longer;"):
+        read_short_runs([run, longer])
+    other = changed(run, "other")
+    (other / "summary.json").write_text(json.dumps(summary | {"corpus": "another"}))
+    with pytest.raises(ValueError, match="data.fingerprint is .* and another in"):
+        read_short_runs([run, other])
+    (other / "summary.json").unlink()
+    with pytest.raises(ValueError, match="has not ended"):
+        read_short_runs([other])
+    with pytest.raises(ValueError, match="is not a run folder"):
+        read_short_runs([tmp_path])
+    with pytest.raises(ValueError, match="no short run was given"):
+        read_short_runs([])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "method", "sync_every"),
+    [
+        ("ddp", [], "1 worker, outer.update mean", 1),
+        (
+            "ddp",
+            [("batch.initial", "64"), ("wire.format", "int8")],
+            "1 worker, outer.update mean",
+            1,
+        ),
+        ("local-sgd", [("method.sync_every", "7")], "2 workers, outer.update mean", 7),
+        (
+            "diloco",
+            [("wire.format", "int4"), ("outer.lr", "0.5")],
+            "2 workers, outer.update optimizer, outer.lr 0.5, wire.format int4",
+            20,
+        ),
+        (
+            "adloco",
+            [("wire.format", "fp32"), ("outer.update", "mean"), ("merge.every", "2")],
+            "2 trainers of 1 worker, outer.update mean, merge.policy smallest, merge.every 2",
+            20,
+        ),
+    ],
+)
+def test_what_runs_of_one_method_share(
+    recipe: str, flags: Sequence[tuple[str, str]], method: str, sync_every: int
+) -> None:
+    built = build_recipe(override(read_values(recipe), flags))
+    assert (method_of(built), sync_every_of(built)) == (method, sync_every)
