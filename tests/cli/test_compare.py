@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from adloco.cli.main import main
+from adloco.config.recipe import build_recipe, read_values
+from adloco.config.recipe_text import to_toml
 
 
 @pytest.fixture
@@ -24,6 +26,16 @@ def common(small: list[str], tmp_path: Path) -> list[str]:
 def compared(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / "compare.json").read_text())
     return content
+
+
+def finished_run(folder: Path) -> str:
+    """A folder as a run of `diloco` with one round leaves it, as far as a comparison needs it."""
+    folder.mkdir()
+    (folder / "recipe.toml").write_text(to_toml(build_recipe(read_values("diloco"))))
+    (folder / "summary.json").write_text("{}")
+    line = {"tokens": 100, "inner_steps": 4, "seconds": 1.0, "syncs": 1, "bytes_sent": 8}
+    (folder / "metrics.jsonl").write_text(json.dumps(line | {"val_loss": 4.0}) + "\n")
+    return str(folder)
 
 
 @pytest.mark.pictures
@@ -112,13 +124,37 @@ def test_a_study_that_was_stopped_goes_on(common: list[str], tmp_path: Path) -> 
     assert stopped == whole
 
 
+def test_a_run_that_fails_is_counted_and_gives_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stub that fails at once stands for `adloco train`; the other arm is a finished run."""
+    stub = tmp_path / "train"
+    stub.write_text("#!/bin/sh\necho adloco: broken\nexit 2\n")
+    stub.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stub))
+    monkeypatch.setattr("adloco.study.training.POLL_SECONDS", 0.02)
+    study = tmp_path / "study"
+    own = ["--run.folder", str(study), "--seeds", "1"]
+    assert main(["compare", "b=diloco@--method.sync_every 2", "diloco", *own]) == 1
+    said = f"adloco: 2 of 2 runs failed; what they said is in {study / 'logs'}"
+    assert capsys.readouterr().err == f"{said}, and there is nothing to compare\n"
+    assert not (study / "compare.html").exists()
+
+    assert main(["compare", finished_run(tmp_path / "run"), "b=diloco", *own]) == 1
+    out, error = capsys.readouterr()
+    assert "b, seed 0: failed" in out and "lowest validation loss: diloco, 4.0000" in out
+    assert error == f"adloco: 1 of 2 runs failed; what they said is in {study / 'logs'}\n"
+    assert [arm["runs"][0]["problem"] for arm in compared(study)["arms"]] == ["", "broken"]
+    assert "b, seed 0 did not end: broken" in (study / "compare.html").read_text()
+
+
 @pytest.mark.nightly
 def test_a_run_that_fails_is_named_and_the_others_compared(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     explosive = "--inner.optimizer sgd --inner.lr 1e6 --method.max_grad_norm 0"
     words = [*common, "--run.tokens", "2048", "--learning_rate.warmup_fraction", "0"]
-    assert main(["compare", "diloco", f"wild=diloco@{explosive}", *words, "--parallel", "2"]) == 0
+    assert main(["compare", "diloco", f"wild=diloco@{explosive}", *words, "--parallel", "2"]) == 1
     out = capsys.readouterr().out
     assert "wild, seed 0: failed" in out and "loss is" in out
     arms = compared(tmp_path / "study")["arms"]

@@ -3,6 +3,7 @@ and showing their comparison.
 """
 
 import re
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from adloco.run.folder import RECIPE
 from adloco.study.arms import StudyRun
 from adloco.study.comparison import Comparison, compare
 from adloco.study.fairness import inequalities
-from adloco.study.training import ENDED, Job, StudyInterruptedError, train_missing
+from adloco.study.training import ENDED, LOGS, Job, StudyInterruptedError, train_missing
 
 
 def study_settings(arguments: Namespace, name: str) -> tuple[Path, list[tuple[str, str]]]:
@@ -67,10 +68,15 @@ def run_study(
     links = [Link.parse(text) for text in arguments.link]
     _require_equal([str(found) for found in inequalities(runs, varied)], force=arguments.force)
     try:
-        problems = train_all(runs, folder, arguments.parallel, console, halve_at)
+        jobs = train_all(runs, folder, arguments.parallel, console, halve_at)
     except StudyInterruptedError:
         console.print("stopped and saved; the same command goes on", soft_wrap=True)
         return INTERRUPTED
+    failed = sum(job.state == "failed" for job in jobs)
+    failure = f"{failed} of {len(jobs)} runs failed; what they said is in {folder / LOGS}"
+    if not any(job.state == "done" for job in jobs):
+        return _fail(f"{failure}, and there is nothing to compare")
+    problems = {job.run.folder: job.problem for job in jobs if job.problem}
     with console.status("drawing the comparison ..."):
         comparison = compare(runs, targets=targets, links=links, problems=problems, varied=varied)
         _require_equal(comparison.unequal, force=arguments.force)
@@ -80,7 +86,13 @@ def run_study(
     best = comparison.loss.text(comparison.finals(comparison.best, comparison.loss.name).mean)
     console.print(f"lowest {comparison.loss.label}: {comparison.best}, {best}", soft_wrap=True)
     console.print(f"{comparison.statement}\n{page}", soft_wrap=True)
-    return 0
+    return _fail(failure) if failed else 0
+
+
+def _fail(sentence: str) -> int:
+    """Show why the command fails; return its exit code, which is not that of bad input."""
+    print(f"adloco: {sentence}", file=sys.stderr)
+    return 1
 
 
 def _require_equal(found: Sequence[str], *, force: bool) -> None:
@@ -97,11 +109,8 @@ def train_all(
     parallel: int,
     console: Console,
     halve_at: Sequence[float] = (),
-) -> dict[Path, str]:
-    """Train the runs that are missing and show their progress.
-
-    Returns:
-        Folder -> why the run there failed or was stopped.
+) -> Sequence[Job]:
+    """Train the runs that are missing and show their progress; return them as they ended.
 
     Raises:
         StudyInterruptedError: A signal came; running runs have saved.
@@ -123,7 +132,7 @@ def train_all(
     if console.is_terminal:  # Elsewhere it was told when it happened.
         for job in (job for job in jobs if job.problem):
             _tell(job, console)
-    return {job.run.folder: job.problem for job in jobs if job.problem}
+    return jobs
 
 
 def print_table(table: Table, console: Console) -> None:

@@ -26,6 +26,8 @@ from adloco.run.records import Records
 from adloco.study.arms import StudyRun
 from adloco.study.halving import better_half, loss_at
 
+LOGS = "logs"
+"""Folder of the processes' output, in the study's folder."""
 POLL_SECONDS = 0.5
 ENDED = ("done", "stopped", "failed")
 """States in which a job stays."""
@@ -94,7 +96,7 @@ def train_missing(
     yield jobs
     if all(job.state == "done" for job in jobs):
         return
-    logs = folder / "logs"
+    logs = folder / LOGS
     logs.mkdir(parents=True, exist_ok=True)
     with signals_passed_to(
         lambda: [job.process for job in jobs if job.process],
