@@ -51,6 +51,16 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert printed(["--version"], capsys) == f"adloco {metadata.version('adloco')}\n"
 
 
+def test_comparisons_have_three_seeds_and_a_search_has_one() -> None:
+    _, commands = build_parser()
+    seeds = {name: commands.choices[name].get_default("seeds") for name in NAMES}
+    assert {name: number for name, number in seeds.items() if number} == {
+        "compare": 3,
+        "ablate": 3,
+        "sweep": 1,
+    }
+
+
 @pytest.mark.parametrize("words", [[], *([name] for name in NAMES)], ids=" ".join)
 def test_help_fits_80_columns(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

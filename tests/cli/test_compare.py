@@ -20,7 +20,7 @@ from adloco.config.recipe_text import to_toml
 @pytest.fixture
 def common(small: list[str], tmp_path: Path) -> list[str]:
     """Settings of all arms, and the study's folder."""
-    return [*small, "--run.tokens", "4096", "--run.folder", str(tmp_path / "study")]
+    return [*small, "--seeds", "1", "--run.tokens", "4096", "--run.folder", str(tmp_path / "study")]
 
 
 def compared(folder: Path) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         (["diloco", "b=diloco@--model.num_layers 2"], "the arms differ in model"),
         (["diloco", str(tmp_path)], "is neither a recipe nor a run folder"),
     ]:
-        assert main(["compare", *words, *common]) == 2
+        assert main(["compare", *common, *words]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
         assert not (tmp_path / "study").exists()

@@ -12,7 +12,7 @@ from adloco.cli.main import main
 def common(small: list[str], tmp_path: Path) -> list[str]:
     """Settings of all runs, and the study's folder."""
     folder = ["--run.folder", str(tmp_path / "study"), "--parallel", "2"]
-    return [*small, "--run.tokens", "2048", *folder]
+    return [*small, "--seeds", "1", "--run.tokens", "2048", *folder]
 
 
 @pytest.mark.pictures

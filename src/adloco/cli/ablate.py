@@ -32,7 +32,7 @@ def add_parser(commands: Commands) -> None:
         metavar="NAME,...",
         help="mechanisms to leave out (default: %(default)s)",
     )
-    add_study_arguments(parser)
+    add_study_arguments(parser, seeds=3)
 
 
 def run(arguments: Namespace) -> int:

@@ -10,7 +10,7 @@ UNTIL = ("tokens", "rounds", "inner_steps", "syncs")
 EXAMPLES = """\
 WHAT is a recipe, a recipe with settings of its own, or the folder of a run:
 
-  adloco compare adloco diloco local-sgd --seeds 3 --run.tokens 300000
+  adloco compare adloco diloco local-sgd --run.tokens 300000
   adloco compare diloco 'H50=diloco@--method.sync_every 50' --link 100mbit,20ms
   adloco compare runs/mine runs/yours --targets 1.6,1.5
 
@@ -37,7 +37,7 @@ def add_parser(commands: Commands) -> None:
         metavar=("UNIT", "N"),
         help=f"budget of each run, in {', '.join(UNTIL)}",
     )
-    add_study_arguments(parser)
+    add_study_arguments(parser, seeds=3)
 
 
 def until_settings(until: list[str] | None) -> list[tuple[str, str]]:

@@ -4,10 +4,14 @@ from adloco.cli.arguments import Parser
 from adloco.errors import require
 
 
-def add_study_arguments(parser: Parser) -> None:
-    """Add what every command over many runs takes."""
+def add_study_arguments(parser: Parser, *, seeds: int) -> None:
+    """Add what every command over many runs takes; `seeds` is the default of --seeds."""
     parser.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="runs of each arm (default: 1)"
+        "--seeds",
+        type=int,
+        default=seeds,
+        metavar="N",
+        help="runs of each arm (default: %(default)s)",
     )
     parser.add_argument(
         "--parallel", type=int, default=1, metavar="N", help="runs at a time (default: 1)"

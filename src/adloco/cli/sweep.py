@@ -38,7 +38,7 @@ def add_parser(commands: Commands) -> None:
         metavar="PART,...",
         help="stop the worse half of the points at these parts of the budget, as in 0.25,0.5",
     )
-    add_study_arguments(parser)
+    add_study_arguments(parser, seeds=1)  # It looks for candidates.
 
 
 def run(arguments: Namespace) -> int:
