@@ -2,10 +2,69 @@
 
 from pathlib import Path
 
+import pytest
+
 from adloco.metrics import NATS, ROUND, Metric
-from adloco.report.compare_files import to_csv, to_json
+from adloco.report.compare_files import differences_csv, to_csv, to_json
+from adloco.report.compare_page import tables
 from adloco.study.arms import plan_runs
 from adloco.study.comparison import Comparison, RunCurves
+
+
+def against(*ends: tuple[float, float]) -> Comparison:
+    """Two arms, whose seeds fall from 4 to these losses over 100 tokens and 10 syncs."""
+    runs = plan_runs(["a=diloco", "b=diloco"], [], len(ends), Path("study"))
+    arms: dict[str, list[RunCurves]] = {"a": [], "b": []}
+    for run in runs:
+        last = ends[run.seed]["ab".index(run.arm)]
+        axes = {"tokens": [0.0, 100.0], "syncs": [0.0, 10.0]}
+        curve = RunCurves(run=run, axes=axes, measures={"val_loss": [4.0, last]}, corpus="")
+        arms[run.arm].append(curve)
+    return Comparison(
+        arms=arms,
+        axes={name: ROUND[name] for name in ("tokens", "syncs")},
+        measures=(Metric("val_loss", "validation loss", NATS),),
+        targets=(3.0,),
+        replicas=2,
+        equal=(),
+        unequal=(),
+    )
+
+
+def test_differences_of_what_a_target_needs() -> None:
+    """To fall from 4 to 3: the first arm takes 25, 50, 50 of 100 tokens, the second 50, 100, and
+    with the third seed it ends at 3.5. So -25 and -50: mean -37.5, deviation 17.68, t = 12.706.
+    """
+    found = against((0.0, 2.0), (2.0, 3.0), (2.0, 3.5))
+    (tokens,) = found.differences_to_target("tokens", 3.0)
+    assert (tokens.first, tokens.second, tokens.mean, tokens.seeds) == ("a", "b", -37.5, 2)
+    assert tokens.half_width == pytest.approx(12.706 * 12.5)
+    (syncs,) = found.differences_to_target("syncs", 3.0)
+    assert (syncs.mean, syncs.clear) == (-3.75, False)
+    content = to_json(found)["differences_to_target"]["3"]
+    assert [content[axis][0]["mean"] for axis in ("tokens", "syncs")] == [-37.5, -3.75]
+    rows = [line.split(",") for line in differences_csv(found).splitlines()]
+    assert rows[0] == ["number", "first", "second", "mean", "half_width", "seeds"]
+    assert [row[:4] for row in rows[1:]] == [
+        ["final val_loss", "a", "b", str((-2 - 1 - 1.5) / 3)],
+        ["tokens_to_3", "a", "b", "-37.5"],
+        ["syncs_to_3", "a", "b", "-3.75"],
+    ]
+    *_, table = tables(found)
+    assert table.title == "Differences of what validation loss 3 needs"
+    ((pair, seeds, *cells),) = table.rows
+    assert (pair.text, seeds.text) == ("a - b", "2")
+    assert [cell.text for cell in cells] == ["-37.5 ± 158.8", "-3.8 ± 15.9"]
+    assert [cell.detail for cell in cells] == ["", ""]
+
+
+def test_a_clear_difference_is_named_and_a_target_that_one_arm_misses_is_not_compared() -> None:
+    """Both seeds of the first arm take 25 tokens, those of the second 50 and 52: -25 and -27."""
+    *_, table = tables(against((0.0, 2.0), (0.0, 4 - 100 / 52)))
+    assert table.rows[0][2].text == "-26.0 ± 12.7" and table.rows[0][2].detail == "a needs less"
+    missed = against((2.0, 3.5), (2.0, 3.5))
+    assert missed.differences_to_target("tokens", 3.0) == []
+    assert [table.title for table in tables(missed)][-1] == "Differences of the final loss"
 
 
 def comparison(problem: str = "") -> Comparison:

@@ -1,11 +1,13 @@
-"""compare.json and compare.csv: a comparison for programs."""
+"""compare.json, compare.csv and compare_differences.csv: a comparison for programs."""
 
 import csv
 import io
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 from adloco.study.comparison import Comparison
+from adloco.study.statistics import Difference
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
@@ -20,10 +22,14 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "data_parallel_replicas": comparison.replicas,
         "targets": list(comparison.targets),
         "arms": [_arm_json(comparison, arm) for arm in comparison.arms],
-        "differences_of_final_loss": [
-            asdict(difference) | {"interval": "95%, Student's t, paired by seed"}
-            for difference in comparison.differences()
-        ],
+        "differences_of_final_loss": _differences_json(comparison.final_differences()),
+        "differences_to_target": {
+            f"{target:g}": {
+                axis: _differences_json(comparison.differences_to_target(axis, target))
+                for axis in comparison.axes
+            }
+            for target in comparison.targets
+        },
     }
 
 
@@ -55,6 +61,28 @@ def to_csv(comparison: Comparison) -> str:
             about = [arm, run.run.seed, run.run.folder, run.problem]
             writer.writerow([*about, *finals, *totals, *reached])
     return out.getvalue()
+
+
+def differences_csv(comparison: Comparison) -> str:
+    """A row for each pair of arms and number in which they are compared."""
+    loss = comparison.loss.name
+    found = {f"final {loss}": comparison.final_differences()} | {
+        f"{axis}_to_{target:g}": comparison.differences_to_target(axis, target)
+        for target in comparison.targets
+        for axis in comparison.axes
+    }
+    out = io.StringIO()
+    names = [field.name for field in fields(Difference)]
+    writer = csv.DictWriter(out, ["number", *names], lineterminator="\n")
+    writer.writeheader()
+    for number, differences in found.items():
+        writer.writerows({"number": number} | asdict(difference) for difference in differences)
+    return out.getvalue()
+
+
+def _differences_json(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+    interval = {"interval": "95%, Student's t, paired by seed"}
+    return [asdict(difference) | interval for difference in differences]
 
 
 def _arm_json(comparison: Comparison, arm: str) -> dict[str, Any]:

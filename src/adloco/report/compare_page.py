@@ -1,4 +1,4 @@
-"""compare.html, the pictures, compare.json and compare.csv of a comparison."""
+"""compare.html of a comparison, its tables, and all files beside it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco.metrics import Metric
-from adloco.report.compare_files import to_csv, to_json
+from adloco.report.compare_files import differences_csv, to_csv, to_json
 from adloco.report.curves import Curve, curve_content
 from adloco.report.html import embedded, write_page
 from adloco.run.records import write_json
@@ -92,7 +92,7 @@ def write_comparison(
     title: str,
     draw: Callable[[Comparison], list[Path]] = lambda comparison: [],
 ) -> Path:
-    """Write compare.json, compare.csv, the PNGs and compare.html; return the page's path.
+    """Write the files for programs, the PNGs and compare.html; return the page's path.
 
     Args:
         comparison: What to write.
@@ -105,6 +105,7 @@ def write_comparison(
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "compare.json", to_json(comparison))
     write_text(folder / "compare.csv", to_csv(comparison))
+    write_text(folder / "compare_differences.csv", differences_csv(comparison))
     images = draw_comparison(comparison, folder)
     path = folder / "compare.html"
     write_page(path, "compare.html", _content(comparison, images, draw(comparison), title))
@@ -148,31 +149,70 @@ def _content(
 
 
 def _difference_tables(comparison: Comparison) -> list[Table]:
-    found = comparison.differences()
-    if not found:
-        return []
-    return [
+    paired = (
+        "First minus second, paired by seed, with the 95% interval of Student's t. With one seed "
+        "there is no interval."
+    )
+    axes, loss = comparison.axes, comparison.loss
+    found = [
         Table(
             title="Differences of the final loss",
-            note="First minus second, paired by seed, with the 95% interval of Student's t. With "
-            f"one seed there is no interval.{comparison.warning}",
-            columns=["pair", comparison.loss.axis, "seeds", "reading"],
+            note=f"{paired}{comparison.warning}",
+            columns=["pair", "seeds", loss.axis, "reading"],
             rows=[
                 [
-                    Cell(f"{difference.first} - {difference.second}"),
-                    Cell(_interval(difference)),
-                    Cell(str(difference.seeds)),
+                    *_pair(difference),
+                    Cell(_interval(loss, difference)),
                     Cell(_reading(difference)),
                 ]
-                for difference in found
+                for difference in comparison.final_differences()
             ],
-        )
+        ),
+        *(
+            Table(
+                title=f"Differences of what {loss.label} {target:g} needs",
+                note=f"{paired} A seed with which one of the two does not reach it is left out, "
+                f"which favours that one.{comparison.warning}",
+                columns=["pair", "seeds", *(metric.axis for metric in axes.values())],
+                rows=[
+                    [
+                        *_pair(row[0]),
+                        *(
+                            Cell(_interval(metric, difference), _needs_less(difference))
+                            for metric, difference in zip(axes.values(), row, strict=True)
+                        ),
+                    ]
+                    for row in zip(
+                        *(comparison.differences_to_target(axis, target) for axis in axes),
+                        strict=True,
+                    )
+                ],
+            )
+            for target in comparison.targets
+        ),
     ]
+    return [table for table in found if table.rows]
 
 
-def _interval(difference: Difference) -> str:
-    half = "" if difference.half_width is None else f" ± {difference.half_width:.4f}"
-    return f"{difference.mean:+.4f}{half}"
+def _pair(difference: Difference) -> list[Cell]:
+    return [Cell(f"{difference.first} - {difference.second}"), Cell(str(difference.seeds))]
+
+
+def _interval(metric: Metric, difference: Difference) -> str:
+    def number(value: float) -> str:
+        # Of few syncs the tenths count.
+        few = metric.whole and abs(difference.mean) < 100
+        return f"{value:,.1f}" if few else _number(metric, value)
+
+    sign = "+" if difference.mean > 0 else ""
+    half = "" if difference.half_width is None else f" ± {number(difference.half_width)}"
+    return f"{sign}{number(difference.mean)}{half}"
+
+
+def _needs_less(difference: Difference) -> str:
+    """The arm that clearly needs less; empty if none does."""
+    less = difference.first if difference.mean < 0 else difference.second
+    return f"{less} needs less" if difference.clear else ""
 
 
 def _reading(difference: Difference) -> str:
@@ -195,8 +235,12 @@ def _cell(metric: Metric, spread: Spread, of: int = 0) -> Cell:
         return Cell("-")
     missing = f"{spread.count} of {of} seeds" if 0 < spread.count < of else ""
     mean, lowest, highest = (
-        metric.number(round(value) if metric.whole else value)
-        for value in (spread.mean, spread.lowest, spread.highest)
+        _number(metric, value) for value in (spread.mean, spread.lowest, spread.highest)
     )
     between = "" if lowest == highest else f"{lowest} to {highest}"
     return Cell(f"{mean} ({missing})" if missing else mean, between)
+
+
+def _number(metric: Metric, value: float) -> str:
+    """A mean over seeds: that of a count is shown as a whole number."""
+    return metric.number(round(value) if metric.whole else value)

@@ -5,7 +5,7 @@ reach a target loss, and differences between arms.
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,23 +114,29 @@ class Comparison:
         known = {arm: mean for arm, mean in means.items() if mean is not None}
         return min(known, key=lambda arm: known[arm])
 
-    def differences(self) -> list[Difference]:
-        """Final loss of an arm minus that of another, paired by seed: of all pairs, or of the best
+    def final_differences(self) -> list[Difference]:
+        """The final loss of an arm minus that of another, for each pair of arms."""
+        return self._differences(lambda run: run.final(self.loss.name))
+
+    def differences_to_target(self, axis: str, target: float) -> list[Difference]:
+        """What an arm needs on an axis to reach a loss minus what another needs, for each pair of
+        arms, over the seeds with which both reach it.
+        """
+        return self._differences(lambda run: self.reached(run, axis, target))
+
+    def _differences(self, number: Callable[[RunCurves], float | None]) -> list[Difference]:
+        """A number of an arm minus that of another, paired by seed: of all pairs, or of the best
         arm and each other one if there are more than `ARMS_IN_PAIRS` arms.
         """
-        finals = {
-            arm: {
-                run.run.seed: value
-                for run in runs
-                if (value := run.final(self.loss.name)) is not None
-            }
+        numbers = {
+            arm: {run.run.seed: value for run in runs if (value := number(run)) is not None}
             for arm, runs in self.arms.items()
         }
         names = list(self.arms)
         pairs = list(itertools.combinations(names, 2))
         if len(names) > ARMS_IN_PAIRS:
             pairs = [(self.best, name) for name in names if name != self.best]
-        found = (paired_difference(one, two, finals) for one, two in pairs)
+        found = (paired_difference(one, two, numbers) for one, two in pairs)
         return [difference for difference in found if difference is not None]
 
 
