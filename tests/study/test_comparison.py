@@ -1,12 +1,15 @@
 """What a comparison says of curves, by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from adloco.metrics import NATS, ROUND, Metric
 from adloco.report.compare_files import differences_csv, to_csv, to_json
 from adloco.report.compare_page import tables
+from adloco.report.compare_plots import draw_comparison
 from adloco.study.arms import plan_runs
 from adloco.study.comparison import Comparison, RunCurves
 
@@ -65,6 +68,20 @@ def test_a_clear_difference_is_named_and_a_target_that_one_arm_misses_is_not_com
     missed = against((2.0, 3.5), (2.0, 3.5))
     assert missed.differences_to_target("tokens", 3.0) == []
     assert [table.title for table in tables(missed)][-1] == "Differences of the final loss"
+
+
+def test_every_arm_of_a_picture_looks_different(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    found = against((2.0, 2.0))
+    arms = {f"arm {number}": found.arms["a"] for number in range(24)}
+    draw_comparison(replace(found, arms=arms), tmp_path)
+    (figure,) = drawn
+    shown = figure.legends[0].get_lines(), figure.axes[0].get_lines(), figure.axes[1].get_lines()
+    for lines in shown:
+        assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 24
 
 
 def comparison(problem: str = "") -> Comparison:

@@ -6,10 +6,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from adloco.report.drawing import COLOURS, label_axis
+from adloco.report.drawing import label_axis, line_look
 from adloco.study.comparison import Comparison
 
-PANELS_IN_A_ROW = 3
+PANELS_IN_A_ROW = NAMES_IN_A_ROW = 3
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
@@ -17,7 +17,8 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     paths = []
     for metric in comparison.measures:
         rows = math.ceil(len(comparison.axes) / PANELS_IN_A_ROW)
-        figure = Figure(figsize=(12, 3.4 * rows + 0.9), layout="constrained")
+        legend = math.ceil(len(comparison.arms) / NAMES_IN_A_ROW)
+        figure = Figure(figsize=(12, 3.4 * rows + 0.7 + 0.2 * legend), layout="constrained")
         panels = figure.subplots(rows, PANELS_IN_A_ROW, sharey=True, squeeze=False).flatten()
         for index, (panel, name) in enumerate(zip(panels, comparison.axes, strict=False)):
             _draw_lines(panel, comparison, name, metric.name)
@@ -26,7 +27,9 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
         for panel in panels[len(comparison.axes) :]:
             panel.remove()
         lines = panels[0].get_legend_handles_labels()
-        figure.legend(*lines, loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(
+            *lines, loc="outside lower center", ncols=NAMES_IN_A_ROW, handlelength=3, frameon=False
+        )
         figure.suptitle(f"{metric.label}\n{comparison.statement}", fontsize=9, wrap=True)
         paths.append(folder / f"compare_{metric.name.removeprefix('val_')}.png")
         figure.savefig(paths[-1], dpi=120)
@@ -34,7 +37,7 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def _draw_lines(panel: Axes, comparison: Comparison, axis: str, measure: str) -> None:
-    """A line per seed, and a colour per arm."""
+    """A line per seed, and a look per arm."""
     for number, (arm, runs) in enumerate(comparison.arms.items()):
         for index, run in enumerate(runs):
             pairs = zip(run.axes[axis], run.measures[measure], strict=True)
@@ -42,7 +45,7 @@ def _draw_lines(panel: Axes, comparison: Comparison, axis: str, measure: str) ->
             panel.plot(
                 [x for x, _ in points],
                 [y for _, y in points],
-                color=COLOURS[number % len(COLOURS)],
+                **line_look(number),
                 linewidth=1.4,
                 alpha=0.85,
                 label=arm if index == 0 else None,

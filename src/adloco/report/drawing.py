@@ -11,7 +11,14 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogFormatter, MaxNLoc
 from adloco.metrics import ROUND, Metric, Record, rows, values
 
 COLOURS = ("#0b6e99", "#d9730d", "#2e8b57", "#ad1a72", "#6940a5", "#b8860b", "#c0392b", "#4a5568")
+DASHES = ("-", "--", ":", "-.")
 GREY, MARKS = "#b0b7c3", "#6b7280"
+
+
+def line_look(number: int) -> dict[str, Any]:
+    """Colour and dashes of a line, told apart up to 32 lines."""
+    group, colour = divmod(number, len(COLOURS))
+    return {"color": COLOURS[colour], "linestyle": DASHES[group % len(DASHES)]}
 
 
 def figure_of(height: float = 3.8) -> Figure:

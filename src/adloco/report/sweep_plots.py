@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from adloco.report.drawing import COLOURS
+from adloco.report.drawing import line_look
 from adloco.study.arms import Flags
 from adloco.study.comparison import Comparison
 
@@ -55,8 +55,8 @@ def _over_axis(
             places,
             [line[axes[axis][index]] for index in places],
             marker="o",
-            color=COLOURS[number % len(COLOURS)],
             label=", ".join(f"{name} {value}" for name, value in rest) or None,
+            **line_look(number),
         )
     panel.set_xticks(range(len(axes[axis])), axes[axis])
     panel.set_xlabel(axis)
