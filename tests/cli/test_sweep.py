@@ -74,7 +74,8 @@ def test_bad_input(
         (["sweep", "diloco", "--inner.lr", *common], "--inner.lr needs a value"),
         (["sweep", "diloco", "--inner.lr", "1", "2", *common, "--samples", "-1"], "--samples must"),
         (["ablate", "adloco", *common, "--seeds", "0"], "--seeds must be >= 1, got 0"),
-        (["ablate", "diloco", *common], "recipe 'diloco' has no adaptive-batch to leave out"),
+        (["ablate", "diloco", *common], "recipe 'diloco' has none of adaptive-batch, merging, sw"),
+        (["ablate", "ddp-norm", "--without", "merging", *common], "has no merging to leave out"),
         (["runs", str(tmp_path / "none")], "there is no folder"),
         (["runs", str(tmp_path / "empty")], "holds no runs; begin one with: adloco train"),
     ]:

@@ -6,7 +6,7 @@ import pytest
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings
-from adloco.study.ablation import ablated_arms
+from adloco.study.ablation import ablated_arms, own_mechanisms
 from adloco.study.arms import Flags
 from adloco.study.grid import point_name, sweep_axes, sweep_points
 
@@ -65,3 +65,13 @@ def test_an_ablation_changes_one_mechanism(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             ablated_arms(build_recipe(read_values(recipe)), names)
+
+
+def test_what_a_recipe_has_is_left_out() -> None:
+    def own(name: str) -> list[str]:
+        return own_mechanisms(build_recipe(read_values(name)))
+
+    assert own("adloco") == ["adaptive-batch", "merging", "switch-mode"]
+    assert own("ddp-norm") == ["adaptive-batch"]
+    with pytest.raises(ValueError, match="'single' has none of adaptive-batch, merging, switch-"):
+        own("single")

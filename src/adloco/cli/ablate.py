@@ -28,23 +28,26 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "--without",
-        default="adaptive-batch,merging,switch-mode",
         metavar="NAME,...",
-        help="mechanisms to leave out (default: %(default)s)",
+        help="mechanisms to leave out (default: those of adaptive-batch, merging and switch-mode "
+        "that the recipe has)",
     )
     add_study_arguments(parser, seeds=3)
 
 
 def run(arguments: Namespace) -> int:
     from adloco.cli.studies import run_study, study_settings
-    from adloco.study.ablation import ablated_arms
+    from adloco.study.ablation import ablated_arms, own_mechanisms
     from adloco.study.arms import planned_run
 
     recipe = arguments.recipe or "adloco"
     stem = Path(recipe).stem
     folder, common = study_settings(arguments, f"ablate-{stem}")
     whole = planned_run(stem, recipe, common, (), 0, folder).recipe
-    names = [name for name in arguments.without.split(",") if name]
+    if arguments.without is None:
+        names = own_mechanisms(whole)
+    else:
+        names = [name for name in arguments.without.split(",") if name]
     runs = [
         planned_run(name, recipe, common, flags, seed, folder)
         for name, flags in ablated_arms(whole, names).items()

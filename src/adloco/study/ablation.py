@@ -47,6 +47,25 @@ MECHANISMS = {
 }
 
 
+PAPER = ("adaptive-batch", "merging", "switch-mode")
+"""The mechanisms of the paper's ablation."""
+
+
+def own_mechanisms(recipe: Recipe) -> list[str]:
+    """The mechanisms of the paper's ablation that a recipe has.
+
+    Raises:
+        ValueError: It has none of them.
+    """
+    found = [name for name in PAPER if MECHANISMS[name].present(recipe)]
+    require(
+        bool(found),
+        f"recipe {recipe.run.name!r} has none of {', '.join(PAPER)} to leave out; take another "
+        "recipe, or name what to leave out by --without",
+    )
+    return found
+
+
 def ablated_arms(recipe: Recipe, names: Sequence[str]) -> dict[str, Flags]:
     """The arms of an ablation: the recipe, the recipe without each mechanism, and without all.
 
