@@ -41,7 +41,14 @@ def table(out: str) -> dict[str, list[str]]:
     return {line[0]: line[1:] for line in lines}
 
 
-def test_a_file(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file(
+    tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("adloco.cli.progress.SECONDS_PER_LINE", 0.0)
+    monkeypatch.setattr("adloco.cli.data_check.BLOCK", 5)
     # Held out is the first row. Tokens: 2 + 1, and 2 + 1, 4 + 1, 1 + 1 with the ends of texts.
     path = rows(tmp_path / "a.jsonl", ["one two", "one one", "one six\ttwo two", "two"])
     words = ["--data.path", str(path), "--data.validation_samples", "1"]
@@ -53,6 +60,9 @@ def test_a_file(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         "train": ["10", "3", "1", "2.0", "4", "10.000%"],
         "validation": ["3", "1", "2", "2.0", "2", "0.000%"],
     }
+    # Without a terminal a line says how far it is.
+    assert "tokenising: 4 rows, 13 tokens" in out
+    assert "counting train tokens: 50%\ncounting train tokens: 100%\n" in out
     # Windows 0 .. 4 and 4 .. 8 of one one [SEP] one [UNK] two two [SEP] two [SEP].
     assert "of 2 samples to train on: 4 tokens" in out
     assert "  'one one [SEP] one [UNK]'\n  '[UNK] two two [SEP] two'\n" in out

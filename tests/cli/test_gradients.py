@@ -102,11 +102,18 @@ def test_the_numbers_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "<h2>Gradients</h2>" in page and f'alt="gradients, {name}"' in page
 
 
-def test_an_earlier_checkpoint_is_the_model_of_then(run: Path) -> None:
-    """At round 0 the model is the initial one: its loss is that of guessing."""
+def test_an_earlier_checkpoint_is_the_model_of_then(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At round 0 the model is the initial one: its loss is that of guessing. Without a terminal a
+    line says how far the two passes over two batches are.
+    """
+    monkeypatch.setattr("adloco.cli.progress.SECONDS_PER_LINE", 0.0)
     kept = [path.name for path in list_checkpoints(run / "checkpoints")]
     assert kept[0] == "round-000000-step-00000000" and len(kept) > 2
     assert main(["gradients", str(run), "--samples", "16", "--checkpoint", "0"]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("gradients:")]
+    assert told == [f"gradients: {part}%" for part in (25, 50, 75, 100)]
     content = measured(run, "round-000000-trainer-0")
     assert (content["checkpoint"], content["tokens"]) == (kept[0], 0)
     assert content["loss"] == pytest.approx(np.log(257), rel=0.05)

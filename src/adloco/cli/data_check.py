@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
+from adloco.cli.progress import shown_progress
 from adloco.data.text_lengths import TextLengths
 
 if TYPE_CHECKING:
@@ -51,10 +51,12 @@ def check_packed(cache: "TokenCache", console: Console) -> None:
     table = _counts_table(tokenizer)
     for split, tokens in (("train", cache.train), ("validation", cache.validation)):
         lengths, unknown = TextLengths(), 0
-        for start in _tracked(range(0, len(tokens), BLOCK), f"counting {split} tokens", console):
-            block = tokens[start : start + BLOCK]
-            lengths.add_packed(block, tokenizer.end_of_text)
-            unknown += int(np.count_nonzero(block == tokenizer.unknown))
+        with shown_progress(console, f"counting {split} tokens") as advance:
+            for start in range(0, len(tokens), BLOCK):
+                block = tokens[start : start + BLOCK]
+                lengths.add_packed(block, tokenizer.end_of_text)
+                unknown += int(np.count_nonzero(block == tokenizer.unknown))
+                advance(len(block), len(tokens))
         _add_counts(table, split, lengths, len(tokens), unknown)
     console.print(table)
 
@@ -154,10 +156,6 @@ def _add_counts(table: Table, split: str, lengths: TextLengths, tokens: int, unk
 
 def _each(counts: Sequence[int] | NDArray[np.int64]) -> str:
     return ", ".join(f"{count:,} x {label}" for label, count in enumerate(counts))
-
-
-def _tracked(steps: Sequence[int], what: str, console: Console) -> Iterable[int]:
-    return track(steps, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _show(heading: str, texts: Iterable[str], console: Console) -> None:

@@ -4,10 +4,10 @@ from argparse import Namespace
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from adloco.cli.arguments import Commands, add_command, add_trained_run
+from adloco.cli.progress import shown_progress
 
 
 def add_parser(commands: Commands) -> None:
@@ -49,18 +49,9 @@ def run(arguments: Namespace) -> int:
     from adloco.run.trained_gradients import measure_gradients, write_gradients
 
     console = Console(highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        bar = progress.add_task("gradients", total=None)
+    with shown_progress(console, "gradients") as advance:
         trained = load_trained(arguments.run_folder, arguments.trainer, arguments.checkpoint)
-        content = measure_gradients(
-            trained,
-            arguments.samples,
-            arguments.batch,
-            lambda done, total: progress.update(bar, advance=done, total=total),
-        )
+        content = measure_gradients(trained, arguments.samples, arguments.batch, advance)
     path = write_gradients(trained, content)
     picture = draw_gradients(content, path.with_suffix(".png"))
     console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)

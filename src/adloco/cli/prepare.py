@@ -5,16 +5,14 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adloco.cli.arguments import Commands, add_command, read_recipe
+from adloco.cli.progress import shown_progress
 from adloco.errors import require
 
 if TYPE_CHECKING:
     from adloco.data.preparation import Preparation
     from adloco.data.token_store import State
-
-SECONDS_PER_LINE = 10.0
 
 
 def add_parser(commands: Commands) -> None:
@@ -92,27 +90,15 @@ def _show_notice(notice: str, console: Console) -> None:
 
 
 def _show(preparation: "Preparation", console: Console) -> "State":
-    """Tokenise, with a progress bar on a terminal, or a line every SECONDS_PER_LINE elsewhere."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("tokenising", total=preparation.total_rows, numbers="")
-        state = preparation.cache.store.state
-        rows_before, started = state.rows, time.monotonic()
-        shown = started
+    """Tokenise, and show how far it is."""
+    state = preparation.cache.store.state
+    rows_before, started = state.rows, time.monotonic()
+    rows = rows_before
+    with shown_progress(console, "tokenising", done=rows) as advance:
         for state in preparation.states():
-            now = time.monotonic()
-            speed = (state.rows - rows_before) / max(1e-9, now - started)
+            speed = (state.rows - rows_before) / max(1e-9, time.monotonic() - started)
             tokens = state.train + state.validation
             numbers = f"{state.rows:,} rows, {tokens:,} tokens, {speed:,.0f} rows/s"
-            progress.update(task, completed=state.rows, numbers=numbers)
-            if not console.is_terminal and now - shown > SECONDS_PER_LINE:
-                shown = now
-                console.print(numbers)
+            advance(state.rows - rows, preparation.total_rows, numbers)
+            rows = state.rows
     return state
