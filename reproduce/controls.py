@@ -6,8 +6,8 @@ not look at it, and against Seesaw (arXiv 2510.14717).
 
 The norm test's runs set the mean batch of the arms `constant`, `random` and `ramp`, and the batches
 of its first seed are replayed. All arms: two workers that average every 20 steps (LocalSGD), and a
-rate that grows with the square root of the batch, as Seesaw has it. All seeds of `random` have the
-same draws. Further words are those of `adloco compare`.
+rate that grows with the square root of the batch, as Seesaw has it. Further words are those of
+`adloco compare`.
 """
 
 import json
@@ -22,9 +22,9 @@ from adloco.rules.batch_rules.ramp import RampBatch
 from adloco.rules.batch_rules.random_batch import RandomBatch
 
 FOLDER = Path("runs/reproduce/controls")
-TOKENS, CONTEXT, STEPS, FIRST, LARGEST = 600_000, 128, 20, 8, 200
+TOKENS, CONTEXT, STEPS, FIRST, LARGEST, SEEDS = 600_000, 128, 20, 8, 200, 3
 COMMON = ["--run.tokens", str(TOKENS), "--inner.lr", "2e-3", "--batch.maximum", str(LARGEST)]
-COMMON += ["--seeds", "3", "--run.folder", str(FOLDER)]
+COMMON += ["--seeds", str(SEEDS), "--run.folder", str(FOLDER)]
 COUPLED = "--learning_rate.coupling sqrt"
 NORM_TEST = (
     f"norm test=local-sgd@{COUPLED} --batch.rule norm-test --batch.eta 0.5 --batch.smoothing 0.8 "
@@ -42,15 +42,20 @@ def measured_mean(folder: Path) -> float:
 
 
 def trained_mean(rule: BatchRule) -> float:
-    """Samples per inner step of a run with this rule, whose batch changes after each round."""
-    controller = BatchController(rule, BatchGuards(initial=FIRST, maximum=LARGEST))
-    samples = steps = 0
-    while samples < TOKENS // CONTEXT:
-        round_steps = min(STEPS, -(-(TOKENS // CONTEXT - samples) // controller.requested_batch))
-        samples += round_steps * controller.requested_batch
-        steps += round_steps
-        controller.update(None, samples)
-    return samples / steps
+    """Samples per inner step of runs with this rule, whose batch changes after each round, over all
+    seeds.
+    """
+    all_samples = all_steps = 0
+    for seed in range(SEEDS):
+        controller = BatchController(rule, BatchGuards(initial=FIRST, maximum=LARGEST), seed)
+        samples = 0
+        while samples < (end := TOKENS // CONTEXT):
+            steps = min(STEPS, -(-(end - samples) // controller.requested_batch))
+            samples += steps * controller.requested_batch
+            all_steps += steps
+            controller.update(None, samples)
+        all_samples += samples
+    return all_samples / all_steps
 
 
 def nearest(rule: Callable[[int], BatchRule], mean: float) -> int:

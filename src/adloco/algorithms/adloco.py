@@ -44,7 +44,7 @@ class AdLoCo:
         batching: How batches are decided and cut up; None: a constant batch.
         merging: Which trainers merge, and what happens to what they own; None: none merge.
         learning_rate: A factor on the inner optimizers' own rates; None: their rates are constant.
-        execution: Mixed precision, compilation and the seed of dropout; None: the defaults.
+        execution: Mixed precision, compilation and the seed; None: the defaults.
         placement: Where the workers live, from `place`; None: in this process.
 
     Raises:
@@ -69,6 +69,7 @@ class AdLoCo:
         self._syncing = syncing
         self._batching = batching or Batching()
         execution = execution or Execution()
+        self._seed = execution.seed
         check_sections(problem, method, self._batching, learning_rate, self.placement)
         workers = build_workers(
             problem,
@@ -248,5 +249,5 @@ class AdLoCo:
 
     def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
         outer = OuterSync(self._start, self._syncing, self._fragments)
-        controller = BatchController(self._batching.rule, self._batching.guards)
+        controller = BatchController(self._batching.rule, self._batching.guards, self._seed)
         return Trainer(trainer, outer, controller, worker_ids)

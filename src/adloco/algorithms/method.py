@@ -140,6 +140,6 @@ class Execution:
     compile: bool = False
     """Compile the model with torch.compile."""
     seed: int = 0
-    """Seed of the dropout masks."""
+    """Seed of the dropout masks, and of batch rules that draw random numbers."""
     clock: Callable[[], float] = time.monotonic
     """() -> seconds since some fixed moment; measures the times in a round's report."""

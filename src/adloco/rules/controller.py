@@ -68,11 +68,18 @@ class BatchGuards:
 
 
 class BatchController:
-    """Keeps one trainer's requested batch and updates it after each test."""
+    """Keeps one trainer's requested batch and updates it after each test.
 
-    def __init__(self, rule: BatchRule, guards: BatchGuards) -> None:
+    Args:
+        rule: Decides the batch.
+        guards: Limit what the rule decides.
+        seed: Seed of the run, for rules that draw random numbers.
+    """
+
+    def __init__(self, rule: BatchRule, guards: BatchGuards, seed: int = 0) -> None:
         self.rule = rule
         self.guards = guards
+        self.seed = seed
         self.requested_batch = guards.initial
         self.estimate: GradientEstimate | None = None
         self._weight = 0.0
@@ -98,6 +105,7 @@ class BatchController:
             requested_batch=self.requested_batch,
             initial_batch=self.guards.initial,
             decay=decay,
+            seed=self.seed,
         )
         wanted = self.rule.requested(self.estimate, point)
         self.requested_batch = self.guards.limit(wanted, self.requested_batch)

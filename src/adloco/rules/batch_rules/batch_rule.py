@@ -31,6 +31,8 @@ class TrainingPoint:
     """Its requested batch at the start."""
     decay: float = 1.0
     """What the decay of the learning rate's schedule has left of the rate, from 1 to 0."""
+    seed: int = 0
+    """Seed of the run, for a rule that draws random numbers."""
 
 
 class BatchRule(Protocol):

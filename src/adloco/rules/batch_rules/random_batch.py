@@ -11,7 +11,9 @@ from adloco.rules.moments import GradientEstimate
 
 @dataclass(frozen=True, kw_only=True)
 class RandomBatch:
-    """The batch is drawn after each test, evenly between two sizes."""
+    """The batch is drawn after each test, evenly between two sizes. A draw depends on the run's
+    seed and on the samples that the trainer has seen.
+    """
 
     key: ClassVar[str] = "random"
 
@@ -19,8 +21,6 @@ class RandomBatch:
     """Smallest batch, in samples."""
     highest: int
     """Largest batch, in samples; the mean is halfway between both."""
-    draw_seed: int = 0
-    """Seed of the draws. A draw depends on it and on the samples that the trainer has seen."""
 
     needs_moments = False
     inner_products = None
@@ -32,5 +32,5 @@ class RandomBatch:
         )
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
-        draw = random.Random(f"{self.draw_seed} {point.samples}")
+        draw = random.Random(f"{point.seed} {point.samples}")
         return draw.randint(self.lowest, self.highest)
