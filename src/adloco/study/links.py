@@ -2,9 +2,10 @@
 the time of its transfers by a model.
 
 Workers on islands of their own exchange in rings (`plan/link.py`). Trainers sync at the same time,
-so the one with the most workers is waited for. With streaming a sync runs beside tau inner steps,
-and only what is longer is waited for. Data-parallel training syncs in each inner step, and nothing
-of it is hidden.
+so the one with the most workers is waited for. The records have the bytes of merges as means over
+all workers, so they count as bytes of the round's syncs. With streaming a sync runs beside tau
+inner steps, and only what is longer is waited for. Data-parallel training syncs in each inner step,
+and nothing of it is hidden.
 """
 
 from collections.abc import Sequence
