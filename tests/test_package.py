@@ -39,7 +39,7 @@ def constraints(name: str) -> dict[str, list[int]]:
 
 
 def versions(lines: list[str], relation: str) -> dict[str, list[int]]:
-    """Package and version of lines such as huggingface_hub==1.2.0, as huggingface-hub and [1, 2]."""
+    """Package and version of lines such as foo_bar==1.2.0, as foo-bar and [1, 2]."""
     found = {}
     for line in lines:
         name, version = line.lower().replace("_", "-").split(relation)

@@ -98,25 +98,37 @@ def _plan(arguments: Namespace) -> int:
     from adloco.plan.candidates import candidates
     from adloco.plan.cluster import read_cluster
     from adloco.plan.cluster_plan import make_plan
+    from adloco.plan.loss_law import fit_loss_law
     from adloco.plan.prediction import Workload
-    from adloco.plan.target import tokens_target
+    from adloco.plan.short_runs import read_short_runs
+    from adloco.plan.target import loss_target, tokens_target
     from adloco.report.plan_page import method_table, write_plan
     from adloco.run.start import count_parameters
 
     cluster = read_cluster(arguments.cluster)
     if arguments.price is not None:
         cluster = replace(cluster, price_per_hour=arguments.price)
+    require(
+        arguments.target_loss is None or bool(arguments.runs),
+        "--target-loss needs --runs RUN ..., the folders of short runs that tell the loss",
+    )
     console = Console(highlight=False)
     with console.status("predicting ..."):
         found = candidates(arguments.recipes or RECIPES, arguments.settings, cluster)
         recipe = found[0].recipe
+        runs = read_short_runs(arguments.runs) if arguments.runs else None
+        fit = fit_loss_law(runs.points) if runs else None
         workload = Workload(
             parameters=arguments.parameters or count_parameters(recipe),
             tokens_per_sample=recipe.data.context_tokens,
-            noise_scale=arguments.noise_scale,
+            noise_scale=arguments.noise_scale or (runs.noise_scale if runs else None),
         )
-        budget, target = tokens_target(found)
-        plan = make_plan(found, workload, cluster, budget, target=target)
+        target = (
+            loss_target(found, fit, arguments.target_loss)
+            if fit and arguments.target_loss is not None
+            else tokens_target(found, fit)
+        )
+        plan = make_plan(found, workload, cluster, target)
         page = write_plan(plan, arguments.to or Path("runs/plan"))
     print_table(method_table(plan), console)
     advice = plan.advice

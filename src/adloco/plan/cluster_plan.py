@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from adloco.plan.advice import Advice, advise, by_method
 from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
-from adloco.plan.prediction import Budget, Prediction, Workload, predict
+from adloco.plan.prediction import Prediction, Workload, predict
+from adloco.plan.target import Target
 
 BANDWIDTHS = tuple(10 ** (6 + step / 4) for step in range(21))
 """Bandwidths in bits/s of the plan's curves: 1 Mbit/s to 100 Gbit/s."""
@@ -35,10 +36,7 @@ def make_plan(
     found: Sequence[Candidate],
     workload: Workload,
     cluster: Cluster,
-    budget: Budget,
-    *,
-    target: str,
-    assumptions: Sequence[str] = (),
+    target: Target,
 ) -> Plan:
     """Predict all candidates and recommend one.
 
@@ -46,9 +44,7 @@ def make_plan(
         found: The candidates.
         workload: What is trained.
         cluster: The islands and their link.
-        budget: Tokens that a candidate needs for the target.
-        target: The target in words.
-        assumptions: Of the budget, as sentences.
+        target: What is to be reached.
 
     Raises:
         ValueError: No candidate reaches the target, or a batch is not known.
@@ -56,19 +52,19 @@ def make_plan(
 
     def on_bandwidth(bits_per_second: float) -> list[Prediction]:
         link = replace(cluster, bandwidth=f"{bits_per_second / 1e3:.6f}kbit")
-        return [predict(candidate, workload, link, budget) for candidate in found]
+        return [predict(candidate, workload, link, target) for candidate in found]
 
-    predictions = [predict(candidate, workload, cluster, budget) for candidate in found]
+    predictions = [predict(candidate, workload, cluster, target) for candidate in found]
     choices = [by_method(on_bandwidth(bandwidth)) for bandwidth in BANDWIDTHS]
     advice = advise(predictions, on_bandwidth)
     return Plan(
         cluster=cluster,
         workload=workload,
-        target=target,
+        target=target.name,
         predictions=predictions,
         advice=advice,
         over_bandwidth={name: [of[name] for of in choices] for name in by_method(predictions)},
-        assumptions=(*_of_time(cluster), *assumptions),
+        assumptions=(*_of_time(cluster), *target.assumptions),
     )
 
 

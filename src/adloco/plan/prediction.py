@@ -1,7 +1,6 @@
 """What a candidate takes on a cluster: steps, syncs, bytes, seconds, memory and price."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,11 +15,10 @@ from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
 from adloco.plan.round_time import RoundTime, Sync, round_time
 from adloco.plan.steps_to_loss import noise_per_batch
+from adloco.plan.target import Target
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.run.micro_batch_probe import outer_copies
 
-Budget = Callable[[Candidate, float], float]
-"""(candidate, trainer's batch in samples) -> tokens to the target; inf if it is out of reach."""
 INNER_STATES = {"adamw": 2, "muon": 1, "sgd": 1}
 """Copies of the parameters in the state of an inner optimizer."""
 MOST_STATES = 2
@@ -52,6 +50,8 @@ class Prediction:
     round: RoundTime
     """Mean seconds of a round, or of a step of data-parallel training."""
     seconds: float
+    loss: float | None
+    """The loss that is reached; None if it is not known."""
     memory_bytes: float
     """Parameters, gradients, optimizer states and global parameters of an island, without
     activations."""
@@ -65,7 +65,7 @@ class Prediction:
 
 
 def predict(
-    candidate: Candidate, workload: Workload, cluster: Cluster, budget: Budget
+    candidate: Candidate, workload: Workload, cluster: Cluster, target: Target
 ) -> Prediction:
     """What a candidate takes.
 
@@ -77,7 +77,7 @@ def predict(
     recipe = candidate.recipe
     workers, trainers = _workers(recipe, cluster)
     batch = _batch(candidate, workload, workers)
-    tokens = budget(candidate, batch)
+    tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.sync_every
     step_seconds = cluster.step_seconds(batch / workers, _ranks(recipe) * recipe.switch.b_max)
@@ -96,6 +96,7 @@ def predict(
         round=found,
         seconds=seconds,
         memory_bytes=_memory(recipe, workload),
+        loss=target.loss(recipe, batch, tokens) if target.loss else None,
         price=seconds / 3600 * cluster.islands * cluster.price_per_hour,
     )
 
