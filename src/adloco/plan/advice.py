@@ -2,6 +2,7 @@
 data-parallel training is as fast.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -77,16 +78,17 @@ def _departure(found: Prediction) -> tuple[float, ...]:
 
 
 def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Those that no other one beats in tokens, seconds and bytes at once, by rising seconds."""
-    found = sorted(
-        (one for one in predictions if one.reachable),
-        key=lambda one: (one.seconds, one.bytes_sent, one.tokens),
-    )
+    """Those that no other one beats in seconds, bytes, tokens and loss at once, by rising seconds.
+
+    Losses count if they are predicted.
+    """
+
+    def costs(one: Prediction) -> tuple[float, ...]:
+        return (one.seconds, one.bytes_sent, one.tokens, one.loss or 0.0)
+
     front: list[Prediction] = []
-    for one in found:
-        if not any(
-            other.bytes_sent <= one.bytes_sent and other.tokens <= one.tokens for other in front
-        ):
+    for one in sorted((found for found in predictions if found.reachable), key=costs):
+        if not any(all(map(operator.le, costs(other), costs(one))) for other in front):
             front.append(one)
     return front
 

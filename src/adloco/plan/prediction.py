@@ -57,6 +57,8 @@ class Prediction:
     activations."""
     price: float
     """Of all islands."""
+    loss: float | None = None
+    """After these tokens; None if it is not predicted."""
 
     @property
     def reachable(self) -> bool:
@@ -70,6 +72,13 @@ def predict(
     """What a candidate takes.
 
     AdLoCo is taken after its last merge: one trainer with all workers, if it merges.
+
+    Args:
+        candidate: The recipe and its settings.
+        workload: What is trained.
+        cluster: The islands and their link.
+        budget: Tokens that the candidate needs for the target.
+        loss_after: The loss that it has after them; None if it is not known.
 
     Raises:
         ValueError: The norm test's batch follows the noise scale, which is not known.

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from adloco.metrics import Metric
 
+Look = Literal["line", "strong", "grey", "thin", "points"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
@@ -23,13 +25,20 @@ class Curve:
     axes: Mapping[str, Sequence[float]]
     """Name of an axis -> values. The line is shown only on the axes that it has."""
     measures: Mapping[str, Sequence[float | None]]
-    look: Literal["line", "strong", "grey", "thin"] = "line"
+    look: Look = "line"
     """line: a colour of its name's own; strong: the colour of text; thin: as `line`, but thin and
-    under the others."""
+    under the others; points: as `line`, but not joined."""
+    notes: Sequence[str] = ()
+    """Shown beside the pointer, one for each point; empty for none."""
 
 
 def curve_content(
-    axes: Mapping[str, Metric], measures: Sequence[Metric], curves: Sequence[Curve], caption: str
+    axes: Mapping[str, Metric],
+    measures: Sequence[Metric],
+    curves: Sequence[Curve],
+    caption: str,
+    *,
+    log: bool = False,
 ) -> dict[str, Any]:
     """What templates/curves.html needs.
 
@@ -38,6 +47,7 @@ def curve_content(
         measures: Choices for y; the first is shown at first.
         curves: The lines.
         caption: A sentence under the picture.
+        log: Both axes are logarithmic at first.
     """
 
     def choice(name: str, metric: Metric) -> dict[str, Any]:
@@ -47,6 +57,7 @@ def curve_content(
         "plotly": _packed_plotly(),
         "caption": caption,
         "numbers": {
+            "log": log,
             "axes": [choice(name, metric) for name, metric in axes.items()],
             "measures": [choice(metric.name, metric) for metric in measures],
             "curves": [
@@ -54,6 +65,7 @@ def curve_content(
                     "name": curve.name,
                     "detail": curve.detail,
                     "look": curve.look,
+                    "notes": list(curve.notes),
                     "axes": {name: list(curve.axes[name]) for name in axes if name in curve.axes},
                     "measures": {
                         metric.name: list(curve.measures[metric.name])

@@ -1,0 +1,95 @@
+"""plan.json, plan.csv and recipe.toml: a plan for programs, and its recommendation for
+`adloco train`.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from adloco.config.recipe_text import to_toml
+from adloco.config.sections import Recipe
+from adloco.plan.advice import pareto
+from adloco.plan.plan import BANDWIDTHS, MeasuredPoint, Plan
+from adloco.plan.prediction import Prediction
+from adloco.run.records import finite
+
+
+def to_json(plan: Plan, measured: Sequence[MeasuredPoint]) -> dict[str, Any]:
+    """Everything, for programs."""
+    return {
+        "target": plan.target,
+        "workload": asdict(plan.workload),
+        "cluster": asdict(plan.cluster),
+        "advice": {
+            "chosen": _described(plan.advice.chosen),
+            "reasons": list(plan.advice.reasons),
+            "crossing_bits_per_second": plan.advice.crossing,
+            "pareto": [one.candidate.label for one in pareto(plan.predictions)],
+        },
+        "assumptions": list(plan.assumptions),
+        "predictions": [_described(one) for one in plan.predictions],
+        "over_bandwidth": {
+            "bits_per_second": list(BANDWIDTHS),
+            "methods": {
+                name: [_described(one) for one in found]
+                for name, found in plan.over_bandwidth.items()
+            },
+        },
+        "measured": [asdict(point) for point in measured],
+    }
+
+
+def to_csv(plan: Plan) -> str:
+    """A row for each candidate; empty where it lacks a setting or a number."""
+    axes = dict.fromkeys(name for one in plan.predictions for name, _ in one.candidate.settings)
+    front = pareto(plan.predictions)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", *axes, *_numbers(plan.advice.chosen), "pareto", "recommended"])
+    for one in plan.predictions:
+        settings = dict(one.candidate.settings)
+        writer.writerow(
+            [
+                one.candidate.name,
+                *(settings.get(name, "") for name in axes),
+                *_numbers(one).values(),
+                int(one in front),
+                int(one is plan.advice.chosen),
+            ]
+        )
+    return out.getvalue()
+
+
+def recommended_recipe(plan: Plan) -> Recipe:
+    """The recipe of the recommended candidate, with the tokens until the target as its budget."""
+    chosen = plan.advice.chosen
+    recipe = chosen.candidate.recipe
+    budget = replace(recipe.run, tokens=math.ceil(chosen.tokens), rounds=0, inner_steps=0, syncs=0)
+    return replace(recipe, run=budget)
+
+
+def recipe_text(plan: Plan) -> str:
+    """The recommended recipe as TOML, below its reasons."""
+    chosen = plan.advice.chosen.candidate
+    reasons = [f"Recommended by `adloco plan`: {chosen.label}.", *plan.advice.reasons]
+    comment = "".join(f"# {line}\n" for reason in reasons for line in reason.splitlines())
+    return f"{comment}\n{to_toml(recommended_recipe(plan))}"
+
+
+def _described(one: Prediction) -> dict[str, Any]:
+    candidate = one.candidate
+    about = {"method": candidate.name, "label": candidate.label}
+    return about | {"settings": dict(candidate.settings)} | _numbers(one)
+
+
+def _numbers(one: Prediction) -> dict[str, float | None]:
+    """The numbers of a prediction by name, None for those that are not known or not finite."""
+    names = ("batch", "tokens", "inner_steps", "syncs", "bytes_sent", "seconds")
+    numbers = {name: getattr(one, name) for name in names}
+    numbers |= {f"round_{name}_seconds": value for name, value in asdict(one.round).items()}
+    numbers |= {name: getattr(one, name) for name in ("memory_bytes", "price", "loss")}
+    known: dict[str, float | None] = finite(numbers | {"utilisation": one.round.utilisation})
+    return known

@@ -1,0 +1,196 @@
+"""plan.html, and with it plan.png, plan.json, plan.csv and recipe.toml: a plan for its users."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from adloco.plan.advice import CLOSE, by_method, pareto
+from adloco.plan.cluster import Cluster
+from adloco.plan.plan import BANDWIDTHS, MeasuredPoint, Plan
+from adloco.plan.prediction import Prediction, Workload
+from adloco.report.compare_page import Cell, Table
+from adloco.report.html import embedded, write_page
+from adloco.report.plan_curves import plan_curves
+from adloco.report.plan_files import recipe_text, to_csv, to_json
+from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable
+from adloco.run.records import write_json
+from adloco.whole_file import write_text
+
+ROWS = 200
+"""As many candidates are in the page's table."""
+RECIPE = "recipe.toml"
+
+
+def write_plan(plan: Plan, folder: Path, measured: Sequence[MeasuredPoint] = ()) -> Path:
+    """Write plan.html, plan.png, plan.json, plan.csv and recipe.toml; return the page's path.
+
+    Args:
+        plan: What to write.
+        folder: Where to write it.
+        measured: Measured times to the target, to be drawn beside the predicted ones.
+
+    Raises:
+        ValueError: A setting of the recommended recipe cannot be written as TOML.
+    """
+    from adloco.report.plan_plot import draw_plan  # Late, for matplotlib.
+
+    recipe = recipe_text(plan)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / RECIPE, recipe)
+    write_json(folder / "plan.json", to_json(plan, measured))
+    write_text(folder / "plan.csv", to_csv(plan))
+    draw_plan(plan, measured, folder / "plan.png")
+    path = folder / "plan.html"
+    write_page(path, "plan.html", _content(plan, measured, folder))
+    return path
+
+
+def best_table(plan: Plan) -> Table:
+    """The best candidate of each method, for the page and for the terminal."""
+    return _table(
+        plan,
+        "The best of each method",
+        "Bytes are those that leave each island. It is busy while it computes. Memory is without "
+        "activations.",
+        list(by_method(plan.predictions).values()),
+    )
+
+
+def crossing_text(plan: Plan) -> str:
+    """From which bandwidth on data-parallel training is as fast, as a sentence; empty if no
+    candidate is data-parallel or all are.
+    """
+    if plan.advice.crossing:
+        bandwidth = readable(plan.advice.crossing, RATES)
+        return f"From {bandwidth} on, data-parallel training is about as fast as all others."
+    fastest = [found[-1] for found in plan.over_bandwidth.values()]
+    parallel = [one.seconds for one in fastest if one.candidate.recipe.data_parallel]
+    others = [one.seconds for one in fastest if not one.candidate.recipe.data_parallel]
+    if not parallel or not others:
+        return ""
+    if min(parallel) > CLOSE * min(others):
+        highest = readable(BANDWIDTHS[-1], RATES)
+        return f"Data-parallel training is slower at every bandwidth up to {highest}."
+    return "Data-parallel training is about as fast as all others at every bandwidth."
+
+
+def cluster_words(cluster: Cluster) -> list[str]:
+    """The cluster as sentences."""
+    fastest = max(cluster.samples_per_second, key=lambda size: cluster.samples_per_second[size])
+    pattern = "in rings" if cluster.pattern == "ring" else "all to all"
+    several = (
+        f"{cluster.islands} islands exchange {pattern} over links of "
+        f"{readable(8 * cluster.link.bytes_per_second, RATES)}, {cluster.latency} one way."
+    )
+    said = [
+        several if cluster.islands > 1 else "There is one island.",
+        f"An island trains up to {cluster.samples_per_second[fastest]:,.4g} samples per second, "
+        f"in micro-batches of {fastest}.",
+    ]
+    if cluster.speeds:
+        speeds = ", ".join(f"{speed:g}" for speed in cluster.speeds)
+        said.append(f"Relative speeds of the islands are {speeds}.")
+    if cluster.jitter:
+        said.append(f"The seconds of a step vary by {cluster.jitter:.0%}.")
+    if cluster.failures_per_day:
+        said.append(
+            f"Failures of an island in a day: {cluster.failures_per_day:g}; training goes on "
+            f"{cluster.restart_seconds:g} s after one."
+        )
+    if cluster.price_per_hour:
+        said.append(f"An hour of an island costs {cluster.price_per_hour:g}.")
+    return said
+
+
+def _workload_words(workload: Workload) -> str:
+    noise = workload.noise_scale
+    return (
+        f"{readable(workload.parameters, COUNTS)} parameters, "
+        f"{workload.tokens_per_sample:,} tokens in a sample, noise scale "
+        f"{'not known' if noise is None else f'{noise:,.4g} samples'}."
+    )
+
+
+def _content(plan: Plan, measured: Sequence[MeasuredPoint], folder: Path) -> dict[str, Any]:
+    chosen = plan.advice.chosen
+    command = f"adloco train {shlex.quote(str(folder / RECIPE))}"
+    cells = zip(_columns(plan), _row(plan, chosen, ""), strict=True)
+    return {
+        "about": [
+            ("Target", f"{plan.target}."),
+            ("Model", _workload_words(plan.workload)),
+            ("Cluster", " ".join(cluster_words(plan.cluster))),
+        ],
+        "chosen": chosen.candidate.label,
+        "cards": [(column, cell.text) for column, cell in list(cells)[1:]],
+        "reasons": [*plan.advice.reasons, *filter(None, [crossing_text(plan)])],
+        "command": command,
+        "on_islands": f"torchrun --nnodes {plan.cluster.islands} --nproc-per-node 1 "
+        f"--rdzv-backend c10d --rdzv-endpoint HOST:29400 -m {command}",
+        "best": best_table(plan),
+        "curves": plan_curves(plan, measured),
+        "image": embedded(folder / "plan.png"),
+        "all": _all_table(plan),
+        "assumptions": plan.assumptions,
+    }
+
+
+def _all_table(plan: Plan) -> Table:
+    shown = sorted(plan.predictions, key=lambda one: one.seconds)[:ROWS]
+    of = f"the fastest {ROWS} of {len(plan.predictions):,}" if len(shown) == ROWS else "all"
+    front = pareto(plan.predictions)
+    numbers = "time, bytes, tokens and loss" if _further(plan)[1] else "time, bytes and tokens"
+    note = (
+        f"These are {of} candidates by time; plan.csv has every one with more digits. No other "
+        f"candidate is better than one of the Pareto front in {numbers} at once."
+    )
+    return _table(plan, "All candidates", note, shown, front)
+
+
+def _table(
+    plan: Plan,
+    title: str,
+    note: str,
+    shown: Sequence[Prediction],
+    front: Sequence[Prediction] = (),
+) -> Table:
+    def mark(one: Prediction) -> str:
+        marks = {"recommended": one is plan.advice.chosen, "Pareto front": one in front}
+        return ", ".join(name for name, true in marks.items() if true)
+
+    return Table(
+        title=title,
+        note=note,
+        columns=_columns(plan),
+        rows=[_row(plan, one, mark(one)) for one in shown],
+    )
+
+
+def _columns(plan: Plan) -> list[str]:
+    priced, with_loss = _further(plan)
+    columns = ["candidate", "time", "sent", "tokens", "batch", "steps", "syncs", "busy"]
+    return [*columns, "memory", *["price"] * priced, *["loss"] * with_loss]
+
+
+def _row(plan: Plan, one: Prediction, mark: str) -> list[Cell]:
+    """The cells below `_columns`."""
+    priced, with_loss = _further(plan)
+    texts = [
+        readable(one.seconds, TIMES),
+        readable(one.bytes_sent, BYTES),
+        readable(one.tokens, COUNTS),
+        f"{one.batch:,.0f}",
+        readable(one.inner_steps, COUNTS),
+        readable(one.syncs, COUNTS),
+        f"{one.round.utilisation:.0%}",
+        readable(one.memory_bytes, BYTES),
+        *[readable(one.price, COUNTS)] * priced,
+        *["-" if one.loss is None else f"{one.loss:.4f}"] * with_loss,
+    ]
+    return [Cell(one.candidate.label, mark), *(Cell(text) for text in texts)]
+
+
+def _further(plan: Plan) -> tuple[bool, bool]:
+    """Whether there are a price and a loss to show."""
+    return plan.cluster.price_per_hour > 0, plan.advice.chosen.loss is not None

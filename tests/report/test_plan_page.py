@@ -1,0 +1,303 @@
+"""The files of a plan say what the plan predicts."""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adloco.plan.plan import BANDWIDTHS, MeasuredPoint, Plan, make_plan
+from matplotlib.figure import Figure
+
+from adloco.config.recipe import build_recipe, read_values
+from adloco.plan.advice import by_method, pareto
+from adloco.plan.candidates import Candidate, candidates
+from adloco.plan.cluster import Cluster
+from adloco.plan.prediction import Prediction, Workload
+from adloco.report.plan_curves import plan_curves
+from adloco.report.plan_page import best_table, cluster_words, crossing_text, write_plan
+from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable
+
+CLUSTER = Cluster(islands=4, bandwidth="100mbit", samples_per_second={8: 16.0}, price_per_hour=2.0)
+MEASURED = MeasuredPoint(method="diloco", bandwidth=1e9, seconds=12345.0, label="runs/first")
+
+
+def sync_every(candidate: Candidate) -> int:
+    recipe = candidate.recipe
+    return 1 if recipe.data_parallel else recipe.method.sync_every
+
+
+def budget(candidate: Candidate, batch: float) -> float:
+    """More tokens where workers sync less often; out of reach with H = 500."""
+    every = sync_every(candidate)
+    return math.inf if every == 500 else 1e8 * (1 + every / 40)
+
+
+def loss_after(candidate: Candidate, batch: float, tokens: float) -> float:
+    return 2.0 + 0.001 * sync_every(candidate)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    settings = [("method.sync_every", "10"), ("method.sync_every", "100")]
+    settings += [("method.sync_every", "500"), ("wire.format", "fp32"), ("wire.format", "int8")]
+    found = candidates(["ddp", "diloco"], settings, CLUSTER)
+    workload = Workload(parameters=1e7, tokens_per_sample=256, noise_scale=None)
+    return make_plan(
+        found,
+        workload,
+        CLUSTER,
+        budget,
+        target="loss 2.5",
+        assumptions=["The law holds."],
+        loss_after=loss_after,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "a plan"
+    assert write_plan(plan, path, [MEASURED]) == path / "plan.html"
+    return path
+
+
+def drawn(plan: Plan, measured: Sequence[MeasuredPoint] = ()) -> dict[str, Any]:
+    """The numbers of the page's curves."""
+    numbers: dict[str, Any] = plan_curves(plan, measured)["numbers"]
+    return numbers
+
+
+def curves_of(numbers: dict[str, Any], axis: str, measure: str) -> dict[str, list[Any]]:
+    """(x, y) of what is shown on two axes, by name and detail."""
+    return {
+        f"{curve['name']} {curve['detail']}".strip(): list(
+            zip(curve["axes"][axis], curve["measures"][measure], strict=True)
+        )
+        for curve in numbers["curves"]
+        if axis in curve["axes"] and measure in curve["measures"]
+    }
+
+
+def test_the_json_has_the_whole_plan(plan: Plan, folder: Path) -> None:
+    content = json.loads((folder / "plan.json").read_text())
+    assert content["target"] == "loss 2.5" and content["assumptions"] == list(plan.assumptions)
+    assert content["cluster"]["bandwidth"] == "100mbit" and content["workload"]["parameters"] == 1e7
+    assert content["measured"] == [
+        {"method": "diloco", "bandwidth": 1e9, "seconds": 12345.0, "label": "runs/first"}
+    ]
+    assert len(content["predictions"]) == len(plan.predictions) == 7
+    for row, one in zip(content["predictions"], plan.predictions, strict=True):
+        assert row["settings"] == dict(one.candidate.settings)
+        assert row["round_computing_seconds"] == one.round.computing
+        for name in ("batch", "tokens", "inner_steps", "syncs", "bytes_sent", "seconds", "price"):
+            number = getattr(one, name)
+            assert row[name] == (number if math.isfinite(number) else None)
+        assert row["loss"] == loss_after(one.candidate, 0, 0)
+    advice = content["advice"]
+    assert advice["chosen"] in content["predictions"]
+    assert advice["chosen"]["label"] == plan.advice.chosen.candidate.label
+    assert advice["reasons"] == list(plan.advice.reasons)
+    assert advice["crossing_bits_per_second"] == plan.advice.crossing is not None
+    assert advice["pareto"] == [one.candidate.label for one in pareto(plan.predictions)]
+    over = content["over_bandwidth"]
+    assert over["bits_per_second"] == list(BANDWIDTHS)
+    for name, found in plan.over_bandwidth.items():
+        assert [row["seconds"] for row in over["methods"][name]] == [one.seconds for one in found]
+
+
+def test_the_csv_has_a_row_for_each_candidate(plan: Plan, folder: Path) -> None:
+    rows = list(csv.DictReader((folder / "plan.csv").read_text().splitlines()))
+    found = zip(rows, plan.predictions, strict=True)
+    for row, one in found:
+        settings = dict(one.candidate.settings)
+        assert row["method"] == one.candidate.name
+        assert row["method.sync_every"] == settings.get("method.sync_every", "")
+        assert row["bytes_sent"] == (str(one.bytes_sent) if one.reachable else "")
+        assert row["seconds"] == (str(one.seconds) if one.reachable else "")
+        assert float(row["utilisation"]) == one.round.utilisation
+        assert row["recommended"] == str(int(one is plan.advice.chosen))
+        assert row["pareto"] == str(int(one in pareto(plan.predictions)))
+    assert [row["seconds"] for row in rows].count("") == 2, "H = 500 in both formats"
+
+
+def test_the_recipe_trains_the_recommendation_to_its_tokens(plan: Plan, folder: Path) -> None:
+    chosen = plan.advice.chosen
+    text = (folder / "recipe.toml").read_text()
+    assert f"# {plan.advice.reasons[0]}\n" in text
+    read = build_recipe(read_values(str(folder / "recipe.toml")))
+    assert read.run.tokens == chosen.tokens
+    recipe = chosen.candidate.recipe
+    assert read == replace(recipe, run=replace(recipe.run, tokens=read.run.tokens))
+
+
+def test_the_page_opens_offline_and_says_all(plan: Plan, folder: Path) -> None:
+    page = (folder / "plan.html").read_text()
+    own = re.sub(r'<script type="text/plain".*?</script>', "", page, flags=re.S)
+    assert "http" not in own and "src=" not in own.replace('src="data:', "")
+    numbers = json.loads(re.search(r'id="curve-numbers">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    assert numbers == drawn(plan, [MEASURED])
+    text = re.sub(r"<[^>]*>", "", own)
+    assert "Target: loss 2.5." in text and "10M parameters" in text
+    assert "4 islands exchange in rings over links of 100 Mbit/s" in text
+    assert f"Recommended: {plan.advice.chosen.candidate.label}" in text
+    assert f"adloco train &#39;{folder}/recipe.toml&#39;" in text
+    for sentence in (*plan.advice.reasons, *plan.assumptions, crossing_text(plan)):
+        assert sentence in text
+    for one in plan.predictions:
+        assert text.count(one.candidate.label) > 0
+    assert (folder / "plan.png").stat().st_size > 10_000
+
+
+def test_the_table_has_the_best_of_each_method(plan: Plan) -> None:
+    table = best_table(plan)
+    rows = [dict(zip(table.columns, (c.text for c in row), strict=True)) for row in table.rows]
+    best = by_method(plan.predictions)
+    assert [row["candidate"] for row in rows] == [one.candidate.label for one in best.values()]
+    ddp = rows[0]
+    # 1.025e8 tokens of 256 in batches of 8; a ring of 4 sends 1.5 x 40 MB in each step.
+    assert (ddp["tokens"], ddp["steps"], ddp["syncs"]) == ("102M", "50k", "50k")
+    assert (ddp["sent"], ddp["loss"]) == ("3 TB", "2.0010")
+    (one,) = (one for one in plan.predictions if one.candidate.name == "ddp")
+    assert ddp["time"] == f"{one.seconds / 86400:.3g} d"
+    assert ddp["price"] == f"{4 * 2 * one.seconds / 3600:.0f}"
+
+
+def test_curves_against_bandwidth(plan: Plan) -> None:
+    numbers = drawn(plan, [MEASURED])
+    assert numbers["log"]
+    assert [axis["name"] for axis in numbers["axes"]] == ["bandwidth", "seconds", "bytes_sent"]
+    shown = curves_of(numbers, "bandwidth", "seconds")
+    for name, found in plan.over_bandwidth.items():
+        line = zip(BANDWIDTHS, (one.seconds for one in found), strict=True)
+        assert shown.pop(name) == list(line)
+    assert shown.pop("diloco measured") == [(1e9, 12345.0)]
+    link, crossing = shown.values()
+    times = [one.seconds for found in plan.over_bandwidth.values() for one in found]
+    assert link == [(1e8, min(times)), (1e8, max(times))]
+    assert {bandwidth for bandwidth, _ in crossing} == {plan.advice.crossing}
+    assert set(curves_of(numbers, "bandwidth", "price")) > {"ddp", "diloco"}
+    assert not curves_of(numbers, "bandwidth", "loss"), "it does not depend on the link"
+
+
+@pytest.mark.parametrize(
+    ("axis", "measure"),
+    [("seconds", "bytes_sent"), ("seconds", "tokens"), ("seconds", "loss"), ("bytes_sent", "loss")],
+)
+def test_the_front_is_what_no_candidate_beats_in_both(plan: Plan, axis: str, measure: str) -> None:
+    def place(one: Prediction) -> tuple[float, float]:
+        return getattr(one, axis), getattr(one, measure)
+
+    shown = curves_of(drawn(plan), axis, measure)
+    reachable = [place(one) for one in plan.predictions if one.reachable]
+    assert sorted(shown["ddp"] + shown["diloco"]) == sorted(reachable)
+    assert shown["recommended"] == [place(plan.advice.chosen)]
+    unbeaten = {
+        one
+        for one in reachable
+        if not any(x <= one[0] and y <= one[1] and (x, y) != one for x, y in reachable)
+    }
+    assert shown["Pareto front"] == sorted(unbeaten) and len(unbeaten) > 1
+
+
+def test_without_price_and_loss_there_is_nothing_of_them(plan: Plan) -> None:
+    without = [replace(one, loss=None) for one in plan.predictions]
+    chosen = replace(plan.advice, chosen=replace(plan.advice.chosen, loss=None))
+    bare = replace(
+        plan, predictions=without, advice=chosen, cluster=replace(CLUSTER, price_per_hour=0.0)
+    )
+    numbers = drawn(bare)
+    assert [axis["name"] for axis in numbers["axes"]] == ["bandwidth", "seconds"]
+    measures = [measure["name"] for measure in numbers["measures"]]
+    assert measures == ["seconds", "bytes_sent", "tokens"]
+    assert best_table(bare).columns[-1] == "memory"
+
+
+def test_times_without_bound_are_not_drawn(plan: Plan) -> None:
+    endless = [replace(one, seconds=1e300) for one in plan.over_bandwidth["ddp"]]
+    numbers = drawn(replace(plan, over_bandwidth=plan.over_bandwidth | {"ddp": endless}))
+    assert curves_of(numbers, "bandwidth", "seconds")["ddp"] == []
+    nothing = dict.fromkeys(plan.over_bandwidth, endless)
+    drawn(replace(plan, over_bandwidth=nothing))
+
+
+def test_the_picture_marks_the_link_and_the_crossing(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from adloco.report.plan_plot import draw_plan
+
+    kept: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: kept.append(figure))
+    draw_plan(plan, [MEASURED], tmp_path / "plan.png")
+    (axis,) = kept[0].axes
+    lines = {str(line.get_label()): line.get_xydata().tolist() for line in axis.lines}  # type: ignore[union-attr]
+    assert axis.get_xscale() == axis.get_yscale() == "log"
+    for name, found in plan.over_bandwidth.items():
+        assert lines[name] == [
+            [bandwidth, one.seconds] for bandwidth, one in zip(BANDWIDTHS, found, strict=True)
+        ]
+    assert lines["diloco, measured"] == [[1e9, 12345.0]]
+    assert lines["this link 100 Mbit/s"][0][0] == 1e8
+    (crossing,) = (points for name, points in lines.items() if "as fast from" in name)
+    assert crossing[0][0] == plan.advice.crossing
+
+
+def test_the_crossing_in_words(plan: Plan) -> None:
+    at = replace(plan, advice=replace(plan.advice, crossing=2.5e9))
+    assert crossing_text(at).startswith("From 2.5 Gbit/s on, data-parallel training is")
+    never = replace(plan, advice=replace(plan.advice, crossing=None))
+    ddp, diloco = plan.over_bandwidth.values()
+    slower = [replace(one, seconds=1.1 * diloco[-1].seconds) for one in ddp]
+    assert crossing_text(replace(never, over_bandwidth={"ddp": slower, "diloco": diloco})) == (
+        "Data-parallel training is slower at every bandwidth up to 100 Gbit/s."
+    )
+    faster = [replace(one, seconds=diloco[-1].seconds) for one in ddp]
+    assert crossing_text(replace(never, over_bandwidth={"ddp": faster, "diloco": diloco})) == (
+        "Data-parallel training is about as fast as all others at every bandwidth."
+    )
+    assert crossing_text(replace(never, over_bandwidth={"diloco": diloco})) == ""
+
+
+def test_the_cluster_in_words() -> None:
+    words = " ".join(
+        cluster_words(
+            replace(
+                CLUSTER,
+                pattern="all-to-all",
+                latency="20ms",
+                speeds=(1.0, 1.0, 1.0, 0.5),
+                jitter=0.05,
+                failures_per_day=2.0,
+            )
+        )
+    )
+    assert words == (
+        "4 islands exchange all to all over links of 100 Mbit/s, 20ms one way. An island trains "
+        "up to 16 samples per second, in micro-batches of 8. Relative speeds of the islands are "
+        "1, 1, 1, 0.5. The seconds of a step vary by 5%. Failures of an island in a day: 2; "
+        "training goes on 60 s after one. An hour of an island costs 2."
+    )
+    assert cluster_words(replace(CLUSTER, islands=1))[0] == "There is one island."
+
+
+@pytest.mark.parametrize(
+    ("value", "units", "expected"),
+    [
+        (0, BYTES, "0 B"),
+        (0.25, TIMES, "0.25 s"),
+        (90, TIMES, "1.5 min"),
+        (141669.4, TIMES, "1.64 d"),
+        (8.85433e9, BYTES, "8.85 GB"),
+        (999.9e12, BYTES, "1,000 TB"),
+        (1e8, RATES, "100 Mbit/s"),
+        (3e9, COUNTS, "3B"),
+        (64, COUNTS, "64"),
+        (1e300, TIMES, "over 1e6 y"),
+        (math.inf, TIMES, "-"),
+    ],
+)
+def test_quantities_are_readable(value: float, units: dict[str, float], expected: str) -> None:
+    assert readable(value, units) == expected
