@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adloco.plan.plan import BANDWIDTHS, MeasuredPoint, Plan, make_plan
 from matplotlib.figure import Figure
 
 from adloco.config.recipe import build_recipe, read_values
+from adloco.config.sections import Recipe
 from adloco.plan.advice import by_method, pareto
-from adloco.plan.candidates import Candidate, candidates
+from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
+from adloco.plan.cluster_plan import BANDWIDTHS, MeasuredPoint, Plan, make_plan
 from adloco.plan.prediction import Prediction, Workload
+from adloco.plan.target import Target
 from adloco.report.plan_curves import plan_curves
 from adloco.report.plan_page import best_table, cluster_words, crossing_text, write_plan
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable
@@ -26,19 +28,18 @@ CLUSTER = Cluster(islands=4, bandwidth="100mbit", samples_per_second={8: 16.0}, 
 MEASURED = MeasuredPoint(method="diloco", bandwidth=1e9, seconds=12345.0, label="runs/first")
 
 
-def sync_every(candidate: Candidate) -> int:
-    recipe = candidate.recipe
+def sync_every(recipe: Recipe) -> int:
     return 1 if recipe.data_parallel else recipe.method.sync_every
 
 
-def budget(candidate: Candidate, batch: float) -> float:
+def budget(recipe: Recipe, batch: float) -> float:
     """More tokens where workers sync less often; out of reach with H = 500."""
-    every = sync_every(candidate)
+    every = sync_every(recipe)
     return math.inf if every == 500 else 1e8 * (1 + every / 40)
 
 
-def loss_after(candidate: Candidate, batch: float, tokens: float) -> float:
-    return 2.0 + 0.001 * sync_every(candidate)
+def loss_after(recipe: Recipe, batch: float, tokens: float) -> float:
+    return 2.0 + 0.001 * sync_every(recipe)
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +48,10 @@ def plan() -> Plan:
     settings += [("method.sync_every", "500"), ("wire.format", "fp32"), ("wire.format", "int8")]
     found = candidates(["ddp", "diloco"], settings, CLUSTER)
     workload = Workload(parameters=1e7, tokens_per_sample=256, noise_scale=None)
-    return make_plan(
-        found,
-        workload,
-        CLUSTER,
-        budget,
-        target="loss 2.5",
-        assumptions=["The law holds."],
-        loss_after=loss_after,
+    target = Target(
+        name="loss 2.5", tokens=budget, loss=loss_after, assumptions=("The law holds.",)
     )
+    return make_plan(found, workload, CLUSTER, target)
 
 
 @pytest.fixture(scope="module")

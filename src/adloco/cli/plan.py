@@ -2,11 +2,16 @@
 
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from adloco.cli.arguments import Commands, add_command
 from adloco.errors import require
+
+if TYPE_CHECKING:
+    from adloco.plan.cluster import Cluster
+    from adloco.plan.prediction import Prediction
 
 EXAMPLES = """\
 Which method, H, eta and wire format suit a cluster:
@@ -68,6 +73,13 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--price", type=float, metavar="P", help="price of an island in an hour")
     parser.add_argument(
+        "--simulate",
+        type=int,
+        default=0,
+        metavar="N",
+        help="play so many rounds of the recommended run event by event",
+    )
+    parser.add_argument(
         "--measured", type=Path, metavar="FILE.csv", help="measured rounds, to fit a model to"
     )
     parser.add_argument(
@@ -102,7 +114,7 @@ def _plan(arguments: Namespace) -> int:
     from adloco.plan.prediction import Workload
     from adloco.plan.short_runs import read_short_runs
     from adloco.plan.target import loss_target, tokens_target
-    from adloco.report.plan_page import method_table, write_plan
+    from adloco.report.plan_page import best_table, crossing_text, write_plan
     from adloco.run.start import count_parameters
 
     cluster = read_cluster(arguments.cluster)
@@ -130,10 +142,27 @@ def _plan(arguments: Namespace) -> int:
         )
         plan = make_plan(found, workload, cluster, target)
         page = write_plan(plan, arguments.to or Path("runs/plan"))
-    print_table(method_table(plan), console)
-    advice = plan.advice
-    console.print(f"recommended: {advice.chosen.candidate.label}", soft_wrap=True)
-    for sentence in advice.reasons:
+    print_table(best_table(plan), console)
+    chosen = plan.advice.chosen
+    said = [*plan.advice.reasons, crossing_text(plan)]
+    if arguments.simulate:
+        said.append(simulated_text(chosen, cluster, arguments.simulate))
+    console.print(f"recommended: {chosen.candidate.label}", soft_wrap=True)
+    for sentence in filter(None, said):
         console.print(f"  {sentence}", soft_wrap=True)
     console.print(f"{page}\ntrain it: adloco train {page.with_name('recipe.toml')}", soft_wrap=True)
     return 0
+
+
+def simulated_text(chosen: "Prediction", cluster: "Cluster", rounds: int) -> str:
+    """Seconds of a round by a simulation, beside those of the closed form."""
+    from adloco.plan.simulation import simulate
+
+    found = simulate(
+        cluster, chosen.step_seconds, chosen.sync_every, chosen.exchanges, rounds=rounds
+    )
+    return (
+        f"Simulated, a round takes {found.time.total:.4g} s, with a standard error of "
+        f"{found.errors['total']:.1g} s over {rounds} rounds; in closed form "
+        f"{chosen.round.total:.4g} s."
+    )

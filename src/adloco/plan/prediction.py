@@ -47,18 +47,22 @@ class Prediction:
     syncs: float
     bytes_sent: float
     """Bytes that leave each island."""
+    sync_every: int
+    """H; 1 for data-parallel training."""
+    step_seconds: tuple[float, ...]
+    """Mean seconds of an inner step of each island."""
+    exchanges: tuple[Sync, ...]
+    """What each trainer's workers exchange in a round."""
     round: RoundTime
     """Mean seconds of a round, or of a step of data-parallel training."""
     seconds: float
     loss: float | None
-    """The loss that is reached; None if it is not known."""
+    """After these tokens; None if it is not predicted."""
     memory_bytes: float
     """Parameters, gradients, optimizer states and global parameters of an island, without
     activations."""
     price: float
     """Of all islands."""
-    loss: float | None = None
-    """After these tokens; None if it is not predicted."""
 
     @property
     def reachable(self) -> bool:
@@ -89,11 +93,12 @@ def predict(
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.sync_every
+    every = 1 if recipe.data_parallel else recipe.method.sync_every
     step_seconds = cluster.step_seconds(batch / workers, _ranks(recipe) * recipe.switch.b_max)
-    found = round_time(cluster, step_seconds, every, _sync(recipe, workload, workers))
+    sync = _sync(recipe, workload, workers)
+    found = round_time(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
-    merges = recipe.method.num_trainers - trainers
-    merged = merges * 4 * workload.parameters
+    merged = (recipe.method.num_trainers - trainers) * 4 * workload.parameters
     seconds = steps / every * found.total + merged / cluster.link.bytes_per_second
     return Prediction(
         candidate=candidate,
@@ -101,7 +106,10 @@ def predict(
         tokens=tokens,
         inner_steps=steps,
         syncs=syncs,
-        bytes_sent=syncs * _sync(recipe, workload, workers).bytes_sent + merged,
+        bytes_sent=syncs * sync.bytes_sent + merged,
+        sync_every=every,
+        step_seconds=step_seconds,
+        exchanges=(sync,) * trainers,
         round=found,
         seconds=seconds,
         memory_bytes=_memory(recipe, workload),

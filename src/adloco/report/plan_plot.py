@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, NullLocator
 
-from adloco.plan.plan import MeasuredPoint, Plan
+from adloco.plan.cluster_plan import MeasuredPoint, Plan
 from adloco.report.drawing import COLOURS, MARKS
 from adloco.report.plan_curves import method_lines
 from adloco.report.readable import RATES, TIMES, readable
