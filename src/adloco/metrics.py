@@ -142,6 +142,9 @@ TRAINER = _table(
         "cosine_similarity", "cosine of workers' pseudo-gradients", Unit("", ".2f"), panel="wire"
     ),
     Metric("wire_error", "lost by the wire format", Unit("relative norm", ".1%"), panel="wire"),
+    Metric(
+        "distance_to_mean", "distance to the mean", Unit("relative norm", ".1%"), panel="trainers"
+    ),
 )
 WORKER = _table(
     "worker",

@@ -23,6 +23,7 @@ from adloco import (
     SwitchMode,
 )
 from adloco.algorithms.reporting import WorkerRound, report_sync
+from adloco.algorithms.trainer_distance import BUCKETS
 from adloco.distributed.codecs.int4 import Int4
 from adloco.rules.batch_rules.random_batch import RandomBatch
 from adloco.rules.batch_rules.seesaw import Seesaw
@@ -43,7 +44,8 @@ from tests.problems import (
 def test_counters_by_hand() -> None:
     # Two trainers of two workers, batches of 6, H = 3: 2 x 6 x 3 samples a round. Four float32
     # parameters: a worker hands over 16 bytes a sync, and 22 scalars of 8 bytes (six moments, five
-    # seconds, loss, samples, six of the sync, three step losses). DDP: 16 bytes at each inner step.
+    # seconds, loss, samples, six of the sync, three step losses) and a sketch of its trainer. DDP:
+    # 16 bytes at each inner step.
     run = make_run(
         num_trainers=2,
         guards=BatchGuards(initial=6),
@@ -57,7 +59,8 @@ def test_counters_by_hand() -> None:
         (3, 9, 3),
         (4, 12, 4),
     ]
-    assert [report.bytes_communicated for report in reports] == [192, 384, 576, 768]
+    each = 192 + 8 * BUCKETS
+    assert [report.bytes_communicated for report in reports] == [each, 2 * each, 3 * each, 4 * each]
     assert [report.bytes_ddp_equivalent for report in reports] == [48, 96, 144, 192]
     row = reports[0].trainers[1]
     assert (
@@ -127,7 +130,7 @@ def test_what_travels_while_training_goes_on_is_counted_with_its_round() -> None
     )
     for report in run.rounds(20):
         assert (report.sync.bytes, report.sync.compression_ratio) == (12, 16 / 12)
-    assert report.bytes_communicated == 20 * (12 + (19 + 3) * 8)
+    assert report.bytes_communicated == 20 * (12 + (19 + 3 + BUCKETS) * 8)
 
 
 def test_schedule_runs_on_tokens() -> None:

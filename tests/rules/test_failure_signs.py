@@ -24,6 +24,7 @@ def row(trainer: int = 0, **fields: Any) -> dict[str, Any]:
         "trainer_batch": 8,
         "val_loss": None,
         "cosine_similarity": None,
+        "distance_to_mean": None,
     } | fields
 
 
@@ -48,10 +49,17 @@ def losses(values: Sequence[float], batch: Sequence[int]) -> list[dict[str, Any]
     ]
 
 
-def validations(*rounds: Sequence[float | None]) -> list[dict[str, Any]]:
+def validations(
+    *rounds: Sequence[float | None], distances: Sequence[float | None] = (0.1, 0.12, 0.15, 0.2)
+) -> list[dict[str, Any]]:
+    """Rounds by the losses of their trainers; the distance is that of the last trainer."""
     return [
-        record(number, *(row(trainer, val_loss=loss) for trainer, loss in enumerate(found)))
-        for number, found in enumerate(rounds, 1)
+        record(
+            number,
+            *(row(trainer, val_loss=loss) for trainer, loss in enumerate(losses[:-1])),
+            row(len(losses) - 1, val_loss=losses[-1], distance_to_mean=distance),
+        )
+        for number, (losses, distance) in enumerate(zip(rounds, distances, strict=False), 1)
     ]
 
 
@@ -121,10 +129,16 @@ def test_trainers_that_diverge() -> None:
     sign = only(validations(*rounds))
     assert (sign.kind, sign.trainer, sign.since, sign.round) == ("trainers diverge", None, 1, 4)
     assert "of trainer 1 is 3.4500, 15% above 3.0000 of trainer 0" in sign.seen
-    assert "the gap was 10% 2 evaluations ago" in sign.seen
+    assert "its parameters are 20.0% away from the mean of all trainers" in sign.seen
+    assert "; 2 evaluations ago these were 10% and 10.0%" in sign.seen
     assert all_signs(validations((3.0, 3.29), *rounds[1:]), CAP) == []  # 9.7%
     assert all_signs(validations((3.0, 3.6), *rounds[1:]), CAP) == []  # It closes.
     assert all_signs(validations(*rounds[2:]), CAP) == []
+    # Trainers that come closer again, after a merge for instance, or whose distance is unknown.
+    assert all_signs(validations(*rounds, distances=(0.2, 0.3, 0.25, 0.2)), CAP) == []
+    assert all_signs(validations(*rounds, distances=(0.1, 0.12, None, 0.2)), CAP) == []
+    # Healthy trainers move apart too.
+    assert all_signs(validations(*[(3.0, 3.01)] * 4), CAP) == []
     merged = [*validations(*rounds[:3]), *validations((3.0,)), *validations((3.0,))]
     assert all_signs(merged, CAP) == []
 
@@ -157,7 +171,8 @@ def test_a_warning_is_given_once_for_each_trainer() -> None:
 @pytest.mark.parametrize("number", [None, math.nan, math.inf, -math.inf])
 def test_numbers_that_are_missing_or_not_finite_warn_of_nothing(number: float | None) -> None:
     broken = dict.fromkeys(
-        ("requested_batch", "trainer_batch", "val_loss", "cosine_similarity"), number
+        ("requested_batch", "trainer_batch", "val_loss", "cosine_similarity", "distance_to_mean"),
+        number,
     )
     rounds = range(1, 3 * CAP_ROUNDS)
     records = [

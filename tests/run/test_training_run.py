@@ -63,6 +63,7 @@ TRAINER = {
     "val_perplexity",
     "cosine_similarity",
     "wire_error",
+    "distance_to_mean",
 }
 FROM_THE_HUB = ("adloco-imdb", "adloco-paper", "diloco-paper")
 """Recipes whose model and data come from the hub; test_classification.py and test_hub_recipes.py

@@ -196,6 +196,7 @@ def report_trainer(
     tasks: Sequence[RoundTask],
     done: Sequence[WorkerRound],
     base_rate: float,
+    distance: float | None,
 ) -> TrainerReport:
     """The report of a trainer after its sync.
 
@@ -205,6 +206,7 @@ def report_trainer(
         tasks: The tasks of its workers.
         done: Their numbers of the round, in the same order.
         base_rate: Their learning rate at a factor of 1.
+        distance: Of its global parameters from the mean of all trainers', relative to the mean.
     """
     first, estimate = tasks[0], trainer.controller.estimate
     several = len(tasks) > 1
@@ -233,4 +235,5 @@ def report_trainer(
         )
         if several
         else None,
+        distance_to_mean=distance,
     )

@@ -45,6 +45,9 @@ class TrainerReport:
     wire_error: float | None
     """Norm of what the wire format lost, over the norm of what was given to it; None with one
     worker."""
+    distance_to_mean: float | None
+    """Estimate of |x - mean| / |mean| for its global parameters x after the sync and the mean of
+    all trainers', before a merge; None with one trainer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from adloco.algorithms.planning import Planner, agreed_pass_limit
 from adloco.algorithms.reporting import WorkerRound, report_round, report_trainer
 from adloco.algorithms.reports import RoundReport, TrainerReport
 from adloco.algorithms.run_state import RunState
+from adloco.algorithms.trainer_distance import trainer_distances
 from adloco.algorithms.worker import RoundTask
 from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.placement.placement import Placement
@@ -180,15 +181,21 @@ class Round:
         self, tasks: Tasks, done: Mapping[int, WorkerRound]
     ) -> list[TrainerReport]:
         """Pool each trainer's gradient statistics, and let the batch rule set its next request."""
+        state, parts = self._state, self._parts
         reports = []
-        decay = self._parts.planner.decay(self._state.samples)
-        for trainer in self._state.trainers.values():
+        decay = parts.planner.decay(state.samples)
+        distances = trainer_distances(state.trainers, state.workers, parts.placement)
+        for trainer in state.trainers.values():
             rows = [done[worker] for worker in trainer.worker_ids]
             requested = trainer.requested_batch
             samples = int(sum(row.samples for row in rows))
             trainer.update_batch([row.moments for row in rows], samples, decay)
             mine = [tasks[worker] for worker in trainer.worker_ids]
-            reports.append(report_trainer(trainer, requested, mine, rows, self._parts.base_rate))
+            reports.append(
+                report_trainer(
+                    trainer, requested, mine, rows, parts.base_rate, distances[trainer.id]
+                )
+            )
         return reports
 
     def _merge(self, last: bool) -> Merge | None:

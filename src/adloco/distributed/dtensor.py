@@ -5,6 +5,7 @@ Reductions between islands act on this rank's shards.
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,21 @@ def local(tensor: Tensor) -> Tensor:
 def is_sharded(tensor: Tensor) -> bool:
     """True if the ranks of an island have different parts of the tensor."""
     return isinstance(tensor, DTensor)
+
+
+def first_element(tensor: Tensor) -> int:
+    """Index of the first element of this rank's shard in the whole tensor, both flattened."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    ((dimension, placement),) = [
+        (dimension, placement)
+        for dimension, placement in enumerate(tensor.placements)
+        if placement.is_shard()
+    ]
+    assert placement.is_shard(0), "FSDP2 shards the first dimension"
+    mesh = tensor.device_mesh
+    rows = -(-len(tensor) // mesh.size(dimension)) * mesh.get_local_rank(dimension)
+    return min(rows, len(tensor)) * math.prod(tensor.shape[1:])
 
 
 def with_local(shard: Tensor, like: Tensor) -> Tensor:

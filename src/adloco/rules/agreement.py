@@ -1,5 +1,5 @@
-"""Two measures of a sync, from squared norms alone: how alike the workers' pseudo-gradients are,
-and how much of them the wire format lost.
+"""Measures of agreement: how alike the workers' pseudo-gradients are and how much of them the wire
+format lost, from squared norms alone; and how far trainers are apart.
 """
 
 import math
@@ -35,3 +35,17 @@ def relative_error(errors: Sequence[float], wanted: Sequence[float]) -> float | 
         The relative error; None if all contributions are zero.
     """
     return math.sqrt(sum(errors) / sum(wanted)) if sum(wanted) > 0 else None
+
+
+def relative_distances(vectors: Sequence[Sequence[float]]) -> list[float | None]:
+    """Distance of each vector from the mean of all, relative to the norm of the mean.
+
+    Args:
+        vectors: Vectors of the same length.
+
+    Returns:
+        |v_i - mean| / |mean| of each; None if the mean is zero.
+    """
+    mean = [sum(column) / len(vectors) for column in zip(*vectors, strict=True)]
+    norm = math.hypot(*mean)
+    return [math.dist(vector, mean) / norm if norm > 0 else None for vector in vectors]

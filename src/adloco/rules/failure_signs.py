@@ -32,6 +32,9 @@ STALL_GROWTH = 1.5
 GAP = 0.1
 """Trainers of the same settings differed by up to 8% in their first evaluations, then by less."""
 GAP_EVALUATIONS = 3
+"""Evaluations in which the gap of the losses must not close and the distance must grow. Independent
+trainers of healthy runs move apart too, so a distance alone warns of nothing.
+"""
 COSINE_ROUNDS = 5
 COSINE_START = 0.15
 """Workers that had less in common at the start have no fall to warn of. Healthy runs begin with
@@ -213,7 +216,7 @@ def _stalled(records: Sequence[Record]) -> Iterator[Sign]:
 
 
 def _diverging(records: Sequence[Record]) -> Iterator[Sign]:
-    found: list[tuple[int, dict[int, float]]] = []
+    found: list[tuple[Record, dict[int, float]]] = []
     for record in reversed(records):
         losses = {
             row["trainer"]: row["val_loss"]
@@ -223,20 +226,24 @@ def _diverging(records: Sequence[Record]) -> Iterator[Sign]:
         if len(record["trainers"]) < 2 or len(found) == GAP_EVALUATIONS:
             break
         if len(losses) > 1:
-            found.insert(0, (record["round"], losses))
+            found.insert(0, (record, losses))
     gaps = [max(losses.values()) / min(losses.values()) - 1 for _, losses in found]
     if len(gaps) < GAP_EVALUATIONS or min(gaps) < GAP or gaps[-1] < gaps[0]:
         return
     losses = found[-1][1]
     worst, best = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
+    distances = _numbers([record for record, _ in found], worst, "distance_to_mean")
+    if len(distances) < GAP_EVALUATIONS or distances[-1] <= distances[0]:
+        return
     yield Sign(
         kind="trainers diverge",
         trainer=None,
         round=records[-1]["round"],
-        since=found[0][0],
+        since=found[0][0]["round"],
         seen=f"the validation loss of trainer {worst} is {losses[worst]:.4f}, {gaps[-1]:.0%} above "
-        f"{losses[best]:.4f} of trainer {best}, and the gap was {gaps[0]:.0%} "
-        f"{GAP_EVALUATIONS - 1} evaluations ago",
+        f"{losses[best]:.4f} of trainer {best}, and its parameters are {distances[-1]:.1%} away "
+        f"from the mean of all trainers; {GAP_EVALUATIONS - 1} evaluations ago these were "
+        f"{gaps[0]:.0%} and {distances[0]:.1%}",
         meaning="One trainer may be stuck or unstable; a merge of models so far apart can be "
         "worse than either",
         advice="Merge earlier (merge.first_round) or more often (merge.every), or lower inner.lr",

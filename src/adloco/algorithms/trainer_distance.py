@@ -1,0 +1,106 @@
+"""How far trainers are apart, without sending a model.
+
+Each trainer sends a sketch of its global parameters: each element is added to one of `BUCKETS` sums
+with a random sign. A sketch is linear, so that of a mean is the mean of the sketches, and its
+squared norm is that of the whole vector in expectation (AMS sketch: Alon, Matias and Szegedy,
+https://doi.org/10.1006/jcss.1997.1545). Sign and sum of an element follow from its index in the
+whole model, so shards add up to the sketch of the whole, and placements agree.
+"""
+
+import functools
+import random
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from adloco.algorithms.trainer import Trainer
+from adloco.algorithms.worker import Worker
+from adloco.distributed.dtensor import first_element, local
+from adloco.distributed.placement.placement import Placement
+from adloco.rules.agreement import relative_distances
+
+BUCKETS = 257
+"""Sums of a sketch. The standard error of a norm is 1 / sqrt(2 x BUCKETS) of it, 4.4%. A prime, so
+that no row or column of a matrix has all its elements in one sum.
+"""
+BLOCK = 1024 * BUCKETS
+"""Elements after which the signs repeat, but all turned or not, and moved on by a number of sums:
+both are drawn for each block. If all blocks of a model are equal, the standard error is 6.2%.
+"""
+
+
+def trainer_distances(
+    trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement
+) -> dict[int, float | None]:
+    """How far each trainer's global parameters are from the mean of all trainers', by trainer id.
+
+    It is |x - mean| / |mean|, estimated from sketches; None for a single trainer. Called on all
+    ranks.
+
+    Args:
+        trainers: The living trainers, by id.
+        workers: The workers in this process, by id.
+        placement: Where all workers live.
+    """
+    if len(trainers) == 1:
+        return dict.fromkeys(trainers)
+
+    def numbers(trainer: Trainer) -> list[float]:
+        engine = workers[placement.local(trainer.worker_ids)[0]].engine
+        # Further ranks of an island are replicas.
+        params = trainer.outer.global_params if engine.rank < placement.shards else []
+        return engine.sum(sketch(params, placement.device).tolist())
+
+    here = [trainer for trainer in trainers.values() if placement.local(trainer.worker_ids)]
+    rows = {
+        worker: row
+        for trainer, row in zip(
+            here, placement.map(numbers, here, on_failure=lambda: None), strict=True
+        )
+        for worker in placement.local(trainer.worker_ids)
+    }
+    gathered = placement.gather(dict(sorted(rows.items())))
+    sketches = [gathered[trainer.worker_ids[0]] for trainer in trainers.values()]
+    return dict(zip(trainers, relative_distances(sketches), strict=True))
+
+
+@torch.no_grad()
+def sketch(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The sketch of all elements of these tensors; of sharded ones, of those on this rank.
+
+    Args:
+        tensors: The parameters of a model, in its order.
+        device: Where the sums are computed.
+
+    Returns:
+        float64 sums, of shape (BUCKETS,).
+    """
+    total = torch.zeros(BUCKETS, dtype=torch.float64, device=device)
+    begin = 0
+    for tensor in tensors:
+        values, index = local(tensor).flatten(), begin + first_element(tensor)
+        while len(values):
+            block, offset = divmod(index, BLOCK)
+            piece, values = values[: BLOCK - offset], values[BLOCK - offset :]
+            total += _signed_sums(piece.to(device), block, offset)
+            index += len(piece)
+        begin += tensor.numel()
+    return total
+
+
+def _signed_sums(values: Tensor, block: int, offset: int) -> Tensor:
+    """The sums of elements that are neighbours in a block and begin at an offset in it."""
+    signed = values * _signs(values.device)[offset : offset + len(values)]
+    even = len(signed) // BUCKETS * BUCKETS
+    sums = signed[:even].view(-1, BUCKETS).sum(0)
+    sums[: len(signed) - even] += signed[even:]
+    generator = random.Random(block)
+    return generator.choice((-1, 1)) * sums.roll(offset + generator.randrange(BUCKETS))
+
+
+@functools.cache
+def _signs(device: torch.device) -> Tensor:
+    """The signs of a block, as float64."""
+    signs = random.Random(0).choices((-1.0, 1.0), k=BLOCK)
+    return torch.tensor(signs, dtype=torch.float64, device=device)
