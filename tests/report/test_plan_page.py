@@ -92,7 +92,7 @@ def test_the_json_has_the_whole_plan(plan: Plan, folder: Path) -> None:
         for name in ("batch", "tokens", "inner_steps", "syncs", "bytes_sent", "seconds", "price"):
             number = getattr(one, name)
             assert row[name] == (number if math.isfinite(number) else None)
-        assert row["loss"] == loss_after(one.candidate, 0, 0)
+        assert row["loss"] == loss_after(one.candidate.recipe, 0, 0)
     advice = content["advice"]
     assert advice["chosen"] in content["predictions"]
     assert advice["chosen"]["label"] == plan.advice.chosen.candidate.label
