@@ -93,3 +93,11 @@ def test_failures_repeat_the_round() -> None:
         totals.append(total + 11)
     assert found.total == pytest.approx(np.mean(totals), rel=0.02)
     assert found.lost == pytest.approx(found.total - 11)
+
+
+def test_a_round_that_nearly_never_succeeds_is_finite() -> None:
+    """A year of such rounds must not overflow: only a target out of reach is infinite."""
+    found = round_time(
+        cluster(failures_per_day=1.0), [0.5] * 4, 10, Sync(workers=4, bytes_sent=1e15)
+    )
+    assert 1e100 < found.total * 1e9 < math.inf

@@ -106,7 +106,8 @@ def round_time(
     rate = cluster.failures_per_second
     with_failures = undisturbed
     if rate:
-        exponent = min(rate * undisturbed, 700.0)
+        # Capped, so that all rounds of a run together stay finite.
+        exponent = min(rate * undisturbed, 300.0)
         with_failures = math.expm1(exponent) * (1 / rate + cluster.restart_seconds)
     return RoundTime(
         computing=computing,
