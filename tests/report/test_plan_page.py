@@ -231,6 +231,8 @@ def test_the_picture_marks_the_link_and_the_crossing(
     (axis,) = kept[0].axes
     lines = {str(line.get_label()): line.get_xydata().tolist() for line in axis.lines}  # type: ignore[union-attr]
     assert axis.get_xscale() == axis.get_yscale() == "log"
+    low, high = axis.get_ylim()
+    assert sum(low <= tick <= high for tick in axis.get_yticks()) > 1, "the axis can be read"
     for name, found in plan.over_bandwidth.items():
         assert lines[name] == [
             [bandwidth, one.seconds] for bandwidth, one in zip(BANDWIDTHS, found, strict=True)

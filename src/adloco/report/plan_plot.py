@@ -13,7 +13,12 @@ from adloco.report.readable import RATES, TIMES, readable
 
 TICKS = [
     (f"{count} {unit}", count * TIMES[unit])
-    for unit, counts in {"s": (1, 10), "min": (1, 10), "h": (1, 6), "d": (1, 10, 100)}.items()
+    for unit, counts in {
+        "s": (1, 10),
+        "min": (1, 10),
+        "h": (1, 3, 6),
+        "d": (1, 3, 10, 30, 100),
+    }.items()
     for count in counts
 ] + [(f"{count:g} y", count * TIMES["y"]) for count in (1, 10, 100, 1000)]
 """Times that y names."""
@@ -54,6 +59,12 @@ def draw_plan(plan: Plan, measured: Sequence[MeasuredPoint], path: Path) -> None
     axis.yaxis.set_major_locator(FixedLocator([seconds for _, seconds in TICKS]))
     axis.yaxis.set_major_formatter(FixedFormatter([name for name, _ in TICKS]))
     axis.yaxis.set_minor_locator(NullLocator())
+    # From the tick below all times to the tick above.
+    low, high = axis.dataLim.intervaly
+    axis.set_ylim(
+        max((seconds for _, seconds in TICKS if seconds <= low), default=low),
+        min((seconds for _, seconds in TICKS if seconds >= high), default=high),
+    )
     axis.set_xlabel("bandwidth of the link between islands")
     axis.set_ylabel("time to the target")
     axis.grid(alpha=0.25)
