@@ -22,7 +22,7 @@ Which method, H, eta and wire format suit a cluster:
 A setting with several values is an axis, as in --method.sync_every 20 50 100.
 With short runs of your own, plan for a loss instead of tokens:
 
-  adloco plan diloco --cluster cluster.toml --runs runs/a runs/b --target-loss 2.0
+  adloco plan --cluster cluster.toml --runs runs/a runs/b --target-loss 2.0
 
 What measured rounds say about other rounds (docs/plan.md has the columns):
 
@@ -89,7 +89,7 @@ def add_parser(commands: Commands) -> None:
         "--to",
         type=Path,
         metavar="PATH",
-        help="where to write the plan (a folder; default: runs/plan) or predicted rounds",
+        help="where to write the plan (a folder; default: runs/plan) or the rounds",
     )
 
 

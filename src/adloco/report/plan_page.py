@@ -86,7 +86,7 @@ def cluster_words(cluster: Cluster) -> list[str]:
     said = [
         several if cluster.islands > 1 else "There is one island.",
         f"An island trains up to {cluster.samples_per_second[fastest]:,.4g} samples per second, "
-        f"in micro-batches of {fastest}.",
+        f"in passes of {fastest}.",
     ]
     if cluster.speeds:
         speeds = ", ".join(f"{speed:g}" for speed in cluster.speeds)
