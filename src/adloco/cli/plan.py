@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 Which method, H, eta and wire format suit a cluster:
 
-  adloco probe diloco --throughput cluster.toml
+  adloco probe diloco --throughput cluster.toml --micro-batches 1,2,4,8
   adloco plan ddp diloco --cluster cluster.toml --run.tokens 100000000
 
 A setting with several values is an axis, as in --method.sync_every 20 50 100.
@@ -28,7 +28,9 @@ What measured rounds say about other rounds (docs/plan.md has the columns):
 
   adloco plan --measured FILE.csv --predict ROWS.csv --to OUT.csv
 """
-RECIPES = ("ddp", "diloco", "adloco")
+RECIPES = ("ddp", "diloco")
+ADAPTIVE = "adloco"
+"""Also planned by default, if its batches are known from a noise scale."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -46,7 +48,7 @@ def add_parser(commands: Commands) -> None:
         "recipes",
         nargs="*",
         metavar="RECIPE",
-        help="files, or names of shipped recipes (default: ddp diloco adloco)",
+        help="files or names of recipes (default: ddp, diloco; adloco if its batch is known)",
     )
     parser.add_argument(
         "--cluster", type=Path, metavar="FILE.toml", help="description of the cluster"
@@ -126,14 +128,16 @@ def _plan(arguments: Namespace) -> int:
     )
     console = Console(highlight=False)
     with console.status("predicting ..."):
-        found = candidates(arguments.recipes or RECIPES, arguments.settings, cluster)
-        recipe = found[0].recipe
         runs = read_short_runs(arguments.runs) if arguments.runs else None
         fit = fit_loss_law(runs.points) if runs else None
+        noise_scale = arguments.noise_scale or (runs.noise_scale if runs else None)
+        names = arguments.recipes or (*RECIPES, *([ADAPTIVE] if noise_scale else []))
+        found = candidates(names, arguments.settings, cluster)
+        recipe = found[0].recipe
         workload = Workload(
             parameters=arguments.parameters or count_parameters(recipe),
             tokens_per_sample=recipe.data.context_tokens,
-            noise_scale=arguments.noise_scale or (runs.noise_scale if runs else None),
+            noise_scale=noise_scale,
         )
         target = (
             loss_target(found, fit, arguments.target_loss)
