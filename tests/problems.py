@@ -1,6 +1,7 @@
 """Small problems with known answers, for tests of all layers."""
 
 import os
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
@@ -166,6 +167,31 @@ class Interrupting:
             if not self._reads_left:
                 self._action()
         return self._source.read(stream, position, count)
+
+
+class Clock:
+    """Seconds that all threads of the process have taken together."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ClockOfThread(Clock, threading.local):
+    """Seconds of the calling thread alone, as if all threads ran at the same time."""
+
+
+class Timed:
+    """A source in which a sample takes a second, and three seconds in a slow stream."""
+
+    def __init__(self, source: TensorSource, clock: Clock, slow: int | None = None) -> None:
+        self.source, self.num_streams = source, source.num_streams
+        self.clock, self.slow = clock, slow
+
+    def read(self, stream: int, position: int, count: int) -> Any:
+        self.clock.now += count * (3 if stream == self.slow else 1)
+        return self.source.read(stream, position, count)
 
 
 def sgd(lr: float) -> Callable[[nn.Module], Sequence[torch.optim.Optimizer]]:

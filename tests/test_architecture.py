@@ -106,6 +106,7 @@ LARGEST_SHARE = 0.2
 PUBLIC = {
     "AdLoCo",
     "AugmentedInnerProductTest",
+    "AutoLimits",
     "BatchController",
     "BatchGuards",
     "BatchWarmup",

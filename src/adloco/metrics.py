@@ -96,6 +96,7 @@ ROUND = _table(
     Metric("samples", "samples", SAMPLES),
     Metric("inner_steps", "inner steps", COUNT),
     Metric("syncs", "syncs", COUNT),
+    Metric("sync_every", "inner steps per round (H)", COUNT),
     Metric("bytes_communicated", "sent per worker", TRAFFIC, panel="communication"),
     Metric("bytes_sent", "left each worker", TRAFFIC),
     Metric("bytes_inside", "sent inside islands, per rank", TRAFFIC, panel="communication"),
@@ -162,6 +163,12 @@ PHASE = _table(
 METRICS = tuple(
     metric for table in (ROUND, SYNC, TRAINER, WORKER, PHASE) for metric in table.values()
 )
+
+
+def change_text(change: Record) -> str:
+    """The values of a changed setting, for instance `20 -> 40`."""
+    metric = ROUND[change["setting"]]
+    return f"{metric.text(change['before'])} -> {metric.text(change['after'])}"
 
 
 def validation(measure: Metric, per: Per = "round", *, panel: str | None = None) -> Metric:

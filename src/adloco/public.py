@@ -19,6 +19,7 @@ from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.launch.launcher import place, process_group
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.errors import NonFiniteLossError
+from adloco.rules.auto import AutoLimits
 from adloco.rules.batch_rules.augmented import AugmentedInnerProductTest
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.batch_rules.inner_product import InnerProductTest
@@ -36,6 +37,7 @@ from adloco.rules.sync_schedule import Streaming
 __all__ = [
     "AdLoCo",
     "AugmentedInnerProductTest",
+    "AutoLimits",
     "BatchController",
     "BatchGuards",
     "BatchWarmup",

@@ -1,40 +1,20 @@
 """Shares that follow measured speed, on clocks that move only when a sample is read."""
 
-import threading
-from typing import Any
-
 import pytest
 import torch
 
-from adloco import BatchGuards, OneProcess, SpeedShares, SwitchMode, TensorSource
+from adloco import BatchGuards, OneProcess, SpeedShares, SwitchMode
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
-from tests.problems import make_run, outer_sgd, params_of, regression
-
-
-class Clock:
-    """Seconds that all threads of the process have taken together."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class ClockOfThread(Clock, threading.local):
-    """Seconds of the calling thread alone, as if all threads ran at the same time."""
-
-
-class Timed:
-    """A source in which a sample takes a second, and three seconds in a slow stream."""
-
-    def __init__(self, source: TensorSource, clock: Clock, slow: int | None = None) -> None:
-        self.source, self.num_streams = source, source.num_streams
-        self.clock, self.slow = clock, slow
-
-    def read(self, stream: int, position: int, count: int) -> Any:
-        self.clock.now += count * (3 if stream == self.slow else 1)
-        return self.source.read(stream, position, count)
+from tests.problems import (
+    Clock,
+    ClockOfThread,
+    Timed,
+    make_run,
+    outer_sgd,
+    params_of,
+    regression,
+)
 
 
 def shares_over_time(workers: int) -> list[list[tuple[int, float, float]]]:

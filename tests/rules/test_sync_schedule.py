@@ -12,6 +12,14 @@ def steps(streaming: Streaming, inner_steps: int) -> list[tuple[int, str, int]]:
     return [(event.step, event.kind, event.fragment) for event in streaming.events(inner_steps)]
 
 
+@pytest.mark.parametrize(("fragments", "tau"), [(1, 0), (1, 3), (3, 0), (3, 2)])
+def test_the_fewest_steps_are_those_that_a_cut_allows(fragments: int, tau: int) -> None:
+    streaming = Streaming(fragments=fragments, tau=tau)
+    assert len(streaming.cut([[0], [1], [2]], streaming.fewest_steps)) == fragments
+    with pytest.raises(ValueError, match="must be <="):
+        streaming.cut([[0], [1], [2]], streaming.fewest_steps - 1)
+
+
 def test_one_fragment_is_the_plain_outer_step() -> None:
     assert steps(Streaming(), 20) == [(20, "sync", 0)]
     assert not Streaming().replicas_diverge

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from adloco.algorithms.building import build_workers, check_sections
+from adloco.algorithms.choosing import auto_controller, check_auto
 from adloco.algorithms.evaluation import Share, evaluate
 from adloco.algorithms.merging import Merging
 from adloco.algorithms.method import Batching, Execution, Method, Problem
@@ -29,6 +30,7 @@ from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.errors import require
+from adloco.rules.auto import AutoLimits
 from adloco.rules.controller import BatchController
 from adloco.rules.learning_rate import LearningRate
 
@@ -45,6 +47,7 @@ class AdLoCo:
         merging: Which trainers merge, and what happens to what they own; None: none merge.
         learning_rate: A factor on the inner optimizers' own rates; None: their rates are constant.
         execution: Mixed precision, compilation and the seed; None: the defaults.
+        auto: Bounds of the settings that are "auto"; None: the defaults.
         placement: Where the workers live, from `place`; None: in this process.
 
     Raises:
@@ -62,15 +65,21 @@ class AdLoCo:
         merging: Merging | None = None,
         learning_rate: LearningRate | None = None,
         execution: Execution | None = None,
+        auto: AutoLimits | None = None,
         placement: Placement | None = None,
     ) -> None:
         self.method = method
         self.placement = placement or OneProcess()
         self._syncing = syncing
         self._batching = batching or Batching()
-        execution = execution or Execution()
+        merging, execution, auto = (
+            merging or Merging(),
+            execution or Execution(),
+            auto or AutoLimits(),
+        )
         self._seed = execution.seed
         check_sections(problem, method, self._batching, learning_rate, self.placement)
+        check_auto(auto, method, syncing.streaming, merging.policy)
         workers = build_workers(
             problem,
             method,
@@ -85,8 +94,9 @@ class AdLoCo:
         params = first.replica.params
         self.num_parameters = sum(tensor.numel() for tensor in params)
         self._start = Replica.of(first.model, with_residuals=False, on_host=False)
-        self._fragments = syncing.streaming.cut(layers(first.model), method.sync_every)
-        self.state = RunState(workers=workers, trainers={})
+        controller = auto_controller(auto, method, syncing.streaming)
+        self._fragments = syncing.streaming.cut(layers(first.model), controller.chosen.sync_every)
+        self.state = RunState(workers=workers, trainers={}, auto=controller)
         """The run's trainers, workers and counters."""
         for trainer in range(method.num_trainers):
             begin = trainer * method.workers_per_trainer
@@ -105,7 +115,7 @@ class AdLoCo:
             ),
             batching=self._batching,
             syncing=syncing,
-            merging=merging or Merging(),
+            merging=merging,
             placement=self.placement,
             meter=SyncMeter(self.placement.ranks_per_worker, execution.clock),
             clock=execution.clock,
@@ -129,7 +139,7 @@ class AdLoCo:
         """Run one round, or the rest of a round that was stopped.
 
         Args:
-            inner_steps: H of a new round; None: `method.sync_every`.
+            inner_steps: H of a new round; None: `sync_every`.
             phase: Called with "inner_steps" and with "sync" for contexts that measure them.
             last: True to average replicas that have diverged at the end of the round.
 
@@ -137,7 +147,7 @@ class AdLoCo:
             The report of the round; None if `stop` was called.
         """
         if self._round is None:
-            self._round = Round(self.state, self._parts, inner_steps or self.method.sync_every)
+            self._round = Round(self.state, self._parts, inner_steps or self.sync_every)
         report = self._round.run(phase, last=last)
         if report is not None:
             self._round = None
@@ -159,6 +169,11 @@ class AdLoCo:
     def workers(self) -> Mapping[int, Worker]:
         """The workers in this process, by id."""
         return self.state.workers
+
+    @property
+    def sync_every(self) -> int:
+        """H in force: `method.sync_every`, or the run's choice if that is auto."""
+        return self.state.auto.chosen.sync_every
 
     @property
     def samples_per_inner_step(self) -> int:

@@ -16,6 +16,8 @@ from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.controller import BatchGuards
+from adloco.rules.merge import MergePolicy
+from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.shares import EqualShares, Shares
 from adloco.rules.switch import SwitchMode
 
@@ -65,8 +67,10 @@ class Method:
     """Trainers at the start (k): independent training trajectories, which merges can join."""
     workers_per_trainer: int = 1
     """Workers of each trainer (M): model copies that train on their own data between syncs."""
-    sync_every: int = 20
-    """Inner optimizer steps per round (H)."""
+    sync_every: int | Literal["auto"] = 20
+    """Inner optimizer steps per round (H); auto: 20 at first, then chosen by the run for the least
+    time to a loss, from its own seconds of steps and syncs (section [auto]).
+    """
     max_grad_norm: float = 1.0
     """Largest norm of a worker's gradient at an inner step; larger gradients are scaled down to it.
     0: no limit."""
@@ -77,13 +81,21 @@ class Method:
             self.workers_per_trainer >= 1,
             f"workers_per_trainer must be >= 1, got {self.workers_per_trainer}",
         )
-        require(self.sync_every >= 1, f"sync_every must be >= 1, got {self.sync_every}")
+        positive = self.sync_every == "auto" or self.sync_every >= 1
+        require(positive, f"sync_every must be >= 1 or auto, got {self.sync_every}")
         require(self.max_grad_norm >= 0, f"max_grad_norm must be >= 0, got {self.max_grad_norm}")
 
     @property
     def num_workers(self) -> int:
         """Workers of all trainers together."""
         return self.num_trainers * self.workers_per_trainer
+
+    def syncs(self, policy: MergePolicy) -> bool:
+        """True if a trainer has several workers, at the start or after a merge. A lone worker sends
+        nothing at a sync.
+        """
+        merges = self.num_trainers > 1 and not isinstance(policy, NoMerge)
+        return self.workers_per_trainer > 1 or merges
 
 
 @dataclass(frozen=True, kw_only=True)

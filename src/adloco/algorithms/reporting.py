@@ -176,6 +176,7 @@ def report_round(
         samples=state.samples,
         inner_steps=state.inner_steps,
         syncs=state.syncs,
+        sync_every=state.auto.chosen.sync_every,
         pass_limit=new_limit,
         bytes_communicated=handed.between / len(done),
         bytes_sent=handed.sent / len(done),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from adloco.rules.auto import Change
 from adloco.rules.merge import Merge
 
 
@@ -117,6 +118,8 @@ class RoundReport:
     """Inner steps of each worker so far."""
     syncs: int
     """Rounds so far in which workers exchanged parameters."""
+    sync_every: int
+    """H in force in this round, which has fewer inner steps if a budget ends it."""
     bytes_communicated: float
     """Bytes that one worker gave to reductions with others, as a mean over workers."""
     bytes_sent: float
@@ -139,5 +142,7 @@ class RoundReport:
     """All workers, by rising id."""
     merges: tuple[Merge, ...]
     """The merge at the end of the round, if there was one."""
+    changes: tuple[Change, ...] = ()
+    """What the run has changed after the round of its settings that are auto."""
     steps: tuple[StepLoss, ...]
     """Losses of all inner steps of all workers."""

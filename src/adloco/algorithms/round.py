@@ -1,15 +1,17 @@
 """One round of AdLoCo (arXiv 2508.18182, algorithm 1): `Round.run` is the algorithm.
 
 Plan the batches; train every worker for H inner steps; sync each trainer's workers by an outer
-step; let the batch rule set the next requested batch; merge trainers. A sync happens in events of
-the schedule in `rules.sync_schedule`: fragments of the model are sent and received.
+step; let the batch rule set the next requested batch; merge trainers; choose anew what is auto. A
+sync happens in events of the schedule in `rules.sync_schedule`: fragments of the model are sent and
+received.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 
+from adloco.algorithms.choosing import measured_round
 from adloco.algorithms.merging import Merging, apply_merge
 from adloco.algorithms.method import Batching
 from adloco.algorithms.outer_sync import Syncing
@@ -22,6 +24,7 @@ from adloco.algorithms.worker import RoundTask
 from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
+from adloco.rules.auto import Change
 from adloco.rules.merge import Merge
 
 Phase = Callable[[str], AbstractContextManager[object]]
@@ -100,7 +103,8 @@ class Round:
             done = self._end(batches)
             trainers = self._request_batches(tasks, done)
             merge = self._merge(last)
-            return self._report(tasks, done, trainers, merge)
+            report = self._report(tasks, done, trainers, merge)
+            return replace(report, changes=self._choose(tasks, done, merge))
 
     def _plan(self) -> Tasks:
         """The micro-batches and learning rates of every worker of the run."""
@@ -210,6 +214,16 @@ class Round:
                 merge, state.trainers, state.workers, parts.merging.fates, parts.placement
             )
         return merge
+
+    def _choose(
+        self, tasks: Tasks, done: Mapping[int, WorkerRound], merge: Merge | None
+    ) -> tuple[Change, ...]:
+        """Let the run choose its settings that are auto, for the rounds to come."""
+        auto = self._state.auto
+        if merge:  # Other workers serve the trainers from now on.
+            auto.forget()
+            return ()
+        return auto.update(measured_round(tasks, done), self._state.rounds_done)
 
     def _report(
         self,

@@ -10,6 +10,7 @@ from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.placement.placement import Placement
+from adloco.rules.auto import AutoController
 
 
 @dataclass(kw_only=True)
@@ -20,6 +21,8 @@ class RunState:
     """The workers in this process, by id."""
     trainers: dict[int, Trainer]
     """The living trainers (those that no merge has absorbed), by id."""
+    auto: AutoController
+    """The settings that are auto, and their numbers in force."""
     rounds_done: int = 0
     """Complete rounds."""
     samples: int = 0
@@ -108,6 +111,7 @@ class RunState:
             "events_done": self.events_done,
             "diverged": self.diverged,
             "pass_limit": self.pass_limit,
+            "auto": self.auto.state_dict(),
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "trainers": placement.collect(placement.gather_shards(kept)),
             "workers": dict(placement.collect(placement.gather_shards(workers))),
@@ -132,6 +136,7 @@ class RunState:
         self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
         self.round_steps, self.events_done = state["round_steps"], state["events_done"]
         self.diverged, self.pass_limit = state["diverged"], state["pass_limit"]
+        self.auto.load_state_dict(state["auto"])
         self.speeds = {int(worker): speed for worker, speed in state["speeds"].items()}
         workers = {int(worker): saved for worker, saved in state["workers"].items()}
         self.last_samples = {worker: saved["round_samples"] for worker, saved in workers.items()}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adloco.config.recipe_text import named_settings
-from adloco.metrics import ROUND, Metric, Record, validation, values
+from adloco.metrics import ROUND, Metric, Record, change_text, validation, values
 from adloco.run.training_run import TrainingRun
 
 
@@ -85,7 +85,7 @@ def wire_name(run: TrainingRun) -> str:
 
 
 def event_texts(record: Record) -> list[str]:
-    """What happened in a round besides training: memory that ran out, merges."""
+    """What happened in a round besides training: memory that ran out, merges, changed settings."""
     limit = record["pass_limit"]
     ran_out = (
         [
@@ -95,12 +95,17 @@ def event_texts(record: Record) -> list[str]:
         if limit
         else []
     )
-    return ran_out + [
+    merged = [
         f"round {record['round']}: trainer {', '.join(map(str, merge['absorbed']))} merged into "
         f"trainer {merge['survivor']}, weights "
         + ", ".join(f"{trainer}: {weight:.2f}" for trainer, weight in merge["weights"].items())
         for merge in record["merges"]
     ]
+    changed = [
+        f"round {record['round']}: {change['setting']} {change_text(change)}: {change['reason']}"
+        for change in record.get("changes", ())  # Older runs have none.
+    ]
+    return [*ran_out, *merged, *changed]
 
 
 def measured_text(row: Record, measures: Sequence[Metric]) -> str:

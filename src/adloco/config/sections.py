@@ -8,6 +8,7 @@ uses it. Some sections also have a key that chooses one class among several, suc
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from adloco.algorithms.choosing import check_auto
 from adloco.algorithms.merging import MergeFates, Merging
 from adloco.algorithms.method import Batching, GradientTest, Method
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, OuterMean
@@ -20,11 +21,11 @@ from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.comm.compressed import keeps_residuals
 from adloco.errors import require
 from adloco.models.source import ModelOptions, ModelSource
+from adloco.rules.auto import AutoLimits
 from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
 from adloco.rules.controller import BatchGuards
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergePolicy
-from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.shares import Shares
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
@@ -158,6 +159,7 @@ SECTIONS: dict[str, Section] = {
         ),
         chosen="merge",
     ),
+    "auto": Section(parts={"auto": AutoLimits}),
     "evaluation": Section(parts={"evaluation": EvaluationSettings}),
     "memory": Section(parts={"memory": MemorySettings}),
     "profile": Section(parts={"profile": ProfileSettings}),
@@ -188,6 +190,7 @@ class Recipe:
     switch: SwitchMode
     merge: MergePolicy
     fates: MergeFates
+    auto: AutoLimits
     evaluation: EvaluationSettings
     memory: MemorySettings
     profile: ProfileSettings
@@ -199,6 +202,7 @@ class Recipe:
             "run.syncs alone never ends a run in which nothing is synced; give run.tokens, "
             "run.rounds or run.inner_steps",
         )
+        check_auto(self.auto, self.method, self.streaming, self.merge)
         each = self.smallest_share
         smallest = self.method.workers_per_trainer * each
         require(
@@ -216,12 +220,8 @@ class Recipe:
 
     @property
     def syncs(self) -> bool:
-        """True if a trainer has several workers, at the start or after a merge. A lone worker sends
-        nothing at a sync.
-        """
-        return self.method.workers_per_trainer > 1 or (
-            self.method.num_trainers > 1 and not isinstance(self.merge, NoMerge)
-        )
+        """True if a trainer has several workers, at the start or after a merge."""
+        return self.method.syncs(self.merge)
 
     @property
     def data_parallel(self) -> bool:

@@ -12,7 +12,17 @@ from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import settings
 from adloco.config.sections import Recipe
 from adloco.errors import require
-from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, rows, validation
+from adloco.metrics import (
+    ROUND,
+    SYNC,
+    TRAINER,
+    Metric,
+    Record,
+    aggregate,
+    change_text,
+    rows,
+    validation,
+)
 from adloco.report.curves import Curve, curve_content
 from adloco.report.html import embedded, write_page
 from adloco.report.step_losses import StepLosses, step_losses, steps_per_point
@@ -123,6 +133,17 @@ def _content(
             }
             for record in records
             for merge in record["merges"]
+        ],
+        "changes": [
+            {
+                "round": record["round"],
+                "tokens": f"{record['tokens']:,}",
+                "setting": change["setting"],
+                "change": change_text(change),
+                "reason": change["reason"],
+            }
+            for record in records
+            for change in record.get("changes", ())  # Older runs have none.
         ],
         "columns": [metric.label for metric in columns],
         "rows": [

@@ -62,6 +62,11 @@ class Streaming:
         """True if workers differ from the global parameters at the end of a round."""
         return self.fragments > 1 or (self.tau > 0 and self.alpha > 0)
 
+    @property
+    def fewest_steps(self) -> int:
+        """The fewest inner steps in which each fragment arrives before the next one is sent."""
+        return self.fragments * (self.tau + 1)
+
     def events(self, inner_steps: int) -> list[SyncEvent]:
         """The events of a round of this many inner steps, in order.
 

@@ -16,7 +16,6 @@ class Budget:
     limits: Mapping[str, int]
     """The limits above 0, by name: tokens, rounds, inner_steps, syncs."""
     tokens_per_sample: int
-    sync_every: int
 
     @staticmethod
     def of(recipe: Recipe) -> "Budget":
@@ -24,7 +23,6 @@ class Budget:
         return Budget(
             limits={name: limit for name, limit in recipe.run.limits.items() if limit},
             tokens_per_sample=recipe.data.context_tokens,
-            sync_every=recipe.method.sync_every,
         )
 
     def spent(self, state: RunState) -> bool:
@@ -33,13 +31,13 @@ class Budget:
         return any(done[name] >= limit for name, limit in self.limits.items())
 
     def round_steps(self, state: RunState, samples_per_inner_step: int) -> int:
-        """Inner steps of the next round: `sync_every`, or fewer if the budget ends earlier.
+        """Inner steps of the next round: H in force, or fewer if the budget ends earlier.
 
         Args:
             state: The run between two rounds.
             samples_per_inner_step: Samples of one inner step over all trainers, as planned.
         """
-        steps = self.sync_every
+        steps = state.auto.chosen.sync_every
         if "tokens" in self.limits:
             left = self.limits["tokens"] - state.samples * self.tokens_per_sample
             steps = min(steps, math.ceil(left / (samples_per_inner_step * self.tokens_per_sample)))

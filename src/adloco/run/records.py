@@ -97,6 +97,7 @@ def round_record(
             }
             for merge in report.merges
         ],
+        "changes": [asdict(change) for change in report.changes],
     }
 
 

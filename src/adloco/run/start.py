@@ -98,6 +98,7 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
             batching=recipe.batching,
             merging=recipe.merging,
             learning_rate=recipe.learning_rate,
+            auto=recipe.auto,
             execution=Execution(
                 autocast=parts.precision, compile=recipe.run.compile, seed=recipe.run.seed
             ),

@@ -1,0 +1,175 @@
+"""Settings that are `auto`: every few rounds the run chooses them anew, within bounds, for the
+least time to a loss. What is best is in `least_time.py`; here is when and how far they change.
+
+The choice is a function of the numbers of past rounds, which all ranks have, so that all ranks
+choose the same.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from adloco.errors import require
+from adloco.rules.least_time import fastest_sync_every
+
+LARGEST_FACTOR = 2.0
+"""A choice rests on what was measured near the value before, so it changes by no more at a time."""
+HYSTERESIS = 0.2
+"""Relative change below which a setting stays unchanged. The time to a loss is flat around its
+least: with an H that is wrong by a fifth it is longer by less than 0.2%."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoLimits:
+    """Bounds of the settings that are auto, and how often they may change."""
+
+    every: int = 5
+    """Rounds from one choice to the next. A choice uses the medians of the rounds since the last.
+    """
+    sync_every_minimum: int = 1
+    """Smallest method.sync_every that is chosen. With streaming it is at least fragments x
+    (tau + 1)."""
+    sync_every_maximum: int = 500
+    """Largest method.sync_every that is chosen."""
+    sync_cost: float = 0.1
+    """Exponent with which the samples to a loss grow with H: 0.1 means that a doubled H needs 7%
+    more samples. It is also the share of the time that syncs take at the best H. Our runs needed
+    samples as H^0.04 between H = 1 and 50, and as H^0.13 between 50 and 150."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"every must be >= 1, got {self.every}")
+        require(
+            self.sync_every_minimum >= 1,
+            f"sync_every_minimum must be >= 1, got {self.sync_every_minimum}",
+        )
+        require(
+            self.sync_every_maximum >= self.sync_every_minimum,
+            f"sync_every_maximum must be >= sync_every_minimum = {self.sync_every_minimum}, got "
+            f"{self.sync_every_maximum}",
+        )
+        require(0 < self.sync_cost < 1, f"sync_cost must be in (0, 1), got {self.sync_cost}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The numbers in force of the settings that may be auto, chosen or given."""
+
+    sync_every: int
+    """H, inner steps from one sync to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRound:
+    """What a round tells about the time of others."""
+
+    step_seconds: float
+    """Seconds of an inner step on the slowest rank."""
+    sync_seconds: float | None
+    """Seconds that the last worker to arrive stopped for syncs, so waiting for others is not in
+    them; None if no trainer had two workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A setting that the run has changed."""
+
+    setting: str
+    """A field of `Chosen`."""
+    before: float
+    after: float
+    reason: str
+
+
+class AutoController:
+    """Keeps the settings that are auto, and chooses them anew every few rounds.
+
+    Args:
+        limits: Their bounds.
+        first: The numbers of the first round. Those of settings that are auto are brought within
+            the bounds.
+        auto: The settings that are auto, by their names in `Chosen`; the others never change.
+        fewest_steps: The smallest H that the schedule of syncs allows.
+    """
+
+    def __init__(
+        self, limits: AutoLimits, first: Chosen, *, auto: Collection[str], fewest_steps: int = 1
+    ) -> None:
+        self._limits = limits
+        self._auto = auto
+        self._rounds: list[MeasuredRound] = []
+        self.chosen = first
+        self._lowest_steps = max(limits.sync_every_minimum, fewest_steps)
+        if "sync_every" in auto:
+            within = min(max(first.sync_every, self._lowest_steps), limits.sync_every_maximum)
+            self.chosen = replace(first, sync_every=within)
+
+    def update(self, measured: MeasuredRound, rounds_done: int) -> tuple[Change, ...]:
+        """Take in a round and, if it is time, choose anew.
+
+        Args:
+            measured: The round's numbers.
+            rounds_done: Complete rounds of the run, including this one.
+
+        Returns:
+            What has changed, with the reason.
+        """
+        if not self._auto:
+            return ()
+        # The first round has what happens once: connections, memory, caches.
+        if rounds_done > 1:
+            self._rounds = [*self._rounds, measured][-self._limits.every :]
+        if rounds_done % self._limits.every or not self._rounds:
+            return ()
+        changes = [change for change in self._choices() if change.before != change.after]
+        values: dict[str, Any] = {change.setting: change.after for change in changes}
+        self.chosen = replace(self.chosen, **values)
+        return tuple(changes)
+
+    def forget(self) -> None:
+        """Forget the rounds so far: a merge has changed which workers serve a trainer."""
+        self._rounds = []
+
+    def _choices(self) -> list[Change]:
+        step_seconds = median(row.step_seconds for row in self._rounds)
+        syncs = [row.sync_seconds for row in self._rounds if row.sync_seconds is not None]
+        sync_seconds = median(syncs) if syncs else None
+        return [
+            *self._choose_sync_every(step_seconds, sync_seconds),
+        ]
+
+    def _choose_sync_every(self, step_seconds: float, sync_seconds: float | None) -> list[Change]:
+        if "sync_every" not in self._auto or not sync_seconds:
+            return []
+        limits, before = self._limits, self.chosen.sync_every
+        wanted = fastest_sync_every(
+            sync_seconds=sync_seconds, step_seconds=step_seconds, cost=limits.sync_cost
+        )
+        share = sync_seconds / (before * step_seconds + sync_seconds)
+        return [
+            Change(
+                setting="sync_every",
+                before=before,
+                after=round(paced(before, wanted, self._lowest_steps, limits.sync_every_maximum)),
+                reason=f"syncs take {share:.0%} of the time, and {limits.sync_cost:.0%} is best",
+            )
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"chosen": asdict(self.chosen), "rounds": [asdict(row) for row in self._rounds]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.chosen = Chosen(**state["chosen"])
+        self._rounds = [MeasuredRound(**row) for row in state["rounds"]]
+
+
+def paced(before: float, wanted: float, lowest: float, highest: float) -> float:
+    """The new value of a setting: nearer to what is wanted, by no more than `LARGEST_FACTOR`.
+
+    It is the value before if what is wanted, brought within the bounds, differs by `HYSTERESIS` or
+    less.
+    """
+    goal = min(max(wanted, lowest), highest)
+    if max(goal / before, before / goal) <= 1 + HYSTERESIS:
+        return before
+    return min(max(goal, before / LARGEST_FACTOR), before * LARGEST_FACTOR)

@@ -1,0 +1,47 @@
+"""A run in its folder whose settings are auto: what it writes about their changes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adloco.cli.main import main
+
+
+def test_changes_are_written_where_people_look(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a cost near 1 any sync is too long to have fewer of, so H falls to its minimum."""
+    auto = ["--method.sync_every", "auto", "--auto.every", "2", "--auto.sync_cost", "0.9999"]
+    auto += ["--auto.sync_every_maximum", "4", "--run.tokens", "0", "--run.rounds", "5"]
+    constant = ["--learning_rate.shape", "constant", "--learning_rate.warmup_fraction", "0"]
+    assert main(["train", "diloco", *small, *auto, *constant]) == 0
+    run = tmp_path / "run"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["sync_every"] for record in records] == [4, 4, 2, 2, 1]
+    assert [record["inner_steps"] for record in records] == [4, 8, 10, 12, 13]
+    (change,) = records[1]["changes"]
+    text = f"round 2: sync_every 4 -> 2: {change['reason']}"
+    assert change["reason"].endswith("% of the time, and 100% is best")
+    for said in ((run / "train.log").read_text(), capsys.readouterr().out):
+        assert text in said
+    page = (run / "report.html").read_text()
+    assert "<td>4 -&gt; 2</td>" in page and change["reason"] in page
+    assert 'sync_every = "auto"' in (run / "recipe.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["single", "--method.sync_every", "auto"], "because nothing is synced, got auto"),
+        (["diloco", "--method.sync_every", "often"], "method.sync_every must be"),
+        (["diloco", "--method.sync_every", "0"], "method.sync_every must be >= 1 or auto, got 0"),
+        (["diloco", "--auto.every", "0"], "auto.every must be >= 1, got 0"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
