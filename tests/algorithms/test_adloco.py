@@ -472,7 +472,7 @@ def test_reports_are_plain_values() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sync_every": 0}, "sync_every must be >= 1, got 0"),
+        ({"sync_every": 0}, "sync_every must be >= 1 or auto, got 0"),
         ({"num_trainers": 0}, "num_trainers must be >= 1, got 0"),
         ({"workers_per_trainer": 0}, "workers_per_trainer must be >= 1, got 0"),
         ({"data": regression(1)}, "data has 1 streams, but there are 2 workers"),

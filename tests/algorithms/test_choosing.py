@@ -1,6 +1,8 @@
 """Settings that are auto, in runs on clocks that move only with samples that are read and syncs."""
 
 import copy
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +11,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from adloco import AdLoCo, AutoLimits, BatchGuards, MergeSmallest, RoundReport
+from adloco import (
+    AdLoCo,
+    AutoLimits,
+    BatchController,
+    BatchGuards,
+    MergeSmallest,
+    NormTest,
+    RoundReport,
+)
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
+from adloco.rules.moments import GradientEstimate
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     Clock,
@@ -112,19 +123,43 @@ def choices_on_ranks() -> list[Any]:
     """A rank's sync takes 24 seconds, the other's 12: the least counts, others may have waited."""
     clock = Clock()
     run = slow_run(
+        batch=NormTest(eta="auto"),
         data=Timed(regression(2), clock, slow=0),
         clock=clock,
         outer=outer_that_takes(12.0 * (1 + dist.get_rank()), clock),
         placement=place(2, torch.device("cpu"), 1),
     )
-    return [(report.sync_every, report.changes) for report in run.rounds(5)]
+    return [
+        (report.sync_every, report.eta, report.changes, report.trainers[0].requested_batch)
+        for report in run.rounds(5)
+    ]
 
 
 def test_two_ranks_choose_the_same() -> None:
     one, other = run_on_ranks(choices_on_ranks, 2)
     assert one == other
-    # Four samples of three seconds in the slow worker: a step takes 12 seconds, 12 / 12 is best.
-    assert [sync_every for sync_every, _ in one] == [12, 12, 6, 3, 2]
+    assert {change.setting for row in one for change in row[2]} == {"sync_every", "eta"}
+
+
+def test_the_norm_test_requests_with_the_eta_in_force() -> None:
+    """The slower a sync, the larger the batch: eta falls, and the next test requests with it."""
+    guards = BatchGuards(initial=8, maximum=10**6)
+    reports = list(slow_run(600.0, batch=NormTest(eta="auto"), guards=guards).rounds(4))
+    etas = [report.eta for report in reports]
+    assert etas[:2] == [0.8, 0.8] and etas[2] == reports[1].changes[-1].after != 0.8
+    for report, following in itertools.pairwise(reports):
+        row, eta = report.trainers[0], report.eta
+        assert eta is not None and row.grad_variance is not None and row.grad_norm_sq is not None
+        assert following.trainers[0].requested_batch == math.ceil(
+            row.grad_variance / (eta**2 * row.grad_norm_sq)
+        )
+
+
+def test_eta_is_a_number_outside_of_a_run() -> None:
+    controller = BatchController(NormTest(eta="auto"), BatchGuards())
+    measured = GradientEstimate(grad_variance=8.0, grad_norm_sq=1.0, plugin_norm_sq=2.0)
+    with pytest.raises(ValueError, match="eta must be a number here, got auto"):
+        controller.update(measured, 8)
 
 
 def test_lone_workers_say_nothing_about_syncs() -> None:

@@ -6,10 +6,22 @@ from typing import Any
 import pytest
 
 from adloco.rules.auto import AutoController, AutoLimits, Change, Chosen, MeasuredRound
+from adloco.rules.batch_rules.batch_rule import Estimator
+from adloco.rules.batch_rules.norm_test import NormTest
 
 
-def measured(sync_seconds: float | None, step_seconds: float = 1.0) -> MeasuredRound:
-    return MeasuredRound(step_seconds=step_seconds, sync_seconds=sync_seconds)
+def measured(
+    sync_seconds: float | None,
+    step_seconds: float = 1.0,
+    trainer_batch: float = 8,
+    noise_scale: float | None = None,
+) -> MeasuredRound:
+    return MeasuredRound(
+        trainer_batch=trainer_batch,
+        noise_scale=noise_scale,
+        step_seconds=step_seconds,
+        sync_seconds=sync_seconds,
+    )
 
 
 def of_sync_every(first: int = 20, fewest_steps: int = 1, **limits: Any) -> AutoController:
@@ -18,6 +30,15 @@ def of_sync_every(first: int = 20, fewest_steps: int = 1, **limits: Any) -> Auto
         Chosen(sync_every=first),
         auto={"sync_every"},
         fewest_steps=fewest_steps,
+    )
+
+
+def of_eta(eta: float = 0.8, estimator: Estimator = "unbiased", **limits: Any) -> AutoController:
+    return AutoController(
+        AutoLimits(**{"every": 1, **limits}),
+        Chosen(sync_every=20, eta=eta),
+        auto={"eta"},
+        norm_test=NormTest(eta="auto", estimator=estimator),
     )
 
 
@@ -76,6 +97,49 @@ def test_nothing_is_chosen_from_nothing() -> None:
     assert values(given, [9.0]) == [20]
 
 
+def test_eta_makes_the_fastest_batch_by_hand() -> None:
+    """A sample takes 0.1 s and a sync 20 s in 20 steps: with a noise scale of 40 samples a batch of
+    sqrt(40 x 1 / 0.1) = 20 is best. That is eta = sqrt(40 / 20), or of the plug-in form
+    sqrt(40 / 60), which is a fifth and less from 0.8.
+    """
+    round_of_eight = measured(20.0, 0.8, trainer_batch=8, noise_scale=40.0)
+    controller = of_eta()
+    (change,) = controller.update(round_of_eight, 2)
+    assert (change.before, change.after) == (0.8, pytest.approx(2**0.5))
+    assert controller.chosen == Chosen(sync_every=20, eta=change.after)
+    assert change.reason == (
+        "a sample takes 0.1 s and a step with its part of a sync 1 s more, so at a noise scale of "
+        "40 samples a batch of 20 is best"
+    )
+    assert of_eta(estimator="plug-in").update(round_of_eight, 2) == ()
+    (change,) = of_eta(eta=0.5, estimator="plug-in").update(round_of_eight, 2)
+    assert change.after == pytest.approx((40 / 60) ** 0.5)
+
+
+def test_eta_learns_the_seconds_of_a_step_from_batches_that_differ() -> None:
+    """Without syncs: of eight samples alone nothing says that a step has seconds of its own."""
+    controller = of_eta(eta=1.0, eta_maximum=5.0)
+    controller.update(measured(None, 1.8, trainer_batch=8, noise_scale=40.0), 2)
+    assert controller.chosen.eta == 2.0, "no batch is too small, but a factor of two at a time"
+    controller.update(measured(None, 2.6, trainer_batch=16, noise_scale=40.0), 3)
+    # One second, and 0.1 s a sample: again 20 samples.
+    assert controller.chosen.eta == pytest.approx(2**0.5)
+
+
+def test_bounds_of_eta() -> None:
+    assert of_eta(eta=5.0).chosen.eta == 2.0
+    slow, fast = measured(9e9, 0.8, noise_scale=40.0), measured(0.0, 0.8, noise_scale=40.0)
+    controller = of_eta()
+    for number, expected in ((2, 0.4), (3, 0.2), (4, 0.2)):
+        controller.update(slow, number)
+        assert controller.chosen.eta == expected
+    controller = of_eta()
+    for number, expected in ((2, 1.6), (3, 2.0), (4, 2.0)):
+        controller.update(fast, number)
+        assert controller.chosen.eta == expected
+    assert of_eta().update(measured(9e9, 0.8, noise_scale=None), 2) == (), "no noise scale"
+
+
 def test_a_restored_controller_goes_on() -> None:
     syncs = [3.0, 8.0, 1.0, 5.0, 4.0, 0.2, 0.3]
     whole, part, other = (of_sync_every(every=2) for _ in range(3))
@@ -88,7 +152,14 @@ def test_a_restored_controller_goes_on() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("every", 0), ("sync_every_minimum", 0), ("sync_every_maximum", 0), ("sync_cost", 1.0)],
+    [
+        ("every", 0),
+        ("eta_minimum", 0.0),
+        ("eta_maximum", 0.1),
+        ("sync_every_minimum", 0),
+        ("sync_every_maximum", 0),
+        ("sync_cost", 1.0),
+    ],
 )
 def test_bad_limits(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} must be .*, got {value}"):

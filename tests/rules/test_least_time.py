@@ -1,10 +1,17 @@
 """Closed forms for the least time to a loss, against brute force."""
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 
-from adloco.rules.least_time import fastest_sync_every
+from adloco.rules.least_time import (
+    StepSeconds,
+    fastest_batch,
+    fastest_sync_every,
+    fit_step_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,3 +35,59 @@ def test_sync_every_is_the_least_of_a_grid(
 def test_sync_every_without_seconds() -> None:
     assert fastest_sync_every(sync_seconds=0.0, step_seconds=0.1, cost=0.1) == 0
     assert fastest_sync_every(sync_seconds=1.0, step_seconds=0.0, cost=0.1) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("noise_scale", "per_step", "per_sample", "sync_seconds"),
+    [(100.0, 0.5, 0.02, 0.0), (30.0, 0.0, 0.1, 0.7), (900.0, 0.01, 0.3, 0.04)],
+)
+def test_the_batch_is_the_least_of_a_grid(
+    noise_scale: float, per_step: float, per_sample: float, sync_seconds: float
+) -> None:
+    def seconds(batch: float) -> float:
+        return (1 + batch / noise_scale) * (per_sample + (per_step + sync_seconds) / batch)
+
+    step = StepSeconds(per_step=per_step, per_sample=per_sample)
+    best = fastest_batch(noise_scale=noise_scale, seconds=step, sync_seconds=sync_seconds)
+    grid = [1.001**power for power in range(-3000, 12000)]
+    assert best == pytest.approx(min(grid, key=seconds), rel=2e-3)
+
+
+def test_a_batch_of_samples_or_steps_without_seconds() -> None:
+    free = StepSeconds(per_step=1.0, per_sample=0.0)
+    assert fastest_batch(noise_scale=9.0, seconds=free, sync_seconds=1.0) == math.inf
+    only = StepSeconds(per_step=0.0, per_sample=1.0)
+    assert fastest_batch(noise_scale=9.0, seconds=only, sync_seconds=0.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kind"),
+    [
+        ([1.3, 2.1, 2.0, 5.5], "both"),
+        ([0.1, 2.1, 2.0, 7.5], "through zero"),
+        ([3.3, 2.1, 2.0, 1.5], "flat"),
+    ],
+)
+def test_the_fit_is_the_least_of_a_grid(seconds: list[float], kind: str) -> None:
+    batches = [4.0, 8.0, 10.0, 24.0]
+    found = fit_step_seconds(batches, seconds)
+
+    def squares(per_step: float, per_sample: float) -> float:
+        return float(np.sum((per_step + per_sample * np.array(batches) - np.array(seconds)) ** 2))
+
+    grid = itertools.product(np.arange(0, 4, 0.02), np.arange(0, 0.6, 0.005))
+    least = min(squares(*point) for point in grid)
+    assert least - 0.02 < squares(found.per_step, found.per_sample) <= least
+    assert (found.per_step > 0, found.per_sample > 0) == {
+        "both": (True, True),
+        "through zero": (False, True),
+        "flat": (True, False),
+    }[kind]
+
+
+def test_the_fit_takes_medians_of_equal_batches() -> None:
+    # Two seconds and a quarter per sample, but for one round in which something else happened.
+    found = fit_step_seconds([4, 4, 4, 8, 8, 8], [3.0, 3.0, 99.0, 4.0, 4.0, 4.0])
+    assert (found.per_step, found.per_sample) == (pytest.approx(2.0), pytest.approx(0.25))
+    alike = fit_step_seconds([4, 4, 4], [3.0, 1.0, 2.0])
+    assert (alike.per_step, alike.per_sample) == (0.0, 0.5)

@@ -36,6 +36,8 @@ def test_changes_are_written_where_people_look(
         (["single", "--method.sync_every", "auto"], "because nothing is synced, got auto"),
         (["diloco", "--method.sync_every", "often"], "method.sync_every must be"),
         (["diloco", "--method.sync_every", "0"], "method.sync_every must be >= 1 or auto, got 0"),
+        (["diloco", "--batch.eta", "auto"], "batch.eta is not a setting of [batch] with rule ="),
+        (["adloco", "--batch.eta", "often"], "batch.eta must be"),
         (["diloco", "--auto.every", "0"], "auto.every must be >= 1, got 0"),
     ],
 )

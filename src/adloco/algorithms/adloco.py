@@ -94,7 +94,7 @@ class AdLoCo:
         params = first.replica.params
         self.num_parameters = sum(tensor.numel() for tensor in params)
         self._start = Replica.of(first.model, with_residuals=False, on_host=False)
-        controller = auto_controller(auto, method, syncing.streaming)
+        controller = auto_controller(auto, method, self._batching.rule, syncing.streaming)
         self._fragments = syncing.streaming.cut(layers(first.model), controller.chosen.sync_every)
         self.state = RunState(workers=workers, trainers={}, auto=controller)
         """The run's trainers, workers and counters."""

@@ -1,12 +1,17 @@
 """Connects a run with its settings that are `auto`: which they are, and what a round measured."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
 from adloco.algorithms.method import Method
 from adloco.algorithms.reporting import WorkerRound
+from adloco.algorithms.reports import TrainerReport
 from adloco.algorithms.worker import RoundTask
 from adloco.errors import require
 from adloco.rules.auto import AutoController, AutoLimits, Chosen, MeasuredRound
+from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge import MergePolicy
 from adloco.rules.sync_schedule import Streaming
 
@@ -29,34 +34,54 @@ def check_auto(
         )
 
 
-def auto_controller(limits: AutoLimits, method: Method, streaming: Streaming) -> AutoController:
+def auto_controller(
+    limits: AutoLimits, method: Method, rule: BatchRule, streaming: Streaming
+) -> AutoController:
     """The controller of a new run. A setting that is auto begins with its default."""
-    own, default = method.sync_every, Method().sync_every
+    norm_test = rule if isinstance(rule, NormTest) else None
+    given = {
+        "sync_every": (method.sync_every, Method().sync_every),
+        "eta": (norm_test.eta, NormTest().eta) if norm_test else (None, None),
+    }
+    numbers: dict[str, Any] = {
+        name: default if own == "auto" else own for name, (own, default) in given.items()
+    }
     return AutoController(
         limits,
-        Chosen(sync_every=int(default if own == "auto" else own)),
-        auto={"sync_every"} if own == "auto" else (),
+        Chosen(**numbers),
+        auto=[name for name, (own, _) in given.items() if own == "auto"],
+        norm_test=norm_test,
         fewest_steps=streaming.fewest_steps,
     )
 
 
 def measured_round(
-    tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]
+    tasks: Mapping[int, RoundTask],
+    done: Mapping[int, WorkerRound],
+    trainers: Sequence[TrainerReport],
 ) -> MeasuredRound:
     """What a round tells about the time of others.
 
     Args:
         tasks: The tasks of every worker of the run, by id.
         done: Their numbers of the round, by id.
+        trainers: Reports of all trainers.
     """
     steps = max(task.inner_steps for task in tasks.values())
-    trainers = [task.trainer for task in tasks.values()]
+    several = {trainer.trainer for trainer in trainers if trainer.workers > 1}
     syncs = [
-        row.sync.exposed_seconds
-        for worker, row in done.items()
-        if trainers.count(tasks[worker].trainer) > 1
+        row.sync.exposed_seconds for worker, row in done.items() if tasks[worker].trainer in several
     ]
     return MeasuredRound(
+        trainer_batch=fmean(trainer.trainer_batch for trainer in trainers),
+        noise_scale=_noise_scale(trainers),
         step_seconds=max(row.turn_seconds for row in done.values()) / steps,
         sync_seconds=min(syncs, default=None),
     )
+
+
+def _noise_scale(trainers: Sequence[TrainerReport]) -> float | None:
+    """The mean S over the mean |G|^2 of the trainers; None if it is not measured or not finite."""
+    variance = fmean(trainer.grad_variance or 0.0 for trainer in trainers)
+    norm_sq = fmean(trainer.grad_norm_sq or 0.0 for trainer in trainers)
+    return variance / norm_sq if variance > 0 and norm_sq > 0 else None

@@ -177,6 +177,7 @@ def report_round(
         inner_steps=state.inner_steps,
         syncs=state.syncs,
         sync_every=state.auto.chosen.sync_every,
+        eta=state.auto.chosen.eta,
         pass_limit=new_limit,
         bytes_communicated=handed.between / len(done),
         bytes_sent=handed.sent / len(done),

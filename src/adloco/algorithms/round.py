@@ -104,7 +104,7 @@ class Round:
             trainers = self._request_batches(tasks, done)
             merge = self._merge(last)
             report = self._report(tasks, done, trainers, merge)
-            return replace(report, changes=self._choose(tasks, done, merge))
+            return replace(report, changes=self._choose(tasks, done, report))
 
     def _plan(self) -> Tasks:
         """The micro-batches and learning rates of every worker of the run."""
@@ -188,12 +188,13 @@ class Round:
         state, parts = self._state, self._parts
         reports = []
         decay = parts.planner.decay(state.samples)
+        eta = state.auto.chosen.eta
         distances = trainer_distances(state.trainers, state.workers, parts.placement)
         for trainer in state.trainers.values():
             rows = [done[worker] for worker in trainer.worker_ids]
             requested = trainer.requested_batch
             samples = int(sum(row.samples for row in rows))
-            trainer.update_batch([row.moments for row in rows], samples, decay)
+            trainer.update_batch([row.moments for row in rows], samples, decay, eta)
             mine = [tasks[worker] for worker in trainer.worker_ids]
             reports.append(
                 report_trainer(
@@ -216,14 +217,14 @@ class Round:
         return merge
 
     def _choose(
-        self, tasks: Tasks, done: Mapping[int, WorkerRound], merge: Merge | None
+        self, tasks: Tasks, done: Mapping[int, WorkerRound], report: RoundReport
     ) -> tuple[Change, ...]:
         """Let the run choose its settings that are auto, for the rounds to come."""
         auto = self._state.auto
-        if merge:  # Other workers serve the trainers from now on.
+        if report.merges:  # Other workers serve the trainers from now on.
             auto.forget()
             return ()
-        return auto.update(measured_round(tasks, done), self._state.rounds_done)
+        return auto.update(measured_round(tasks, done, report.trainers), report.round)
 
     def _report(
         self,

@@ -63,16 +63,19 @@ class Trainer:
         total = sum(samples[worker] for worker in self.worker_ids)
         return [samples[worker] / total for worker in workers]
 
-    def update_batch(self, moments: Sequence[Moments], samples: int, decay: float) -> None:
+    def update_batch(
+        self, moments: Sequence[Moments], samples: int, decay: float, eta: float | None
+    ) -> None:
         """Pool the workers' moments, and set the requested batch of the next round.
 
         Args:
             moments: The gradient statistics of each worker in this round.
             samples: Samples that all of the trainer's workers have trained on in this round.
             decay: What the decay of the learning rate's schedule has left of the rate.
+            eta: eta in force of a run that chooses it; see `TrainingPoint`.
         """
         self.samples += samples
-        self.controller.update(pooled(moments), self.samples, decay)
+        self.controller.update(pooled(moments), self.samples, decay, eta)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -11,13 +11,18 @@ from statistics import median
 from typing import Any
 
 from adloco.errors import require
-from adloco.rules.least_time import fastest_sync_every
+from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.least_time import fastest_batch, fastest_sync_every, fit_step_seconds
 
 LARGEST_FACTOR = 2.0
 """A choice rests on what was measured near the value before, so it changes by no more at a time."""
 HYSTERESIS = 0.2
 """Relative change below which a setting stays unchanged. The time to a loss is flat around its
 least: with an H that is wrong by a fifth it is longer by less than 0.2%."""
+
+
+REMEMBERED = 4
+"""The seconds of steps are fitted to the rounds since so many choices, whose batches may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,10 @@ class AutoLimits:
     every: int = 5
     """Rounds from one choice to the next. A choice uses the medians of the rounds since the last.
     """
+    eta_minimum: float = 0.2
+    """Smallest batch.eta that is chosen."""
+    eta_maximum: float = 2.0
+    """Largest batch.eta that is chosen."""
     sync_every_minimum: int = 1
     """Smallest method.sync_every that is chosen. With streaming it is at least fragments x
     (tau + 1)."""
@@ -39,6 +48,11 @@ class AutoLimits:
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"every must be >= 1, got {self.every}")
+        require(self.eta_minimum > 0, f"eta_minimum must be > 0, got {self.eta_minimum}")
+        require(
+            self.eta_maximum >= self.eta_minimum,
+            f"eta_maximum must be >= eta_minimum = {self.eta_minimum}, got {self.eta_maximum}",
+        )
         require(
             self.sync_every_minimum >= 1,
             f"sync_every_minimum must be >= 1, got {self.sync_every_minimum}",
@@ -57,12 +71,18 @@ class Chosen:
 
     sync_every: int
     """H, inner steps from one sync to the next."""
+    eta: float | None = None
+    """Tolerance of the norm test; None with another batch rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRound:
     """What a round tells about the time of others."""
 
+    trainer_batch: float
+    """Samples of an inner step of a trainer, as a mean over trainers."""
+    noise_scale: float | None
+    """B of the trainers after the round, in samples; None if it is unknown."""
     step_seconds: float
     """Seconds of an inner step on the slowest rank."""
     sync_seconds: float | None
@@ -89,20 +109,31 @@ class AutoController:
         first: The numbers of the first round. Those of settings that are auto are brought within
             the bounds.
         auto: The settings that are auto, by their names in `Chosen`; the others never change.
+        norm_test: The batch rule, if it is the norm test.
         fewest_steps: The smallest H that the schedule of syncs allows.
     """
 
     def __init__(
-        self, limits: AutoLimits, first: Chosen, *, auto: Collection[str], fewest_steps: int = 1
+        self,
+        limits: AutoLimits,
+        first: Chosen,
+        *,
+        auto: Collection[str],
+        norm_test: NormTest | None = None,
+        fewest_steps: int = 1,
     ) -> None:
         self._limits = limits
         self._auto = auto
+        self._norm_test = norm_test
         self._rounds: list[MeasuredRound] = []
         self.chosen = first
         self._lowest_steps = max(limits.sync_every_minimum, fewest_steps)
         if "sync_every" in auto:
             within = min(max(first.sync_every, self._lowest_steps), limits.sync_every_maximum)
-            self.chosen = replace(first, sync_every=within)
+            self.chosen = replace(self.chosen, sync_every=within)
+        if "eta" in auto and first.eta is not None:
+            bounded = min(max(first.eta, limits.eta_minimum), limits.eta_maximum)
+            self.chosen = replace(self.chosen, eta=bounded)
 
     def update(self, measured: MeasuredRound, rounds_done: int) -> tuple[Change, ...]:
         """Take in a round and, if it is time, choose anew.
@@ -118,10 +149,10 @@ class AutoController:
             return ()
         # The first round has what happens once: connections, memory, caches.
         if rounds_done > 1:
-            self._rounds = [*self._rounds, measured][-self._limits.every :]
+            self._rounds = [*self._rounds, measured][-REMEMBERED * self._limits.every :]
         if rounds_done % self._limits.every or not self._rounds:
             return ()
-        changes = [change for change in self._choices() if change.before != change.after]
+        changes = self._choices()
         values: dict[str, Any] = {change.setting: change.after for change in changes}
         self.chosen = replace(self.chosen, **values)
         return tuple(changes)
@@ -131,29 +162,48 @@ class AutoController:
         self._rounds = []
 
     def _choices(self) -> list[Change]:
-        step_seconds = median(row.step_seconds for row in self._rounds)
-        syncs = [row.sync_seconds for row in self._rounds if row.sync_seconds is not None]
+        recent = self._rounds[-self._limits.every :]
+        syncs = [row.sync_seconds for row in recent if row.sync_seconds is not None]
         sync_seconds = median(syncs) if syncs else None
-        return [
-            *self._choose_sync_every(step_seconds, sync_seconds),
+        found = [
+            self._sync_every(median(row.step_seconds for row in recent), sync_seconds),
+            self._eta(recent[-1].noise_scale, (sync_seconds or 0.0) / self.chosen.sync_every),
         ]
+        return [change for change in found if change and change.before != change.after]
 
-    def _choose_sync_every(self, step_seconds: float, sync_seconds: float | None) -> list[Change]:
+    def _sync_every(self, step_seconds: float, sync_seconds: float | None) -> Change | None:
         if "sync_every" not in self._auto or not sync_seconds:
-            return []
+            return None
         limits, before = self._limits, self.chosen.sync_every
         wanted = fastest_sync_every(
             sync_seconds=sync_seconds, step_seconds=step_seconds, cost=limits.sync_cost
         )
         share = sync_seconds / (before * step_seconds + sync_seconds)
-        return [
-            Change(
-                setting="sync_every",
-                before=before,
-                after=round(paced(before, wanted, self._lowest_steps, limits.sync_every_maximum)),
-                reason=f"syncs take {share:.0%} of the time, and {limits.sync_cost:.0%} is best",
-            )
-        ]
+        return Change(
+            setting="sync_every",
+            before=before,
+            after=round(paced(before, wanted, self._lowest_steps, limits.sync_every_maximum)),
+            reason=f"syncs take {share:.0%} of the time, and {limits.sync_cost:.0%} is best",
+        )
+
+    def _eta(self, noise_scale: float | None, sync_seconds: float) -> Change | None:
+        before = self.chosen.eta
+        if "eta" not in self._auto or not self._norm_test or not before or not noise_scale:
+            return None
+        seconds = fit_step_seconds(
+            [row.trainer_batch for row in self._rounds], [row.step_seconds for row in self._rounds]
+        )
+        batch = fastest_batch(noise_scale=noise_scale, seconds=seconds, sync_seconds=sync_seconds)
+        wanted = self._norm_test.eta_for(batch, noise_scale)
+        fixed = seconds.per_step + sync_seconds
+        return Change(
+            setting="eta",
+            before=before,
+            after=paced(before, wanted, self._limits.eta_minimum, self._limits.eta_maximum),
+            reason=f"a sample takes {seconds.per_sample:.3g} s and a step with its part of a sync "
+            f"{fixed:.3g} s more, so at a noise scale of {noise_scale:.0f} samples a batch of "
+            f"{batch:.0f} is best",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"chosen": asdict(self.chosen), "rounds": [asdict(row) for row in self._rounds]}

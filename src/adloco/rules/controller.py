@@ -86,7 +86,11 @@ class BatchController:
         self._sums = GradientEstimate(grad_variance=0.0, grad_norm_sq=0.0, plugin_norm_sq=0.0)
 
     def update(
-        self, measured: GradientEstimate | None, trainer_samples: int, decay: float = 1.0
+        self,
+        measured: GradientEstimate | None,
+        trainer_samples: int,
+        decay: float = 1.0,
+        eta: float | None = None,
     ) -> None:
         """Set the new requested batch.
 
@@ -95,6 +99,7 @@ class BatchController:
                 needs them then leaves the request unchanged.
             trainer_samples: Samples that the trainer has trained on so far.
             decay: What the decay of the learning rate has left of it; see `TrainingPoint`.
+            eta: eta in force of a run that chooses it; see `TrainingPoint`.
         """
         if measured is None and self.rule.needs_moments:
             return
@@ -106,6 +111,7 @@ class BatchController:
             initial_batch=self.guards.initial,
             decay=decay,
             seed=self.seed,
+            eta=eta,
         )
         wanted = self.rule.requested(self.estimate, point)
         self.requested_batch = self.guards.limit(wanted, self.requested_batch)

@@ -33,6 +33,8 @@ class TrainingPoint:
     """What the decay of the learning rate's schedule has left of the rate, from 1 to 0."""
     seed: int = 0
     """Seed of the run, for a rule that draws random numbers."""
+    eta: float | None = None
+    """eta in force of a run that chooses it (`NormTest.eta`); None elsewhere."""
 
 
 class BatchRule(Protocol):

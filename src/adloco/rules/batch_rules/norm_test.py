@@ -1,7 +1,8 @@
 """The norm test: a batch for a given relative error of the gradient."""
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import (
@@ -27,8 +28,10 @@ class NormTest:
 
     key: ClassVar[str] = "norm-test"
 
-    eta: float = 0.8
-    """Tolerated relative error of the gradient. A smaller eta requests more samples."""
+    eta: float | Literal["auto"] = 0.8
+    """Tolerated relative error of the gradient. A smaller eta requests more samples. auto: 0.8 at
+    first, then chosen by the run for the least time to a loss, from its own seconds and noise scale
+    (section [auto])."""
     estimator: Estimator = "unbiased"
     """How |G|^2 is estimated. unbiased: corrected for the batch's own noise; plug-in: not
     corrected, as published.
@@ -38,14 +41,29 @@ class NormTest:
     inner_products = None
 
     def __post_init__(self) -> None:
-        require(self.eta > 0, f"eta must be > 0, got {self.eta}")
+        positive = self.eta == "auto" or self.eta > 0
+        require(positive, f"eta must be > 0 or auto, got {self.eta}")
         check_estimator(self.estimator)
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
-        return (
-            point.requested_batch
-            if estimate is None
-            else samples_needed(
-                estimate.grad_variance, self.eta, estimated_norm_sq(estimate, self.estimator)
-            )
-        )
+        if estimate is None:
+            return point.requested_batch
+        norm_sq = estimated_norm_sq(estimate, self.estimator)
+        return samples_needed(estimate.grad_variance, self._eta(point), norm_sq)
+
+    def _eta(self, point: TrainingPoint) -> float:
+        if self.eta != "auto":
+            return self.eta
+        if point.eta is None:
+            raise ValueError("eta must be a number here, got auto; only AdLoCo.rounds chooses it")
+        return point.eta
+
+    def eta_for(self, batch: float, noise_scale: float) -> float:
+        """The eta with which requests converge to a batch, if the noise scale stays the same.
+
+        Args:
+            batch: In samples; may be 0 or infinite.
+            noise_scale: B, in samples.
+        """
+        bias = noise_scale if self.estimator == "plug-in" else 0.0
+        return math.sqrt(noise_scale / (batch + bias)) if batch + bias > 0 else math.inf
