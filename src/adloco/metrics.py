@@ -98,6 +98,7 @@ ROUND = _table(
     Metric("syncs", "syncs", COUNT),
     Metric("sync_every", "inner steps per round (H)", COUNT),
     Metric("eta", "eta of the norm test", Unit("", ".3g")),
+    Metric("multiplier", "switch mode's n", Unit("", ".3g")),
     Metric("bytes_communicated", "sent per worker", TRAFFIC, panel="communication"),
     Metric("bytes_sent", "left each worker", TRAFFIC),
     Metric("bytes_inside", "sent inside islands, per rank", TRAFFIC, panel="communication"),

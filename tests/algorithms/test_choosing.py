@@ -19,6 +19,7 @@ from adloco import (
     MergeSmallest,
     NormTest,
     RoundReport,
+    SwitchMode,
 )
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
@@ -155,6 +156,23 @@ def test_the_norm_test_requests_with_the_eta_in_force() -> None:
         )
 
 
+def test_the_switch_clips_and_accumulates_by_the_n_in_force() -> None:
+    """A request of 24, where 16 fit: below n = 2 it is clipped. A sync of an hour makes steps
+    dear, so n falls to 1, and the request is accumulated.
+    """
+    run = slow_run(
+        3600.0,
+        batch=NormTest(),
+        guards=BatchGuards(initial=24, minimum=24, maximum=24),
+        switch=SwitchMode(max_micro_batch=8, multiplier="auto"),
+        sync_every=2,
+    )
+    reports = list(run.rounds(4))
+    assert [report.multiplier for report in reports[:2]] == [2.0, 2.0]
+    assert [report.trainers[0].trainer_batch for report in reports] == [16, 16, 24, 24]
+    assert [report.changes[0].setting for report in reports if report.changes] == ["multiplier"]
+
+
 def test_eta_is_a_number_outside_of_a_run() -> None:
     controller = BatchController(NormTest(eta="auto"), BatchGuards())
     measured = GradientEstimate(grad_variance=8.0, grad_norm_sq=1.0, plugin_norm_sq=2.0)
@@ -177,6 +195,10 @@ def test_lone_workers_say_nothing_about_syncs() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"switch": SwitchMode(multiplier="auto"), "sync_every": 2},
+            "switch.multiplier must be a number with a batch rule that measures no noise scale",
+        ),
         ({"workers_per_trainer": 1}, "method.sync_every must be a number where no trainer ever"),
         (
             {"streaming": Streaming(fragments=2, tau=3), "auto": AutoLimits(sync_every_maximum=7)},

@@ -18,6 +18,7 @@ def measured(
 ) -> MeasuredRound:
     return MeasuredRound(
         trainer_batch=trainer_batch,
+        fits=8,
         noise_scale=noise_scale,
         step_seconds=step_seconds,
         sync_seconds=sync_seconds,
@@ -140,6 +141,22 @@ def test_bounds_of_eta() -> None:
     assert of_eta().update(measured(9e9, 0.8, noise_scale=None), 2) == (), "no noise scale"
 
 
+def test_n_by_hand() -> None:
+    """A sample takes 0.125 s, so a pass of eight a second; a step's part of a sync is one more. At
+    a noise scale of 10^6 it is then best to accumulate above 3 / 2 of what fits.
+    """
+    controller = AutoController(
+        AutoLimits(every=1, multiplier_maximum=3.0), Chosen(sync_every=20), auto={"multiplier"}
+    )
+    (change,) = controller.update(measured(20.0, 1.0, noise_scale=1e6), 2)
+    assert (change.setting, change.before) == ("multiplier", 2.0)
+    assert change.after == controller.chosen.multiplier == pytest.approx(1.5, abs=1e-4)
+    assert change.reason.endswith("it is best to accumulate from 1.5 times what fits")
+    controller.update(measured(0.0, 1.0, noise_scale=10.0), 3)
+    assert controller.chosen.multiplier == 3.0, "never, within the bounds"
+    assert controller.update(measured(20.0, 1.0), 4) == (), "no noise scale"
+
+
 def test_a_restored_controller_goes_on() -> None:
     syncs = [3.0, 8.0, 1.0, 5.0, 4.0, 0.2, 0.3]
     whole, part, other = (of_sync_every(every=2) for _ in range(3))
@@ -156,6 +173,7 @@ def test_a_restored_controller_goes_on() -> None:
         ("every", 0),
         ("eta_minimum", 0.0),
         ("eta_maximum", 0.1),
+        ("multiplier_maximum", 0.5),
         ("sync_every_minimum", 0),
         ("sync_every_maximum", 0),
         ("sync_cost", 1.0),

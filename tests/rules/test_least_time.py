@@ -9,6 +9,7 @@ import pytest
 from adloco.rules.least_time import (
     StepSeconds,
     fastest_batch,
+    fastest_multiplier,
     fastest_sync_every,
     fit_step_seconds,
 )
@@ -91,3 +92,48 @@ def test_the_fit_takes_medians_of_equal_batches() -> None:
     assert (found.per_step, found.per_sample) == (pytest.approx(2.0), pytest.approx(0.25))
     alike = fit_step_seconds([4, 4, 4], [3.0, 1.0, 2.0])
     assert (alike.per_step, alike.per_sample) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize("noise_scale", [3.0, 20.0, 200.0, math.inf])
+@pytest.mark.parametrize("per_step", [0.0, 0.02, 0.3, 5.0])
+@pytest.mark.parametrize("maximum", [1.0, 1.4, 2.0, 3.5])
+def test_n_is_the_first_request_that_is_faster_than_a_clipped_one(
+    noise_scale: float, per_step: float, maximum: float
+) -> None:
+    """Brute force over requests from 8 samples, which fit, to n = `maximum` times as many."""
+    fits, per_sample, sync_seconds = 8.0, 0.05, 0.01
+
+    def seconds(samples: float) -> float:
+        step = per_step + math.ceil(samples / fits) * per_sample * fits
+        return (1 + samples / noise_scale) * (step + sync_seconds) / samples
+
+    found = fastest_multiplier(
+        noise_scale=noise_scale,
+        fits=fits,
+        seconds=StepSeconds(per_step=per_step, per_sample=per_sample),
+        sync_seconds=sync_seconds,
+        maximum=maximum,
+    )
+    requests = [fits * (1 + index / 4096) for index in range(1, int(4096 * (maximum - 1)))]
+    faster = [samples / fits for samples in requests if seconds(samples) < seconds(fits)]
+    assert found == pytest.approx(faster[0] if faster else maximum, abs=1e-3)
+
+
+def test_n_by_hand() -> None:
+    """A full pass takes a second, and a step c seconds more. Without an end to the noise scale n is
+    (2 + c) / (1 + c): nearly 2 if c is small, as published, and nearly 1 if it is large.
+    """
+    for more, expected in ((0.001, 2.001 / 1.001), (1.0, 1.5), (99.0, 1.01)):
+        step = StepSeconds(per_step=more, per_sample=0.125)
+        assert fastest_multiplier(
+            noise_scale=math.inf, fits=8, seconds=step, sync_seconds=0.0, maximum=4.0
+        ) == pytest.approx(expected)
+    # With nothing but seconds of samples it is never better to accumulate.
+    only = StepSeconds(per_step=0.0, per_sample=0.125)
+    for step in (only, StepSeconds(per_step=0.0, per_sample=0.0)):
+        assert (
+            fastest_multiplier(
+                noise_scale=50.0, fits=8, seconds=step, sync_seconds=0.0, maximum=4.0
+            )
+            == 4.0
+        )

@@ -37,6 +37,11 @@ def test_changes_are_written_where_people_look(
         (["diloco", "--method.sync_every", "often"], "method.sync_every must be"),
         (["diloco", "--method.sync_every", "0"], "method.sync_every must be >= 1 or auto, got 0"),
         (["diloco", "--batch.eta", "auto"], "batch.eta is not a setting of [batch] with rule ="),
+        (["diloco", "--switch.multiplier", "auto"], "switch.multiplier must be a number in mode"),
+        (
+            ["diloco", "--switch.multiplier", "auto", "--switch.mode", "switch"],
+            "switch.multiplier must be a number with a batch rule that measures no noise scale",
+        ),
         (["adloco", "--batch.eta", "often"], "batch.eta must be"),
         (["diloco", "--auto.every", "0"], "auto.every must be >= 1, got 0"),
     ],

@@ -79,7 +79,7 @@ class AdLoCo:
         )
         self._seed = execution.seed
         check_sections(problem, method, self._batching, learning_rate, self.placement)
-        check_auto(auto, method, syncing.streaming, merging.policy)
+        check_auto(auto, method, self._batching, syncing.streaming, merging.policy)
         workers = build_workers(
             problem,
             method,
@@ -94,7 +94,7 @@ class AdLoCo:
         params = first.replica.params
         self.num_parameters = sum(tensor.numel() for tensor in params)
         self._start = Replica.of(first.model, with_residuals=False, on_host=False)
-        controller = auto_controller(auto, method, self._batching.rule, syncing.streaming)
+        controller = auto_controller(auto, method, self._batching, syncing.streaming)
         self._fragments = syncing.streaming.cut(layers(first.model), controller.chosen.sync_every)
         self.state = RunState(workers=workers, trainers={}, auto=controller)
         """The run's trainers, workers and counters."""
@@ -178,8 +178,7 @@ class AdLoCo:
     @property
     def samples_per_inner_step(self) -> int:
         """Samples that one inner step takes over all trainers, with their current batches."""
-        state = self.state
-        return self._parts.planner.samples_per_inner_step(state.trainers, state.speeds)
+        return self._parts.planner.samples_per_inner_step(self.state)
 
     def average_replicas(self) -> None:
         """If syncs have left workers diverged, set each trainer's model to the mean of its workers.

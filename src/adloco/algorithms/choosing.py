@@ -4,22 +4,31 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from adloco.algorithms.method import Method
+from adloco.algorithms.method import Batching, Method
 from adloco.algorithms.reporting import WorkerRound
 from adloco.algorithms.reports import TrainerReport
 from adloco.algorithms.worker import RoundTask
 from adloco.errors import require
 from adloco.rules.auto import AutoController, AutoLimits, Chosen, MeasuredRound
-from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge import MergePolicy
+from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
 
 
 def check_auto(
-    limits: AutoLimits, method: Method, streaming: Streaming, policy: MergePolicy
+    limits: AutoLimits,
+    method: Method,
+    batching: Batching,
+    streaming: Streaming,
+    policy: MergePolicy,
 ) -> None:
     """Raise ValueError if a setting is auto that the run cannot choose."""
+    require(
+        batching.switch.multiplier != "auto" or batching.rule.needs_moments,
+        "switch.multiplier must be a number with a batch rule that measures no noise scale, got "
+        "auto; or set batch.rule to norm-test",
+    )
     if method.sync_every == "auto":
         require(
             method.syncs(policy),
@@ -35,13 +44,14 @@ def check_auto(
 
 
 def auto_controller(
-    limits: AutoLimits, method: Method, rule: BatchRule, streaming: Streaming
+    limits: AutoLimits, method: Method, batching: Batching, streaming: Streaming
 ) -> AutoController:
     """The controller of a new run. A setting that is auto begins with its default."""
-    norm_test = rule if isinstance(rule, NormTest) else None
+    norm_test = batching.rule if isinstance(batching.rule, NormTest) else None
     given = {
         "sync_every": (method.sync_every, Method().sync_every),
         "eta": (norm_test.eta, NormTest().eta) if norm_test else (None, None),
+        "multiplier": (batching.switch.multiplier, SwitchMode().multiplier),
     }
     numbers: dict[str, Any] = {
         name: default if own == "auto" else own for name, (own, default) in given.items()
@@ -59,6 +69,7 @@ def measured_round(
     tasks: Mapping[int, RoundTask],
     done: Mapping[int, WorkerRound],
     trainers: Sequence[TrainerReport],
+    fits: int,
 ) -> MeasuredRound:
     """What a round tells about the time of others.
 
@@ -66,6 +77,7 @@ def measured_round(
         tasks: The tasks of every worker of the run, by id.
         done: Their numbers of the round, by id.
         trainers: Reports of all trainers.
+        fits: Samples that fit in one pass of a worker's ranks.
     """
     steps = max(task.inner_steps for task in tasks.values())
     several = {trainer.trainer for trainer in trainers if trainer.workers > 1}
@@ -74,6 +86,7 @@ def measured_round(
     ]
     return MeasuredRound(
         trainer_batch=fmean(trainer.trainer_batch for trainer in trainers),
+        fits=fits * fmean(trainer.workers for trainer in trainers),
         noise_scale=_noise_scale(trainers),
         step_seconds=max(row.turn_seconds for row in done.values()) / steps,
         sync_seconds=min(syncs, default=None),

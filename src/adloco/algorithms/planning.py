@@ -6,9 +6,10 @@ schedule.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adloco.algorithms.method import Batching
+from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import RoundTask, Worker
 from adloco.distributed.placement.placement import Placement
@@ -16,8 +17,6 @@ from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
-
-Trainers = Mapping[int, Trainer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,57 +30,37 @@ class Planner:
     ranks: int
     """Ranks that serve each worker."""
 
-    def plans(self, trainer: Trainer, speeds: Mapping[int, float]) -> dict[int, BatchPlan]:
-        """Each worker's micro-batches for an inner step, by worker id.
+    def plans(self, trainer: Trainer, state: RunState) -> dict[int, BatchPlan]:
+        """Each worker's micro-batches for an inner step, by worker id."""
+        switch = replace(self.batching.switch, multiplier=state.auto.chosen.multiplier)
+        return trainer.plans(self.batching.shares, state.speeds, switch, self.ranks)
 
-        speeds: Samples per second by worker id.
-        """
-        return trainer.plans(self.batching.shares, speeds, self.batching.switch, self.ranks)
-
-    def samples_per_inner_step(self, trainers: Trainers, speeds: Mapping[int, float]) -> int:
+    def samples_per_inner_step(self, state: RunState) -> int:
         """Samples that one inner step takes over all trainers."""
         return sum(
             plan.worker_batch
-            for trainer in trainers.values()
-            for plan in self.plans(trainer, speeds).values()
+            for trainer in state.trainers.values()
+            for plan in self.plans(trainer, state).values()
         )
 
-    def tasks(
-        self,
-        trainers: Trainers,
-        speeds: Mapping[int, float],
-        *,
-        samples: int,
-        steps_before: int,
-        inner_steps: int,
-        pass_limit: int,
-    ) -> dict[int, RoundTask]:
-        """The task of every worker of the run, by worker id.
-
-        Args:
-            trainers: The living trainers, by id.
-            speeds: Samples per second by worker id.
-            samples: Samples that the run has trained on before this round.
-            steps_before: Inner steps of the run before this round.
-            inner_steps: Inner steps of this round.
-            pass_limit: Cap on micro-batches since memory ran out, in samples; 0: no cap.
-        """
-        step_tokens = self.samples_per_inner_step(trainers, speeds) * self.tokens_per_sample
+    def tasks(self, state: RunState) -> dict[int, RoundTask]:
+        """The task of every worker of the run in the round that has begun, by worker id."""
+        step_tokens = self.samples_per_inner_step(state) * self.tokens_per_sample
         tasks: dict[int, RoundTask] = {}
-        for trainer in trainers.values():
-            plans = self.plans(trainer, speeds)
+        for trainer in state.trainers.values():
+            plans = self.plans(trainer, state)
             factor = self._lr_factor(
-                samples * self.tokens_per_sample,
+                state.samples * self.tokens_per_sample,
                 step_tokens,
                 sum(plan.worker_batch for plan in plans.values()),
             )
             for worker, plan in plans.items():
-                own = plan.at_most(pass_limit) if pass_limit else plan
+                own = plan.at_most(state.pass_limit) if state.pass_limit else plan
                 tasks[worker] = RoundTask(
                     trainer=trainer.id,
                     plan=own,
-                    inner_steps=inner_steps,
-                    first_step=steps_before,
+                    inner_steps=state.round_steps,
+                    first_step=state.inner_steps,
                     lr_factor=factor,
                 )
         return tasks

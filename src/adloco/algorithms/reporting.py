@@ -178,6 +178,7 @@ def report_round(
         syncs=state.syncs,
         sync_every=state.auto.chosen.sync_every,
         eta=state.auto.chosen.eta,
+        multiplier=state.auto.chosen.multiplier,
         pass_limit=new_limit,
         bytes_communicated=handed.between / len(done),
         bytes_sent=handed.sent / len(done),

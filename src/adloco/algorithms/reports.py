@@ -123,6 +123,8 @@ class RoundReport:
     eta: float | None
     """eta in force, with which the round's test set the next request; None with a rule other than
     the norm test."""
+    multiplier: float
+    """n in force, the threshold of switch mode."""
     bytes_communicated: float
     """Bytes that one worker gave to reductions with others, as a mean over workers."""
     bytes_sent: float

@@ -108,15 +108,7 @@ class Round:
 
     def _plan(self) -> Tasks:
         """The micro-batches and learning rates of every worker of the run."""
-        state = self._state
-        return self._parts.planner.tasks(
-            state.trainers,
-            state.speeds,
-            samples=state.samples,
-            steps_before=state.inner_steps,
-            inner_steps=state.round_steps,
-            pass_limit=state.pass_limit,
-        )
+        return self._parts.planner.tasks(self._state)
 
     def _train(self, tasks: Tasks, until: int, halted: Event) -> None:
         """Train all workers of this process up to inner step `until` of the round, or until halted.
@@ -224,7 +216,9 @@ class Round:
         if report.merges:  # Other workers serve the trainers from now on.
             auto.forget()
             return ()
-        return auto.update(measured_round(tasks, done, report.trainers), report.round)
+        planner = self._parts.planner
+        fits = planner.ranks * planner.batching.switch.b_max
+        return auto.update(measured_round(tasks, done, report.trainers, fits), report.round)
 
     def _report(
         self,

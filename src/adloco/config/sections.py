@@ -202,7 +202,7 @@ class Recipe:
             "run.syncs alone never ends a run in which nothing is synced; give run.tokens, "
             "run.rounds or run.inner_steps",
         )
-        check_auto(self.auto, self.method, self.streaming, self.merge)
+        check_auto(self.auto, self.method, self.batching, self.streaming, self.merge)
         each = self.smallest_share
         smallest = self.method.workers_per_trainer * each
         require(

@@ -12,7 +12,13 @@ from typing import Any
 
 from adloco.errors import require
 from adloco.rules.batch_rules.norm_test import NormTest
-from adloco.rules.least_time import fastest_batch, fastest_sync_every, fit_step_seconds
+from adloco.rules.least_time import (
+    StepSeconds,
+    fastest_batch,
+    fastest_multiplier,
+    fastest_sync_every,
+    fit_step_seconds,
+)
 
 LARGEST_FACTOR = 2.0
 """A choice rests on what was measured near the value before, so it changes by no more at a time."""
@@ -36,6 +42,8 @@ class AutoLimits:
     """Smallest batch.eta that is chosen."""
     eta_maximum: float = 2.0
     """Largest batch.eta that is chosen."""
+    multiplier_maximum: float = 4.0
+    """Largest switch.multiplier that is chosen; the smallest is 1."""
     sync_every_minimum: int = 1
     """Smallest method.sync_every that is chosen. With streaming it is at least fragments x
     (tau + 1)."""
@@ -52,6 +60,10 @@ class AutoLimits:
         require(
             self.eta_maximum >= self.eta_minimum,
             f"eta_maximum must be >= eta_minimum = {self.eta_minimum}, got {self.eta_maximum}",
+        )
+        require(
+            self.multiplier_maximum >= 1,
+            f"multiplier_maximum must be >= 1, got {self.multiplier_maximum}",
         )
         require(
             self.sync_every_minimum >= 1,
@@ -73,6 +85,8 @@ class Chosen:
     """H, inner steps from one sync to the next."""
     eta: float | None = None
     """Tolerance of the norm test; None with another batch rule."""
+    multiplier: float = 2.0
+    """n, the threshold of switch mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +95,8 @@ class MeasuredRound:
 
     trainer_batch: float
     """Samples of an inner step of a trainer, as a mean over trainers."""
+    fits: float
+    """Samples that fit in one pass of a trainer's workers, as a mean over trainers."""
     noise_scale: float | None
     """B of the trainers after the round, in samples; None if it is unknown."""
     step_seconds: float
@@ -134,6 +150,9 @@ class AutoController:
         if "eta" in auto and first.eta is not None:
             bounded = min(max(first.eta, limits.eta_minimum), limits.eta_maximum)
             self.chosen = replace(self.chosen, eta=bounded)
+        if "multiplier" in auto:
+            bounded = min(first.multiplier, limits.multiplier_maximum)
+            self.chosen = replace(self.chosen, multiplier=bounded)
 
     def update(self, measured: MeasuredRound, rounds_done: int) -> tuple[Change, ...]:
         """Take in a round and, if it is time, choose anew.
@@ -165,9 +184,14 @@ class AutoController:
         recent = self._rounds[-self._limits.every :]
         syncs = [row.sync_seconds for row in recent if row.sync_seconds is not None]
         sync_seconds = median(syncs) if syncs else None
+        seconds = fit_step_seconds(
+            [row.trainer_batch for row in self._rounds], [row.step_seconds for row in self._rounds]
+        )
+        latest, per_step = recent[-1], (sync_seconds or 0.0) / self.chosen.sync_every
         found = [
             self._sync_every(median(row.step_seconds for row in recent), sync_seconds),
-            self._eta(recent[-1].noise_scale, (sync_seconds or 0.0) / self.chosen.sync_every),
+            self._eta(latest, seconds, per_step),
+            self._multiplier(latest, seconds, per_step),
         ]
         return [change for change in found if change and change.before != change.after]
 
@@ -186,23 +210,41 @@ class AutoController:
             reason=f"syncs take {share:.0%} of the time, and {limits.sync_cost:.0%} is best",
         )
 
-    def _eta(self, noise_scale: float | None, sync_seconds: float) -> Change | None:
-        before = self.chosen.eta
+    def _eta(
+        self, latest: MeasuredRound, seconds: StepSeconds, sync_seconds: float
+    ) -> Change | None:
+        before, noise_scale = self.chosen.eta, latest.noise_scale
         if "eta" not in self._auto or not self._norm_test or not before or not noise_scale:
             return None
-        seconds = fit_step_seconds(
-            [row.trainer_batch for row in self._rounds], [row.step_seconds for row in self._rounds]
-        )
         batch = fastest_batch(noise_scale=noise_scale, seconds=seconds, sync_seconds=sync_seconds)
         wanted = self._norm_test.eta_for(batch, noise_scale)
-        fixed = seconds.per_step + sync_seconds
         return Change(
             setting="eta",
             before=before,
             after=paced(before, wanted, self._limits.eta_minimum, self._limits.eta_maximum),
-            reason=f"a sample takes {seconds.per_sample:.3g} s and a step with its part of a sync "
-            f"{fixed:.3g} s more, so at a noise scale of {noise_scale:.0f} samples a batch of "
-            f"{batch:.0f} is best",
+            reason=f"{_costs(seconds, sync_seconds)}, so at a noise scale of {noise_scale:.0f} "
+            f"samples a batch of {batch:.0f} is best",
+        )
+
+    def _multiplier(
+        self, latest: MeasuredRound, seconds: StepSeconds, sync_seconds: float
+    ) -> Change | None:
+        before, noise_scale = self.chosen.multiplier, latest.noise_scale
+        if "multiplier" not in self._auto or not noise_scale:
+            return None
+        wanted = fastest_multiplier(
+            noise_scale=noise_scale,
+            fits=latest.fits,
+            seconds=seconds,
+            sync_seconds=sync_seconds,
+            maximum=self._limits.multiplier_maximum,
+        )
+        return Change(
+            setting="multiplier",
+            before=before,
+            after=paced(before, wanted, 1.0, self._limits.multiplier_maximum),
+            reason=f"{_costs(seconds, sync_seconds)}, so at a noise scale of {noise_scale:.0f} "
+            f"samples it is best to accumulate from {wanted:.3g} times what fits",
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -223,3 +265,11 @@ def paced(before: float, wanted: float, lowest: float, highest: float) -> float:
     if max(goal / before, before / goal) <= 1 + HYSTERESIS:
         return before
     return min(max(goal, before / LARGEST_FACTOR), before * LARGEST_FACTOR)
+
+
+def _costs(seconds: StepSeconds, sync_seconds: float) -> str:
+    fixed = seconds.per_step + sync_seconds
+    return (
+        f"a sample takes {seconds.per_sample:.3g} s and a step with its part of a sync {fixed:.3g} "
+        "s more"
+    )

@@ -1,4 +1,4 @@
-"""Which H and which batch take the least time to a loss (docs/theory.md), from measured seconds.
+"""Which H, batch and n take the least time to a loss (docs/theory.md), from measured seconds.
 
 A step of b samples takes t0 + t1 b seconds. A sync stops training for s seconds, once in H steps,
 so a sample takes t1 + (t0 + s / H) / b seconds.
@@ -10,6 +10,10 @@ the time.
 Batch: the samples to a loss are E (1 + b / B), with B the noise scale (McCandlish et al., arXiv
 1812.06162), so the seconds to it are proportional to (1 + b / B) (t1 + (t0 + s / H) / b). The
 derivative is zero at b = sqrt(B (t0 + s / H) / t1).
+
+n: a request r above F, what fits in one pass, is clipped at F or takes ceil(r / F) passes. A pass
+is as long as a full one, t1 F, as on a device that computes all of its samples at once. n is the
+smallest r / F above which the request takes less time to a loss than F.
 """
 
 import math
@@ -82,3 +86,29 @@ def fastest_batch(*, noise_scale: float, seconds: StepSeconds, sync_seconds: flo
     if seconds.per_sample == 0:
         return math.inf
     return math.sqrt(noise_scale * (seconds.per_step + sync_seconds) / seconds.per_sample)
+
+
+def fastest_multiplier(
+    *, noise_scale: float, fits: float, seconds: StepSeconds, sync_seconds: float, maximum: float
+) -> float:
+    """n: the smallest request, as a multiple of what fits, above which to accumulate takes less
+    time to a loss than to clip.
+
+    Without seconds other than those of samples it is `maximum`, because a small batch needs fewer
+    samples. With an infinite noise scale and few other seconds it is nearly 2, as published.
+
+    Args:
+        noise_scale: B, in samples.
+        fits: F, samples that fit in one pass of a trainer's workers.
+        seconds: Seconds of a step.
+        sync_seconds: s / H, a step's part of the seconds of a sync.
+        maximum: The result if it would be larger.
+    """
+    once, each = seconds.per_step + sync_seconds, seconds.per_sample * fits
+    clipped = (1 + fits / noise_scale) * (once + each) / fits
+    for passes in range(2, math.ceil(maximum) + 1):
+        # (1 + r / B) (once + passes each) / r < clipped, solved for 1 / r.
+        inverse = clipped / (once + passes * each) - 1 / noise_scale if once + each > 0 else 0.0
+        if inverse * fits * min(passes, maximum) > 1:
+            return max(1 / (inverse * fits), passes - 1)
+    return maximum

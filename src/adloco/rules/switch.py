@@ -102,9 +102,10 @@ class SwitchMode:
     """Cap on micro-batches, for when b_max does not fit after all; 0: none below b_max. Batches
     stay the same, in more micro-batches.
     """
-    multiplier: float = 2.0
+    multiplier: float | Literal["auto"] = 2.0
     """n: accumulate if a trainer's requested batch exceeds n times what fits in one pass of its
-    workers; otherwise clip the request at what fits.
+    workers; otherwise clip the request at what fits. auto: 2 at first, then chosen by the run for
+    the least time to a loss, from its own seconds and noise scale (section [auto]).
     """
     mode: Literal["switch", "always", "never"] = "switch"
     """switch: decide by the multiplier; always: accumulate whenever the request does not fit;
@@ -115,10 +116,15 @@ class SwitchMode:
         positive = self.max_micro_batch == "auto" or self.max_micro_batch > 0
         require(positive, f"max_micro_batch must be > 0 or auto, got {self.max_micro_batch}")
         require(self.pass_limit >= 0, f"pass_limit must be >= 0, got {self.pass_limit}")
-        require(self.multiplier >= 1, f"multiplier must be >= 1, got {self.multiplier}")
+        at_least_one = self.multiplier == "auto" or self.multiplier >= 1
+        require(at_least_one, f"multiplier must be >= 1 or auto, got {self.multiplier}")
         require(
             self.mode in ("switch", "always", "never"),
             f"mode must be switch, always or never, got {self.mode!r}",
+        )
+        require(
+            self.multiplier != "auto" or self.mode == "switch",
+            f"multiplier must be a number in mode {self.mode}, which does not use it, got auto",
         )
 
     @property
@@ -157,7 +163,13 @@ class SwitchMode:
     def _threshold(self, workers: int, ranks: int) -> float:
         """The largest request that is clipped at what fits."""
         fits = workers * ranks * self.b_max
-        return {"switch": self.multiplier * fits, "always": fits, "never": math.inf}[self.mode]
+        if self.mode != "switch":
+            return fits if self.mode == "always" else math.inf
+        if self.multiplier == "auto":
+            raise ValueError(
+                "multiplier must be a number here, got auto; only AdLoCo.rounds sets it"
+            )
+        return self.multiplier * fits
 
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:
         """The micro-batches of a worker's inner step.
