@@ -17,6 +17,7 @@ from adloco import (
     BatchController,
     BatchGuards,
     MergeSmallest,
+    Method,
     NormTest,
     RoundReport,
     SwitchMode,
@@ -171,6 +172,12 @@ def test_the_switch_clips_and_accumulates_by_the_n_in_force() -> None:
     assert [report.multiplier for report in reports[:2]] == [2.0, 2.0]
     assert [report.trainers[0].trainer_batch for report in reports] == [16, 16, 24, 24]
     assert [report.changes[0].setting for report in reports if report.changes] == ["multiplier"]
+
+
+def test_a_plan_needs_a_number() -> None:
+    assert Method(sync_every=7).given_sync_every == 7
+    with pytest.raises(ValueError, match="method.sync_every must be a number here, got auto"):
+        _ = Method(sync_every="auto").given_sync_every
 
 
 def test_eta_is_a_number_outside_of_a_run() -> None:

@@ -90,6 +90,15 @@ class Method:
         """Workers of all trainers together."""
         return self.num_trainers * self.workers_per_trainer
 
+    @property
+    def given_sync_every(self) -> int:
+        """H; ValueError if the run is to choose it."""
+        require(
+            self.sync_every != "auto",
+            "method.sync_every must be a number here, got auto; only a run chooses it",
+        )
+        return int(self.sync_every)
+
     def syncs(self, policy: MergePolicy) -> bool:
         """True if a trainer has several workers, at the start or after a merge. A lone worker sends
         nothing at a sync.

@@ -74,7 +74,7 @@ def _departure(found: Prediction) -> tuple[float, ...]:
         else 8 * recipe.wire.block_bytes / (recipe.wire.block)
     )
     streaming = recipe.streaming
-    return (recipe.method.sync_every, -bits, streaming.fragments, streaming.tau)
+    return (recipe.method.given_sync_every, -bits, streaming.fragments, streaming.tau)
 
 
 def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:

@@ -95,10 +95,10 @@ def _on_cluster(name: str, point: Mapping[str, str], cluster: Cluster) -> Recipe
     first = build_recipe(override(read_values(name), list(point.items())))
     if first.data_parallel:
         return first
-    streaming = first.streaming
-    if streaming.tau >= max(1, first.method.sync_every // streaming.fragments):
+    streaming, every = first.streaming, first.method.given_sync_every
+    if streaming.tau >= max(1, every // streaming.fragments):
         return None
-    if streaming.fragments > first.method.sync_every or (
+    if streaming.fragments > every or (
         streaming.fragments == 1 and streaming.tau and "streaming.fragments" in point
     ):
         return None

@@ -92,8 +92,7 @@ def predict(
     batch = _batch(candidate, workload, workers)
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
-    every = 1 if recipe.data_parallel else recipe.method.sync_every
-    every = 1 if recipe.data_parallel else recipe.method.sync_every
+    every = 1 if recipe.data_parallel else recipe.method.given_sync_every
     step_seconds = cluster.step_seconds(batch / workers, _ranks(recipe) * recipe.switch.b_max)
     sync = _sync(recipe, workload, workers)
     found = round_time(cluster, step_seconds, every, sync)
@@ -143,6 +142,9 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
         )
         rule = cast(Any, recipe.batch)
         assert workload.noise_scale is not None
+        require(
+            rule.eta != "auto", "batch.eta must be a number here, got auto; only a run chooses it"
+        )
         requested = workload.noise_scale / noise_per_batch(rule.eta, rule.estimator)
         wanted = min(max(requested, recipe.guards.minimum), recipe.guards.maximum)
     # Each worker takes at least one sample, and what does not fit in one pass may be clipped.
