@@ -168,9 +168,9 @@ METRICS = tuple(
 
 
 def change_text(change: Record) -> str:
-    """The values of a changed setting, for instance `20 -> 40`."""
+    """A changed setting with its values, for instance `sync_every 20 -> 40`."""
     metric = ROUND[change["setting"]]
-    return f"{metric.text(change['before'])} -> {metric.text(change['after'])}"
+    return f"{metric.name} {metric.text(change['before'])} -> {metric.text(change['after'])}"
 
 
 def validation(measure: Metric, per: Per = "round", *, panel: str | None = None) -> Metric:

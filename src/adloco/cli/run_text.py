@@ -102,7 +102,7 @@ def event_texts(record: Record) -> list[str]:
         for merge in record["merges"]
     ]
     changed = [
-        f"round {record['round']}: {change['setting']} {change_text(change)}: {change['reason']}"
+        f"round {record['round']}: {change_text(change)}: {change['reason']}"
         for change in record.get("changes", ())  # Older runs have none.
     ]
     return [*ran_out, *merged, *changed]

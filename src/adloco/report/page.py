@@ -138,7 +138,6 @@ def _content(
             {
                 "round": record["round"],
                 "tokens": f"{record['tokens']:,}",
-                "setting": change["setting"],
                 "change": change_text(change),
                 "reason": change["reason"],
             }
