@@ -17,7 +17,8 @@ from adloco.config.sections import Recipe
 from adloco.plan.advice import by_method, pareto
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
-from adloco.plan.cluster_plan import BANDWIDTHS, MeasuredPoint, Plan, make_plan
+from adloco.plan.cluster_plan import BANDWIDTHS, Plan, make_plan
+from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction, Workload
 from adloco.plan.target import Target
 from adloco.report.plan_curves import plan_curves

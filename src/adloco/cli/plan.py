@@ -75,6 +75,12 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--price", type=float, metavar="P", help="price of an island in an hour")
     parser.add_argument(
+        "--points",
+        type=Path,
+        metavar="FILE.csv",
+        help="measured times to the target, to be drawn in (docs/plan.md)",
+    )
+    parser.add_argument(
         "--simulate",
         type=int,
         default=0,
@@ -113,6 +119,7 @@ def _plan(arguments: Namespace) -> int:
     from adloco.plan.cluster import read_cluster
     from adloco.plan.cluster_plan import make_plan
     from adloco.plan.loss_law import fit_loss_law
+    from adloco.plan.measured_rows import read_points
     from adloco.plan.prediction import Workload
     from adloco.plan.short_runs import read_short_runs
     from adloco.plan.target import loss_target, tokens_target
@@ -132,6 +139,7 @@ def _plan(arguments: Namespace) -> int:
         fit = fit_loss_law(runs.points) if runs else None
         noise_scale = arguments.noise_scale or (runs.noise_scale if runs else None)
         names = arguments.recipes or (*RECIPES, *([ADAPTIVE] if noise_scale else []))
+        points = read_points(arguments.points, names) if arguments.points else []
         found = candidates(names, arguments.settings, cluster)
         recipe = found[0].recipe
         workload = Workload(
@@ -145,7 +153,7 @@ def _plan(arguments: Namespace) -> int:
             else tokens_target(found, fit)
         )
         plan = make_plan(found, workload, cluster, target)
-        page = write_plan(plan, arguments.to or Path("runs/plan"))
+        page = write_plan(plan, arguments.to or Path("runs/plan"), points)
     print_table(best_table(plan), console)
     chosen = plan.advice.chosen
     said = [*plan.advice.reasons, crossing_text(plan)]

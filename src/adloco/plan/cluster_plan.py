@@ -32,20 +32,6 @@ class Plan:
     """Sentences."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredPoint:
-    """A measured time to the target, to be compared with the plan's."""
-
-    method: str
-    """A method of the plan, as its candidates are named."""
-    bandwidth: float
-    """Of the link between islands, in bits/s."""
-    seconds: float
-    """Until the target."""
-    label: str
-    """The run in words."""
-
-
 def make_plan(
     found: Sequence[Candidate],
     workload: Workload,

@@ -7,7 +7,8 @@ from typing import Any
 
 from adloco.metrics import Metric, Unit
 from adloco.plan.advice import pareto
-from adloco.plan.cluster_plan import BANDWIDTHS, MeasuredPoint, Plan
+from adloco.plan.cluster_plan import BANDWIDTHS, Plan
+from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction
 from adloco.report.curves import Curve, Look, curve_content
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable, unit_for

@@ -12,7 +12,8 @@ from typing import Any
 from adloco.config.recipe_text import to_toml
 from adloco.config.sections import Recipe
 from adloco.plan.advice import pareto
-from adloco.plan.cluster_plan import BANDWIDTHS, MeasuredPoint, Plan
+from adloco.plan.cluster_plan import BANDWIDTHS, Plan
+from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction
 from adloco.run.records import finite
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from adloco.plan.advice import CLOSE, by_method, pareto
 from adloco.plan.cluster import Cluster
-from adloco.plan.cluster_plan import BANDWIDTHS, MeasuredPoint, Plan
+from adloco.plan.cluster_plan import BANDWIDTHS, Plan
+from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction, Workload
 from adloco.report.compare_page import Cell, Table
 from adloco.report.html import embedded, write_page

@@ -6,7 +6,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, NullLocator
 
-from adloco.plan.cluster_plan import MeasuredPoint, Plan
+from adloco.plan.cluster_plan import Plan
+from adloco.plan.measured_rows import MeasuredPoint
 from adloco.report.drawing import COLOURS, MARKS
 from adloco.report.plan_curves import method_lines
 from adloco.report.readable import RATES, TIMES, readable

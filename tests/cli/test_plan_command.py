@@ -1,0 +1,82 @@
+"""`adloco plan --cluster` as a user calls it: what it says, what it writes, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adloco.cli.main import main
+from adloco.config.recipe import build_recipe, read_values
+
+CLUSTER = """
+islands = 4
+bandwidth = "10mbit"
+latency = "20ms"
+jitter = 0.05
+
+[samples_per_second]
+1 = 4.0
+8 = 16.0
+"""
+AXES = ["--method.sync_every", "10", "100", "--wire.format", "fp32", "int4"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def plan(cluster: Path, *words: str) -> int:
+    to = str(cluster.parent / "plan")
+    return main(["plan", "--cluster", str(cluster), "--parameters", "1e7", "--to", to, *words])
+
+
+def test_a_plan_for_tokens(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = cluster.with_name("points.csv")
+    points.write_text("method,bandwidth_bits_per_second,seconds\ndiloco,1e7,99999\n")
+    words = ["ddp", "diloco", "--run.tokens", "1000000", *AXES]
+    assert plan(cluster, *words, "--points", str(points), "--simulate", "20", "--price", "3") == 0
+    said = capsys.readouterr().out
+    folder = cluster.parent / "plan"
+    found = json.loads((folder / "plan.json").read_text())
+    chosen = found["advice"]["chosen"]["label"]
+    assert f"recommended: {chosen}" in said
+    assert "Simulated, a round takes" in said
+    assert len(found["predictions"]) == 5, "one of ddp and four of diloco"
+    recipe = build_recipe(read_values(str(folder / "recipe.toml")))
+    assert (recipe.run.tokens, recipe.method.workers_per_trainer) == (1_000_000, 4)
+    assert {file.name for file in folder.iterdir()} == {
+        "plan.html",
+        "plan.png",
+        "plan.json",
+        "plan.csv",
+        "recipe.toml",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["adloco", "--run.tokens", "1000000"], "follows the noise scale, which is not known"),
+        (["adloco", "diloco", "--noise-scale", "50"], "must have one budget in tokens"),
+        (["diloco", "--target-loss", "2"], "--target-loss needs --runs RUN"),
+        (["nothing"], "recipe 'nothing' is neither a file nor a shipped recipe"),
+        (["diloco", "--method.sync_evry", "5"], "sync_evry"),
+        (["adloco", "--noise-scale", "9", "--method.num_trainers", "3"], "do not divide 4 islands"),
+        (["diloco", "--runs", "no/run"], "no/run"),
+        (["diloco", "--points", "no.csv"], "there is no file 'no.csv'"),
+    ],
+)
+def test_what_cannot_be_planned(
+    words: list[str], message: str, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(cluster, *words) == 2
+    assert message in capsys.readouterr().err
+    assert not (cluster.parent / "plan").exists()
+
+
+def test_a_plan_or_a_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan"]) == 2
+    assert "give --cluster FILE.toml for a plan, or --measured" in capsys.readouterr().err
