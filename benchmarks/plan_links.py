@@ -34,7 +34,7 @@ from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
 from adloco.plan.measured_rows import Row, Rows
 from adloco.plan.prediction import Workload, predict
-from adloco.run.start import count_parameters
+from adloco.run.recipe_probe import count_parameters
 
 LINKS = Path(__file__).with_name("links.py")
 COLUMNS = (

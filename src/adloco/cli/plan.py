@@ -124,7 +124,7 @@ def _plan(arguments: Namespace) -> int:
     from adloco.plan.short_runs import read_short_runs
     from adloco.plan.target import loss_target, tokens_target
     from adloco.report.plan_page import best_table, crossing_text, write_plan
-    from adloco.run.start import count_parameters
+    from adloco.run.recipe_probe import count_parameters
 
     cluster = read_cluster(arguments.cluster)
     if arguments.price is not None:

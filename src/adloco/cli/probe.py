@@ -83,7 +83,7 @@ def _parse_sizes(text: str) -> list[int]:
 
 
 def _find_micro_batch(recipe: "Recipe", arguments: Namespace, console: Console) -> None:
-    from adloco.run.start import find_micro_batch
+    from adloco.run.recipe_probe import find_micro_batch
 
     with console.status("training steps of rising size ..."):
         found, notice = find_micro_batch(recipe, again=arguments.again)
@@ -96,7 +96,7 @@ def _find_throughput(
 ) -> None:
     from adloco.distributed.launch.launcher import num_ranks, this_rank
     from adloco.plan.measured_cluster import cluster_text, write_measured
-    from adloco.run.start import find_throughput
+    from adloco.run.recipe_probe import find_throughput
     from adloco.run.throughput import STEPS
 
     file = arguments.throughput

@@ -3,7 +3,6 @@ task with the data, its model, and the micro-batch that fits.
 """
 
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -20,9 +19,8 @@ from adloco.errors import require
 from adloco.models.source import Builder
 from adloco.run.environment import choose_device, choose_precision, code_checksum
 from adloco.run.folder import MODEL
-from adloco.run.micro_batch_probe import Probe, outer_copies, probe
+from adloco.run.micro_batch_probe import outer_copies, probe
 from adloco.run.stored import StoredRun, shared_settings
-from adloco.run.throughput import Throughput, doublings, measure_throughput
 from adloco.tasks.task import Task
 
 COPIES_PER_WORKER = 4
@@ -136,67 +134,6 @@ def with_reachable_data(recipe: Recipe, placement: Placement) -> tuple[Recipe, s
     # Rank 0 decides for all: paths may differ between ranks, but all must use the same source.
     notice = placement.agree(reachable(recipe.data) if placement.is_rank_zero else "")
     return (replace(recipe, data=recipe.data.fallback_settings()) if notice else recipe), notice
-
-
-def find_micro_batch(recipe: Recipe, *, again: bool) -> tuple[Probe, str]:
-    """Find the micro-batch that `switch.max_micro_batch = "auto"` stands for.
-
-    Args:
-        recipe: The recipe.
-        again: Measure even if an earlier answer is in the cache.
-
-    Returns:
-        The result, and a notice for the user if the data's fallback was used.
-    """
-    probed, notice = _probed(recipe)
-    return probe(*probed, again=again), notice
-
-
-def find_throughput(
-    recipe: Recipe,
-    micro_batches: Sequence[int],
-    *,
-    again: bool,
-    on_micro_batch: Callable[[int], None],
-) -> tuple[Throughput, str]:
-    """Measure how fast an island trains.
-
-    Args:
-        recipe: The recipe.
-        micro_batches: Sizes to measure, in samples; if empty, 1, 2, 4, ... and the largest that
-            fits.
-        again: Search for the largest even if it is in the cache.
-        on_micro_batch: Called with each size before it is measured.
-
-    Returns:
-        The result, and a notice for the user if the data's fallback was used.
-
-    Raises:
-        ValueError: A size does not fit in memory, or the settings cannot work.
-    """
-    probed, notice = _probed(recipe)
-    sizes = micro_batches or doublings(probe(*probed, again=again).max_micro_batch)
-    return measure_throughput(*probed, sizes, on_micro_batch=on_micro_batch), notice
-
-
-def _probed(
-    recipe: Recipe,
-) -> tuple[tuple[Recipe, Task, Builder, Placement, torch.dtype | None], str]:
-    """What a probe measures, and a notice for the user if the data's fallback was used."""
-    placement = place_workers(recipe)
-    recipe, notice = with_reachable_data(recipe, placement)
-    task = open_task(recipe, None, placement)
-    precision = choose_precision(recipe.run.precision, placement.device)
-    builder = model_builder(recipe, task, None, placement)
-    return (recipe, task, builder, placement, precision), notice
-
-
-def count_parameters(recipe: Recipe) -> int:
-    """Number of parameters of a recipe's model. Reads its data, for the ids of the tokenizer."""
-    placement = place_workers(recipe)
-    recipe, _ = with_reachable_data(recipe, placement)
-    task = open_task(recipe, None, placement)
-    return model_builder(recipe, task, None, placement).num_parameters()
 
 
 def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
