@@ -33,7 +33,8 @@ ARMS = [
     "--merge.policy none --batch.initial 16 --batch.minimum 16",
 ]
 SETTINGS = ["--inner.optimizer", "adamw", "--inner.lr", "2e-3", "--wire.format", "fp32"]
-COMMON = ["--batch.eta", "0.8", "--run.tokens", "400000", "--seeds", "3"]
+COMMON = ["--batch.eta", "0.8", "--method.sync_every", "10", "--run.tokens", "250000"]
+COMMON += ["--seeds", "3"]
 
 
 def ranks(values: Sequence[float]) -> list[float]:
