@@ -2,6 +2,7 @@
 H and wire formats, and data-parallel training, over links of several bandwidths (`links.py`), and
 compares the time of their rounds with two predictions.
 
+    .venv/bin/python benchmarks/plan_links.py --stage losses    # 48 short runs, without links
     .venv/bin/python benchmarks/plan_links.py [--bandwidths 10mbit,30mbit,100mbit]
         [--every 5,10,20,40] [--formats fp32,int4] [--islands 2]
 
@@ -9,6 +10,11 @@ compares the time of their rounds with two predictions.
   bytes, and the bandwidth.
 - fitted (`adloco plan --measured`): constants fitted to the method's other rows. Each H, and each
   bandwidth, is left out of the fit once, and then predicted.
+
+Then the choice: a law of the loss is fitted to the runs of 50k and 100k tokens and says which H and
+format reach a loss first on each link (`adloco plan --target-loss`). The loss is the highest with
+which a run of 250k tokens ends. What is the fastest is measured: the tokens to that loss in these
+runs times the measured seconds of their rounds.
 
 Rounds that are in the CSV already are not measured again. The first round of each run is left out.
 Settings of adloco may be given, as for links.py.
@@ -28,14 +34,20 @@ from pathlib import Path
 from links_network import parse_bandwidth
 from matplotlib.figure import Figure
 
+from adloco.cli.main import main as main_of_adloco
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.recipe_text import named_settings
 from adloco.plan.calibration import LEAST_ROWS, calibrate
 from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
+from adloco.plan.loss_law import fit_loss_law
 from adloco.plan.measured_rows import Row, Rows
 from adloco.plan.prediction import Workload, predict
+from adloco.plan.short_runs import method_of, read_short_runs
+from adloco.plan.target import Target
 from adloco.run.recipe_probe import count_parameters
 
+STUDIES, SHORT, LONG = Path("runs/benchmarks/plan-links"), (50_000, 100_000), 250_000
 LINKS = Path(__file__).with_name("links.py")
 COLUMNS = (
     "method",
@@ -48,7 +60,9 @@ COLUMNS = (
     "rounds",
 )
 BATCH_PER_ISLAND, CONTEXT, STEPS_PER_ROUND_OF_DDP = 4, 128, 20
-LEAST_ROUNDS, LEAST_STEPS = 5, 120
+LEAST_ROUNDS, LEAST_STEPS = 5, 80
+PAYLOAD = 1448 / 1514
+"""Part of a full packet on the link that is not headers."""
 
 
 def main() -> None:
@@ -58,10 +72,14 @@ def main() -> None:
     parser.add_argument("--bandwidths", default="10mbit,30mbit,100mbit")
     parser.add_argument("--every", default="5,10,20,40", help="values of H")
     parser.add_argument("--formats", default="fp32,int4", help="wire formats")
+    parser.add_argument("--stage", choices=("losses", "rounds"), default="rounds")
     parser.add_argument("--islands", type=int, default=2)
     parser.add_argument("--csv", type=Path, default=Path("benchmarks/plan_links.csv"))
     parser.add_argument("--png", type=Path, default=Path("benchmarks/plan_links.png"))
     known, settings = parser.parse_known_args()
+    if known.stage == "losses":
+        train_for_losses(known, settings)
+        return
     parameters = count_parameters(build_recipe(read_values("diloco")))
     arms = [("ddp", 1)] + [
         (f"diloco-{wire}", int(every))
@@ -72,6 +90,20 @@ def main() -> None:
         for arm, every in arms:
             measure(arm, every, bandwidth, parameters, known, settings)
     compare(known.csv, known.png)
+    if all((STUDIES / f"{tokens}" / "compare.json").is_file() for tokens in (*SHORT, LONG)):
+        choose(known)
+
+
+def train_for_losses(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Train DiLoCo with every H and format on three budgets."""
+    workers = ["--method.workers_per_trainer", str(known.islands)]
+    workers += ["--batch.initial", str(known.islands * BATCH_PER_ISLAND)]
+    for tokens in (*SHORT, LONG):
+        words = ["sweep", "diloco", "--run.tokens", str(tokens), *workers]
+        words += ["--method.sync_every", *known.every.split(",")]
+        words += ["--wire.format", *known.formats.split(","), "--seeds", "2", "--parallel", "2"]
+        words += ["--outer.options", "{ momentum = 0.6, nesterov = true }", "--inner.lr", "2e-3"]
+        main_of_adloco([*words, "--run.folder", str(STUDIES / f"{tokens}"), *settings])
 
 
 def measure(
@@ -119,17 +151,10 @@ def measure(
 def compare(file: Path, png: Path) -> None:
     """Print and draw measured rounds beside predicted ones."""
     table = list(csv.DictReader(file.open()))
-    free = {
-        (row["method"], row["sync_every"]): float(row["round_seconds"])
-        * float(row["compute_utilisation"])
-        / int(row["sync_every"])
-        for row in table
-        if row["bandwidth_bits_per_second"] == "0"
-    }
     limited = [row for row in table if row["bandwidth_bits_per_second"] != "0"]
     predictions: dict[str, Sequence[float | None]] = {
         "closed form, before": [
-            closed_form(row, free[row["method"], row["sync_every"]]) for row in limited
+            closed_form(row, free_step(table, row["method"], row["sync_every"])) for row in limited
         ],
         "fitted without its H": left_out(limited, "sync_every"),
         "fitted without its bandwidth": left_out(limited, "bandwidth_bits_per_second"),
@@ -164,16 +189,82 @@ def closed_form(row: dict[str, str], step: float) -> float:
         values = override(values, list(flags.items()))
     cluster = Cluster(
         islands=islands,
-        bandwidth=f"{int(row['bandwidth_bits_per_second']) / 1e3:g}kbit",
+        bandwidth=f"{PAYLOAD * int(row['bandwidth_bits_per_second']) / 1e3:.6f}kbit",
         samples_per_second={BATCH_PER_ISLAND: BATCH_PER_ISLAND / step},
     )
     found = predict(
         Candidate(name=row["method"], settings=(), recipe=build_recipe(values)),
         Workload(parameters=float(row["parameters"]), tokens_per_sample=CONTEXT, noise_scale=None),
         cluster,
-        lambda candidate, batch: 1e6,
+        Target(name="any", tokens=lambda recipe, batch: 1e6),
     )
     return found.round.total
+
+
+def choose(known: argparse.Namespace) -> None:
+    """Print, for each link, the fastest H and format by the plan and by measurement."""
+    studies = {
+        tokens: json.loads((STUDIES / f"{tokens}" / "compare.json").read_text())
+        for tokens in (*SHORT, LONG)
+    }
+    short = [
+        Path(run["folder"])
+        for tokens in SHORT
+        for arm in studies[tokens]["arms"]
+        for run in arm["runs"]
+    ]
+    fit = fit_loss_law(read_short_runs(short).points)
+    (target,) = studies[LONG]["targets"]
+    table = list(csv.DictReader(known.csv.open()))
+    per_step = known.islands * BATCH_PER_ISLAND * CONTEXT
+    for bandwidth in map(parse_bandwidth, known.bandwidths.split(",")):
+        measured, predicted = {}, {}
+        for arm in studies[LONG]["arms"]:
+            folder = Path(arm["runs"][0]["folder"])
+            recipe = build_recipe(read_values(str(folder / "recipe.toml")))
+            wire = named_settings(recipe)["wire.format"]
+            every = recipe.method.given_sync_every
+            found = [
+                row
+                for row in table
+                if (row["method"], row["sync_every"], row["bandwidth_bits_per_second"])
+                == (f"diloco-{wire}", str(every), str(bandwidth))
+            ]
+            tokens = arm["to_target"][f"{target:g}"]["tokens"]["mean"]
+            if not found or tokens is None:
+                continue
+            name = (wire, every)
+            seconds = float(found[0]["round_seconds"])
+            measured[name] = tokens / per_step / every * seconds
+            wanted = fit.law.tokens_to(
+                target,
+                method=method_of(recipe),
+                batch=known.islands * BATCH_PER_ISLAND,
+                sync_every=every,
+            )
+            step = free_step(table, f"diloco-{wire}", str(every))
+            predicted[name] = wanted / per_step / every * closed_form(found[0], step)
+        fastest, chosen = (
+            min(measured, key=measured.__getitem__),
+            min(predicted, key=predicted.__getitem__),
+        )
+        print(
+            f"{bandwidth / 1e6:g} Mbit/s, loss {target:g}: the plan chooses {chosen[0]}, "
+            f"H = {chosen[1]} ({predicted[chosen]:.0f} s predicted, {measured[chosen]:.0f} s "
+            f"measured); fastest is {fastest[0]}, H = {fastest[1]} ({measured[fastest]:.0f} s); "
+            f"{measured[chosen] / measured[fastest] - 1:.1%} longer"
+        )
+
+
+def free_step(table: Sequence[dict[str, str]], method: str, every: str) -> float:
+    """Seconds of an inner step on an unlimited link."""
+    (row,) = (
+        row
+        for row in table
+        if (row["method"], row["sync_every"], row["bandwidth_bits_per_second"])
+        == (method, every, "0")
+    )
+    return float(row["round_seconds"]) * float(row["compute_utilisation"]) / int(every)
 
 
 def left_out(limited: Sequence[dict[str, str]], column: str) -> list[float | None]:
