@@ -2,7 +2,7 @@
 four that never merge; how often, how many at a time, whose parameters.
 
 .venv/bin/python reproduce/merging.py
-    # 27 runs, three seeds of each arm
+    # 21 runs, three seeds of each arm
 
 Then: does a small request mean slow progress, as merging supposes? For the four trainers that never
 merge, the rank correlation between a trainer's request and its validation loss is printed (negative
@@ -23,9 +23,7 @@ FOUR = "--method.num_trainers 4 --batch.initial 4 --batch.minimum 4"
 ARMS = [
     f"every 3 rounds=adloco@{FOUR}",
     f"every round=adloco@{FOUR} --merge.every 1",
-    f"every 6=adloco@{FOUR} --merge.every 6",
     f"three at a time=adloco@{FOUR} --merge.count 3",
-    f"largest with smallest=adloco@{FOUR} --merge.policy largest-with-smallest",
     f"survivor's parameters=adloco@{FOUR} --merge.parameters survivor",
     f"momentum reset=adloco@{FOUR} --merge.outer_momentum reset",
     f"never=adloco@{FOUR} --merge.policy none",
