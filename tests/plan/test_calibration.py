@@ -155,3 +155,22 @@ def test_measured_points_of_a_plan(tmp_path: Path) -> None:
     path.write_text("method,seconds\nddp,1\n")
     with pytest.raises(ValueError, match="it lacks bandwidth_bits_per_second"):
         read_points(path, ["ddp"])
+
+
+def test_a_ceiling_of_the_bandwidth() -> None:
+    """Transfers get no faster from 1.2 Gbit/s on; what lies above and below is predicted."""
+    every, bandwidths = (1, 8, 64), (50e6, 200e6, 500e6, 1e9, 2e9, 5e9)
+
+    def utilisation(steps: float, bits: float) -> float:
+        return steps / (steps + 0.5 + 6e9 / min(bits, 1.2e9))
+
+    rows = [
+        Row(group=GROUP, sync_every=h, bits_per_second=b, value=utilisation(h, b))
+        for h in every
+        for b in bandwidths
+    ]
+    (found,) = calibrate(Rows(rows=rows, measure="compute_utilisation", cells=[])).values()
+    assert 1e9 < found.constants.ceiling < 1.5e9
+    assert found.held_out_steps is not None and found.held_out_steps.worst < 0.01
+    new = Row(group=GROUP, sync_every=16, bits_per_second=1e10)
+    assert found.constants.utilisation(new) == pytest.approx(utilisation(16, 1e10), rel=0.05)

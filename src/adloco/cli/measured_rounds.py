@@ -1,5 +1,6 @@
 """What `adloco plan --measured` does: a fit to measured rounds, and rounds that it predicts."""
 
+import math
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -30,11 +31,10 @@ def show_calibration(arguments: Namespace) -> int:
         console.print(f"{describe(group)}, {found.fitted.count} rounds", soft_wrap=True)
         unit = "s" if found.constants.measure == "round_seconds" else "steps"
         terms = {name: value for name, value in found.constants.terms.items() if value}
-        console.print(
-            f"  constants ({unit}): "
-            f"{', '.join(f'{name} {value:.4g}' for name, value in terms.items()) or 'none'}",
-            soft_wrap=True,
-        )
+        said = [f"{name} {value:.4g}" for name, value in terms.items()]
+        if math.isfinite(found.constants.ceiling):
+            said.append(f"no faster from {found.constants.ceiling / 1e6:.4g} Mbit/s on")
+        console.print(f"  constants ({unit}): {', '.join(said) or 'none'}", soft_wrap=True)
         table = Table(box=None)
         for column in ("error of", "median", "worst", "rounds"):
             table.add_column(column, justify="left" if column == "error of" else "right")

@@ -4,16 +4,18 @@ The time that a round of H inner steps takes on links of bandwidth B is
 
     H step + latency + volume / B + inefficiency / sqrt(B) + stragglers sqrt(H) + overhead H
 
-with constants >= 0 for each method, number of workers and size of the model. `latency` is paid for
-each sync. `inefficiency` stands for transfers that profit less and less from a faster link, as TCP
-streams do. Workers wait for the slowest of them: the sum of H independent times deviates by
-sqrt(H). `overhead` is time of each step that is not computation.
+with constants >= 0 for each method, number of workers and size of the model; B is the bandwidth,
+or a ceiling from which on transfers get no faster. `latency` is paid for each sync. `inefficiency`
+stands for transfers that profit less and less from a faster link, as TCP streams do. Workers wait
+for the slowest of them: the sum of H independent times deviates by sqrt(H). `overhead` is time of
+each step that is not computation.
 
 A round's utilisation is H step over its time. From utilisations alone the constants are known in
 units of `step`; from seconds alone `overhead` cannot be told from `step` and counts as that.
 
 Each group of rows takes those terms that predict best what they were not fitted to: every value of
-H, and every bandwidth, is left out once.
+H, and every bandwidth, is left out once. Then it takes the ceiling that predicts best, if that is
+clearly better than none.
 """
 
 import itertools
@@ -34,6 +36,10 @@ TERMS: Mapping[str, Callable[[float, float], float]] = {
     "overhead": lambda steps, bits: steps,
 }
 """Name of a term -> its factor, from H and the bandwidth in bits/s."""
+CLEARLY = 0.8
+"""A ceiling is taken if it lowers the root mean square of errors to this part of it, or less."""
+CEILINGS = 4
+"""Ceilings that are tried from each measured bandwidth to the next."""
 LEAST_ROWS = 3
 """Rows of a group: fewer say nothing about rows that were not measured."""
 
@@ -47,6 +53,8 @@ class Constants:
     """Constants >= 0 by name. From utilisations: in units of a step's computation; from seconds: in
     seconds, with `overhead` as the time of a step.
     """
+    ceiling: float = math.inf
+    """Bandwidth in bits/s from which on transfers get no faster."""
 
     def utilisation(self, row: Row) -> float:
         """Compute seconds over all seconds of a round."""
@@ -60,7 +68,7 @@ class Constants:
 
     def _sum(self, row: Row) -> float:
         return sum(
-            constant * TERMS[name](row.sync_every, row.bits_per_second)
+            constant * TERMS[name](row.sync_every, min(row.bits_per_second, self.ceiling))
             for name, constant in self.terms.items()
         )
 
@@ -145,36 +153,68 @@ def _calibrate(rows: Sequence[Row], measure: Measure) -> Calibration:
     ]
     # Fewer terms come first, and win if more do not predict better.
     best = min(choices, key=lambda terms: round(_held_out_error(rows, terms, measure), 9))
-    constants = _fit(rows, best, measure)
+    ceiling, best = _ceiling(rows, best, measure)
+    constants = _fit(rows, best, measure, ceiling)
     fitted = Errors.of([_error(constants, row) for row in rows])
     assert fitted is not None
     return Calibration(
         constants=constants,
         fitted=fitted,
-        held_out_steps=Errors.of(_held_out(rows, best, measure, lambda row: row.sync_every)),
+        held_out_steps=Errors.of(
+            _held_out(rows, best, measure, ceiling, lambda row: row.sync_every)
+        ),
         held_out_bandwidths=Errors.of(
-            _held_out(rows, best, measure, lambda row: row.bits_per_second)
+            _held_out(rows, best, measure, ceiling, lambda row: row.bits_per_second)
         ),
     )
 
 
-def _held_out_error(rows: Sequence[Row], terms: Sequence[str], measure: Measure) -> float:
+def _ceiling(
+    rows: Sequence[Row], terms: tuple[str, ...], measure: Measure
+) -> tuple[float, tuple[str, ...]]:
+    """The ceiling and the terms with it; infinite if none predicts clearly better."""
+    measured = sorted({row.bits_per_second for row in rows})
+    tried = [
+        low * (high / low) ** (part / CEILINGS)
+        for low, high in itertools.pairwise(measured)
+        for part in range(CEILINGS)
+    ]
+    choices = {(ceiling, names) for ceiling in tried for names in (terms, _with_volume(terms))}
+    errors = {choice: _held_out_error(rows, choice[1], measure, choice[0]) for choice in choices}
+    best = min(errors, key=lambda choice: (round(errors[choice], 12), choice), default=None)
+    without = _held_out_error(rows, terms, measure)
+    if best is None or errors[best] > CLEARLY**2 * without:
+        return math.inf, terms
+    return best
+
+
+def _with_volume(terms: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in TERMS if name in terms or name == "volume")
+
+
+def _held_out_error(
+    rows: Sequence[Row], terms: Sequence[str], measure: Measure, ceiling: float = math.inf
+) -> float:
     """Mean squared relative error for values of H and bandwidths that were left out."""
-    errors = _held_out(rows, terms, measure, lambda row: row.sync_every)
-    errors += _held_out(rows, terms, measure, lambda row: row.bits_per_second)
-    errors = errors or [_error(_fit(rows, terms, measure), row) for row in rows]
+    errors = _held_out(rows, terms, measure, ceiling, lambda row: row.sync_every)
+    errors += _held_out(rows, terms, measure, ceiling, lambda row: row.bits_per_second)
+    errors = errors or [_error(_fit(rows, terms, measure, ceiling), row) for row in rows]
     return float(np.mean(np.square(errors)))
 
 
 def _held_out(
-    rows: Sequence[Row], terms: Sequence[str], measure: Measure, key: Callable[[Row], float]
+    rows: Sequence[Row],
+    terms: Sequence[str],
+    measure: Measure,
+    ceiling: float,
+    key: Callable[[Row], float],
 ) -> list[float]:
     """Errors for the rows of each key, by a fit to the others; none if all rows have one key."""
     errors = []
     for left_out in {key(row) for row in rows}:
         others = [row for row in rows if key(row) != left_out]
         if others:
-            constants = _fit(others, terms, measure)
+            constants = _fit(others, terms, measure, ceiling)
             errors += [_error(constants, row) for row in rows if key(row) == left_out]
     return errors
 
@@ -184,7 +224,7 @@ def _error(constants: Constants, row: Row) -> float:
     return abs(constants.value(row) / row.value - 1)
 
 
-def _fit(rows: Sequence[Row], terms: Sequence[str], measure: Measure) -> Constants:
+def _fit(rows: Sequence[Row], terms: Sequence[str], measure: Measure, ceiling: float) -> Constants:
     """Least squares of relative errors with constants >= 0.
 
     A utilisation u says that a round takes H / u steps' time, H (1 / u - 1) of it not computation.
@@ -195,12 +235,13 @@ def _fit(rows: Sequence[Row], terms: Sequence[str], measure: Measure) -> Constan
         assert row.value is not None
         steps = row.sync_every
         by_ratio = measure == "compute_utilisation"
+        bits = min(row.bits_per_second, ceiling)
         weight = row.value / steps if by_ratio else 1 / row.value
         target = steps * (1 / row.value - 1) if by_ratio else row.value
-        matrix.append([weight * TERMS[name](steps, row.bits_per_second) for name in terms])
+        matrix.append([weight * TERMS[name](steps, bits) for name in terms])
         wanted.append(weight * target)
     solved = _nonnegative(np.array(matrix), np.array(wanted))
-    return Constants(measure=measure, terms=dict(zip(terms, solved, strict=True)))
+    return Constants(measure=measure, terms=dict(zip(terms, solved, strict=True)), ceiling=ceiling)
 
 
 def _nonnegative(matrix: np.ndarray, wanted: np.ndarray) -> list[float]:
