@@ -1,5 +1,7 @@
 """`adloco plan`: which method suits a cluster, and what a run on it will take."""
 
+import math
+import shlex
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,16 +64,29 @@ def add_parser(commands: Commands) -> None:
         help="folders of short runs, from which the loss is predicted",
     )
     parser.add_argument(
-        "--target-loss", type=float, metavar="LOSS", help="loss to reach (default: run.tokens)"
+        "--target-loss",
+        type=float,
+        metavar="LOSS",
+        help="loss to reach (default: by run.tokens)",
     )
     parser.add_argument(
-        "--parameters", type=float, metavar="N", help="size of the model (default: count it)"
+        "--parameters",
+        type=float,
+        metavar="N",
+        help="size of the model (default: count it)",
     )
     parser.add_argument(
         "--noise-scale",
         type=float,
         metavar="N",
         help="S / |G|^2 in samples (default: as measured by --runs)",
+    )
+    parser.add_argument(
+        "--sync-cost",
+        type=float,
+        default=0.1,
+        metavar="BETA",
+        help="without --runs, H local steps need H^BETA times the tokens (default: 0.1)",
     )
     parser.add_argument("--price", type=float, metavar="P", help="price of an island in an hour")
     parser.add_argument(
@@ -85,7 +100,7 @@ def add_parser(commands: Commands) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="play so many rounds of the recommended run event by event",
+        help="play N rounds of the recommended run event by event",
     )
     parser.add_argument(
         "--measured", type=Path, metavar="FILE.csv", help="measured rounds, to fit a model to"
@@ -129,18 +144,15 @@ def _plan(arguments: Namespace) -> int:
     cluster = read_cluster(arguments.cluster)
     if arguments.price is not None:
         cluster = replace(cluster, price_per_hour=arguments.price)
-    require(
-        arguments.target_loss is None or bool(arguments.runs),
-        "--target-loss needs --runs RUN ..., the folders of short runs that tell the loss",
-    )
+    _check(arguments)
     console = Console(highlight=False)
     with console.status("predicting ..."):
         runs = read_short_runs(arguments.runs) if arguments.runs else None
         fit = fit_loss_law(runs.points) if runs else None
         noise_scale = arguments.noise_scale or (runs.noise_scale if runs else None)
-        names = arguments.recipes or (*RECIPES, *([ADAPTIVE] if noise_scale else []))
+        names = arguments.recipes or default_recipes(noise_scale, cluster)
         points = read_points(arguments.points, names) if arguments.points else []
-        found = candidates(names, arguments.settings, cluster)
+        found = candidates(names, arguments.settings, cluster, try_batches=bool(fit or noise_scale))
         recipe = found[0].recipe
         workload = Workload(
             parameters=arguments.parameters or count_parameters(recipe),
@@ -149,21 +161,65 @@ def _plan(arguments: Namespace) -> int:
         )
         target = (
             loss_target(found, fit, arguments.target_loss)
-            if fit and arguments.target_loss is not None
-            else tokens_target(found, fit)
+            if fit
+            else tokens_target(found, noise_scale=noise_scale, sync_cost=arguments.sync_cost)
         )
         plan = make_plan(found, workload, cluster, target)
+        chosen = plan.advice.chosen
+        simulated = (
+            [simulated_text(chosen, cluster, arguments.simulate)] if arguments.simulate else []
+        )
         page = write_plan(plan, arguments.to or Path("runs/plan"), points)
     print_table(best_table(plan), console)
-    chosen = plan.advice.chosen
-    said = [*plan.advice.reasons, crossing_text(plan)]
-    if arguments.simulate:
-        said.append(simulated_text(chosen, cluster, arguments.simulate))
+    console.print(f"target: {target.name}", soft_wrap=True)
     console.print(f"recommended: {chosen.candidate.label}", soft_wrap=True)
-    for sentence in filter(None, said):
+    for sentence in filter(None, [*plan.advice.reasons, crossing_text(plan), *simulated]):
         console.print(f"  {sentence}", soft_wrap=True)
-    console.print(f"{page}\ntrain it: adloco train {page.with_name('recipe.toml')}", soft_wrap=True)
+    console.print("assumed (the page has all):", soft_wrap=True)
+    for sentence in target.assumptions:
+        console.print(f"  {sentence}", soft_wrap=True)
+    if arguments.parameters:
+        console.print(
+            f"  Islands train {arguments.parameters:g} parameters at the speed in "
+            f"{arguments.cluster}; set model.* in recipe.toml to a model of that size.",
+            soft_wrap=True,
+        )
+    command = shlex.join(["adloco", "train", str(page.with_name("recipe.toml"))])
+    console.print(f"{page}\ntrain it: {command}", soft_wrap=True)
     return 0
+
+
+def _check(arguments: Namespace) -> None:
+    """Raise ValueError for an option that cannot be meant."""
+    require(
+        arguments.target_loss is None or bool(arguments.runs),
+        "--target-loss needs --runs RUN ..., the folders of short runs that tell the loss",
+    )
+    for name in ("parameters", "noise_scale"):
+        value = getattr(arguments, name)
+        require(
+            value is None or 0 < value < math.inf,
+            f"--{name.replace('_', '-')} must be a number > 0, got {value}",
+        )
+    require(
+        arguments.simulate == 0 or arguments.simulate >= 2,
+        f"--simulate must be >= 2 rounds, got {arguments.simulate}",
+    )
+    require(
+        0 <= arguments.sync_cost < 1, f"--sync-cost must be in [0, 1), got {arguments.sync_cost}"
+    )
+    require(
+        arguments.to is None or not arguments.to.is_file(),
+        f"--to must be a folder, got the file {arguments.to}",
+    )
+    require(arguments.predict is None, "--predict belongs to --measured, not to --cluster")
+
+
+def default_recipes(noise_scale: float | None, cluster: "Cluster") -> tuple[str, ...]:
+    """The recipes that are planned if none are named: AdLoCo's two trainers need an even number of
+    islands, and its batch a noise scale.
+    """
+    return (*RECIPES, *([ADAPTIVE] if noise_scale and cluster.islands % 2 == 0 else []))
 
 
 def simulated_text(chosen: "Prediction", cluster: "Cluster", rounds: int) -> str:

@@ -31,14 +31,14 @@ class Advice:
     """
 
 
-def by_method(predictions: Sequence[Prediction]) -> dict[str, Prediction]:
+def by_method(predictions: Sequence[Prediction], within: float = CLOSE) -> dict[str, Prediction]:
     """The choice of each method, in the order of the methods."""
     names = dict.fromkeys(found.candidate.name for found in predictions)
     of_name = {
         name: [found for found in predictions if found.candidate.name == name] for name in names
     }
     return {
-        name: choose(found)
+        name: choose(found, within)
         for name, found in of_name.items()
         if any(one.reachable for one in found)
     }
@@ -133,14 +133,19 @@ def _reasons(chosen: Prediction, predictions: Sequence[Prediction]) -> list[str]
     for name, other in by_method(predictions).items():
         if name != chosen.candidate.name:
             said.append(
-                f"{other.candidate.label} takes {other.seconds / chosen.seconds:.3g} times as "
-                f"long and sends {other.bytes_sent / max(chosen.bytes_sent, 1):.3g} times as many "
-                f"bytes; transfers are {other.round.transfer / other.round.total:.0%} of its time."
+                f"{other.candidate.label} takes {_times(other.seconds / chosen.seconds)} as long "
+                f"and sends {_times(other.bytes_sent / max(chosen.bytes_sent, 1))} as many bytes; "
+                f"{other.round.transfer / other.round.total:.0%} of its time are transfers, "
+                f"{other.round.waiting / other.round.total:.0%} waiting."
             )
     fastest = min((one for one in predictions if one.reachable), key=lambda one: one.seconds)
-    if fastest is not chosen:
+    if chosen.seconds > 1.0005 * fastest.seconds:
         said.append(
             f"{fastest.candidate.label} is {chosen.seconds / fastest.seconds - 1:.1%} faster, but "
-            "departs further from training that syncs in every step."
+            "syncs less often, sends fewer bits or overlaps more."
         )
     return said
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f} times" if ratio >= 100 else f"{ratio:.3g} times"

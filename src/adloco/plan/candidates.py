@@ -12,12 +12,16 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.cluster import Cluster
+from adloco.rules.batch_rules.norm_test import NormTest
 
 AXES: Mapping[str, tuple[str, ...]] = {
     "method.sync_every": ("10", "20", "50", "100", "200", "500"),
     "wire.format": ("fp32", "int8", "int4"),
+    "batch.eta": ("0.5", "0.7", "1.0", "1.5"),
 }
 """Values that are tried where none are given."""
+BATCHES = (1, 2, 4, 8)
+"""Constant batches that are tried where none are given, as multiples of the recipe's own."""
 TAUS = ("0", "1", "2", "4", "8")
 """Inner steps in flight that are tried where fragments are given without them."""
 OF_SYNCS = ("method.sync_every", "wire.", "streaming.", "outer.", "merge.")
@@ -42,7 +46,11 @@ class Candidate:
 
 
 def candidates(
-    names: Sequence[str], settings: Sequence[tuple[str, str]], cluster: Cluster
+    names: Sequence[str],
+    settings: Sequence[tuple[str, str]],
+    cluster: Cluster,
+    *,
+    try_batches: bool = False,
 ) -> list[Candidate]:
     """All candidates.
 
@@ -50,10 +58,11 @@ def candidates(
         names: Recipes, by name or file.
         settings: (section.key, value); a key with several values is an axis.
         cluster: The islands that the workers get.
+        try_batches: True to try `BATCHES` of recipes with a constant batch.
 
     Raises:
-        ValueError: A recipe or a setting is wrong, or a recipe's trainers do not divide the
-            islands.
+        ValueError: A recipe or a setting is wrong, a recipe's trainers do not divide the islands,
+            or no candidate is left.
     """
     given: dict[str, list[str]] = {}
     for key, value in settings:
@@ -61,17 +70,41 @@ def candidates(
     axes = {key: given.get(key, list(values)) for key, values in AXES.items()} | given
     if {*given.get("streaming.fragments", "1")} != {"1"}:
         axes.setdefault("streaming.tau", list(TAUS))
-    return [candidate for name in names for candidate in _of_recipe(name, axes, cluster)]
+    found = [
+        candidate
+        for name in names
+        for candidate in _of_recipe(
+            name, _with_batches(name, axes) if try_batches else axes, cluster
+        )
+    ]
+    require(
+        bool(found),
+        "no candidate is left: streaming.fragments must be at most method.sync_every, "
+        "streaming.tau less than their quotient, and eta of a plug-in norm test less than 1",
+    )
+    return found
+
+
+def _with_batches(name: str, axes: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+    plain = build_recipe(read_values(name))
+    if plain.batch.needs_moments or "batch.initial" in axes:
+        return axes
+    return {**axes, "batch.initial": [str(times * plain.guards.initial) for times in BATCHES]}
 
 
 def _of_recipe(name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster) -> list[Candidate]:
     plain = build_recipe(read_values(name))
+    require(
+        plain.data_parallel or plain.syncs or cluster.islands == 1,
+        f"{name} trains one worker that never syncs, so it takes one island; leave it out, or give "
+        "a cluster with islands = 1",
+    )
     syncs = not plain.data_parallel and cluster.islands > 1
     mine = {
         key: values
         for key, values in axes.items()
         if (syncs or not key.startswith(OF_SYNCS))
-        and (key != "batch.eta" or hasattr(plain.batch, "eta"))
+        and (key != "batch.eta" or isinstance(plain.batch, NormTest))
     }
     found = []
     for values in itertools.product(*mine.values()):
@@ -89,11 +122,22 @@ def _on_cluster(name: str, point: Mapping[str, str], cluster: Cluster) -> Recipe
     A batch that is too small for its workers becomes the smallest that they can take.
 
     Returns:
-        None if fragments do not fit into the recipe's rounds, or if a whole model is to be in
-        flight although it is one of several numbers of fragments.
+        None if fragments do not fit into the recipe's rounds, if a whole model is to be in flight
+        although it is one of several numbers of fragments, or if the norm test holds no batch.
     """
     first = build_recipe(override(read_values(name), list(point.items())))
-    if first.data_parallel:
+    if first.switch.max_micro_batch == "auto":
+        first = replace(
+            first,
+            switch=replace(
+                first.switch,
+                max_micro_batch=max(1, cluster.largest_pass // ranks_of_island(first)),
+            ),
+        )
+    rule = first.batch
+    if isinstance(rule, NormTest) and rule.estimator == "plug-in" and float(rule.eta) >= 1:
+        return None
+    if first.data_parallel or cluster.islands == 1:
         return first
     streaming, every = first.streaming, first.method.given_sync_every
     if streaming.tau >= max(1, every // streaming.fragments):
@@ -115,3 +159,9 @@ def _on_cluster(name: str, point: Mapping[str, str], cluster: Cluster) -> Recipe
         method=replace(first.method, workers_per_trainer=workers),
         guards=replace(first.guards, initial=batch, maximum=max(batch, first.guards.maximum)),
     )
+
+
+def ranks_of_island(recipe: Recipe) -> int:
+    """Ranks of an island. Of data-parallel training each island is taken to be one rank."""
+    shape = recipe.placement
+    return 1 if recipe.data_parallel else max(1, shape.replica_size) * max(1, shape.shard_size)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import pydantic
+
 from adloco.errors import require
 from adloco.plan.link import Link, Pattern
 
@@ -41,10 +43,13 @@ class Cluster:
     """From a failure until training goes on."""
     price_per_hour: float = 0.0
     """Of one island."""
+    memory_gib: float = 0.0
+    """Memory of one island, over all its ranks, in GiB; 0: not known."""
 
     def __post_init__(self) -> None:
         require(self.islands >= 1, f"islands must be >= 1, got {self.islands}")
-        Link.parse(f"{self.bandwidth},{self.latency}", "bandwidth and latency")
+        Link.parse(self.bandwidth, "bandwidth")
+        Link.parse(f"1mbit,{self.latency}", "latency")
         require(
             bool(self.samples_per_second)
             and all(
@@ -57,7 +62,13 @@ class Cluster:
             self.pattern in ("ring", "all-to-all"),
             f"pattern must be ring or all-to-all, got {self.pattern!r}",
         )
-        for name in ("jitter", "failures_per_day", "restart_seconds", "price_per_hour"):
+        for name in (
+            "jitter",
+            "failures_per_day",
+            "restart_seconds",
+            "price_per_hour",
+            "memory_gib",
+        ):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name} must be a number >= 0, got {value}")
         require(
@@ -118,7 +129,7 @@ def read_cluster(path: Path) -> Cluster:
     """
     require(
         path.is_file(),
-        f"there is no file {str(path)!r}; `adloco probe --throughput {path}` writes one",
+        f"there is no file {str(path)!r}; `adloco probe RECIPE --throughput {path}` writes one",
     )
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -132,17 +143,15 @@ def read_cluster(path: Path) -> Cluster:
     lacking = [
         name for name in ("islands", "bandwidth", "samples_per_second") if name not in values
     ]
-    require(not lacking, f"{path} lacks {', '.join(lacking)}")
-    for name in ("islands", "jitter", "failures_per_day", "restart_seconds", "price_per_hour"):
-        value = values.get(name, 0)
-        kind = int if name == "islands" else (int, float)
-        require(
-            isinstance(value, kind) and not isinstance(value, bool),
-            f"{path}: {name} must be a number{' of islands' if kind is int else ''}, got {value!r}",
-        )
+    require(
+        not lacking,
+        f"{path} lacks {', '.join(lacking)}; entries stand above the table [samples_per_second]",
+    )
     try:
-        rates = {int(size): float(rate) for size, rate in values["samples_per_second"].items()}
-        speeds = tuple(float(speed) for speed in values.get("speeds", ()))
-        return Cluster(**values | {"samples_per_second": rates, "speeds": speeds})
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        return pydantic.TypeAdapter(Cluster).validate_python(values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        entry = ".".join(str(part) for part in first["loc"])
+        problem = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        message = f"{entry} must be {problem}, got {first['input']!r}" if entry else problem
+        raise ValueError(f"{path}: {message}") from error

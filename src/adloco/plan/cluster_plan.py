@@ -2,9 +2,11 @@
 assumed.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from adloco.errors import require
 from adloco.plan.advice import Advice, advise, by_method
 from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
@@ -27,7 +29,7 @@ class Plan:
     """Of every candidate on the cluster's link."""
     advice: Advice
     over_bandwidth: Mapping[str, Sequence[Prediction]]
-    """Method -> its choice at each of `BANDWIDTHS`; [bandwidths]."""
+    """Method -> its fastest at each of `BANDWIDTHS`; [bandwidths]."""
     assumptions: tuple[str, ...]
     """Sentences."""
 
@@ -54,8 +56,9 @@ def make_plan(
         link = replace(cluster, bandwidth=f"{bits_per_second / 1e3:.6f}kbit")
         return [predict(candidate, workload, link, target) for candidate in found]
 
+    found = _that_fit(found, workload, cluster, target)
     predictions = [predict(candidate, workload, cluster, target) for candidate in found]
-    choices = [by_method(on_bandwidth(bandwidth)) for bandwidth in BANDWIDTHS]
+    choices = [by_method(on_bandwidth(bandwidth), within=1.0) for bandwidth in BANDWIDTHS]
     advice = advise(predictions, on_bandwidth)
     return Plan(
         cluster=cluster,
@@ -66,6 +69,21 @@ def make_plan(
         over_bandwidth={name: [of[name] for of in choices] for name in by_method(predictions)},
         assumptions=(*_of_time(cluster), *target.assumptions),
     )
+
+
+def _that_fit(
+    found: Sequence[Candidate], workload: Workload, cluster: Cluster, target: Target
+) -> list[Candidate]:
+    """The candidates whose memory an island has."""
+    needed = [predict(candidate, workload, cluster, target).memory_bytes for candidate in found]
+    room = cluster.memory_gib * 2**30 or math.inf
+    require(
+        min(needed) <= room,
+        f"no candidate fits in the {cluster.memory_gib:g} GiB of an island: parameters, gradients "
+        f"and optimizer states of {workload.parameters:g} parameters take "
+        f"{min(needed) / 2**30:.4g} GiB at least; give islands more ranks, or a smaller model",
+    )
+    return [one for one, taken in zip(found, needed, strict=True) if taken <= room]
 
 
 def _of_time(cluster: Cluster) -> list[str]:

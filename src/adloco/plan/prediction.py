@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 
@@ -11,11 +10,12 @@ from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.comm.compressed import crossings
 from adloco.distributed.traffic import ring
 from adloco.errors import require
-from adloco.plan.candidates import Candidate
+from adloco.plan.candidates import Candidate, ranks_of_island
 from adloco.plan.cluster import Cluster
 from adloco.plan.round_time import RoundTime, Sync, round_time
 from adloco.plan.steps_to_loss import noise_per_batch
 from adloco.plan.target import Target
+from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.run.micro_batch_probe import outer_copies
 
@@ -81,8 +81,7 @@ def predict(
         candidate: The recipe and its settings.
         workload: What is trained.
         cluster: The islands and their link.
-        budget: Tokens that the candidate needs for the target.
-        loss_after: The loss that it has after them; None if it is not known.
+        target: What is to be reached.
 
     Raises:
         ValueError: The norm test's batch follows the noise scale, which is not known.
@@ -93,7 +92,9 @@ def predict(
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.given_sync_every
-    step_seconds = cluster.step_seconds(batch / workers, _ranks(recipe) * recipe.switch.b_max)
+    step_seconds = cluster.step_seconds(
+        batch / workers, ranks_of_island(recipe) * recipe.switch.b_max
+    )
     sync = _sync(recipe, workload, workers)
     found = round_time(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
@@ -124,32 +125,27 @@ def _workers(recipe: Recipe, cluster: Cluster) -> tuple[int, int]:
     return recipe.method.workers_per_trainer, recipe.method.num_trainers
 
 
-def _ranks(recipe: Recipe) -> int:
-    """Ranks of an island. Of data-parallel training each island is taken to be one rank."""
-    shape = recipe.placement
-    return 1 if recipe.data_parallel else max(1, shape.replica_size) * max(1, shape.shard_size)
-
-
 def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
     """Samples of an inner step that are trained, over all workers of a trainer."""
-    recipe = candidate.recipe
+    recipe, rule = candidate.recipe, candidate.recipe.batch
     wanted = float(recipe.guards.initial)
-    if recipe.batch.needs_moments:
+    if rule.needs_moments:
         require(
-            workload.noise_scale is not None and hasattr(recipe.batch, "eta"),
+            workload.noise_scale is not None and isinstance(rule, NormTest),
             f"the batch of {candidate.name} follows the noise scale, which is not known; give "
             "--noise-scale, or --runs with runs that measured it",
         )
-        rule = cast(Any, recipe.batch)
         assert workload.noise_scale is not None
+        assert isinstance(rule, NormTest)
         require(
             rule.eta != "auto", "batch.eta must be a number here, got auto; only a run chooses it"
         )
-        requested = workload.noise_scale / noise_per_batch(rule.eta, rule.estimator)
+        requested = workload.noise_scale / noise_per_batch(float(rule.eta), rule.estimator)
         wanted = min(max(requested, recipe.guards.minimum), recipe.guards.maximum)
     # Each worker takes at least one sample, and what does not fit in one pass may be clipped.
     least = workers * recipe.smallest_share
-    return float(max(least, recipe.switch.clipped(math.ceil(wanted), workers, _ranks(recipe))))
+    trained = recipe.switch.clipped(math.ceil(wanted), workers, ranks_of_island(recipe))
+    return float(max(least, trained))
 
 
 def _sync(recipe: Recipe, workload: Workload, workers: int) -> Sync:

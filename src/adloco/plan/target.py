@@ -1,5 +1,6 @@
-"""What a plan is to reach: the tokens of the recipes' budget, or a loss."""
+"""What a plan is to reach: the progress of the recipes' budget in tokens, or a loss."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,12 +29,19 @@ class Target:
     """Sentences."""
 
 
-def tokens_target(found: Sequence[Candidate], fit: LossFit | None = None) -> Target:
-    """The budget in tokens that all candidates share.
+def tokens_target(
+    found: Sequence[Candidate], *, noise_scale: float | None, sync_cost: float
+) -> Target:
+    """The progress that the candidates' common budget in tokens makes in data-parallel training
+    with the smallest of their batches.
+
+    Larger batches and more local steps make less progress with each token (docs/theory.md).
 
     Args:
         found: The candidates.
-        fit: A law of the loss, by which their losses are predicted.
+        noise_scale: B in samples: a batch b needs 1 + b / B times the tokens of a tiny one. None:
+            batches cost nothing.
+        sync_cost: Exponent with which the tokens grow with H.
 
     Raises:
         ValueError: Recipes have different budgets, or none in tokens.
@@ -46,17 +54,44 @@ def tokens_target(found: Sequence[Candidate], fit: LossFit | None = None) -> Tar
         "--run.tokens N",
     )
     tokens = float(found[0].recipe.run.tokens)
-    unknown = "Nothing is known of the loss: give --runs to learn what H, batch and format cost."
+    smallest = min(candidate.recipe.guards.initial for candidate in found)
+
+    def needed(recipe: Recipe, batch: float) -> float:
+        price = (1 + batch / noise_scale) / (1 + smallest / noise_scale) if noise_scale else 1.0
+        return tokens * max(price, 1.0) * math.pow(sync_every_of(recipe), sync_cost)
+
+    batches = (
+        f"A batch of b samples needs 1 + b / {noise_scale:g} times the tokens of a tiny one."
+        if noise_scale
+        else "The noise scale is not known, so larger batches cost no tokens: give --noise-scale."
+    )
     return Target(
-        name=f"{tokens:,.0f} tokens",
-        tokens=lambda recipe, batch: tokens,
-        loss=_loss(fit) if fit else None,
-        assumptions=_assumptions(fit, found) if fit else (unknown,),
+        name=f"the progress that {tokens:,.0f} tokens make in data-parallel training with "
+        f"{smallest} samples a step",
+        tokens=needed,
+        assumptions=(
+            batches,
+            f"H local steps need H^{sync_cost:g} times the tokens (--sync-cost); wire format, "
+            "overlap and outer step cost none. Give --runs of your own to replace these guesses.",
+        ),
     )
 
 
-def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float) -> Target:
-    """A loss, with the tokens that each candidate needs for it by the law."""
+def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float | None) -> Target:
+    """A loss, with the tokens that each candidate needs for it by the law.
+
+    Args:
+        found: The candidates.
+        fit: The law.
+        loss: The loss; None for the one that the first candidate has after its budget in tokens.
+    """
+    if loss is None:
+        first = found[0].recipe
+        require(
+            first.run.tokens > 0,
+            f"{found[0].name} has no budget in tokens; give --run.tokens or --target-loss",
+        )
+        loss = _loss(fit)(first, first.guards.initial, first.run.tokens)
     require(loss > 0, f"--target-loss must be > 0, got {loss}")
 
     def tokens(recipe: Recipe, batch: float) -> float:
@@ -65,7 +100,7 @@ def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float) -> Target
         return fit.law.tokens_to(loss, method=method, batch=batch, sync_every=every)
 
     return Target(
-        name=f"a loss of {loss:g}",
+        name=f"a loss of {loss:.4g}",
         tokens=tokens,
         loss=_loss(fit),
         assumptions=_assumptions(fit, found),
