@@ -137,3 +137,8 @@ def test_n_by_hand() -> None:
             )
             == 4.0
         )
+
+
+def test_batches_that_hardly_differ_tell_no_slope() -> None:
+    seconds = fit_step_seconds([64, 65, 64, 65], [0.75, 0.74, 0.76, 0.73])
+    assert seconds.per_step == 0 and 0.01 < seconds.per_sample < 0.013

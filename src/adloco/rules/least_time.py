@@ -21,6 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+DISTINCT = 1.2
+"""Batches that differ by less than this factor are alike: their seconds differ by chance."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeconds:
@@ -36,7 +39,7 @@ def fit_step_seconds(batches: Sequence[float], seconds: Sequence[float]) -> Step
     """The non-negative least squares of seconds = per_step + per_sample x batch.
 
     Of rounds with the same batch the median counts, as often as there are such rounds, because
-    seconds have outliers. While all batches are alike, per_step is 0.
+    seconds have outliers. While all batches are alike (see `DISTINCT`), per_step is 0.
 
     Args:
         batches: Samples of a step in each round.
@@ -51,7 +54,7 @@ def fit_step_seconds(batches: Sequence[float], seconds: Sequence[float]) -> Step
     ]
     size, took = (sum(column) / len(points) for column in zip(*points, strict=True))
     spread = sum((x - size) ** 2 for x, _ in points)
-    if spread == 0:
+    if max(batches) < DISTINCT * min(batches):
         return StepSeconds(per_step=0.0, per_sample=took / size)
     slope = sum((x - size) * (y - took) for x, y in points) / spread
     if slope <= 0:
