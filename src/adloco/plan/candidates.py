@@ -26,6 +26,8 @@ TAUS = ("0", "1", "2", "4", "8")
 """Inner steps in flight that are tried where fragments are given without them."""
 OF_SYNCS = ("method.sync_every", "wire.", "streaming.", "outer.", "merge.")
 """Settings that change nothing where workers never sync."""
+OF_TRAINERS = ("method.num_trainers", "method.workers_per_trainer")
+"""Settings that data-parallel training lacks: it is one worker over all islands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,11 @@ def _with_batches(name: str, axes: Mapping[str, Sequence[str]]) -> Mapping[str, 
 
 
 def _of_recipe(name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster) -> list[Candidate]:
-    plain = build_recipe(read_values(name))
+    kinds = [
+        build_recipe(override(read_values(name), [("batch.rule", rule)] if rule else []))
+        for rule in axes.get("batch.rule", [""])
+    ]
+    plain = kinds[0]
     require(
         plain.data_parallel or plain.syncs or cluster.islands == 1,
         f"{name} trains one worker that never syncs, so it takes one island; leave it out, or give "
@@ -104,19 +110,23 @@ def _of_recipe(name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster) -
         key: values
         for key, values in axes.items()
         if (syncs or not key.startswith(OF_SYNCS))
-        and (key != "batch.eta" or isinstance(plain.batch, NormTest))
+        and not (plain.data_parallel and key in OF_TRAINERS)
+        and (key != "batch.eta" or any(isinstance(kind.batch, NormTest) for kind in kinds))
     }
+    several_fragments = len(mine.get("streaming.fragments", ())) > 1
     found = []
     for values in itertools.product(*mine.values()):
         point = dict(zip(mine, values, strict=True))
-        recipe = _on_cluster(name, point, cluster)
+        recipe = _on_cluster(name, point, cluster, several_fragments)
         if recipe is not None:
             varied = tuple((key, value) for key, value in point.items() if len(mine[key]) > 1)
             found.append(Candidate(name=name, settings=varied, recipe=recipe))
     return found
 
 
-def _on_cluster(name: str, point: Mapping[str, str], cluster: Cluster) -> Recipe | None:
+def _on_cluster(
+    name: str, point: Mapping[str, str], cluster: Cluster, several_fragments: bool
+) -> Recipe | None:
     """The recipe with a worker on each island.
 
     A batch that is too small for its workers becomes the smallest that they can take.
@@ -143,7 +153,7 @@ def _on_cluster(name: str, point: Mapping[str, str], cluster: Cluster) -> Recipe
     if streaming.tau >= max(1, every // streaming.fragments):
         return None
     if streaming.fragments > every or (
-        streaming.fragments == 1 and streaming.tau and "streaming.fragments" in point
+        streaming.fragments == 1 and streaming.tau and several_fragments
     ):
         return None
     trainers = first.method.num_trainers

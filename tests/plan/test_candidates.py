@@ -1,0 +1,34 @@
+"""What a plan considers."""
+
+import pytest
+
+from adloco.plan.candidates import candidates
+from adloco.plan.cluster import Cluster
+
+CLUSTER = Cluster(islands=8, bandwidth="100mbit", samples_per_second={8: 16.0})
+ONE = [("method.sync_every", "50"), ("wire.format", "fp32")]
+
+
+def test_data_parallel_training_has_no_trainers() -> None:
+    trainers = [("method.num_trainers", count) for count in ("1", "2", "4")]
+    found = candidates(["ddp", "diloco"], [*ONE, *trainers], CLUSTER)
+    parallel, *others = found
+    assert parallel.recipe.data_parallel and parallel.label == "ddp"
+    assert [one.recipe.method.num_trainers for one in others] == [1, 2, 4]
+
+
+def test_an_eta_counts_if_the_batch_rule_is_given_too() -> None:
+    etas = [("batch.eta", "0.4"), ("batch.eta", "1.6")]
+    found = candidates(["diloco"], [*ONE, ("batch.rule", "norm-test"), *etas], CLUSTER)
+    assert [one.recipe.batch.eta for one in found] == [0.4, 1.6]  # type: ignore[attr-defined]
+
+
+def test_a_whole_model_in_flight_is_a_candidate_if_it_is_asked_for() -> None:
+    in_flight = [*ONE, ("streaming.fragments", "1"), ("streaming.tau", "4")]
+    (one,) = candidates(["diloco"], in_flight, CLUSTER)
+    assert one.recipe.streaming.tau == 4
+
+
+def test_no_candidate_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave no candidate"):
+        candidates(["diloco"], [*ONE, ("streaming.tau", "50")], CLUSTER)
