@@ -98,7 +98,7 @@ def predict(
     sync = _sync(recipe, workload, workers)
     found = round_time(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
-    merged = (recipe.method.num_trainers - trainers) * 4 * workload.parameters
+    merged = (recipe.method.num_trainers - trainers) * _merge_bytes(recipe, workload, workers)
     seconds = steps / every * found.total + merged / cluster.link.bytes_per_second
     return Prediction(
         candidate=candidate,
@@ -142,10 +142,11 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
         )
         requested = workload.noise_scale / noise_per_batch(float(rule.eta), rule.estimator)
         wanted = min(max(requested, recipe.guards.minimum), recipe.guards.maximum)
-    # Each worker takes at least one sample, and what does not fit in one pass may be clipped.
-    least = workers * recipe.smallest_share
-    trained = recipe.switch.clipped(math.ceil(wanted), workers, ranks_of_island(recipe))
-    return float(max(least, trained))
+    # Every rank takes at least one sample, and what does not fit in one pass may be clipped.
+    # Data-parallel training is one worker with a rank on each island.
+    ranks, share = ranks_of_island(recipe), recipe.smallest_share
+    least = max(workers, share) if recipe.data_parallel else workers * max(ranks, share)
+    return float(max(least, recipe.switch.clipped(math.ceil(wanted), workers, ranks)))
 
 
 def _sync(recipe: Recipe, workload: Workload, workers: int) -> Sync:
@@ -159,6 +160,15 @@ def _sync(recipe: Recipe, workload: Workload, workers: int) -> Sync:
         sent = crossings(wire, workers) * wire.block_bytes / wire.block * workload.parameters
     streaming = recipe.streaming
     return Sync(workers=workers, bytes_sent=sent, fragments=streaming.fragments, tau=streaming.tau)
+
+
+def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:
+    """Bytes that leave each worker when trainers merge: a mean of parameters and, if it is merged
+    by weights, of outer momentum over all their workers.
+    """
+    momentum = isinstance(recipe.outer, OuterFactory) and recipe.outer.options.get("momentum", 0)
+    copies = 2 if momentum and recipe.fates.outer_momentum == "weighted" else 1
+    return ring(workers) * 4 * copies * workload.parameters
 
 
 def _memory(recipe: Recipe, workload: Workload) -> float:

@@ -108,10 +108,12 @@ def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float | None) ->
 
 
 def nearest_method(recipe: Recipe, measured: Mapping[str, float]) -> tuple[str, list[str]]:
-    """The measured method that differs in the fewest words, and those words."""
+    """The measured method that differs in the fewest words, and those words. A lone worker never
+    syncs, so it is nearest to several workers only if no others were measured.
+    """
     wanted = {*method_of(recipe).split(", ")}
     apart = {name: wanted ^ {*name.split(", ")} for name in measured}
-    name = min(apart, key=lambda name: len(apart[name]))
+    name = min(apart, key=lambda name: ("1 worker" in apart[name], len(apart[name])))
     return name, sorted(wanted & apart[name])
 
 
