@@ -3,6 +3,7 @@
 import math
 import shlex
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from adloco.cli.arguments import Commands, add_command
 from adloco.errors import require
 
 if TYPE_CHECKING:
+    from adloco.config.sections import Recipe
     from adloco.plan.cluster import Cluster
     from adloco.plan.prediction import Prediction
 
@@ -154,6 +156,7 @@ def _plan(arguments: Namespace) -> int:
         points = read_points(arguments.points, names) if arguments.points else []
         found = candidates(names, arguments.settings, cluster, try_batches=bool(fit or noise_scale))
         recipe = found[0].recipe
+        check_shared_model([one.recipe for one in found], runs.recipe if runs else None)
         workload = Workload(
             parameters=arguments.parameters or count_parameters(recipe),
             tokens_per_sample=recipe.data.context_tokens,
@@ -164,6 +167,9 @@ def _plan(arguments: Namespace) -> int:
             if fit
             else tokens_target(found, noise_scale=noise_scale, sync_cost=arguments.sync_cost)
         )
+        if runs:
+            said = (f"{text[0].upper()}{text[1:]}." for text in runs.assumptions)
+            target = replace(target, assumptions=(*target.assumptions, *said))
         plan = make_plan(found, workload, cluster, target)
         chosen = plan.advice.chosen
         simulated = (
@@ -220,6 +226,26 @@ def default_recipes(noise_scale: float | None, cluster: "Cluster") -> tuple[str,
     islands, and its batch a noise scale.
     """
     return (*RECIPES, *([ADAPTIVE] if noise_scale and cluster.islands % 2 == 0 else []))
+
+
+def check_shared_model(recipes: "Sequence[Recipe]", measured: "Recipe | None") -> None:
+    """Raise ValueError unless all candidates and the runs share model, task and context.
+
+    Args:
+        recipes: Those of all candidates.
+        measured: The recipe of short runs; None without them.
+    """
+    from adloco.plan.short_runs import differences
+
+    for recipe in recipes:
+        names = differences(recipe, recipes[0])
+        require(not names, f"candidates must share {', '.join(names)}; plan them one by one")
+    names = differences(recipes[0], measured) if measured else []
+    require(
+        not names,
+        f"the runs and the planned recipes differ in {', '.join(names)}; give the settings of the "
+        "runs to the plan too",
+    )
 
 
 def simulated_text(chosen: "Prediction", cluster: "Cluster", rounds: int) -> str:

@@ -53,6 +53,8 @@ class ShortRuns:
     measured it. It grows as the loss falls.
     """
     tokens_per_sample: float
+    recipe: Recipe
+    """Of the first run; model, task and text are those of all."""
     assumptions: tuple[str, ...]
     """Sentences on settings that differ although the law does not know them."""
 
@@ -94,10 +96,18 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
         ),
         noise_scale=statistics.median(scales) if scales else None,
         tokens_per_sample=last["tokens"] / last["samples"],
+        recipe=next(iter(runs.values())),
         assumptions=(f"what {', '.join(unknown)} change between runs counts as noise",)
         if unknown
         else (),
     )
+
+
+def differences(recipe: Recipe, other: Recipe) -> list[str]:
+    """Names of settings in which recipes differ so that one says nothing of the other's loss."""
+    settings = {Path(name): named_settings(one) for name, one in (("1", recipe), ("2", other))}
+    beginnings = ("model.", "task.", "data.context_tokens", "data.tokenizer")
+    return _differing(settings, beginnings, MAY_DIFFER)
 
 
 def method_of(recipe: Recipe) -> str:
