@@ -47,7 +47,7 @@ def by_method(predictions: Sequence[Prediction], within: float = CLOSE) -> dict[
 def choose(predictions: Sequence[Prediction], within: float = CLOSE) -> Prediction:
     """The candidate that departs least from plain training among those that are about as fast as
     the fastest: the lowest H, then the most bits, the fewest fragments and the least time in
-    flight.
+    flight. If losses are predicted, none is chosen that another one beats in both loss and time.
 
     Raises:
         ValueError: No candidate reaches the target.
@@ -59,9 +59,21 @@ def choose(predictions: Sequence[Prediction], within: float = CLOSE) -> Predicti
     )
     fastest = min(found.seconds for found in reachable)
     return min(
-        (found for found in reachable if found.seconds <= within * fastest),
+        (
+            found
+            for found in reachable
+            if found.seconds <= within * fastest
+            and not any(_beats(other, found) for other in reachable)
+        ),
         key=lambda found: (*_departure(found), found.seconds),
     )
+
+
+def _beats(one: Prediction, other: Prediction) -> bool:
+    """True if one is no slower and its predicted loss is lower, by more than rounding."""
+    if one.loss is None or other.loss is None:
+        return False
+    return one.seconds <= other.seconds and one.loss < (1 - 1e-6) * other.loss
 
 
 def _departure(found: Prediction) -> tuple[float, ...]:
