@@ -50,7 +50,16 @@ ROOMS = {
         "tracking",
         "config",
     },
-    "plan": {"errors", "whole_file", "metrics", "rules", "distributed", "config", "run"},
+    "plan": {
+        "errors",
+        "whole_file",
+        "metrics",
+        "rules",
+        "distributed",
+        "algorithms",
+        "config",
+        "run",
+    },
     "study": {"errors", "metrics", "rules", "distributed", "config", "run", "plan"},
     "report": {
         "errors",

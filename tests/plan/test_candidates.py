@@ -30,5 +30,5 @@ def test_a_whole_model_in_flight_is_a_candidate_if_it_is_asked_for() -> None:
 
 
 def test_no_candidate_is_refused() -> None:
-    with pytest.raises(ValueError, match="leave no candidate"):
+    with pytest.raises(ValueError, match="no candidate is left"):
         candidates(["diloco"], [*ONE, ("streaming.tau", "50")], CLUSTER)

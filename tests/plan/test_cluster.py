@@ -43,15 +43,16 @@ def test_seconds_of_a_step() -> None:
     ("old", "new", "message"),
     [
         ("islands = 2", "islands = 0", "islands must be >= 1"),
-        ('"100mbit"', '"100"', "bandwidth and latency must be a bandwidth in kbit"),
+        ('"100mbit"', '"100"', "bandwidth must be a bandwidth in kbit"),
         ("islands = 2", "", "lacks islands"),
         ("islands = 2", "islnds = 2", "no entry islnds"),
         ("[1.0, 0.5]", "[1.0]", "speeds must have one number > 0 for each of the 2"),
         ("1 = 1.0", "0 = 1.0", "samples_per_second must have at least one line"),
-        ("1 = 1.0", "x = 1.0", "invalid literal"),
+        ("1 = 1.0", "x = 1.0", "must be a valid integer"),
         ("islands = 2", "islands = ", "is not a TOML file"),
         ("islands = 2", "islands = 2\njitter = -1", "jitter must be a number >= 0"),
-        ("islands = 2", 'islands = "2"', "islands must be a number of islands, got '2'"),
+        ("islands = 2", 'islands = "two"', "islands must be a valid integer"),
+        ("[1.0, 0.5]", "3", "speeds must be a valid tuple, got 3"),
     ],
 )
 def test_wrong_entries(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -62,5 +63,5 @@ def test_wrong_entries(tmp_path: Path, old: str, new: str, message: str) -> None
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="probe --throughput"):
+    with pytest.raises(ValueError, match="probe RECIPE --throughput"):
         read_cluster(tmp_path / "cluster.toml")

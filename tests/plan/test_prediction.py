@@ -1,15 +1,18 @@
 """What candidates take."""
 
+import pytest
+
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
-from adloco.plan.prediction import Workload, predict
+from adloco.plan.cluster_plan import make_plan
+from adloco.plan.prediction import Prediction, Workload, predict
 from adloco.plan.short_runs import method_of
-from adloco.plan.target import Target, nearest_method
+from adloco.plan.target import Target, nearest_method, tokens_target
 
 WORKLOAD = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=20.0)
-ONE = [("method.sync_every", "50"), ("wire.format", "fp32")]
+ONE = [("method.sync_every", "50"), ("wire.format", "fp32"), ("batch.eta", "1.5")]
 
 
 def batch_of(name: str, islands: int, *settings: tuple[str, str]) -> float:
@@ -23,6 +26,60 @@ def test_every_rank_has_a_sample() -> None:
     assert batch_of("diloco", 8) == 8
     assert batch_of("diloco", 8, ("placement.shard_size", "8")) == 64
     assert batch_of("ddp-norm", 64) == 64, "a rank needs no two groups, only its worker does"
+
+
+def made(name: str, cluster: Cluster, *settings: tuple[str, str]) -> Prediction:
+    (one,) = candidates([name], [*ONE, *settings], cluster)
+    target = Target(name="tokens", tokens=lambda recipe, batch: 128e3)
+    return predict(one, WORKLOAD, cluster, target)
+
+
+def test_diloco_by_hand() -> None:
+    """1,000 samples in batches of 8 are 125 steps and 2.5 syncs. Two islands take 4 samples each in
+    0.25 s, so 50 steps take 12.5 s; a sync of 4 MB leaves each in 0.32 s.
+    """
+    cluster = Cluster(islands=2, bandwidth="100mbit", samples_per_second={4: 16.0, 8: 16.0})
+    found = made("diloco", cluster)
+    assert (found.batch, found.inner_steps, found.syncs) == (8, 125, 2.5)
+    assert found.bytes_sent == 2.5 * 4e6
+    assert found.seconds == pytest.approx(2.5 * (12.5 + 0.32))
+
+
+def test_one_island_never_syncs() -> None:
+    cluster = Cluster(islands=1, bandwidth="1kbit", samples_per_second={8: 16.0})
+    for name in ("ddp", "diloco", "single"):
+        assert made(name, cluster).seconds == pytest.approx(1000 / 16)
+        assert made(name, cluster).bytes_sent == 0
+
+
+def test_without_limit_of_the_link_data_parallel_training_is_chosen() -> None:
+    cluster = Cluster(islands=4, bandwidth="1000000gbit", samples_per_second={2: 16.0})
+    found = candidates(["diloco", "ddp"], [], cluster)
+    target = tokens_target(found, noise_scale=None, sync_cost=0.1)
+    workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
+    plan = make_plan(found, workload, cluster, target)
+    assert plan.advice.chosen.candidate.name == "ddp"
+
+
+def test_equal_progress() -> None:
+    """With B = 8, a batch of 16 needs (1 + 2) / (1 + 1) times the tokens of 8, and H = 100 local
+    steps 100^0.1 times those of H = 1.
+    """
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
+    found = candidates(["ddp", "diloco"], [*ONE, ("run.tokens", "1000")], cluster, try_batches=True)
+    target = tokens_target(found, noise_scale=8.0, sync_cost=0.1)
+    ddp, diloco = found[0].recipe, found[-1].recipe
+    assert target.tokens(ddp, 8) == 1000
+    assert target.tokens(ddp, 16) == 1500
+    assert target.tokens(diloco, 16) == pytest.approx(1500 * 50**0.1)
+
+
+def test_what_fits_no_island_is_refused() -> None:
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0}, memory_gib=0.01)
+    found = candidates(["ddp"], [], cluster)
+    target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
+    with pytest.raises(ValueError, match="no candidate fits in the 0.01 GiB of an island"):
+        make_plan(found, WORKLOAD, cluster, target)
 
 
 def recipe(name: str, *settings: tuple[str, str]) -> Recipe:

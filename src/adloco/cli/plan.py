@@ -143,10 +143,10 @@ def _plan(arguments: Namespace) -> int:
     from adloco.report.plan_page import best_table, crossing_text, write_plan
     from adloco.run.recipe_probe import count_parameters
 
+    _check(arguments)
     cluster = read_cluster(arguments.cluster)
     if arguments.price is not None:
         cluster = replace(cluster, price_per_hour=arguments.price)
-    _check(arguments)
     console = Console(highlight=False)
     with console.status("predicting ..."):
         runs = read_short_runs(arguments.runs) if arguments.runs else None

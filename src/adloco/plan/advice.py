@@ -79,7 +79,7 @@ def _beats(one: Prediction, other: Prediction) -> bool:
 def _departure(found: Prediction) -> tuple[float, ...]:
     recipe = found.candidate.recipe
     if recipe.data_parallel or not recipe.syncs:
-        return (1, 0, 1, 0)
+        return (1, -32, 1, 0)
     bits = (
         32
         if isinstance(recipe.wire, PlainWire)

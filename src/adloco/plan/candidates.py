@@ -147,7 +147,7 @@ def _on_cluster(
     rule = first.batch
     if isinstance(rule, NormTest) and rule.estimator == "plug-in" and float(rule.eta) >= 1:
         return None
-    if first.data_parallel or cluster.islands == 1:
+    if first.data_parallel:
         return first
     streaming, every = first.streaming, first.method.given_sync_every
     if streaming.tau >= max(1, every // streaming.fragments):

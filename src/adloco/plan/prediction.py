@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.config.sections import Recipe
 from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.comm.compressed import crossings
@@ -95,7 +96,7 @@ def predict(
     step_seconds = cluster.step_seconds(
         batch / workers, ranks_of_island(recipe) * recipe.switch.b_max
     )
-    sync = _sync(recipe, workload, workers)
+    sync = _sync(recipe, workload, workers, batch)
     found = round_time(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
     merged = (recipe.method.num_trainers - trainers) * _merge_bytes(recipe, workload, workers)
@@ -112,7 +113,7 @@ def predict(
         exchanges=(sync,) * trainers,
         round=found,
         seconds=seconds,
-        memory_bytes=_memory(recipe, workload),
+        memory_bytes=_memory(recipe, workload, workers),
         loss=target.loss(recipe, batch, tokens) if target.loss else None,
         price=seconds / 3600 * cluster.islands * cluster.price_per_hour,
     )
@@ -149,10 +150,14 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
     return float(max(least, recipe.switch.clipped(math.ceil(wanted), workers, ranks)))
 
 
-def _sync(recipe: Recipe, workload: Workload, workers: int) -> Sync:
+def _sync(recipe: Recipe, workload: Workload, workers: int, batch: float) -> Sync:
     if recipe.data_parallel:
         each = 2 if recipe.model_options.dtype == "bf16" else 4
-        return Sync(workers=workers, bytes_sent=ring(workers) * each * workload.parameters)
+        sent = ring(workers) * each * workload.parameters
+        if recipe.placement.shard_size != 1:
+            # Every pass gathers parameters twice and scatters gradients once: 3 (W - 1) / W.
+            sent *= 1.5 * math.ceil(batch / workers / recipe.switch.b_max)
+        return Sync(workers=workers, bytes_sent=sent)
     wire = recipe.wire
     if isinstance(wire, PlainWire):
         sent = ring(workers) * 4 * workload.parameters
@@ -166,13 +171,14 @@ def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:
     """Bytes that leave each worker when trainers merge: a mean of parameters and, if it is merged
     by weights, of outer momentum over all their workers.
     """
-    momentum = isinstance(recipe.outer, OuterFactory) and recipe.outer.options.get("momentum", 0)
+    momentum = isinstance(recipe.outer, OuterOptimizer) and recipe.outer.options.get("momentum", 0)
     copies = 2 if momentum and recipe.fates.outer_momentum == "weighted" else 1
     return ring(workers) * 4 * copies * workload.parameters
 
 
-def _memory(recipe: Recipe, workload: Workload) -> float:
+def _memory(recipe: Recipe, workload: Workload, workers: int) -> float:
     each = 2 if recipe.model_options.dtype == "bf16" else 4
     states = INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
     outer = 0 if recipe.data_parallel else outer_copies(recipe, torch.device("cpu"))
-    return each * workload.parameters * (2 + states + outer / recipe.method.num_trainers)
+    shards = workers if recipe.data_parallel and recipe.placement.shard_size != 1 else 1
+    return each * workload.parameters / shards * (2 + states + outer / recipe.method.num_trainers)

@@ -92,7 +92,7 @@ def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float | None) ->
             f"{found[0].name} has no budget in tokens; give --run.tokens or --target-loss",
         )
         loss = _loss(fit)(first, first.guards.initial, first.run.tokens)
-    require(loss > 0, f"--target-loss must be > 0, got {loss}")
+    require(0 < loss < math.inf, f"--target-loss must be a number > 0, got {loss}")
 
     def tokens(recipe: Recipe, batch: float) -> float:
         method, _ = nearest_method(recipe, fit.law.methods)
