@@ -181,6 +181,13 @@ def _plan(arguments: Namespace) -> int:
     console.print(f"recommended: {chosen.candidate.label}", soft_wrap=True)
     for sentence in filter(None, [*plan.advice.reasons, crossing_text(plan), *simulated]):
         console.print(f"  {sentence}", soft_wrap=True)
+    between = target.interval and target.interval(chosen.candidate.recipe, chosen.batch)
+    if between:
+        console.print(
+            f"  Its {chosen.tokens:.3g} tokens could be {between[0]:.3g} to {between[1]:.3g}: 90% "
+            "of the laws that fit the runs lie between.",
+            soft_wrap=True,
+        )
     console.print("assumed (the page has all):", soft_wrap=True)
     for sentence in target.assumptions:
         console.print(f"  {sentence}", soft_wrap=True)

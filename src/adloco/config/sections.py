@@ -231,6 +231,21 @@ class Recipe:
         shape = self.placement
         return self.method.num_workers == 1 and (shape.replica_size != 1 or shape.shard_size != 1)
 
+    def schedule_tokens(self) -> int:
+        """Tokens at which the schedule of the learning rate ends; 0 if it is constant.
+
+        Raises:
+            ValueError: The schedule has an end, and nothing says where.
+        """
+        total = self.learning_rate.total_tokens or self.run.tokens
+        shape = self.learning_rate.shape
+        require(
+            total > 0 or shape == "constant",
+            f"learning_rate.total_tokens must be > 0 where run.tokens is 0: shape {shape} falls to "
+            "its end there; or set learning_rate.shape to constant",
+        )
+        return total
+
     @property
     def batch_cap(self) -> int | None:
         """`batch.maximum` if the batch rule measures gradients; None if it follows a plan."""

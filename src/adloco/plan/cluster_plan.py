@@ -92,6 +92,7 @@ def _of_time(cluster: Cluster) -> list[str]:
     return [
         f"Every worker has an island of its own; they exchange {exchange} over links of "
         f"{cluster.bandwidth} and {cluster.latency} one way, which carry nothing else.",
+        "The workers of a trainer take equal shares of its batch.",
         "In data-parallel training nothing of an exchange runs beside the computation.",
         "Steps take independent times with the given jitter; encoding and decoding take none.",
         "A failure repeats the round of all islands; checkpoints and evaluations take no time.",

@@ -16,6 +16,10 @@ Loss = Callable[[Recipe, float, float], float]
 """(recipe, trainer's batch in samples, tokens) -> loss that is reached."""
 
 
+Interval = Callable[[Recipe, float], tuple[float, float] | None]
+"""(recipe, trainer's batch in samples) -> least and most tokens."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """What is to be reached."""
@@ -25,6 +29,8 @@ class Target:
     tokens: Budget
     loss: Loss | None = None
     """The loss after so many tokens; None if no runs tell it."""
+    interval: Interval | None = None
+    """The tokens to the target, as 90% of the laws that fit the runs have them; None without."""
     assumptions: tuple[str, ...] = ()
     """Sentences."""
 
@@ -99,9 +105,15 @@ def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float | None) ->
         every = sync_every_of(recipe)
         return fit.law.tokens_to(loss, method=method, batch=batch, sync_every=every)
 
+    def interval(recipe: Recipe, batch: float) -> tuple[float, float] | None:
+        method, _ = nearest_method(recipe, fit.law.methods)
+        every = sync_every_of(recipe)
+        return fit.tokens_interval(loss, method=method, batch=batch, sync_every=every)
+
     return Target(
         name=f"a loss of {loss:.4g}",
         tokens=tokens,
+        interval=interval,
         loss=_loss(fit),
         assumptions=_assumptions(fit, found),
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco.plan.advice import CLOSE, by_method, pareto
+from adloco.plan.candidates import ranks_of_island
 from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import BANDWIDTHS, Plan
 from adloco.plan.measured_rows import MeasuredPoint
@@ -117,6 +118,7 @@ def _content(plan: Plan, measured: Sequence[MeasuredPoint], folder: Path) -> dic
     chosen = plan.advice.chosen
     command = f"adloco train {shlex.quote(str(folder / RECIPE))}"
     cells = zip(_columns(plan), _row(plan, chosen, ""), strict=True)
+    ranks = ranks_of_island(plan.advice.chosen.candidate.recipe)
     return {
         "about": [
             ("Target", f"{plan.target}."),
@@ -127,7 +129,7 @@ def _content(plan: Plan, measured: Sequence[MeasuredPoint], folder: Path) -> dic
         "cards": [(column, cell.text) for column, cell in list(cells)[1:]],
         "reasons": [*plan.advice.reasons, *filter(None, [crossing_text(plan)])],
         "command": command,
-        "on_islands": f"torchrun --nnodes {plan.cluster.islands} --nproc-per-node 1 "
+        "on_islands": f"torchrun --nnodes {plan.cluster.islands} --nproc-per-node {ranks} "
         f"--rdzv-backend c10d --rdzv-endpoint HOST:29400 -m {command}",
         "best": best_table(plan),
         "curves": plan_curves(plan, measured),

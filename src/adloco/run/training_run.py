@@ -114,13 +114,7 @@ class TrainingRun:
             not placement.agree(folder.exists()),
             f"run folder {str(folder)!r} exists already; {advice} {folder}",
         )
-        total = recipe.learning_rate.total_tokens or recipe.run.tokens
-        shape = recipe.learning_rate.shape
-        require(
-            total > 0 or shape == "constant",
-            f"learning_rate.total_tokens must be > 0 where run.tokens is 0: shape {shape} falls to "
-            "its end there; or set learning_rate.shape to constant",
-        )
+        total = recipe.schedule_tokens()
         recipe, notice = with_reachable_data(recipe, placement)
         recipe = replace(
             recipe,

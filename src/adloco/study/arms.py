@@ -136,6 +136,7 @@ def planned_run(
     """
     values = override(override(read_values(recipe), common), changes)
     first = build_recipe(values)
+    first.schedule_tokens()  # What cannot be trained is refused before anything is.
     seed += first.run.seed
     built = replace(first, run=replace(first.run, seed=seed, trackers="none"))
     identity = json.dumps([arm, _identity(built)], sort_keys=True)
