@@ -2,6 +2,7 @@
 H and wire formats, and data-parallel training, over links of several bandwidths (`links.py`), and
 compares the time of their rounds with two predictions.
 
+    .venv/bin/python benchmarks/plan_links.py --stage stored    # of the rounds in links*.json
     .venv/bin/python benchmarks/plan_links.py --stage losses    # 48 short runs, without links
     .venv/bin/python benchmarks/plan_links.py [--bandwidths 10mbit,30mbit,100mbit]
         [--every 5,10,20,40] [--formats fp32,int4] [--islands 2]
@@ -15,6 +16,10 @@ Then the choice: a law of the loss is fitted to the runs of 50k and 100k tokens 
 format reach a loss first on each link (`adloco plan --target-loss`). The loss is the highest with
 which a run of 250k tokens ends. What is the fastest is measured: the tokens to that loss in these
 runs times the measured seconds of their rounds.
+
+The stage `stored` measures nothing: it takes the rounds in links.json and links_latency.json (H =
+20; evaluations are part of them). The seconds that a round takes besides steps and transfers are
+fitted to three formats on each link; the other formats and data-parallel training are predicted.
 
 Rounds that are in the CSV already are not measured again. The first round of each run is left out.
 Settings of adloco may be given, as for links.py.
@@ -47,6 +52,7 @@ from adloco.plan.short_runs import method_of, read_short_runs
 from adloco.plan.target import Target
 from adloco.run.recipe_probe import count_parameters
 
+FITTED, HELD_OUT = ("fp32", "int2", "topk"), ("bf16", "int8", "int4")
 STUDIES, SHORT, LONG = Path("runs/benchmarks/plan-links"), (50_000, 100_000), 250_000
 LINKS = Path(__file__).with_name("links.py")
 COLUMNS = (
@@ -72,11 +78,14 @@ def main() -> None:
     parser.add_argument("--bandwidths", default="10mbit,30mbit,100mbit")
     parser.add_argument("--every", default="5,10,20,40", help="values of H")
     parser.add_argument("--formats", default="fp32,int4", help="wire formats")
-    parser.add_argument("--stage", choices=("losses", "rounds"), default="rounds")
+    parser.add_argument("--stage", choices=("losses", "rounds", "stored"), default="rounds")
     parser.add_argument("--islands", type=int, default=2)
     parser.add_argument("--csv", type=Path, default=Path("benchmarks/plan_links.csv"))
     parser.add_argument("--png", type=Path, default=Path("benchmarks/plan_links.png"))
     known, settings = parser.parse_known_args()
+    if known.stage == "stored":
+        compare_stored(known.png)
+        return
     if known.stage == "losses":
         train_for_losses(known, settings)
         return
@@ -173,7 +182,67 @@ def compare(file: Path, png: Path) -> None:
     print(png)
 
 
-def closed_form(row: dict[str, str], step: float) -> float:
+def compare_stored(png: Path) -> None:
+    """Print and draw stored rounds beside predicted ones; the formats of the fit are marked."""
+    rows, predicted = [], []
+    for file in ("links.json", "links_latency.json"):
+        results = json.loads(LINKS.with_name(file).read_text())
+        link = results["link"]
+        measured = {
+            arm: found["rounds"]
+            for arm, found in results["arms"].items()
+            if arm == "ddp" or arm.removeprefix("diloco-") in (*FITTED, *HELD_OUT)
+        }
+        busy = statistics.median(
+            line["busy_seconds"]
+            for arm, lines in measured.items()
+            if arm != "ddp"
+            for line in lines[1:]
+        )
+        here, times = [], []
+        for arm, lines in measured.items():
+            row = {
+                "method": arm,
+                "workers": str(results["islands"]),
+                "parameters": "869504",
+                "sync_every": "1" if arm == "ddp" else "20",
+                "bandwidth_bits_per_second": str(link["bits_per_second"]),
+            }
+            seconds = [
+                after["seconds"] - before["seconds"] for before, after in itertools.pairwise(lines)
+            ]
+            rounds = 20 if arm == "ddp" else 1
+            here.append(row | {"round_seconds": str(statistics.median(seconds))})
+            times.append(rounds * closed_form(row, busy / 20, link["latency_seconds"]))
+        rest = statistics.mean(
+            float(row["round_seconds"]) - time
+            for row, time in zip(here, times, strict=True)
+            if row["method"].removeprefix("diloco-") in FITTED
+        )
+        print(f"{file}: {rest:.2f} s a round besides steps and transfers, by {', '.join(FITTED)}")
+        for row, time in zip(here, times, strict=True):
+            value = float(row["round_seconds"])
+            kind = "fitted" if row["method"].removeprefix("diloco-") in FITTED else "predicted"
+            print(
+                f"  {row['method']}: {value:.2f} s measured, {time + rest:.2f} s {kind} "
+                f"({(time + rest) / value - 1:+.1%})"
+            )
+        rows += here
+        predicted += [time + rest for time in times]
+    errors = [
+        abs(guess / float(row["round_seconds"]) - 1)
+        for row, guess in zip(rows, predicted, strict=True)
+        if row["method"].removeprefix("diloco-") not in FITTED
+    ]
+    print(
+        f"held out: off by {statistics.median(errors):.1%} (median), {max(errors):.1%} "
+        f"(worst of {len(errors)})"
+    )
+    draw(rows, {"closed form and one constant a link": predicted}, png)
+    print(png)
+
+
+def closed_form(row: dict[str, str], step: float, latency: float = 0.0) -> float:
     """Seconds of a round by the closed form, from the seconds of a step on an unlimited link."""
     parallel = row["method"] == "ddp"
     islands = int(row["workers"])
@@ -190,6 +259,7 @@ def closed_form(row: dict[str, str], step: float) -> float:
     cluster = Cluster(
         islands=islands,
         bandwidth=f"{PAYLOAD * int(row['bandwidth_bits_per_second']) / 1e3:.6f}kbit",
+        latency=f"{1e3 * latency:.3f}ms",
         samples_per_second={BATCH_PER_ISLAND: BATCH_PER_ISLAND / step},
     )
     found = predict(
@@ -302,8 +372,8 @@ def draw(
     png: Path,
 ) -> None:
     """Draw predicted against measured seconds, a panel for each kind of prediction."""
-    figure = Figure(figsize=(4.2 * len(predictions), 4.4), layout="constrained")
-    panels = figure.subplots(1, len(predictions), sharex=True, sharey=True)
+    figure = Figure(figsize=(max(5.5, 4.2 * len(predictions)), 4.8), layout="constrained")
+    panels = figure.subplots(1, len(predictions), sharex=True, sharey=True, squeeze=False)[0]
     measured = [float(row["round_seconds"]) for row in limited]
     ends = [min(measured) * 0.8, max(measured) * 1.25]
     for panel, (name, predicted) in zip(panels, predictions.items(), strict=True):
@@ -324,6 +394,8 @@ def draw(
         panel.set_title(name)
         panel.set_xlabel("measured seconds of a round")
         panel.grid(alpha=0.25)
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_major_formatter("{x:g}")
     panels[0].set_ylabel("predicted seconds (band: 10%)")
     panels[0].legend(frameon=False)
     figure.savefig(png, dpi=110)
