@@ -38,6 +38,7 @@ from pathlib import Path
 
 from links_network import parse_bandwidth
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from adloco.cli.main import main as main_of_adloco
 from adloco.config.recipe import build_recipe, override, read_values
@@ -394,8 +395,10 @@ def draw(
         panel.set_title(name)
         panel.set_xlabel("measured seconds of a round")
         panel.grid(alpha=0.25)
-        panel.xaxis.set_major_formatter("{x:g}")
-        panel.yaxis.set_major_formatter("{x:g}")
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_major_locator(FixedLocator([0.5, 1, 2, 3, 5, 10, 20, 40]))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_locator(NullLocator())
     panels[0].set_ylabel("predicted seconds (band: 10%)")
     panels[0].legend(frameon=False)
     figure.savefig(png, dpi=110)
