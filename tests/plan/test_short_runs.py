@@ -42,7 +42,6 @@ def test_the_losses_of_a_run_that_count(
     (point,) = cosine.points
     assert (point.tokens, point.loss) == (summary["tokens"], summary["final_val_loss"])
     assert point.annealed and point.sync_every == 4
-    assert cosine.tokens_per_sample == 32
     assert isinstance(point.batch, dict)
     assert sum(point.batch.values()) == pytest.approx(summary["tokens"])
     assert set(point.batch) == {

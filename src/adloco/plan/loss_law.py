@@ -22,7 +22,7 @@ import numpy as np
 
 from adloco.errors import require
 from adloco.plan.calibration import Errors
-from adloco.plan.loss_points import DISTINCT, TOO_CHEAP, Batch, Given, LossPoint, Terms, tell
+from adloco.plan.loss_points import DISTINCT, TOO_CHEAP, Batch, LossPoint, Terms, tell
 from adloco.plan.loss_search import EXPONENTS, search
 
 LARGEST = 700.0
@@ -109,9 +109,9 @@ class HeldOut:
     """Relative errors for runs that were left out of the fit."""
 
     loss: Errors
-    """Of the predicted final loss."""
+    """Errors of the predicted final loss."""
     tokens: Errors
-    """Of the predicted tokens to the run's final loss."""
+    """Errors of the predicted tokens to the run's final loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +145,6 @@ class LossFit:
 def fit_loss_law(
     points: Sequence[LossPoint],
     *,
-    irreducible: float | None = None,
-    critical_batch: float | None = None,
     draws: int = 100,
     seed: int = 0,
 ) -> LossFit:
@@ -154,19 +152,13 @@ def fit_loss_law(
 
     Args:
         points: Losses of runs that share model, text and evaluation set.
-        irreducible: L_inf if it is known; None to fit it, or to take 0 if the runs cannot tell it.
-        critical_batch: B in samples if it is known, for instance a measured noise scale; None to
-            fit it, or to leave it out if the runs cannot tell it.
         draws: Laws of the bootstrap; 0 if no interval is wanted.
-        seed: Of the bootstrap.
+        seed: Seed of the bootstrap.
 
     Raises:
-        ValueError: Fewer than two budgets were measured, losses do not fall as tokens grow, or a
-            given constant is not possible.
+        ValueError: Fewer than two budgets were measured, or losses do not fall as tokens grow.
     """
-    given = Given(irreducible=irreducible, critical_batch=critical_batch)
-    given.check(points)
-    terms = tell(points, given)
+    terms = tell(points)
     law = _fit(points, terms)
     require(
         law.exponent > 1.01 * EXPONENTS[0],
@@ -179,8 +171,8 @@ def fit_loss_law(
     return LossFit(
         law=law,
         assumptions=(*terms.assumptions, *_at_bounds(law, terms)),
-        runs=_held_out(points, [[run] for run in runs], given),
-        longest=_held_out(points, [longest], given),
+        runs=_held_out(points, [[run] for run in runs]),
+        longest=_held_out(points, [longest]),
         draws=tuple(itertools.islice(_drawn(points, terms, law, seed), draws)),
     )
 
@@ -213,16 +205,14 @@ def _drawn(points: Sequence[LossPoint], terms: Terms, law: LossLaw, seed: int) -
         yield _fit([replace(point, loss=loss) for point, loss in drawn], terms)
 
 
-def _held_out(
-    points: Sequence[LossPoint], groups: Iterable[Collection[str]], given: Given
-) -> HeldOut | None:
+def _held_out(points: Sequence[LossPoint], groups: Iterable[Collection[str]]) -> HeldOut | None:
     """Errors for each group of runs, by a law of all others; None if there are no such laws."""
     losses, tokens = [], []
     annealed = any(point.annealed for point in points)
     for left_out in groups:
         others = [point for point in points if point.run not in left_out]
         try:
-            terms = tell(others, given)
+            terms = tell(others)
         except ValueError:
             continue  # The others have one budget.
         law = _fit(others, terms)

@@ -59,29 +59,6 @@ class LossPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """Constants that are known without the points; None for those that are not."""
-
-    irreducible: float | None = None
-    """L_inf."""
-    critical_batch: float | None = None
-    """B, in samples."""
-
-    def check(self, points: Sequence[LossPoint]) -> None:
-        """Raise ValueError if a constant is not possible with these points."""
-        lowest = min((point.loss for point in points), default=math.inf)
-        require(
-            self.irreducible is None or 0 <= self.irreducible < lowest,
-            "the irreducible loss must be >= 0 and below the lowest measured loss, "
-            f"{lowest:.4g}, got {self.irreducible}",
-        )
-        require(
-            self.critical_batch is None or self.critical_batch > 0,
-            f"the critical batch must be > 0 samples, got {self.critical_batch}",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Terms:
     """The constants that points can tell, and what is assumed of the others."""
 
@@ -126,7 +103,7 @@ class Terms:
         )
 
 
-def tell(points: Sequence[LossPoint], given: Given) -> Terms:
+def tell(points: Sequence[LossPoint]) -> Terms:
     """Find out which constants the points can tell.
 
     Raises:
@@ -157,10 +134,10 @@ def tell(points: Sequence[LossPoint], given: Given) -> Terms:
         assumptions.append(
             "methods differ in whether their learning rate had fallen, which counts as their cost"
         )
-    irreducible, of_irreducible = _irreducible(points, budgets, given)
+    irreducible, of_irreducible = _irreducible(points, budgets)
     # One batch of each run: within a run, batch and tokens may grow together.
     last = [[*{point.run: point for point in group}.values()] for group in groups]
-    critical_batch, of_batches = _critical_batch(last, given)
+    critical_batch, of_batches = _critical_batch(last)
     return Terms(
         methods=tuple(methods[1:]),
         sync_every=several_h,
@@ -172,12 +149,9 @@ def tell(points: Sequence[LossPoint], given: Given) -> Terms:
 
 
 def _irreducible(
-    points: Sequence[LossPoint], budgets: int, given: Given
+    points: Sequence[LossPoint], budgets: int
 ) -> tuple[tuple[float, float], list[str]]:
     """Lowest and highest L_inf, and what is assumed."""
-    if given.irreducible is not None:
-        value = given.irreducible
-        return (value, value), [f"the irreducible loss L_inf was given: {value:g}"]
     if budgets < 3:
         return (0.0, 0.0), [
             "no method was measured at three budgets, so the irreducible loss L_inf is taken as 0; "
@@ -187,12 +161,9 @@ def _irreducible(
 
 
 def _critical_batch(
-    groups: Sequence[Sequence[LossPoint]], given: Given
+    groups: Sequence[Sequence[LossPoint]],
 ) -> tuple[tuple[float, float], list[str]]:
     """Lowest and highest B in samples, and what is assumed."""
-    if given.critical_batch is not None:
-        value = given.critical_batch
-        return (value, value), [f"the critical batch was given: {value:g} samples"]
     if _most(groups, lambda point: point.mean_batch) < 2:
         return (math.inf, math.inf), [
             "no method was measured with two batches, so larger ones are taken to need no more "

@@ -63,7 +63,7 @@ def search(
         irreducible: Lowest and highest E, below all losses.
         critical_batch: Lowest and highest B, in samples; infinite if batches cost nothing.
 
-    The two ends are equal where a constant is given.
+    The two ends are equal where a constant is not fitted.
     """
     bounds = [irreducible, (math.log(critical_batch[0]), math.log(critical_batch[1]))]
     axes = [_axis(low, high, GRID) for low, high in bounds]
@@ -103,7 +103,7 @@ def _solve(
     """
     progress = (1 / (1 + seen.batches / critical[:, None])) @ seen.shares.T
     effective = np.log(seen.tokens * progress)[None]
-    # A loss that was drawn at random can be below an L_inf that was given; it then weighs nothing.
+    # A loss that was drawn at random can be below an L_inf of the grid; it then weighs nothing.
     above = np.maximum(seen.losses - irreducible[:, None], 1e-9)[:, None]
     # An error of log(L - E) is (L - E) / L times as large as one of log L.
     roots = np.sqrt(seen.weights) * above / seen.losses

@@ -52,9 +52,8 @@ class ShortRuns:
     """In samples: the median over runs of the median over a run's second half; None if no run has
     measured it. It grows as the loss falls.
     """
-    tokens_per_sample: float
     recipe: Recipe
-    """Of the first run; model, task and text are those of all."""
+    """The first run's; all runs share model, task and text."""
     assumptions: tuple[str, ...]
     """Sentences on settings that differ although the law does not know them."""
 
@@ -87,7 +86,6 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
     unknown = _differing(settings, UNKNOWN, {"learning_rate.total_tokens"})
     records = {folder: Records(folder).read() for folder in runs}
     scales = [scale for each in records.values() if (scale := _noise_scale(each)) is not None]
-    last = next(iter(records.values()))[-1]
     return ShortRuns(
         points=tuple(
             point
@@ -95,7 +93,6 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
             for point in _points(str(folder), recipe, records[folder])
         ),
         noise_scale=statistics.median(scales) if scales else None,
-        tokens_per_sample=last["tokens"] / last["samples"],
         recipe=next(iter(runs.values())),
         assumptions=(f"what {', '.join(unknown)} change between runs counts as noise",)
         if unknown
