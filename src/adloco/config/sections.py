@@ -203,7 +203,7 @@ class Recipe:
             "run.rounds or run.inner_steps",
         )
         check_auto(self.auto, self.method, self.batching, self.streaming, self.merge)
-        each = self.smallest_share
+        each = groups_to_compare(self.batch)
         smallest = self.method.workers_per_trainer * each
         require(
             self.guards.initial >= smallest,
@@ -212,11 +212,6 @@ class Recipe:
             f"{'a sample' if each == 1 else f'{each} samples to compare'}, got "
             f"{self.guards.initial}",
         )
-
-    @property
-    def smallest_share(self) -> int:
-        """The fewest samples of a worker in an inner step."""
-        return groups_to_compare(self.batch)
 
     @property
     def syncs(self) -> bool:

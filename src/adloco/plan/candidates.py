@@ -12,7 +12,9 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.cluster import Cluster
+from adloco.rules.batch_rules.batch_rule import groups_to_compare
 from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.switch import smallest_share
 
 AXES: Mapping[str, tuple[str, ...]] = {
     "method.sync_every": ("10", "20", "50", "100", "200", "500"),
@@ -73,11 +75,7 @@ def candidates(
     if {*given.get("streaming.fragments", "1")} != {"1"}:
         axes.setdefault("streaming.tau", list(TAUS))
     found = [
-        candidate
-        for name in names
-        for candidate in _of_recipe(
-            name, _with_batches(name, axes) if try_batches else axes, cluster
-        )
+        candidate for name in names for candidate in _of_recipe(name, axes, cluster, try_batches)
     ]
     require(
         bool(found),
@@ -87,14 +85,9 @@ def candidates(
     return found
 
 
-def _with_batches(name: str, axes: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
-    plain = build_recipe(read_values(name))
-    if plain.batch.needs_moments or "batch.initial" in axes:
-        return axes
-    return {**axes, "batch.initial": [str(times * plain.guards.initial) for times in BATCHES]}
-
-
-def _of_recipe(name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster) -> list[Candidate]:
+def _of_recipe(
+    name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster, try_batches: bool
+) -> list[Candidate]:
     kinds = [
         build_recipe(override(read_values(name), [("batch.rule", rule)] if rule else []))
         for rule in axes.get("batch.rule", [""])
@@ -113,6 +106,8 @@ def _of_recipe(name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster) -
         and not (plain.data_parallel and key in OF_TRAINERS)
         and (key != "batch.eta" or any(isinstance(kind.batch, NormTest) for kind in kinds))
     }
+    if try_batches and not plain.batch.needs_moments and "batch.initial" not in mine:
+        mine["batch.initial"] = [str(times * plain.guards.initial) for times in BATCHES]
     several_fragments = len(mine.get("streaming.fragments", ())) > 1
     found = []
     for values in itertools.product(*mine.values()):
@@ -145,7 +140,8 @@ def _on_cluster(
             ),
         )
     rule = first.batch
-    if isinstance(rule, NormTest) and rule.estimator == "plug-in" and float(rule.eta) >= 1:
+    plug_in = isinstance(rule, NormTest) and rule.estimator == "plug-in" and rule.eta
+    if plug_in and plug_in != "auto" and plug_in >= 1:
         return None
     if first.data_parallel:
         return first
@@ -163,12 +159,18 @@ def _on_cluster(
         f"give --method.num_trainers",
     )
     workers = cluster.islands // trainers
-    batch = max(first.guards.initial, workers * first.smallest_share)
+    batch = max(first.guards.initial, workers * smallest_worker_batch(first))
     return replace(
         first,
         method=replace(first.method, workers_per_trainer=workers),
         guards=replace(first.guards, initial=batch, maximum=max(batch, first.guards.maximum)),
     )
+
+
+def smallest_worker_batch(recipe: Recipe) -> int:
+    """The fewest samples of an island in an inner step: every rank takes at least one."""
+    ranks = ranks_of_island(recipe)
+    return max(ranks, smallest_share(groups_to_compare(recipe.batch), ranks))
 
 
 def ranks_of_island(recipe: Recipe) -> int:

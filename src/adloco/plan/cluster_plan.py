@@ -26,7 +26,7 @@ class Plan:
     target: str
     """The target in words."""
     predictions: Sequence[Prediction]
-    """Of every candidate on the cluster's link."""
+    """Predictions of all candidates that fit, on the cluster's link."""
     advice: Advice
     over_bandwidth: Mapping[str, Sequence[Prediction]]
     """Method -> its fastest at each of `BANDWIDTHS`; [bandwidths]."""
@@ -56,8 +56,10 @@ def make_plan(
         link = replace(cluster, bandwidth=f"{bits_per_second / 1e3:.6f}kbit")
         return [predict(candidate, workload, link, target) for candidate in found]
 
-    found = _that_fit(found, workload, cluster, target)
-    predictions = [predict(candidate, workload, cluster, target) for candidate in found]
+    predictions = _that_fit(
+        [predict(candidate, workload, cluster, target) for candidate in found], workload, cluster
+    )
+    found = [one.candidate for one in predictions]
     choices = [by_method(on_bandwidth(bandwidth), within=1.0) for bandwidth in BANDWIDTHS]
     advice = advise(predictions, on_bandwidth)
     return Plan(
@@ -72,23 +74,22 @@ def make_plan(
 
 
 def _that_fit(
-    found: Sequence[Candidate], workload: Workload, cluster: Cluster, target: Target
-) -> list[Candidate]:
-    """The candidates whose memory an island has."""
-    needed = [predict(candidate, workload, cluster, target).memory_bytes for candidate in found]
+    predictions: Sequence[Prediction], workload: Workload, cluster: Cluster
+) -> list[Prediction]:
+    """The predictions whose memory an island has."""
+    least = min(one.memory_bytes for one in predictions)
     room = cluster.memory_gib * 2**30 or math.inf
     require(
-        min(needed) <= room,
+        least <= room,
         f"no candidate fits in the {cluster.memory_gib:g} GiB of an island: parameters, gradients "
-        f"and optimizer states of {workload.parameters:g} parameters take "
-        f"{min(needed) / 2**30:.4g} GiB at least; give islands more ranks, or a smaller model",
+        f"and optimizer states of {workload.parameters:g} parameters take {least / 2**30:.4g} GiB "
+        "at least; give islands more ranks, or a smaller model",
     )
-    return [one for one, taken in zip(found, needed, strict=True) if taken <= room]
+    return [one for one in predictions if one.memory_bytes <= room]
 
 
 def _of_time(cluster: Cluster) -> list[str]:
-    several = cluster.pattern == "ring"
-    exchange = "in rings" if several else "all to all"
+    exchange = "in rings" if cluster.pattern == "ring" else "all to all"
     return [
         f"Every worker has an island of its own; they exchange {exchange} over links of "
         f"{cluster.bandwidth} and {cluster.latency} one way, which carry nothing else.",

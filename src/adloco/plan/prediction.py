@@ -11,7 +11,7 @@ from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.comm.compressed import crossings
 from adloco.distributed.traffic import ring
 from adloco.errors import require
-from adloco.plan.candidates import Candidate, ranks_of_island
+from adloco.plan.candidates import Candidate, ranks_of_island, smallest_worker_batch
 from adloco.plan.cluster import Cluster
 from adloco.plan.round_time import RoundTime, Sync, round_time
 from adloco.plan.steps_to_loss import noise_per_batch
@@ -23,7 +23,7 @@ from adloco.run.micro_batch_probe import outer_copies
 INNER_STATES = {"adamw": 2, "muon": 1, "sgd": 1}
 """Copies of the parameters in the state of an inner optimizer."""
 MOST_STATES = 2
-"""The same for an optimizer that is not listed."""
+"""Copies in the state of an optimizer that is not listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Prediction:
     """Parameters, gradients, optimizer states and global parameters of an island, without
     activations."""
     price: float
-    """Of all islands."""
+    """Price of all islands until then."""
 
     @property
     def reachable(self) -> bool:
@@ -139,15 +139,17 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
         assert workload.noise_scale is not None
         assert isinstance(rule, NormTest)
         require(
-            rule.eta != "auto", "batch.eta must be a number here, got auto; only a run chooses it"
+            rule.eta != "auto" and recipe.switch.multiplier != "auto",
+            "batch.eta and switch.multiplier must be numbers here, got auto; only a run chooses "
+            "them",
         )
         requested = workload.noise_scale / noise_per_batch(float(rule.eta), rule.estimator)
         wanted = min(max(requested, recipe.guards.minimum), recipe.guards.maximum)
-    # Every rank takes at least one sample, and what does not fit in one pass may be clipped.
-    # Data-parallel training is one worker with a rank on each island.
-    ranks, share = ranks_of_island(recipe), recipe.smallest_share
-    least = max(workers, share) if recipe.data_parallel else workers * max(ranks, share)
-    return float(max(least, recipe.switch.clipped(math.ceil(wanted), workers, ranks)))
+    # What does not fit in one pass may be clipped. Data-parallel training is one worker with a rank
+    # on each island.
+    trained = recipe.switch.clipped(math.ceil(wanted), workers, ranks_of_island(recipe))
+    each = 1 if recipe.data_parallel else smallest_worker_batch(recipe)
+    return float(max(workers * each, trained))
 
 
 def _sync(recipe: Recipe, workload: Workload, workers: int, batch: float) -> Sync:
