@@ -186,6 +186,7 @@ def compare(file: Path, png: Path) -> None:
 def compare_stored(png: Path) -> None:
     """Print and draw stored rounds beside predicted ones; the formats of the fit are marked."""
     rows, predicted = [], []
+    parameters = count_parameters(build_recipe(read_values("diloco")))
     for file in ("links.json", "links_latency.json"):
         results = json.loads(LINKS.with_name(file).read_text())
         link = results["link"]
@@ -205,7 +206,7 @@ def compare_stored(png: Path) -> None:
             row = {
                 "method": arm,
                 "workers": str(results["islands"]),
-                "parameters": "869504",
+                "parameters": str(parameters),
                 "sync_every": "1" if arm == "ddp" else "20",
                 "bandwidth_bits_per_second": str(link["bits_per_second"]),
             }

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from adloco.cli.main import main
-from adloco.cli.plan import check_shared_model
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
+from adloco.plan.short_runs import check_shared_model
 
 
 def recipe(name: str, *settings: tuple[str, str]) -> Recipe:

@@ -64,7 +64,7 @@ def test_the_losses_of_a_run_that_count(
     both = read_short_runs(
         [run, changed(run, "lr", ("betas = [0.9, 0.95]", "betas = [0.9, 0.99]"))]
     )
-    assert both.assumptions == ("what inner.betas change between runs counts as noise",)
+    assert both.assumptions == ("What inner.betas change between runs counts as noise.",)
     scales = [trainer["noise_scale"] for record in records for trainer in record["trainers"]]
     assert cosine.noise_scale is not None
     assert both.noise_scale == cosine.noise_scale

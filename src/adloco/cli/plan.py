@@ -3,7 +3,6 @@
 import math
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from adloco.cli.arguments import Commands, add_command
 from adloco.errors import require
 
 if TYPE_CHECKING:
-    from adloco.config.sections import Recipe
     from adloco.plan.cluster import Cluster
     from adloco.plan.prediction import Prediction
 
@@ -86,7 +84,6 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--sync-cost",
         type=float,
-        default=0.1,
         metavar="BETA",
         help="without --runs, H local steps need H^BETA times the tokens (default: 0.1)",
     )
@@ -138,9 +135,10 @@ def _plan(arguments: Namespace) -> int:
     from adloco.plan.loss_law import fit_loss_law
     from adloco.plan.measured_rows import read_points
     from adloco.plan.prediction import Workload
-    from adloco.plan.short_runs import read_short_runs
+    from adloco.plan.short_runs import check_shared_model, read_short_runs
     from adloco.plan.target import loss_target, tokens_target
     from adloco.report.plan_page import best_table, crossing_text, write_plan
+    from adloco.rules.auto import AutoLimits
     from adloco.run.recipe_probe import count_parameters
 
     _check(arguments)
@@ -162,14 +160,20 @@ def _plan(arguments: Namespace) -> int:
             tokens_per_sample=recipe.data.context_tokens,
             noise_scale=noise_scale,
         )
+        sync_cost = AutoLimits().sync_cost if arguments.sync_cost is None else arguments.sync_cost
         target = (
             loss_target(found, fit, arguments.target_loss)
             if fit
-            else tokens_target(found, noise_scale=noise_scale, sync_cost=arguments.sync_cost)
+            else tokens_target(found, noise_scale=noise_scale, sync_cost=sync_cost)
         )
-        if runs:
-            said = (f"{text[0].upper()}{text[1:]}." for text in runs.assumptions)
-            target = replace(target, assumptions=(*target.assumptions, *said))
+        target = replace(
+            target,
+            assumptions=(
+                *target.assumptions,
+                *(runs.assumptions if runs else ()),
+                *([speed_text(arguments)] if arguments.parameters else []),
+            ),
+        )
         plan = make_plan(found, workload, cluster, target)
         chosen = plan.advice.chosen
         simulated = (
@@ -181,22 +185,9 @@ def _plan(arguments: Namespace) -> int:
     console.print(f"recommended: {chosen.candidate.label}", soft_wrap=True)
     for sentence in filter(None, [*plan.advice.reasons, crossing_text(plan), *simulated]):
         console.print(f"  {sentence}", soft_wrap=True)
-    between = target.interval and target.interval(chosen.candidate.recipe, chosen.batch)
-    if between:
-        console.print(
-            f"  Its {chosen.tokens:.3g} tokens could be {between[0]:.3g} to {between[1]:.3g}: 90% "
-            "of the laws that fit the runs lie between.",
-            soft_wrap=True,
-        )
     console.print("assumed (the page has all):", soft_wrap=True)
     for sentence in target.assumptions:
         console.print(f"  {sentence}", soft_wrap=True)
-    if arguments.parameters:
-        console.print(
-            f"  Islands train {arguments.parameters:g} parameters at the speed in "
-            f"{arguments.cluster}; set model.* in recipe.toml to a model of that size.",
-            soft_wrap=True,
-        )
     command = shlex.join(["adloco", "train", str(page.with_name("recipe.toml"))])
     console.print(f"{page}\ntrain it: {command}", soft_wrap=True)
     return 0
@@ -219,7 +210,8 @@ def _check(arguments: Namespace) -> None:
         f"--simulate must be >= 2 rounds, got {arguments.simulate}",
     )
     require(
-        0 <= arguments.sync_cost < 1, f"--sync-cost must be in [0, 1), got {arguments.sync_cost}"
+        arguments.sync_cost is None or 0 <= arguments.sync_cost < 1,
+        f"--sync-cost must be in [0, 1), got {arguments.sync_cost}",
     )
     require(
         arguments.to is None or not arguments.to.is_file(),
@@ -235,23 +227,11 @@ def default_recipes(noise_scale: float | None, cluster: "Cluster") -> tuple[str,
     return (*RECIPES, *([ADAPTIVE] if noise_scale and cluster.islands % 2 == 0 else []))
 
 
-def check_shared_model(recipes: "Sequence[Recipe]", measured: "Recipe | None") -> None:
-    """Raise ValueError unless all candidates and the runs share model, task and context.
-
-    Args:
-        recipes: Those of all candidates.
-        measured: The recipe of short runs; None without them.
-    """
-    from adloco.plan.short_runs import differences
-
-    for recipe in recipes:
-        names = differences(recipe, recipes[0])
-        require(not names, f"candidates must share {', '.join(names)}; plan them one by one")
-    names = differences(recipes[0], measured) if measured else []
-    require(
-        not names,
-        f"the runs and the planned recipes differ in {', '.join(names)}; give the settings of the "
-        "runs to the plan too",
+def speed_text(arguments: Namespace) -> str:
+    """What --parameters leaves as it is."""
+    return (
+        f"Islands train {arguments.parameters:g} parameters at the speed in {arguments.cluster}; "
+        "set model.* in recipe.toml to a model of that size."
     )
 
 

@@ -90,7 +90,8 @@ def _departure(found: Prediction) -> tuple[float, ...]:
 
 
 def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Those that no other one beats in seconds, bytes, tokens and loss at once, by rising seconds.
+    """The predictions that no other beats in seconds, bytes, tokens and loss at once, by rising
+    seconds.
 
     Losses count if they are predicted.
     """

@@ -24,7 +24,7 @@ class Cluster:
     islands: int
     """Number of islands."""
     bandwidth: str
-    """Of the link between islands, each way, for instance 100mbit."""
+    """Bandwidth of the link between islands, each way, for instance 100mbit."""
     samples_per_second: Mapping[int, float]
     """Samples of a pass (the micro-batches of all ranks of an island) -> samples per second of one
     island that trains in such passes.
@@ -42,7 +42,7 @@ class Cluster:
     restart_seconds: float = 60.0
     """From a failure until training goes on."""
     price_per_hour: float = 0.0
-    """Of one island."""
+    """Price of one island in an hour."""
     memory_gib: float = 0.0
     """Memory of one island, over all its ranks, in GiB; 0: not known."""
 

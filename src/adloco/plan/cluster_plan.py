@@ -62,6 +62,15 @@ def make_plan(
     found = [one.candidate for one in predictions]
     choices = [by_method(on_bandwidth(bandwidth), within=1.0) for bandwidth in BANDWIDTHS]
     advice = advise(predictions, on_bandwidth)
+    between = target.interval and target.interval(
+        advice.chosen.candidate.recipe, advice.chosen.batch
+    )
+    if between:
+        told = (
+            f"Its {advice.chosen.tokens:.3g} tokens could be {between[0]:.3g} to {between[1]:.3g}: "
+            "90% of the laws that fit the runs lie between."
+        )
+        advice = replace(advice, reasons=(*advice.reasons, told))
     return Plan(
         cluster=cluster,
         workload=workload,

@@ -53,7 +53,7 @@ class MeasuredPoint:
     method: str
     """A method of the plan, as its candidates are named."""
     bandwidth: float
-    """Of the link between islands, in bits/s."""
+    """Bandwidth of the link between islands, in bits/s."""
     seconds: float
     """Until the target."""
     label: str

@@ -94,7 +94,7 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
         ),
         noise_scale=statistics.median(scales) if scales else None,
         recipe=next(iter(runs.values())),
-        assumptions=(f"what {', '.join(unknown)} change between runs counts as noise",)
+        assumptions=(f"What {', '.join(unknown)} change between runs counts as noise.",)
         if unknown
         else (),
     )
@@ -105,6 +105,24 @@ def differences(recipe: Recipe, other: Recipe) -> list[str]:
     settings = {Path(name): named_settings(one) for name, one in (("1", recipe), ("2", other))}
     beginnings = ("model.", "task.", "data.context_tokens", "data.tokenizer")
     return _differing(settings, beginnings, MAY_DIFFER)
+
+
+def check_shared_model(recipes: Sequence[Recipe], measured: Recipe | None) -> None:
+    """Raise ValueError unless all candidates and the runs share model, task and context.
+
+    Args:
+        recipes: Those of all candidates.
+        measured: The recipe of short runs; None without them.
+    """
+    for recipe in recipes:
+        names = differences(recipe, recipes[0])
+        require(not names, f"candidates must share {', '.join(names)}; plan them one by one")
+    names = differences(recipes[0], measured) if measured else []
+    require(
+        not names,
+        f"the runs and the planned recipes differ in {', '.join(names)}; give the settings of the "
+        "runs to the plan too",
+    )
 
 
 def method_of(recipe: Recipe) -> str:

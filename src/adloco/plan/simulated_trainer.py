@@ -25,7 +25,7 @@ Waits = Generator[simpy.Event, object, None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class RoundWork:
     """What the workers of a trainer do in a round."""
 
     step_seconds: Sequence[float]
@@ -42,9 +42,9 @@ class Workload:
     @staticmethod
     def of(
         cluster: Cluster, step_seconds: Sequence[float], sync_every: int, sync: Sync
-    ) -> "Workload":
+    ) -> "RoundWork":
         """The work of a trainer on a cluster; the arguments are those of `round_time`."""
-        return Workload(
+        return RoundWork(
             step_seconds=step_seconds,
             jitter=cluster.jitter,
             schedule=Streaming(fragments=sync.fragments, tau=sync.tau).events(sync_every),
@@ -69,7 +69,7 @@ class SimulatedTrainer:
     """A trainer that trains one round after another on islands that fail."""
 
     def __init__(
-        self, env: simpy.Environment, workload: Workload, random: np.random.Generator
+        self, env: simpy.Environment, workload: RoundWork, random: np.random.Generator
     ) -> None:
         self.num_workers = len(workload.step_seconds)
         self.rounds: list[RoundTime] = []
@@ -132,7 +132,7 @@ class _Attempt:
     def __init__(
         self,
         env: simpy.Environment,
-        workload: Workload,
+        workload: RoundWork,
         random: np.random.Generator,
         workers: Sequence[int],
     ) -> None:

@@ -69,7 +69,7 @@ def simulate(
     try:
         import simpy
 
-        from adloco.plan.simulated_trainer import SimulatedTrainer, Workload
+        from adloco.plan.simulated_trainer import RoundWork, SimulatedTrainer
     except ImportError as error:
         raise ValueError(
             "the simulation needs simpy; install it with: pip install 'adloco[plan]'"
@@ -86,7 +86,7 @@ def simulate(
     for sync in syncs:
         own = tuple(islice(islands, sync.workers))
         _require_rounds_that_end(cluster, round_time(cluster, own, sync_every, sync), on_loss)
-        trainers.append(SimulatedTrainer(env, Workload.of(cluster, own, sync_every, sync), random))
+        trainers.append(SimulatedTrainer(env, RoundWork.of(cluster, own, sync_every, sync), random))
     if cluster.failures_per_second:
         env.process(_failures(env, cluster, trainers, random, on_loss))
     env.run(env.all_of([env.process(trainer.run(rounds)) for trainer in trainers]))

@@ -129,7 +129,7 @@ def _among_candidates(
 
 
 def _front(predictions: Sequence[Prediction], axis: str, number: str) -> list[Prediction]:
-    """Those of the Pareto front that are on it in two numbers alone, along the axis."""
+    """The part of the Pareto front that is on it in two numbers alone, along the axis."""
     front: list[Prediction] = []
     for one in sorted(pareto(predictions), key=lambda one: (getattr(one, axis), _of(one, number))):
         if not front or _of(one, number) < _of(front[-1], number):

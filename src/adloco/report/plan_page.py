@@ -20,7 +20,7 @@ from adloco.run.records import write_json
 from adloco.whole_file import write_text
 
 ROWS = 200
-"""As many candidates are in the page's table."""
+"""The most candidates that the page's table shows."""
 RECIPE = "recipe.toml"
 
 
