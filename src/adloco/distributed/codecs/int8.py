@@ -43,10 +43,7 @@ class Int8(ErrorFeedback):
         )
 
     def decode(self, blocks: Tensor) -> Tensor:
-        return (
-            blocks[:, 4:]
-            .view(torch.int8)
-            .float()
-            .div_(INT8_MAX)
-            .mul_(to_numbers(blocks[:, :4], torch.float32))
-        )
+        # CUDA multiplies by the rounded inverse of a number, and divides by a tensor as CPUs do.
+        largest = torch.tensor(INT8_MAX, dtype=torch.float32, device=blocks.device)
+        ratio = blocks[:, 4:].view(torch.int8).float().div_(largest)
+        return ratio.mul_(to_numbers(blocks[:, :4], torch.float32))

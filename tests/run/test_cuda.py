@@ -1,0 +1,77 @@
+"""Runs on a GPU: the numbers of a CPU to rounding, resumed to the bit. Skipped without a GPU."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from adloco.cli.main import main
+from adloco.distributed.codecs.bf16 import Bf16
+from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.int2 import Int2
+from adloco.distributed.codecs.int4 import Int4
+from adloco.distributed.codecs.int8 import Int8
+from adloco.distributed.codecs.topk import TopK
+from adloco.run.trained import load_trained
+from tests.run.test_training_run import make_run, numbers
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+ADAMW = ["--inner.optimizer", "adamw", "--inner.lr", "2e-3"]
+RUNS = {
+    "merging": ["adloco", "--merge.first_round", "2", "--merge.every", "3", *ADAMW],
+    "one norm test a step": ["ddp-norm"],
+    "streaming": ["diloco", "--streaming.fragments", "2", "--streaming.tau", "1"],
+    "four bits": ["diloco", "--wire.format", "int4", "--wire.error_feedback", "1"],
+}
+
+
+def with_folder(words: list[str], folder: Path) -> list[str]:
+    place = words.index("--run.folder")
+    return [*words[: place + 1], str(folder), *words[place + 2 :]]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_gpu_computes_what_a_cpu_computes(name: str, small: list[str], tmp_path: Path) -> None:
+    fp32 = ["--run.precision", "fp32", "--batch.maximum", "24"]
+    for device in ("cpu", "cuda"):
+        words = [*RUNS[name], *with_folder(small, tmp_path / device), *fp32]
+        assert main(["train", *words, "--run.device", device]) == 0
+    ours, truth = numbers(tmp_path / "cuda"), numbers(tmp_path / "cpu")
+    for line, expected in itertools.zip_longest(ours, truth):
+        assert line["tokens"] == expected["tokens"]
+        assert line["bytes_communicated"] == expected["bytes_communicated"]
+        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+        for row, other in zip(line["trainers"], expected["trainers"], strict=True):
+            assert row["requested_batch"] == other["requested_batch"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_on_a_gpu_is_resumed_bit_for_bit(
+    name: str, precision: str, small: list[str], tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    flags = ["--run.device", "cuda", "--run.precision", precision, "--run.checkpoint_every", "2"]
+    words = [*RUNS[name], *with_folder(small, whole), *flags]
+    assert main(["train", *words]) == 0
+    recipe, *settings = with_folder(words, parts)
+    rounds = make_run(recipe, settings).rounds()
+    for _ in range(3):  # One more than the checkpoint has.
+        next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    assert main(["train", "--resume", str(parts)]) == 0
+    assert numbers(parts) == numbers(whole)
+    models = [load_trained(folder).model for folder in (whole, parts)]
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("wire", [Bf16(), Int8(), Int4(), Int2(), TopK()], ids=repr)
+def test_a_gpu_encodes_the_bits_that_a_cpu_encodes(wire: WireFormat) -> None:
+    values = torch.randn(999, wire.block, generator=torch.Generator().manual_seed(1))
+    values[:9] = 0
+    encoded = wire.encode(values)
+    assert torch.equal(wire.encode(values.cuda()).cpu(), encoded)
+    assert torch.equal(wire.decode(encoded.cuda()).cpu(), wire.decode(encoded))
