@@ -13,7 +13,14 @@ from adloco.distributed.dtensor import is_sharded, local
 from adloco.distributed.parallel.gradient_norms import squares
 
 BLOCK = 1 << 16
-"""Elements that one operation handles, so that the next one finds its input in the cache."""
+"""Elements that one operation handles on a CPU; the next one then finds them in the cache."""
+
+BLOCK_ON_GPU = 1 << 22
+"""Elements that one operation handles on a GPU, where each costs a launch.
+
+With the blocks of a CPU a sync of four workers with 305M parameters took 1.2 s on an H100, and
+nearly all of it was launches.
+"""
 
 PIECE = 1 << 20
 """Fewest elements that one collective sends; with less, calls cost more than overlap saves."""
@@ -117,8 +124,9 @@ def fill_weighted_sum(
         norms_sq: float64 of shape (workers,). The squared norm of each worker's weighted term is
             added to it.
     """
+    length = BLOCK if result.device.type == "cpu" else BLOCK_ON_GPU
     columns = [
-        torch.split(tensor.reshape(-1), BLOCK)
+        torch.split(tensor.reshape(-1), length)
         for tensor in (result, *entries, *([] if origin is None else [origin]))
     ]
     for block, *rest in zip(*columns, strict=True):
