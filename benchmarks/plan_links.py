@@ -12,10 +12,10 @@ compares the time of their rounds with two predictions.
 - fitted (`adloco plan --measured`): constants fitted to the method's other rows. Each H, and each
   bandwidth, is left out of the fit once, and then predicted.
 
-Then the choice: a law of the loss is fitted to the runs of 100k and 200k tokens and says which H and
-format reach a loss first on each link (`adloco plan --target-loss`). The loss is the highest with
-which a run of 500k tokens ends. What is the fastest is measured: the tokens to that loss in these
-runs times the measured seconds of their rounds.
+Then the choice: a law of the loss is fitted to the runs of 100k and 200k tokens and says which H
+and format reach a loss first on each link (`adloco plan --target-loss`). The loss is the highest
+with which a run of 500k tokens ends. What is the fastest is measured: the tokens to that loss in
+these runs times the measured seconds of their rounds.
 
 The stage `stored` measures nothing: it takes the rounds in links.json and links_latency.json (H =
 20; evaluations are part of them). The seconds that a round takes besides steps and transfers are

@@ -42,19 +42,20 @@ def test_pieces_cover_every_element_once(seed: int, monkeypatch: pytest.MonkeyPa
     rng = random.Random(seed)
     monkeypatch.setattr(sums, "PIECE", rng.choice([1, 7, 100, 10_000]))
     tensors = [torch.empty(rng.choice([0, 1, 5, 64, 300])) for _ in range(rng.randint(1, 12))]
-    flat = torch.zeros(sum(tensor.numel() for tensor in tensors))
+    buckets = torch.zeros(2, sum(tensor.numel() for tensor in tensors))
     sent = []
     for piece in filled_pieces(
-        flat,
-        bucket_views(flat, tensors, range(len(tensors))),
-        lambda index, part: part.fill_(index + 1),
+        buckets,
+        bucket_views(buckets, tensors, range(len(tensors))),
+        lambda index, views: views.fill_(index + 1),
     ):
         assert piece.numel() > 0
         assert bool((piece > 0).all())
         sent.append(piece.clone())
-    assert torch.cat([torch.zeros(0), *sent]).tolist() == [
-        float(index + 1) for index, tensor in enumerate(tensors) for _ in range(tensor.numel())
-    ]
+    for row in torch.cat([torch.zeros(2, 0), *sent], dim=1).tolist():
+        assert row == [
+            float(index + 1) for index, tensor in enumerate(tensors) for _ in range(tensor.numel())
+        ]
 
 
 @pytest.mark.parametrize("seed", range(10))

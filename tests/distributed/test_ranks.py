@@ -19,20 +19,24 @@ from tests.distributed import scenarios
 from tests.problems import cases
 
 
-def assert_same(left: Any, right: Any, where: str = "") -> None:
-    """Equal to 1e-6 relative for floats and tensors, exactly for everything else."""
+def assert_same(left: Any, right: Any, where: str = "", exact: bool = False) -> None:
+    """Equal to 1e-6 relative for floats and tensors, exactly for everything else.
+
+    exact: Tensors are equal to the last bit.
+    """
     if isinstance(left, torch.Tensor):
+        rtol, atol = (0.0, 0.0) if exact else (1e-6, 1e-7)
         torch.testing.assert_close(
-            left, right, rtol=1e-6, atol=1e-7, msg=lambda text: f"{where}: {text}"
+            left, right, rtol=rtol, atol=atol, msg=lambda text: f"{where}: {text}"
         )
     elif isinstance(left, dict):
         assert list(left) == list(right), where
         for key in left:
-            assert_same(left[key], right[key], f"{where}.{key}")
+            assert_same(left[key], right[key], f"{where}.{key}", exact)
     elif isinstance(left, (list, tuple)):
         assert len(left) == len(right), where
         for index, pair in enumerate(zip(left, right, strict=True)):
-            assert_same(*pair, f"{where}[{index}]")
+            assert_same(*pair, f"{where}[{index}]", exact)
     elif isinstance(left, float):
         assert left == pytest.approx(right, rel=1e-6, abs=1e-9), where
     else:
@@ -134,6 +138,7 @@ def test_every_scenario_on_every_placement(
             same_anywhere(results[0][name], without),
             same_anywhere(one_process[name], without),
             name,
+            exact=shards == replicas == 1,
         )
         assert (
             without

@@ -14,7 +14,6 @@ import torch
 from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.comm.buckets import PerWorker
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.merge import Merge, MergePolicy, assign_workers
@@ -184,17 +183,18 @@ def _mean_over_trainers(
         weights: Weight of each trainer, by id; they add up to 1.
         placement: Where all workers live.
     """
-    per_worker: PerWorker = [
-        entries[member.id] for member in members for _ in placement.local(member.worker_ids)
-    ]
-    per_worker_weights = [
-        weights[member.id] / len(member.worker_ids)
-        for member in members
-        for _ in placement.local(member.worker_ids)
-    ]
-    return placement.comm([worker for member in members for worker in member.worker_ids]).mean(
-        per_worker, per_worker_weights
+    homes = _homes(members)
+    here = [homes[worker] for worker in placement.local(list(homes))]
+    return placement.comm(list(homes)).mean(
+        [entries[home.id] for home in here],
+        [weights[home.id] / len(home.worker_ids) for home in here],
     )
+
+
+def _homes(members: Sequence[Trainer]) -> dict[int, Trainer]:
+    """The trainer of each worker, in the order of the workers, which is that of sums."""
+    homes = {worker: member for member in members for worker in member.worker_ids}
+    return {worker: homes[worker] for worker in sorted(homes)}
 
 
 def _merge_inner_state(
@@ -206,7 +206,8 @@ def _merge_inner_state(
 ) -> None:
     if fates.inner_state == "keep":
         return
-    local = {worker: member for member in members for worker in placement.local(member.worker_ids)}
+    homes = _homes(members)
+    local = {worker: homes[worker] for worker in placement.local(list(homes))}
     if fates.inner_state == "reset":
         for worker in local:
             for optimizer in workers[worker].optimizers:
@@ -231,9 +232,7 @@ def _merge_inner_state(
         for worker in local
     ]
     weights = [merge.weights[member.id] / len(member.worker_ids) for member in local.values()]
-    means = placement.comm([worker for member in members for worker in member.worker_ids]).mean(
-        states, weights
-    )
+    means = placement.comm(list(homes)).mean(states, weights)
     for state in states:
         copy_all(means, state)
 

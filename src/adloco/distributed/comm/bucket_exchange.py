@@ -1,4 +1,4 @@
-"""Buckets whose collectives are in flight, and the slices of them that each rank exchanges.
+"""Buckets whose sums are in flight, and the slices of them that each rank exchanges.
 
 An island is the group of ranks that serve the same workers. Its ranks that have the same values
 each exchange one slice with other islands, and then gather the slices inside the island. So each
@@ -6,7 +6,6 @@ byte crosses between islands once.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,35 +14,39 @@ from torch import Tensor
 from adloco.distributed.comm.buckets import bucket_views
 from adloco.distributed.comm.comm import SumStats
 from adloco.distributed.comm.compressed import Join
+from adloco.distributed.comm.ordered_sum import OrderedSum
 from adloco.distributed.dtensor import with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 
 
 class BucketExchange:
-    """Collectives in flight on buckets."""
+    """Sums of buckets in flight."""
 
-    def __init__(self, like: Sequence[Tensor], join: Join, islands: int) -> None:
+    def __init__(self, like: Sequence[Tensor], join: Join, counts: bool) -> None:
         """
         Args:
             like: Tensors with the shapes and shards of the result.
             join: Gathers the slices of a bucket.
-            islands: Islands that take part.
+            counts: True if this rank counts the norms of its slices. The ranks of one island do.
         """
         self.stats = SumStats([], [], [])
-        self.works: list[Any] = []
+        self.sums: list[OrderedSum] = []
+        """One for each piece of a bucket."""
         self.buckets: list[tuple[bool, list[int], int, Tensor]] = []
-        """(sharded, indices, elements, this rank's slice) of each bucket."""
+        """(sharded, indices, elements, this rank's slice of the sum) of each bucket."""
         self._like = like
         self._join = join
-        self._islands = islands
+        self._counts = counts
 
     def transfer(self) -> None:
-        for work in self.works:
-            work.wait()
-        if self.stats.sent_sq:
-            # Each island has the whole sum, and each rank with a replica of it counts a slice.
-            total_sq = sum(squared_norm([mine]) for _, _, _, mine in self.buckets)
-            self.stats.total_sq = total_sq / self._islands
+        for piece in self.sums:
+            piece.exchange()
+        for piece in self.sums:
+            piece.add_up()
+        for piece in self.sums:
+            piece.finish()
+        if self.stats.sent_sq and self._counts:
+            self.stats.total_sq = sum(squared_norm([mine]) for _, _, _, mine in self.buckets)
 
     def result(self) -> list[Tensor]:
         results = list(self._like)

@@ -38,22 +38,26 @@ class BufferPool:
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
 
-    def bucket(
-        self, tensors: Sequence[Tensor], indices: Sequence[int], dtype: torch.dtype
+    def buckets(
+        self, tensors: Sequence[Tensor], indices: Sequence[int], dtype: torch.dtype, count: int = 1
     ) -> Tensor:
-        """A flat tensor with room for this rank's shards of the tensors of one bucket.
+        """Flat tensors with room for this rank's shards of the tensors of one bucket.
 
         Args:
             tensors: All tensors of a reduction.
             indices: Those in this bucket; see `bucket_indices`.
             dtype: Data type of the bucket.
+            count: How many such buckets.
+
+        Returns:
+            A tensor of shape (count, elements).
         """
         shards = [local(tensors[index]) for index in indices]
         size, device = sum(shard.numel() for shard in shards), shards[0].device
         key = (is_sharded(tensors[indices[0]]), dtype, device)
-        if key not in self._buffers or self._buffers[key].numel() < size:
-            self._buffers[key] = torch.empty(size, dtype=dtype, device=device)
-        return self._buffers[key][:size]
+        if key not in self._buffers or self._buffers[key].numel() < count * size:
+            self._buffers[key] = torch.empty(count * size, dtype=dtype, device=device)
+        return self._buffers[key][: count * size].view(count, size)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -75,30 +79,40 @@ def bucket_indices(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
 
 
 def bucket_views(
-    bucket: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]
+    buckets: Tensor, tensors: Sequence[Tensor], indices: Sequence[int]
 ) -> list[tuple[int, Tensor]]:
-    """(index, view of the bucket) for each tensor; views have the shapes of this rank's shards."""
+    """Views of buckets, one for each tensor in them.
+
+    Args:
+        buckets: Shape (..., elements); see `BufferPool.buckets`.
+        tensors: All tensors of a reduction.
+        indices: Those in the buckets.
+
+    Returns:
+        (index, view) of each tensor; a view has the shape (..., *shape of this rank's shard).
+    """
     shards = [local(tensors[index]) for index in indices]
-    views = torch.split(bucket, [shard.numel() for shard in shards])
+    views = torch.split(buckets, [shard.numel() for shard in shards], dim=-1)
     return [
-        (index, view.view_as(shard))
+        (index, view.view((*view.shape[:-1], *shard.shape)))
         for index, view, shard in zip(indices, views, shards, strict=True)
     ]
 
 
 def filled_pieces(
-    bucket: Tensor, views: Sequence[tuple[int, Tensor]], fill: Callable[[int, Tensor], object]
+    buckets: Tensor, views: Sequence[tuple[int, Tensor]], fill: Callable[[int, Tensor], object]
 ) -> Iterator[Tensor]:
-    """Fill the views of a bucket one after another, and yield each piece as soon as it is full.
+    """Fill the views of buckets one after another, and yield each piece as soon as it is full.
 
-    Pieces are consecutive and have at least PIECE elements, except the last.
+    Pieces are consecutive parts of all buckets, of shape (count, elements). They have at least
+    PIECE elements of each, except the last.
     """
     begin = end = 0
     for index, view in views:
         fill(index, view)
-        end += view.numel()
-        if end - begin >= PIECE or begin < end == bucket.numel():
-            yield bucket[begin:end]
+        end += view[0].numel()
+        if end - begin >= PIECE or begin < end == buckets.shape[1]:
+            yield buckets[:, begin:end]
             begin = end
 
 
@@ -110,34 +124,82 @@ def fill_weighted_sum(
     origin: Tensor | None,
     norms_sq: Tensor | None = None,
 ) -> None:
-    """Set the result to the sum of the entries, or of origin - entry, each times its weight.
-
-    Differences are taken before they are added up, because they are small and sums of parameters
-    would round. The origin is first rounded to the entries' data type. Workers start from the
-    rounded values, so a worker that has not moved contributes exactly zero.
+    """Set the result to the sum of the workers' terms, in their order; see `_weighted_terms`.
 
     Args:
         result: Where to write; its type is at least as precise as the entries'.
-        entries: One tensor of the result's shape for each worker.
-        weights: One number for each worker.
-        origin: A tensor of the result's shape; None: sum the entries themselves.
-        norms_sq: float64 of shape (workers,). The squared norm of each worker's weighted term is
-            added to it.
+        entries, weights, origin, norms_sq: As for `_weighted_terms`.
     """
-    length = BLOCK if result.device.type == "cpu" else BLOCK_ON_GPU
+    blocks = torch.split(result.reshape(-1), _block_length(result))
+    terms = _weighted_terms(result.dtype, entries, weights, origin, norms_sq)
+    for block, (first, *others) in zip(blocks, terms, strict=True):
+        block.copy_(first)
+        for term in others:
+            block.add_(term)
+
+
+@torch.no_grad()
+def fill_weighted_terms(
+    results: Tensor,
+    entries: Sequence[Tensor],
+    weights: Sequence[float],
+    origin: Tensor | None,
+    norms_sq: Tensor | None = None,
+) -> None:
+    """Set each worker's result to its term; see `_weighted_terms`.
+
+    Args:
+        results: Where to write, of shape (workers, *shape of a tensor).
+        entries, weights, origin, norms_sq: As for `_weighted_terms`.
+    """
+    length = _block_length(results[0])
+    blocks = zip(*(torch.split(result.reshape(-1), length) for result in results), strict=True)
+    terms = _weighted_terms(results[0].dtype, entries, weights, origin, norms_sq)
+    for own, theirs in zip(blocks, terms, strict=True):
+        for block, term in zip(own, theirs, strict=True):
+            block.copy_(term)
+
+
+def _weighted_terms(
+    dtype: torch.dtype,
+    entries: Sequence[Tensor],
+    weights: Sequence[float],
+    origin: Tensor | None,
+    norms_sq: Tensor | None,
+) -> Iterator[list[Tensor]]:
+    """Each worker's entry, or origin - entry, times its weight, block by block.
+
+    A term is rounded before it is added to others, so a sum has the same bits wherever the terms
+    are added. Differences are taken before they are added up, because they are small and sums of
+    parameters would round. The origin is first rounded to the entries' data type. Workers start
+    from the rounded values, so a worker that has not moved contributes exactly zero.
+
+    Args:
+        dtype: Type of the terms, at least as precise as the entries'.
+        entries: One tensor for each worker, of the same shape.
+        weights: One number for each worker.
+        origin: A tensor of that shape; None: the terms are the weighted entries themselves.
+        norms_sq: float64 of shape (workers,). The squared norm of each worker's term is added.
+    """
+    length = _block_length(entries[0])
     columns = [
         torch.split(tensor.reshape(-1), length)
-        for tensor in (result, *entries, *([] if origin is None else [origin]))
+        for tensor in (*entries, *([] if origin is None else [origin]))
     ]
-    for block, *rest in zip(*columns, strict=True):
-        terms = [tensor.to(block.dtype) for tensor in rest[: len(entries)]]
-        if origin is not None:
-            start = rest[-1].to(rest[0].dtype).to(block.dtype)
-            terms = [torch.sub(start, term) for term in terms]
+    for blocks in zip(*columns, strict=True):
+        terms = [block.to(dtype) for block in blocks[: len(entries)]]
+        if origin is None:
+            terms = [term * weight for term, weight in zip(terms, weights, strict=True)]
+        else:
+            start = blocks[-1].to(blocks[0].dtype).to(dtype)
+            terms = [
+                torch.sub(start, term).mul_(weight)
+                for term, weight in zip(terms, weights, strict=True)
+            ]
         if norms_sq is not None:
-            norms_sq += torch.stack(
-                [squares(term) * weight**2 for term, weight in zip(terms, weights, strict=True)]
-            )
-        torch.mul(terms[0], weights[0], out=block)
-        for term, weight in zip(terms[1:], weights[1:], strict=True):
-            block.add_(term, alpha=weight)
+            norms_sq += torch.stack([squares(term) for term in terms])
+        yield terms
+
+
+def _block_length(tensor: Tensor) -> int:
+    return BLOCK if tensor.device.type == "cpu" else BLOCK_ON_GPU

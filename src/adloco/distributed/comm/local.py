@@ -88,7 +88,7 @@ class LocalComm:
             0.0,
         )
         for sharded, indices in bucket_indices(sums):
-            bucket = pool.bucket(sums, indices, sum_dtype(sums[indices[0]].dtype))
+            (bucket,) = pool.buckets(sums, indices, sum_dtype(sums[indices[0]].dtype))
             counted = self._counts(sharded)
             for index, view in bucket_views(bucket, sums, indices):
                 entries = [local(entry[index]) for entry in per_worker]

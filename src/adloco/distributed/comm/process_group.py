@@ -1,12 +1,13 @@
 """Reductions among workers on several islands, by collectives of torch.distributed.
 
-Uncompressed tensors are all-reduced. In a wire format, each island owns a share of the blocks. It
-receives that share from all workers, adds it up in float32, encodes the sum and sends it to all. So
-transfers are compressed in both directions, and every island decodes the same bytes.
+Each island owns a share of the elements. It receives that share from all workers, adds it up in the
+order of the workers, and sends the sum to all islands. So a sum has the same bits on any number of
+islands. In a wire format the sum is encoded again, so that transfers are compressed in both
+directions, and every island decodes the same bytes.
 """
 
+import collections
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ from adloco.distributed.comm.buckets import (
     PerWorker,
     bucket_indices,
     bucket_views,
-    fill_weighted_sum,
+    fill_weighted_terms,
     filled_pieces,
     sum_dtype,
 )
@@ -39,7 +40,8 @@ from adloco.distributed.comm.comm import (
     Work,
 )
 from adloco.distributed.comm.compressed import CompressedSum, crossings
-from adloco.distributed.dtensor import is_sharded, local
+from adloco.distributed.comm.ordered_sum import OrderedSum
+from adloco.distributed.dtensor import is_sharded, local, with_local
 from adloco.distributed.traffic import Traffic, num_bytes, ring
 
 
@@ -82,15 +84,11 @@ class GroupComm:
     def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
         if not self._member or not per_worker[0]:
             return []
-        exchange = self._started(
-            per_worker[0],
-            lambda index, view: fill_weighted_sum(
-                view, [local(entry[index]) for entry in per_worker], weights, None
+        exchange = self._summed(
+            per_worker,
+            lambda index, terms: fill_weighted_terms(
+                terms, [local(entry[index]) for entry in per_worker], weights, None
             ),
-            self._all_reduce,
-            self._pool,
-            counted=len(per_worker),
-            times=ring(self.num_workers),
         )
         return ExchangeWork(exchange, None).wait()
 
@@ -99,111 +97,100 @@ class GroupComm:
             return CompletedWork([], SumStats.zero(len(given.weights)))
         exchange: Exchange
         if given.codec is None:
-            exchange = self._differences(given, BufferPool() if overlapped else self._pool)
+            exchange = self._differences(given, overlapped)
         else:
             exchange = CompressedSum(
                 given, given.codec, self._counts, self._sum_of_blocks, self._joined
             )
         return ExchangeWork(exchange, self._transfers if overlapped else None)
 
+    @torch.no_grad()
     def broadcast(
         self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]
     ) -> list[Tensor]:
         if not self._member or not receivers or not tensors:
             return list(tensors)
         rank = self._rank_of(source)
-        exchange = self._started(
-            tensors,
-            lambda index, view: view.copy_(local(tensors[index])),
-            lambda bucket: dist.broadcast(bucket, rank, group=self._group, async_op=True),
-            self._pool,
-            counted=int(dist.get_rank() == rank),
-            times=self.num_workers - 1,
-            summed=False,
-        )
-        return ExchangeWork(exchange, None).wait()
+        results = list(tensors)
+        for sharded, indices in bucket_indices(tensors):
+            (bucket,) = self._pool.buckets(tensors, indices, tensors[indices[0]].dtype)
+            for index, view in bucket_views(bucket, tensors, indices):
+                view.copy_(local(tensors[index]))
+            mine = self._slices(bucket[None], sharded)[0]
+            dist.broadcast(mine, rank, group=self._group)
+            sent_bytes = num_bytes([mine]) if dist.get_rank() == rank else 0
+            self._traffic.add(sent_bytes, self.num_workers - 1)
+            received = self._joined(mine, len(bucket), sharded)
+            for index, view in bucket_views(received, tensors, indices):
+                results[index] = with_local(view, like=tensors[index])
+        return results
 
-    def _differences(self, given: Contributions, pool: BufferPool) -> BucketExchange:
+    def _differences(self, given: Contributions, overlapped: bool) -> BucketExchange:
         first = given.per_worker[0]
         norms_sq = torch.zeros(
             len(given.weights), dtype=torch.float64, device=local(first[0]).device
         )
 
-        def fill(index: int, view: Tensor) -> None:
+        def fill(index: int, terms: Tensor) -> None:
             entries = [local(entry[index]) for entry in given.per_worker]
+            origin = local(given.origin[index]).to(terms.device)
             counted = norms_sq if self._counts(is_sharded(first[index])) else None
-            fill_weighted_sum(
-                view, entries, given.weights, local(given.origin[index]).to(view.device), counted
-            )
+            fill_weighted_terms(terms, entries, given.weights, origin, counted)
 
-        exchange = self._started(
-            first,
-            fill,
-            self._all_reduce,
-            pool,
-            counted=len(given.weights),
-            times=ring(self.num_workers),
-        )
+        exchange = self._summed(given.per_worker, fill, overlapped=overlapped)
         sent_bytes, exchange.stats = exchange.stats.num_bytes, SumStats.lossless(norms_sq)
         exchange.stats.num_bytes = sent_bytes
         return exchange
 
-    def _all_reduce(self, bucket: Tensor) -> Any:
-        return dist.all_reduce(bucket, group=self._group, async_op=True)
-
     @torch.no_grad()
-    def _started(
+    def _summed(
         self,
-        like: Sequence[Tensor],
-        fill: Callable[[int, Tensor], Any],
-        collective: Callable[[Tensor], Any],
-        pool: BufferPool,
+        per_worker: PerWorker,
+        fill: Callable[[int, Tensor], object],
         *,
-        counted: int,
-        times: float,
-        summed: bool = True,
+        overlapped: bool = False,
     ) -> BucketExchange:
-        """Fill buckets one after another and start a collective on each large piece.
+        """Fill buckets with the terms of a sum, and make the sum of each large piece.
 
         Args:
-            like: Tensors with the shapes and shards of the result.
-            fill: Called with each tensor's index and its view of a bucket, to fill it.
-            collective: Starts an exchange of a piece and returns its work.
-            pool: Memory for the buckets.
-            counted: Local workers that send. Each is counted as if it had an island of its own.
-            times: How often each byte leaves an island; see `Traffic.add`.
-            summed: True if the collective adds up. Half-precision buckets are then float32.
+            per_worker: The tensors of each local worker.
+            fill: Called with each tensor's index and its view of the local workers' buckets, of
+                shape (workers, *shape), to fill it.
+            overlapped: True to start no exchange, and to use memory that nobody else does; False
+                to exchange each piece while the next one is filled.
         """
-        exchange = BucketExchange(like, self._joined, len(self._workers))
+        like, workers = per_worker[0], len(per_worker)
+        pool = BufferPool() if overlapped else self._pool
+        exchange = BucketExchange(like, self._joined, counts=dist.get_rank(self._group) == 0)
         for sharded, indices in bucket_indices(like):
-            dtype = like[indices[0]].dtype
-            bucket = pool.bucket(like, indices, sum_dtype(dtype) if summed else dtype)
-            views, replica_group = bucket_views(bucket, like, indices), self._replica_group(sharded)
-            if replica_group is None:
-                # A piece is in flight while the next one is filled.
-                exchange.works += [
-                    collective(piece) for piece in filled_pieces(bucket, views, fill)
-                ]
-                mine = bucket
-            else:
-                for index, view in views:
-                    fill(index, view)
-                mine = own_slice(bucket, replica_group)
-                exchange.works.append(collective(mine))
-            exchange.stats.num_bytes += self._traffic.add(counted * num_bytes([mine]), times)
-            exchange.buckets.append((sharded, indices, bucket.numel(), mine))
+            buckets = pool.buckets(like, indices, sum_dtype(like[indices[0]].dtype), workers)
+            pieces = filled_pieces(buckets, bucket_views(buckets, like, indices), fill)
+            if self._replica_group(sharded) is None:
+                mine = buckets
+            else:  # A slice needs all pieces.
+                collections.deque(pieces, maxlen=0)
+                mine = self._slices(buckets, sharded)
+                pieces = iter([mine])
+            for terms in pieces:
+                exchange.sums.append(OrderedSum(terms, terms[0], self._group, self._workers))
+                if not overlapped:
+                    exchange.sums[-1].exchange()
+            exchange.stats.num_bytes += self._traffic.add(num_bytes([mine]), ring(self.num_workers))
+            exchange.buckets.append((sharded, indices, buckets.shape[1], mine[0]))
         return exchange
+
+    def _slices(self, rows: Tensor, sharded: bool) -> Tensor:
+        """This rank's slice of each row, which all ranks of the replica group have."""
+        replica_group = self._replica_group(sharded)
+        if replica_group is None:
+            return rows
+        return torch.stack([own_slice(row, replica_group) for row in rows])
 
     def _sum_of_blocks(
         self, blocks: Tensor, codec: WireFormat, sharded: bool, stats: SumStats
     ) -> Tensor:
         """Compute this rank's slice of the sum; see `BlockSum`."""
-        replica_group = self._replica_group(sharded)
-        mine = (
-            blocks
-            if replica_group is None
-            else torch.stack([own_slice(one, replica_group) for one in blocks])
-        )
+        mine = self._slices(blocks, sharded)
         stats.num_bytes += self._traffic.add(mine.numel(), crossings(codec, self.num_workers))
         sum_up = sum_by_owners if codec.sums_in_blocks else sum_everywhere
         values, total_sq = sum_up(mine, codec, self._group, self._workers)
