@@ -23,6 +23,7 @@ def test_a_new_file(tmp_path: Path) -> None:
         "islands = 2  # workers that are joined by slow links\n"
         'bandwidth = "100mbit"  # of the link between islands, each way\n'
         'latency = "20ms"  # one way\n'
+        "sync_seconds = 0.0  # of a sync, besides its transfer\n"
         "jitter = 0.031  # standard deviation of a step's seconds over their mean, "
         "measured\n"
         "failures_per_day = 0.0  # of one island\n"

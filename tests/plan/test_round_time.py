@@ -80,6 +80,19 @@ def test_streaming_workers_wait_at_departures_and_late_arrivals(
     assert found.waiting == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_sync_takes_time_besides_its_transfer() -> None:
+    """0.3 s, and 0.2 s of transfer, beside 10 steps of 0.5 s, or beside one."""
+    slow = cluster(sync_seconds=0.3, latency="0s")
+    sent = slow.link.bytes_per_second * 0.2
+    sync = Sync(workers=4, bytes_sent=sent)
+    assert round_time(slow, [0.5] * 4, 10, sync).total == pytest.approx(5.5)
+    assert round_time(slow, [0.5] * 4, 1, sync).total == pytest.approx(1.0)
+    halves = Sync(workers=4, bytes_sent=2 * sent, fragments=2)
+    assert round_time(slow, [0.5] * 4, 10, halves).total == pytest.approx(6.0)
+    alone = Sync(workers=1, bytes_sent=0)
+    assert round_time(slow, [0.5], 10, alone).total == pytest.approx(5.0)
+
+
 def test_failures_repeat_the_round() -> None:
     """Draws: seconds until a gap of T between failures, with a restart after each."""
     failing = cluster(failures_per_day=864.0, restart_seconds=20.0)

@@ -33,6 +33,9 @@ class Cluster:
     """One way, for instance 20ms."""
     pattern: Pattern = "ring"
     """Who sends to whom in a sync: in a ring, or all to all at once."""
+    sync_seconds: float = 0.0
+    """Seconds of a sync besides its transfer: encoding, adding up, the outer step. A step of
+    data-parallel training has a sync, and in streaming each fragment has one."""
     jitter: float = 0.0
     """Standard deviation of a step's seconds over their mean."""
     speeds: tuple[float, ...] = ()
@@ -63,6 +66,7 @@ class Cluster:
             f"pattern must be ring or all-to-all, got {self.pattern!r}",
         )
         for name in (
+            "sync_seconds",
             "jitter",
             "failures_per_day",
             "restart_seconds",
@@ -81,6 +85,12 @@ class Cluster:
     def link(self) -> Link:
         """The link between islands."""
         return Link.parse(f"{self.bandwidth},{self.latency}")
+
+    def sync_time(self, bytes_sent: float, workers: int) -> float:
+        """Seconds of a sync in which so many bytes leave each of its workers."""
+        if workers == 1:
+            return 0.0
+        return self.sync_seconds + self.link.seconds(bytes_sent, workers, pattern=self.pattern)
 
     @property
     def failures_per_second(self) -> float:

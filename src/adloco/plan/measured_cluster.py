@@ -18,6 +18,7 @@ NEW = f"""\
 islands = 2  # workers that are joined by slow links
 bandwidth = "100mbit"  # of the link between islands, each way
 latency = "20ms"  # one way
+sync_seconds = 0.0  # of a sync, besides its transfer
 jitter = 0.0  # standard deviation of a step's seconds over their mean, measured
 failures_per_day = 0.0  # of one island
 restart_seconds = 60.0  # from a failure until training goes on

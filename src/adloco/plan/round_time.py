@@ -91,8 +91,7 @@ def round_time(
             tuple(math.sqrt(steps) * cluster.jitter * seconds for seconds in step_seconds),
         )
 
-    sent = sync.bytes_sent / sync.fragments
-    exchanged = cluster.link.seconds(sent, sync.workers, pattern=cluster.pattern)
+    exchanged = cluster.sync_time(sync.bytes_sent / sync.fragments, sync.workers)
     late = max(0.0, exchanged - slowest(sync.tau))
     events = Streaming(fragments=sync.fragments, tau=sync.tau).events(sync_every)
     meetings = [event.step for event in events if late or event.kind != "receive"]

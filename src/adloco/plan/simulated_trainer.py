@@ -49,9 +49,7 @@ class RoundWork:
             jitter=cluster.jitter,
             schedule=Streaming(fragments=sync.fragments, tau=sync.tau).events(sync_every),
             fragments=sync.fragments,
-            exchange_seconds=cluster.link.seconds(
-                sync.bytes_sent / sync.fragments, sync.workers, pattern=cluster.pattern
-            ),
+            exchange_seconds=cluster.sync_time(sync.bytes_sent / sync.fragments, sync.workers),
         )
 
     def draw_seconds(self, worker: int, steps: int, random: np.random.Generator) -> float:

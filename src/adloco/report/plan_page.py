@@ -90,6 +90,8 @@ def cluster_words(cluster: Cluster) -> list[str]:
         f"An island trains up to {cluster.samples_per_second[fastest]:,.4g} samples per second, "
         f"in passes of {fastest}.",
     ]
+    if cluster.sync_seconds:
+        said.append(f"A sync takes {cluster.sync_seconds:g} s besides its transfer.")
     if cluster.speeds:
         speeds = ", ".join(f"{speed:g}" for speed in cluster.speeds)
         said.append(f"Relative speeds of the islands are {speeds}.")
