@@ -3,18 +3,18 @@ H and wire formats, and data-parallel training, over links of several bandwidths
 compares the time of their rounds with two predictions.
 
     .venv/bin/python benchmarks/plan_links.py --stage stored    # of the rounds in links*.json
-    .venv/bin/python benchmarks/plan_links.py --stage losses    # 72 short runs, without links
+    .venv/bin/python benchmarks/plan_links.py --stage losses    # 48 short runs, without links
     .venv/bin/python benchmarks/plan_links.py [--bandwidths 10mbit,30mbit,100mbit]
         [--every 5,10,20,40] [--formats fp32,int4] [--islands 2]
 
-- closed form, before (`adloco plan --cluster`): from the time of a step on an unlimited link, the
-  bytes, and the bandwidth.
+- closed form, before (`adloco plan --cluster`): from the bytes, the bandwidth, and two times on an
+  unlimited link: that of a step, and what a sync takes besides steps (`sync_seconds`).
 - fitted (`adloco plan --measured`): constants fitted to the method's other rows. Each H, and each
   bandwidth, is left out of the fit once, and then predicted.
 
-Then the choice: a law of the loss is fitted to the runs of 100k and 200k tokens and says which H
+Then the choice: a law of the loss is fitted to the runs of 50k and 100k tokens and says which H
 and format reach a loss first on each link (`adloco plan --target-loss`). The loss is the highest
-with which a run of 500k tokens ends. What is the fastest is measured: the tokens to that loss in
+with which a run of 250k tokens ends. What is the fastest is measured: the tokens to that loss in
 these runs times the measured seconds of their rounds.
 
 The stage `stored` measures nothing: it takes the rounds in links.json and links_latency.json (H =
@@ -54,7 +54,7 @@ from adloco.plan.target import Target
 from adloco.run.recipe_probe import count_parameters
 
 FITTED, HELD_OUT = ("fp32", "int2", "topk"), ("bf16", "int8", "int4")
-STUDIES, SHORT, LONG = Path("runs/benchmarks/plan-links"), (100_000, 200_000), 500_000
+STUDIES, SHORT, LONG = Path("runs/benchmarks/plan-links"), (50_000, 100_000), 250_000
 LINKS = Path(__file__).with_name("links.py")
 COLUMNS = (
     "method",
@@ -82,10 +82,10 @@ def main() -> None:
     parser.add_argument("--stage", choices=("losses", "rounds", "stored"), default="rounds")
     parser.add_argument("--islands", type=int, default=2)
     parser.add_argument("--csv", type=Path, default=Path("benchmarks/plan_links.csv"))
-    parser.add_argument("--png", type=Path, default=Path("benchmarks/plan_links.png"))
+    parser.add_argument("--png", type=Path)
     known, settings = parser.parse_known_args()
     if known.stage == "stored":
-        compare_stored(known.png)
+        compare_stored(known.png or Path("benchmarks/plan_links.png"))
         return
     if known.stage == "losses":
         train_for_losses(known, settings)
@@ -99,7 +99,7 @@ def main() -> None:
     for bandwidth in ["0bit", *known.bandwidths.split(",")]:  # 0bit: unlimited.
         for arm, every in arms:
             measure(arm, every, bandwidth, parameters, known, settings)
-    compare(known.csv, known.png)
+    compare(known.csv, known.png or Path("benchmarks/plan_links_grid.png"))
     if all((STUDIES / f"{tokens}" / "compare.json").is_file() for tokens in (*SHORT, LONG)):
         choose(known)
 
@@ -111,7 +111,7 @@ def train_for_losses(known: argparse.Namespace, settings: Sequence[str]) -> None
     for tokens in (*SHORT, LONG):
         words = ["sweep", "diloco", "--run.tokens", str(tokens), *workers]
         words += ["--method.sync_every", *known.every.split(",")]
-        words += ["--wire.format", *known.formats.split(","), "--seeds", "3", "--parallel", "2"]
+        words += ["--wire.format", *known.formats.split(","), "--seeds", "2", "--parallel", "2"]
         words += ["--outer.options", "{ momentum = 0.6, nesterov = true }", "--inner.lr", "2e-3"]
         main_of_adloco([*words, "--run.folder", str(STUDIES / f"{tokens}"), *settings])
 
@@ -164,7 +164,7 @@ def compare(file: Path, png: Path) -> None:
     limited = [row for row in table if row["bandwidth_bits_per_second"] != "0"]
     predictions: dict[str, Sequence[float | None]] = {
         "closed form, before": [
-            closed_form(row, free_step(table, row["method"], row["sync_every"])) for row in limited
+            closed_form(row, *without_link(table, row["method"])) for row in limited
         ],
         "fitted without its H": left_out(limited, "sync_every"),
         "fitted without its bandwidth": left_out(limited, "bandwidth_bits_per_second"),
@@ -215,7 +215,7 @@ def compare_stored(png: Path) -> None:
             ]
             rounds = 20 if arm == "ddp" else 1
             here.append(row | {"round_seconds": str(statistics.median(seconds))})
-            times.append(rounds * closed_form(row, busy / 20, link["latency_seconds"]))
+            times.append(rounds * closed_form(row, busy / 20, latency=link["latency_seconds"]))
         rest = statistics.mean(
             float(row["round_seconds"]) - time
             for row, time in zip(here, times, strict=True)
@@ -244,8 +244,17 @@ def compare_stored(png: Path) -> None:
     print(png)
 
 
-def closed_form(row: dict[str, str], step: float, latency: float = 0.0) -> float:
-    """Seconds of a round by the closed form, from the seconds of a step on an unlimited link."""
+def closed_form(
+    row: dict[str, str], step: float, sync_seconds: float = 0.0, latency: float = 0.0
+) -> float:
+    """Seconds of a round by the closed form.
+
+    Args:
+        row: What was measured.
+        step: Seconds of an inner step.
+        sync_seconds: What a sync takes besides its transfer.
+        latency: One way, in seconds.
+    """
     parallel = row["method"] == "ddp"
     islands = int(row["workers"])
     name, _, wire = row["method"].partition("-")
@@ -262,6 +271,7 @@ def closed_form(row: dict[str, str], step: float, latency: float = 0.0) -> float
         islands=islands,
         bandwidth=f"{PAYLOAD * int(row['bandwidth_bits_per_second']) / 1e3:.6f}kbit",
         latency=f"{1e3 * latency:.3f}ms",
+        sync_seconds=sync_seconds,
         samples_per_second={BATCH_PER_ISLAND: BATCH_PER_ISLAND / step},
     )
     found = predict(
@@ -314,8 +324,8 @@ def choose(known: argparse.Namespace) -> None:
                 batch=known.islands * BATCH_PER_ISLAND,
                 sync_every=every,
             )
-            step = free_step(table, f"diloco-{wire}", str(every))
-            predicted[name] = wanted / per_step / every * closed_form(found[0], step)
+            round_seconds = closed_form(found[0], *without_link(table, f"diloco-{wire}"))
+            predicted[name] = wanted / per_step / every * round_seconds
         fastest, chosen = (
             min(measured, key=measured.__getitem__),
             min(predicted, key=predicted.__getitem__),
@@ -328,15 +338,15 @@ def choose(known: argparse.Namespace) -> None:
         )
 
 
-def free_step(table: Sequence[dict[str, str]], method: str, every: str) -> float:
-    """Seconds of an inner step on an unlimited link."""
-    (row,) = (
-        row
+def without_link(table: Sequence[dict[str, str]], method: str) -> tuple[float, float]:
+    """(seconds of an inner step, seconds of a sync besides its transfer), on an unlimited link."""
+    rows = [
+        (float(row["round_seconds"]), float(row["compute_utilisation"]), int(row["sync_every"]))
         for row in table
-        if (row["method"], row["sync_every"], row["bandwidth_bits_per_second"])
-        == (method, every, "0")
-    )
-    return float(row["round_seconds"]) * float(row["compute_utilisation"]) / int(every)
+        if (row["method"], row["bandwidth_bits_per_second"]) == (method, "0")
+    ]
+    steps = statistics.median(seconds * busy / every for seconds, busy, every in rows)
+    return steps, statistics.median(seconds * (1 - busy) for seconds, busy, _ in rows)
 
 
 def left_out(limited: Sequence[dict[str, str]], column: str) -> list[float | None]:
@@ -383,14 +393,16 @@ def draw(
         panel.fill_between(
             ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color="#eef1f5"
         )
-        for method in dict.fromkeys(row["method"] for row in limited):
+        for index, method in enumerate(dict.fromkeys(row["method"] for row in limited)):
             points = [
                 (value, guess)
                 for row, value, guess in zip(limited, measured, predicted, strict=True)
                 if row["method"] == method and guess is not None
             ]
             if points:
-                panel.plot(*zip(*points, strict=True), "o", markersize=4, label=method)
+                panel.plot(
+                    *zip(*points, strict=True), "o", color=f"C{index}", markersize=4, label=method
+                )
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_title(name)

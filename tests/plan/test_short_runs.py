@@ -56,6 +56,13 @@ def test_the_losses_of_a_run_that_count(
         assert two.tokens >= 1.2 * one.tokens and not one.annealed
     assert fit_loss_law(points, draws=0).law.irreducible < summary["final_val_loss"]
 
+    few = changed(run, "few", ("sync_every = 4", "sync_every = 40"))
+    both = read_short_runs([run, few])
+    assert [point.run for point in both.points] == [str(run)]
+    assert both.assumptions[0].startswith("1 of 2 runs have fewer than 3 rounds")
+    with pytest.raises(ValueError, match="fewer than 3 rounds of H inner steps; train longer"):
+        read_short_runs([few])
+
     wsd = changed(run, "wsd", ('shape = "cosine"', 'shape = "wsd"'))
     points = read_short_runs([wsd]).points
     assert [point.annealed for point in points[-2:]] == [False, True]

@@ -3,7 +3,9 @@
 A loss counts if the learning rate had fallen to its end, as at the end of a cosine, or had not
 begun to fall, as with a constant rate or before the decay of wsd. Losses between depend on how far
 the rate has fallen, so a cosine gives one loss. Losses of the first third of a run do not count,
-because the start follows no power law; of losses close to each other the later one counts.
+because the start follows no power law; of losses close to each other the later one counts. Runs of
+fewer than three rounds are left out: their outer optimizer has hardly begun, so they show a price
+of a large H that longer runs do not pay.
 
 Runs have the same method if trainers, workers, outer step, wire format, streaming and merges are
 equal. The batch rule is no part of it, because the law knows the batches that were trained; nor is
@@ -29,6 +31,8 @@ from adloco.run.records import Records
 
 FIRST_PART = 1 / 3
 """Part of a run whose losses do not count."""
+LEAST_ROUNDS = 3
+"""Rounds of a run that counts, if its workers exchange."""
 EQUAL = ("model.", "task.", "data.", "evaluation.windows")
 """Settings without which losses cannot be compared."""
 MAY_DIFFER = {
@@ -84,19 +88,35 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
             f"{first} and {other} in {second}; leave one of them out"
         )
     unknown = _differing(settings, UNKNOWN, {"learning_rate.total_tokens"})
-    records = {folder: Records(folder).read() for folder in runs}
+    every_record = {folder: Records(folder).read() for folder in runs}
+    records = {
+        folder: found
+        for folder, found in every_record.items()
+        if found[-1]["inner_steps"] >= LEAST_ROUNDS * sync_every_of(runs[folder])
+    }
+    require(
+        bool(records),
+        f"all of these runs have fewer than {LEAST_ROUNDS} rounds of H inner steps; train longer "
+        "ones, or take a smaller method.sync_every",
+    )
+    assumptions = []
+    if len(records) < len(runs):
+        assumptions.append(
+            f"{len(runs) - len(records)} of {len(runs)} runs have fewer than {LEAST_ROUNDS} rounds "
+            "and are left out: they would make a large H look worse than it is in longer runs."
+        )
+    if unknown:
+        assumptions.append(f"What {', '.join(unknown)} change between runs counts as noise.")
     scales = [scale for each in records.values() if (scale := _noise_scale(each)) is not None]
     return ShortRuns(
         points=tuple(
             point
-            for folder, recipe in runs.items()
-            for point in _points(str(folder), recipe, records[folder])
+            for folder, found in records.items()
+            for point in _points(str(folder), runs[folder], found)
         ),
         noise_scale=statistics.median(scales) if scales else None,
         recipe=next(iter(runs.values())),
-        assumptions=(f"What {', '.join(unknown)} change between runs counts as noise.",)
-        if unknown
-        else (),
+        assumptions=tuple(assumptions),
     )
 
 
