@@ -101,10 +101,12 @@ DISTRIBUTED = {
     "device_memory": set(),
     "traffic": {"dtensor"},
     "codecs": set(),
+    "plain_state": set(),
+    "messages": {"plain_state"},
     "parallel": {"dtensor", "device_memory", "traffic"},
     "comm": {"dtensor", "traffic", "codecs", "parallel"},
-    "placement": {"dtensor", "traffic", "parallel", "comm"},
-    "launch": {"placement"},
+    "placement": {"dtensor", "traffic", "messages", "parallel", "comm"},
+    "launch": {"messages", "placement"},
     "testing": set(),
 }
 """The same inside `distributed`."""

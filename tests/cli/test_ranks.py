@@ -211,6 +211,24 @@ def test_a_run_goes_on_from_disk_on_other_ranks(
     )
 
 
+def assert_on_loopback(processes: list[str]) -> None:
+    """All sockets on which the processes listen are reached from this machine alone."""
+    own = {
+        link.readlink().name
+        for process in processes
+        for link in Path(f"/proc/{process}/fd").iterdir()
+        if link.is_symlink()
+    }
+    listening = [
+        line.split()[1].split(":")[0]
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in own
+    ]
+    assert len(listening) >= 3, "the store, and gloo on each rank"
+    assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
 def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
     small: list[str],
     tmp_path: Path,
@@ -232,6 +250,7 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
     wait_for_steps(2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 2
+    assert_on_loopback([str(process.pid), *children])
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

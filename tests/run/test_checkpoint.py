@@ -82,6 +82,6 @@ def test_foreign_folders(tmp_path: Path) -> None:
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, "round-1", STATE, keep=1)
-    with pytest.raises(AssertionError, match="which a checkpoint cannot hold"):
+    with pytest.raises(AssertionError, match="which a state cannot hold"):
         checkpoint.save(tmp_path, "round-2", {"bad": object()}, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["round-1"]

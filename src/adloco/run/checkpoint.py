@@ -1,9 +1,5 @@
 """Writes and reads checkpoints atomically: tensors as safetensors, everything else as JSON, with
-checksums of both files. No pickle.
-
-A state is any nesting of dictionaries, lists and tuples with tensors and plain values in it. Each
-tensor is stored under its path in the nesting (`trainers.0.outer.params`, for instance), and the
-JSON has that path in its place.
+checksums of both files. No pickle; `distributed/plain_state.py` says what a state may contain.
 """
 
 import hashlib
@@ -11,14 +7,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
+from adloco.distributed.plain_state import join_state, split_state
 from adloco.errors import require
 
 FORMAT = "adloco checkpoint 2"
@@ -31,7 +25,7 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
     Args:
         folder: Folder of all checkpoints of the run.
         name: Name of this checkpoint's subfolder. Names must sort by age.
-        state: See the top of this file for what it may contain.
+        state: See `distributed/plain_state.py` for what it may contain.
         keep: Number of checkpoints to keep, this one included.
 
     Returns:
@@ -40,9 +34,9 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
     try:
-        tensors: dict[str, Tensor] = {}
-        plain = _split(state, "", tensors)
-        save_file(tensors, temporary / TENSORS)
+        plain, tensors = split_state(state)
+        whole = {path: tensor.detach().cpu().contiguous() for path, tensor in tensors.items()}
+        save_file(whole, temporary / TENSORS)
         (temporary / STATE).write_text(json.dumps({"format": FORMAT, "state": plain}))
         (temporary / CHECKSUMS).write_text(
             json.dumps({part: _checksum(temporary / part) for part in (TENSORS, STATE)})
@@ -128,45 +122,9 @@ def load(checkpoint: Path) -> Any:
         f"checkpoint {checkpoint} has format {saved.get('format')!r}, but this version of adloco "
         f"reads {FORMAT!r}; use the version that wrote it",
     )
-    return _join(saved["state"], load_file(checkpoint / TENSORS))
-
-
-def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """The value as JSON, with each tensor replaced by its path; adds the tensors to `tensors`."""
-    if isinstance(value, Tensor):
-        tensors[path] = value.detach().cpu().contiguous()
-        return {"tensor": path}
-    if isinstance(value, Mapping):
-        return {
-            "items": [
-                [key, _split(item, f"{path}.{key}" if path else str(key), tensors)]
-                for key, item in value.items()
-            ]
-        }
-    if isinstance(value, (list, tuple)):
-        return {
-            type(value).__name__: [
-                _split(item, f"{path}.{index}", tensors) for index, item in enumerate(value)
-            ]
-        }
-    assert value is None or isinstance(value, (bool, int, float, str)), (
-        f"{path} is a {type(value)}, which a checkpoint cannot hold"
-    )
-    return value
-
-
-def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `_split`."""
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        # A copy, because the file may be memory-mapped and removed later.
-        return torch.clone(tensors[content])
-    if kind == "items":
-        return {key: _join(item, tensors) for key, item in content}
-    items = [_join(item, tensors) for item in content]
-    return tuple(items) if kind == "tuple" else items
+    # Copies, because the file may be memory-mapped and removed later.
+    tensors = {path: found.clone() for path, found in load_file(checkpoint / TENSORS).items()}
+    return join_state(saved["state"], tensors)
 
 
 def _checksum(file: Path) -> str:

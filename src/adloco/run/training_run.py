@@ -108,7 +108,7 @@ class TrainingRun:
     def create(recipe: Recipe) -> "TrainingRun":
         """A new run; its folder is made after everything else has succeeded."""
         placement = place_workers(recipe)
-        folder = placement.agree(new_folder(recipe))
+        folder = Path(placement.agree(str(new_folder(recipe))))
         advice = "use another --run.folder, or go on with it by adloco train --resume"
         require(
             not placement.agree(folder.exists()),

@@ -20,6 +20,8 @@ from adloco.errors import OtherRankError
 
 KEY = "failure"
 POLL_SECONDS, GRACE_SECONDS = 0.5, 2.0
+LONGEST = 1000
+"""Characters of a message that are shown."""
 LOST = re.compile(r"connection (closed|reset)|broken pipe|gloo|nccl|socket", re.IGNORECASE)
 
 
@@ -59,7 +61,17 @@ def report_failure(store: Any, message: str) -> None:
         store: The store of the process that started the ranks.
         message: What failed.
     """
-    dist.PrefixStore("adloco-0", store).compare_set(KEY, "", message)  # type: ignore[attr-defined]
+    dist.PrefixStore("adloco-0", store).compare_set(KEY, "", readable(message))  # type: ignore[attr-defined]
+
+
+def readable(message: str | bytes) -> str:
+    """One line of the message, cut in length and without control characters.
+
+    What other ranks wrote is shown in a terminal, which obeys control characters.
+    """
+    text = message.decode(errors="replace") if isinstance(message, bytes) else message
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
 
 
 def _connect() -> Any:
@@ -82,12 +94,12 @@ def _first(store: Any, rank: int, error: Exception) -> str | None:
     try:
         if lost:
             return (
-                store.get(KEY).decode()
+                readable(store.get(KEY))
                 if store.check([KEY])
                 else f"rank {rank} lost the connection to another rank, which was killed or crashed"
             )
-        mine = f"rank {rank}: {error}"
-        seen = str(store.compare_set(KEY, "", mine).decode())
+        mine = readable(f"rank {rank}: {error}")
+        seen = readable(store.compare_set(KEY, "", mine))
     except RuntimeError:  # The store ended with the process that kept it.
         return None
     return None if seen == mine else seen
@@ -99,7 +111,7 @@ def _watch(done: threading.Event, end: Callable[[str], None]) -> None:
         while not done.wait(POLL_SECONDS):
             if store.check([KEY]):
                 # Read before waiting, because the store ends with the process that keeps it.
-                first = store.get(KEY).decode()
+                first = readable(store.get(KEY))
                 if not done.wait(GRACE_SECONDS):
                     end(first)
                 return

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from adloco.distributed.launch.failures import shared_failures
+from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.placement.ranks import TIMEOUT, Ranks
@@ -163,9 +164,8 @@ def place(
 
 
 def _check_agreement(mine: dict[str, str]) -> None:
-    box = [mine]
-    dist.broadcast_object_list(box)
-    differing = [name for name, value in box[0].items() if mine.get(name) != value]
+    first = broadcast_state(mine)
+    differing = [name for name, value in first.items() if mine.get(name) != value]
     if differing:
         raise ValueError(
             f"{', '.join(differing)} differs between ranks; "

@@ -8,10 +8,12 @@ have to start again with smaller micro-batches.
 """
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
@@ -39,12 +41,12 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
     Returns:
         The exit code of the first rank that failed, or 0; INTERRUPTED after a signal.
     """
-    # This process keeps the store at which the ranks meet, so that it outlives all of them.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    store = _local_store()
     meeting = {
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": store.host,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **_loopback(),
     }
     shared = meeting | {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     ranks: list[subprocess.Popen[bytes]] = []
@@ -66,6 +68,33 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
             lambda rank, number: report_failure(store, f"rank {rank} was ended by signal {number}"),
         )
         return INTERRUPTED if code and received else code
+
+
+def _local_store() -> Any:
+    """The store at which the ranks meet; only this machine reaches it.
+
+    This process keeps it, so that it outlives all ranks.
+    """
+    # By itself the store would listen on all interfaces, and whoever reaches it can end the run.
+    listening = socket.create_server(("127.0.0.1", 0))
+    host, port = listening.getsockname()
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+
+
+def _loopback() -> dict[str, str]:
+    """The variables that let gloo and NCCL listen on the loopback interface only."""
+    names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    return {
+        variable: name
+        for name in names
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    }
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], on_killed: Callable[[int, int], None]) -> int:

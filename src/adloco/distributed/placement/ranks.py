@@ -10,7 +10,6 @@ islands.
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,7 @@ from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.comm.process_group import GroupComm
 from adloco.distributed.dtensor import gather_shards
+from adloco.distributed.messages import broadcast_state, receive_state, send_state
 from adloco.distributed.parallel.ddp import ReplicatedModel
 from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.fsdp import ShardedModel
@@ -110,19 +110,9 @@ class Ranks:
             for name, tensor in model.state_dict().items()
             if isinstance(tensor, Tensor)
         }
-        everyone: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(
-            everyone,
-            {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()},
+        self._check_same_model(
+            {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()}
         )
-        for rank, theirs in enumerate(everyone):
-            for name in {**everyone[0], **theirs}:
-                if everyone[0].get(name) != theirs.get(name):
-                    here, first = theirs.get(name, "absent"), everyone[0].get(name, "absent")
-                    raise ValueError(
-                        "build_model must make the same model on every rank, but "
-                        f"{name} is {first} on rank 0 and {here} on rank {rank}"
-                    )
         for tensor in tensors.values():
             sent = tensor.to(self.device).contiguous()
             dist.broadcast(sent, 0)
@@ -190,16 +180,13 @@ class Ranks:
         return Bytes(*self._total(self.traffic.total()))
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
-        # Ranks send one after another, because gather_object would make every rank send as much
-        # as the one that has most.
+        # Ranks send one after another, so that rank 0 holds the message of one at a time.
         collected = list(items)
         if self.is_rank_zero:
             for rank in range(self.ranks_per_worker, self.num_ranks, self.ranks_per_worker):
-                box: list[Any] = [None]
-                dist.recv_object_list(box, src=rank)
-                collected += box[0]
+                collected += receive_state(rank)
         elif self._position == 0:
-            dist.send_object_list([collected], dst=0)
+            send_state(collected, 0)
         return collected
 
     def gather_shards(self, state: Item) -> Item:
@@ -207,9 +194,7 @@ class Ranks:
         return gathered
 
     def agree(self, value: Item) -> Item:
-        box = [value]
-        dist.broadcast_object_list(box)
-        return box[0]
+        return broadcast_state(value)
 
     def map(
         self,
@@ -222,6 +207,26 @@ class Ranks:
             # its collectives would meet those of the failed worker on the other ranks.
             return [function(item) for item in items]
         return self._process.map(function, items, on_failure)
+
+    def _check_same_model(self, mine: Mapping[str, str]) -> None:
+        """Raise ValueError on all ranks if one has other tensors than rank 0.
+
+        mine: Shape and type of each tensor on this rank, by name.
+        """
+        first = broadcast_state(mine)
+        differing = [name for name in {**first, **mine} if first.get(name) != mine.get(name)]
+        found = -int(self.largest(-self.rank if differing else -self.num_ranks))
+        if found == self.num_ranks:
+            return
+        name = differing[0] if differing else ""
+        raise ValueError(
+            broadcast_state(
+                "build_model must make the same model on every rank, but "
+                f"{name} is {first.get(name, 'absent')} on rank 0 and {mine.get(name, 'absent')} "
+                f"on rank {self.rank}",
+                found,
+            )
+        )
 
     def _replica_group(self, sharded: bool) -> dist.ProcessGroup | None:
         """The ranks of this island that have the same values as this one; None if it is alone.

@@ -1,0 +1,54 @@
+"""Splits a state into plain values, which JSON can hold, and its tensors; no pickle.
+
+A state is any nesting of dictionaries, lists and tuples with tensors and plain values in it. Each
+tensor is known by its path in the nesting (`trainers.0.outer.params`, for instance), and the plain
+values have that path in its place. Python writes floats into JSON with all their digits, and nan
+and infinity as such, so numbers come back bit for bit.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def split_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The state as plain values with paths in place of its tensors, and the tensors by path."""
+    tensors: dict[str, Tensor] = {}
+    return _split(state, "", tensors), tensors
+
+
+def join_state(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The state that `split_state` split."""
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, content),) = plain.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "items":
+        return {key: join_state(item, tensors) for key, item in content}
+    items = [join_state(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"tensor": path}
+    if isinstance(value, Mapping):
+        return {
+            "items": [
+                [key, _split(item, f"{path}.{key}" if path else str(key), tensors)]
+                for key, item in value.items()
+            ]
+        }
+    if isinstance(value, (list, tuple)):
+        return {
+            type(value).__name__: [
+                _split(item, f"{path}.{index}", tensors) for index, item in enumerate(value)
+            ]
+        }
+    assert value is None or isinstance(value, (bool, int, float, str)), (
+        f"{path} is a {type(value)}, which a state cannot hold"
+    )
+    return value
