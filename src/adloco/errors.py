@@ -31,3 +31,12 @@ class OutOfMemoryError(RuntimeError):
 
 class OtherRankError(RuntimeError):
     """Another rank of the run failed; the message is that rank's."""
+
+
+class LostRankError(OtherRankError):
+    """Another rank was killed, is stopped or cannot be reached; a resumed run may succeed."""
+
+
+def exit_code(error: Exception) -> int:
+    """Of a command that ends with this error: 1 if a rank was lost, 2 for what a user can mend."""
+    return 1 if isinstance(error, LostRankError) else 2

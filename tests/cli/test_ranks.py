@@ -555,6 +555,30 @@ def test_a_killed_rank_stops_the_others(small: list[str], tmp_path: Path) -> Non
     assert not Path(f"/proc/{children[0]}").exists()
 
 
+def test_a_stopped_rank_is_named(small: list[str], tmp_path: Path) -> None:
+    words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
+    process = subprocess.Popen(
+        [*words, "--run.timeout_seconds", "4"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(tmp_path / "run" / "metrics.jsonl")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGSTOP)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert error == (
+        f"adloco (rank 0): rank 1 on {socket.gethostname()} has given no sign of life for "
+        "timeout_seconds = 4 s; it is stopped, or its machine or link is down; "
+        f"go on with: adloco train --resume {tmp_path / 'run'}\n"
+    )
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
 def test_ranks_that_mean_different_runs_are_refused(small: list[str], tmp_path: Path) -> None:
     """Two ranks started by hand that differ in their seed, in what a resumed run may change, and in
     their code.

@@ -1,6 +1,7 @@
 """The entry point of `adloco`: reads the line, runs one command and turns errors into exit codes.
 
-Bad input ends with one sentence on stderr and exit code 2, an interruption with exit code 130.
+Bad input ends with one sentence on stderr and exit code 2, a lost rank with exit code 1, an
+interruption with exit code 130.
 """
 
 import atexit
@@ -34,7 +35,7 @@ from adloco.cli import (
 )
 from adloco.cli.arguments import Commands, Parser, take_settings
 from adloco.config.settings import RunSettings
-from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError
+from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError, exit_code
 
 # Each module has `add_parser` and `run`. Only `run` imports torch and transformers, which takes
 # seconds: help and errors in the line should not wait for that.
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rank = os.environ.get("RANK", "0")
         name = "adloco" if rank == "0" else f"adloco (rank {rank})"
         print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return exit_code(error)
 
 
 def build_parser() -> tuple[Parser, Commands]:

@@ -52,7 +52,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    from adloco.cli.rank_processes import end_rank, on_ranks
+    from adloco.cli.rank_processes import RankEnd, on_ranks
     from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
 
     micro_batches = _parse_sizes(arguments.micro_batches)
@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> int:
     if arguments.ranks != 1 and num_ranks() == 1:
         return on_ranks(arguments.ranks, recipe, arguments.words)
     console = Console(highlight=False, quiet=this_rank() != 0)
-    with process_group(end_rank):
+    with process_group(RankEnd().at_once, recipe.run.timeout_seconds):
         if arguments.throughput is None:
             _find_micro_batch(recipe, arguments, console)
         else:

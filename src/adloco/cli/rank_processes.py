@@ -4,11 +4,12 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from adloco.config.sections import Recipe
 from adloco.distributed.launch.launcher import island_shape, this_rank
 from adloco.distributed.launch.local_ranks import start_ranks
-from adloco.errors import require
+from adloco.errors import LostRankError, OtherRankError, exit_code, require
 
 
 def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
@@ -28,10 +29,24 @@ def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
     return start_ranks(count, words)
 
 
-def end_rank(message: str) -> None:
-    """Print the message and end this process at once, also if it waits for a rank that failed."""
-    log = logging.getLogger(__name__)
-    if log.hasHandlers():  # Else logging itself would print the message, before training begins.
-        log.error("%s", message)
-    print(f"adloco (rank {this_rank()}): {message}", file=sys.stderr, flush=True)
-    os._exit(2)
+class RankEnd:
+    """How this rank ends when another one fails or is lost."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        """The run that a lost rank leaves to be resumed; None: there is none yet."""
+
+    def at_once(self, error: OtherRankError) -> None:
+        """Print the error and end this process, also if it waits for the rank that failed."""
+        message = str(self.advised(error))
+        log = logging.getLogger(__name__)
+        if log.hasHandlers():  # Else logging itself would print the message, before training.
+            log.error("%s", message)
+        print(f"adloco (rank {this_rank()}): {message}", file=sys.stderr, flush=True)
+        os._exit(exit_code(error))
+
+    def advised(self, error: OtherRankError) -> OtherRankError:
+        """The error, with the line that resumes the run if a rank was lost."""
+        if not isinstance(error, LostRankError) or self.folder is None:
+            return error
+        return LostRankError(f"{error}; go on with: adloco train --resume {self.folder}")

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from adloco.cli.arguments import Commands, add_command, add_ranks, read_recipe
-from adloco.errors import require
+from adloco.config.settings import RunSettings
+from adloco.errors import LostRankError, require
 
 
 def add_parser(commands: Commands) -> None:
@@ -25,7 +26,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    from adloco.cli.rank_processes import end_rank
+    from adloco.cli.rank_processes import RankEnd
     from adloco.cli.train_log import train_log
     from adloco.cli.training_loop import train
     from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
@@ -42,17 +43,34 @@ def run(arguments: Namespace) -> int:
     if arguments.ranks != 1 and num_ranks() == 1:
         return _run_on_ranks(arguments)
     console = Console(highlight=False, quiet=this_rank() != 0)
+    ending = RankEnd()
     # All is done inside the group, so that bad input on one rank ends all ranks; but the log is
     # closed outside, where the error of another rank has that rank's message.
-    with ExitStack() as opened, process_group(end_rank):
-        with console.status("reading and tokenising text, building models ..."):
-            training_run = (
-                TrainingRun.resume(resumed, settings)
-                if resumed
-                else TrainingRun.create(read_recipe(arguments))
-            )
-        log = opened.enter_context(train_log(training_run))
-        return train(training_run, console, log, settings)
+    try:
+        with ExitStack() as opened, process_group(ending.at_once, _timeout_seconds(arguments)):
+            with console.status("reading and tokenising text, building models ..."):
+                training_run = (
+                    TrainingRun.resume(resumed, settings)
+                    if resumed
+                    else TrainingRun.create(read_recipe(arguments))
+                )
+            ending.folder = training_run.folder
+            log = opened.enter_context(train_log(training_run))
+            return train(training_run, console, log, settings)
+    except LostRankError as error:
+        raise ending.advised(error) from None
+
+
+def _timeout_seconds(arguments: Namespace) -> float:
+    """run.timeout_seconds; its default if the recipe is wrong, which all ranks must join to say."""
+    from adloco.run.stored import resumed_recipe
+
+    try:
+        if arguments.resume:
+            return resumed_recipe(arguments.resume, arguments.settings).run.timeout_seconds
+        return read_recipe(arguments).run.timeout_seconds
+    except (ValueError, OSError):
+        return RunSettings.timeout_seconds
 
 
 def _run_on_ranks(arguments: Namespace) -> int:

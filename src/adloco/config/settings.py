@@ -48,6 +48,10 @@ class RunSettings:
     """Rounds from one checkpoint to the next. The last round always writes one."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep; older ones are deleted."""
+    timeout_seconds: float = 600.0
+    """A rank that gives no sign of life for so long is lost, and the run ends. A rank that is slow
+    is waited for, ten times as long.
+    """
     trackers: str = "auto"
     """Where to log metrics, besides the run's folder: auto (TensorBoard if it is installed), none,
     or names separated by commas: tensorboard, wandb, clearml, mlflow, trackio, or a class of your
@@ -68,6 +72,10 @@ class RunSettings:
         require(
             self.keep_checkpoints > 0,
             f"run.keep_checkpoints must be > 0, got {self.keep_checkpoints}",
+        )
+        require(
+            1 <= self.timeout_seconds <= 1e6,
+            f"run.timeout_seconds must be in [1, 1e6], got {self.timeout_seconds}",
         )
         own = [name for name in self.tracker_names if ":" in name]
         known = self.trackers in ("auto", "none") or (

@@ -120,7 +120,13 @@ def place_workers(recipe: Recipe) -> Placement:
         "the code of adloco": code_checksum(),
     }
     return place(
-        workers, device, recipe.run.threads, shape.shard_size, shape.replica_size, must_agree=shared
+        workers,
+        device,
+        recipe.run.threads,
+        shape.shard_size,
+        shape.replica_size,
+        must_agree=shared,
+        timeout_seconds=recipe.run.timeout_seconds,
     )
 
 

@@ -1,17 +1,17 @@
 """Joining the process group that torchrun or `start_ranks` prepared, and placing workers."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
-from adloco.distributed.launch.failures import shared_failures
+from adloco.distributed.launch.failures import End, shared_failures
 from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
-from adloco.distributed.placement.ranks import TIMEOUT, Ranks
+from adloco.distributed.placement.ranks import TIMEOUT_SECONDS, Ranks, longest_wait
 
 CHOICES_SHOWN = 6
 """How many possible numbers of ranks an error names, the nearest ones."""
@@ -28,23 +28,29 @@ def this_rank() -> int:
 
 
 @contextmanager
-def process_group(end: Callable[[str], None] | None = None) -> Iterator[None]:
+def process_group(
+    end: End | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Iterator[None]:
     """Join the other ranks of a run while the context is open; one process alone does nothing.
 
     Args:
-        end: Called with the message if another rank fails and this one does not notice within
-            seconds. It must end the process.
+        end: Called with the error if another rank fails or is lost and this one does not notice
+            within seconds. It must end the process. None: a rank that is stopped is noticed only
+            by the longest wait of a collective.
+        timeout_seconds: A rank that gives no sign of life for so long is lost. Collectives wait ten
+            times as long for one that lives.
 
     Raises:
+        LostRankError: Another rank was killed, is stopped or cannot be reached.
         OtherRankError: Another rank failed; it has that rank's message.
     """
     if num_ranks() == 1:
         yield
         return
     # By default torch uses gloo for tensors on the CPU and NCCL for those on GPUs.
-    dist.init_process_group(timeout=TIMEOUT)
+    dist.init_process_group(timeout=longest_wait(timeout_seconds))
     try:
-        with shared_failures(end):
+        with shared_failures(end, timeout_seconds):
             yield
             dist.barrier()
     finally:
@@ -115,6 +121,7 @@ def place(
     shard_size: int = 1,
     replica_size: int = 1,
     must_agree: Mapping[str, str] | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Placement:
     """Place workers in this process, or over all ranks if called inside `process_group`.
 
@@ -127,6 +134,7 @@ def place(
         replica_size: Replicas of a worker whose gradients are summed (DDP, or HSDP with shards).
             0: as many as there are for each worker.
         must_agree: Other settings, by name, that must be the same on all ranks.
+        timeout_seconds: As given to `process_group`.
 
     Returns:
         The placement, for `AdLoCo` or `DiLoCo`.
@@ -160,7 +168,7 @@ def place(
                 f"start at most {found} ranks on it, or use the device cpu"
             )
         torch.cuda.set_device(device)
-    return Ranks(num_workers, device, threads, shards, replicas)
+    return Ranks(num_workers, device, threads, shards, replicas, timeout_seconds)
 
 
 def _check_agreement(mine: dict[str, str]) -> None:

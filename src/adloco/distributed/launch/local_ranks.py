@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from adloco.distributed.launch.failures import report_failure
 from adloco.distributed.launch.signals import signals_passed_to
+from adloco.errors import LostRankError
 
 INTERRUPTED = 130
 """Exit code of a run that was ended by Ctrl+C or another signal."""
@@ -39,7 +40,8 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
         words: Arguments of the command.
 
     Returns:
-        The exit code of the first rank that failed, or 0; INTERRUPTED after a signal.
+        The exit code of the first rank that failed (1 if it was killed), or 0; INTERRUPTED after
+        a signal.
     """
     store = _local_store()
     meeting = {
@@ -65,9 +67,11 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
             )
         code = _wait(
             ranks,
-            lambda rank, number: report_failure(store, f"rank {rank} was ended by signal {number}"),
+            lambda rank, number: report_failure(
+                store, LostRankError(f"rank {rank} was ended by signal {number}")
+            ),
         )
-        return INTERRUPTED if code and received else code
+        return INTERRUPTED if code and received else 1 if code < 0 else code
 
 
 def _local_store() -> Any:

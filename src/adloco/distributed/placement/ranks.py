@@ -32,8 +32,17 @@ from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Item, Result
 from adloco.distributed.traffic import Bytes, Traffic, num_bytes
 
-TIMEOUT = timedelta(minutes=30)
-"""Longest wait for other ranks. A rank with a large batch can be minutes late at a sync."""
+TIMEOUT_SECONDS = 600.0
+"""A rank that gives no sign of life for so long is lost."""
+PATIENCE = 10
+"""How many times timeout_seconds a rank that lives is waited for. One with a large batch can be
+minutes late at a sync, and one that reads and tokenises text more so.
+"""
+
+
+def longest_wait(timeout_seconds: float) -> timedelta:
+    """Longest wait of a collective for other ranks."""
+    return timedelta(seconds=PATIENCE * timeout_seconds)
 
 
 class Ranks:
@@ -46,6 +55,7 @@ class Ranks:
         threads: int,
         shards: int = 1,
         replicas: int = 1,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         """
         Args:
@@ -54,7 +64,9 @@ class Ranks:
             threads: Workers of a rank that run at once; see `OneProcess`.
             shards: Ranks over which a worker's parameters are sharded.
             replicas: Replicas of each shard; an island has `shards` x `replicas` ranks.
+            timeout_seconds: See `longest_wait`.
         """
+        self._longest_wait = longest_wait(timeout_seconds)
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.num_workers = num_workers
         self.device = device
@@ -242,7 +254,7 @@ class Ranks:
 
     def _new_group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """Make all these groups, on all ranks; return the one of this rank, or else the first."""
-        made = [dist.new_group(list(ranks), timeout=TIMEOUT) for ranks in groups]
+        made = [dist.new_group(list(ranks), timeout=self._longest_wait) for ranks in groups]
         mine: dist.ProcessGroup = next(
             (group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks),
             made[0],
