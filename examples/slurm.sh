@@ -33,7 +33,10 @@ export OMP_NUM_THREADS=1
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
 # The TERM that SLURM sends two minutes before the end reaches every rank: they finish their inner step, save together and stop.
+# By itself torchrun kills them after 30 seconds.
+grace=110
 exec srun --kill-on-bad-exit=1 torchrun \
     --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "$gpus" \
     --rdzv-backend c10d --rdzv-endpoint "$first:29400" --rdzv-id "$SLURM_JOB_ID" \
-    -m adloco train "${words[@]}"
+    --shutdown-timeout "$grace" \
+    -m adloco train --run.grace_seconds "$grace" "${words[@]}"

@@ -36,6 +36,6 @@ def test_what_the_script_starts(words: list[str], trained: str, tmp_path: Path) 
         "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node7:29400 --rdzv-id 77"
     )
     assert (
-        done.stdout.strip()
-        == f"--kill-on-bad-exit=1 torchrun {rendezvous} -m adloco train {trained}"
+        done.stdout.strip() == f"--kill-on-bad-exit=1 torchrun {rendezvous} --shutdown-timeout 110 "
+        f"-m adloco train --run.grace_seconds 110 {trained}"
     )

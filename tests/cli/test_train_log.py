@@ -49,7 +49,7 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
         lambda model, inputs: os.kill(os.getpid(), signal.SIGINT) if next(passes) == 20 else None
     )
     with train_log(run) as log:
-        assert train(run, console, log, [("inner.lr", "1e-3")]) == 130
+        assert train(run, console, log, [("inner.lr", "1e-3")], lambda number: None) == 130
     first = said(folder)
     assert first[0].startswith("INFO adloco 0.1.0 trains adloco in ")
     assert first[0].endswith("run, 0 / 4,000 tokens done")
@@ -65,12 +65,15 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     assert first[-2].startswith("INFO checkpoint round-00000")
     assert first[-1] == f"INFO stopped and saved; go on with: adloco train --resume {folder}"
 
-    assert main(["train", "--resume", str(folder)]) == 0
+    # No checkpoint takes as little as this.
+    assert main(["train", "--resume", str(folder), "--run.grace_seconds", "1e-9"]) == 0
     lines = said(folder)
     assert lines[: len(first)] == first
     second = lines[len(first) :]
     assert second[0].startswith("INFO adloco 0.1.0 resumes adloco in ")
-    assert "; goes on in round 3" in second[2]
+    assert "; goes on in round 3" in second[3]
+    assert second[4].startswith("WARNING the last checkpoint took 0 s, longer than run.grace_")
+    assert sum("the last checkpoint took" in line for line in lines) == 1
     printed = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("INFO ") for line in second[-7:]] == printed[-7:]
     rounds = [line for line in lines if line.startswith("INFO round ") and " tok/s" in line]

@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> int:
     if arguments.ranks != 1 and num_ranks() == 1:
         return on_ranks(arguments.ranks, recipe, arguments.words)
     console = Console(highlight=False, quiet=this_rank() != 0)
-    with process_group(RankEnd().at_once, recipe.run.timeout_seconds):
+    with process_group(RankEnd().after_failure, recipe.run.timeout_seconds):
         if arguments.throughput is None:
             _find_micro_batch(recipe, arguments, console)
         else:

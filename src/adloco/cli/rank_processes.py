@@ -2,13 +2,14 @@
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from adloco.config.sections import Recipe
 from adloco.distributed.launch.launcher import island_shape, this_rank
-from adloco.distributed.launch.local_ranks import start_ranks
+from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
 from adloco.errors import LostRankError, OtherRankError, exit_code, require
 
 
@@ -26,27 +27,38 @@ def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
     require(count >= 1, f"--ranks must be >= 1, got {count}")
     shape = recipe.placement
     island_shape(count, recipe.method.num_workers, shape.shard_size, shape.replica_size)
-    return start_ranks(count, words)
+    return start_ranks(count, words, recipe.run.grace_seconds)
 
 
 class RankEnd:
-    """How this rank ends when another one fails or is lost."""
+    """How this rank ends if its main thread waits for another one."""
 
     def __init__(self) -> None:
         self.folder: Path | None = None
         """The run that a lost rank leaves to be resumed; None: there is none yet."""
 
-    def at_once(self, error: OtherRankError) -> None:
-        """Print the error and end this process, also if it waits for the rank that failed."""
-        message = str(self.advised(error))
-        log = logging.getLogger(__name__)
-        if log.hasHandlers():  # Else logging itself would print the message, before training.
-            log.error("%s", message)
-        print(f"adloco (rank {this_rank()}): {message}", file=sys.stderr, flush=True)
-        os._exit(exit_code(error))
+    def after_failure(self, error: OtherRankError) -> None:
+        """Print the error of another rank and end this process."""
+        self._end(str(self.advised(error)), exit_code(error))
+
+    def after_signal(self, number: int) -> None:
+        """Say that the signal came while this rank waited for another one; end this process."""
+        self._end(
+            f"told to stop by {signal.Signals(number).name}, but another rank did not come within "
+            "run.grace_seconds; what was trained since the newest checkpoint is lost; go on with: "
+            f"adloco train --resume {self.folder}",
+            INTERRUPTED,
+        )
 
     def advised(self, error: OtherRankError) -> OtherRankError:
         """The error, with the line that resumes the run if a rank was lost."""
         if not isinstance(error, LostRankError) or self.folder is None:
             return error
         return LostRankError(f"{error}; go on with: adloco train --resume {self.folder}")
+
+    def _end(self, message: str, code: int) -> None:
+        log = logging.getLogger(__name__)
+        if log.hasHandlers():  # Else logging itself would print the message, before training.
+            log.error("%s", message)
+        print(f"adloco (rank {this_rank()}): {message}", file=sys.stderr, flush=True)
+        os._exit(code)

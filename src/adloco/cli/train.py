@@ -44,10 +44,14 @@ def run(arguments: Namespace) -> int:
         return _run_on_ranks(arguments)
     console = Console(highlight=False, quiet=this_rank() != 0)
     ending = RankEnd()
+    timeout_seconds = _timeout_seconds(arguments)
     # All is done inside the group, so that bad input on one rank ends all ranks; but the log is
     # closed outside, where the error of another rank has that rank's message.
     try:
-        with ExitStack() as opened, process_group(ending.at_once, _timeout_seconds(arguments)):
+        with (
+            ExitStack() as opened,
+            process_group(ending.after_failure, timeout_seconds),
+        ):
             with console.status("reading and tokenising text, building models ..."):
                 training_run = (
                     TrainingRun.resume(resumed, settings)
@@ -56,7 +60,7 @@ def run(arguments: Namespace) -> int:
                 )
             ending.folder = training_run.folder
             log = opened.enter_context(train_log(training_run))
-            return train(training_run, console, log, settings)
+            return train(training_run, console, log, settings, ending.after_signal)
     except LostRankError as error:
         raise ending.advised(error) from None
 
@@ -109,5 +113,5 @@ def _run_on_ranks(arguments: Namespace) -> int:
             file=sys.stderr,
             flush=True,
         )
-        code = start_ranks(count, again)
+        code = start_ranks(count, again, recipe.run.grace_seconds)
     return code

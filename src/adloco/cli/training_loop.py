@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import TextIO
@@ -23,18 +23,21 @@ from adloco.cli.run_text import (
 )
 from adloco.cli.view import open_view
 from adloco.distributed.launch.local_ranks import INTERRUPTED
-from adloco.distributed.launch.signals import told_to_end
+from adloco.distributed.launch.signals import SECOND_SIGNAL_SECONDS, LastResort, told_to_end
 from adloco.metrics import Record
 from adloco.report.page import write_report
 from adloco.rules.failure_signs import Watch
+from adloco.run.time_limits import late_checkpoint, slow_ranks
 from adloco.run.trackers import TrackerWarning
 from adloco.run.training_run import TrainingRun
 
-SECOND_SIGNAL_SECONDS = 1.0
-
 
 def train(
-    run: TrainingRun, console: Console, log: logging.Logger, settings: Sequence[tuple[str, str]]
+    run: TrainingRun,
+    console: Console,
+    log: logging.Logger,
+    settings: Sequence[tuple[str, str]],
+    end: Callable[[int], None],
 ) -> int:
     """Train until the budget is spent or the user stops the run; return the exit code.
 
@@ -43,17 +46,27 @@ def train(
         console: Where its rounds are shown.
         log: Where they are logged, from `train_log`.
         settings: (section.key, value) of the settings on the line, to be logged.
+        end: Called with a signal that came while this rank waited for another one for longer than
+            run.grace_seconds. It must end the process.
     """
-    return _Training(run, console, log).run(settings)
+    return _Training(run, console, log, end).run(settings)
 
 
 class _Training:
     """Says what happens to a person on the console, and in train.log."""
 
-    def __init__(self, run: TrainingRun, console: Console, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        run: TrainingRun,
+        console: Console,
+        log: logging.Logger,
+        end: Callable[[int], None],
+    ) -> None:
         self._run = run
+        self._end = end
         self._console = console
         self._log = log
+        self._late = ""
 
     def run(self, settings: Sequence[tuple[str, str]]) -> int:
         run = self._run
@@ -62,10 +75,14 @@ class _Training:
             self._say(f"{run.folder} has spent its budget already ({run.progress().budget})")
         for notice in run.notices:
             self._say(notice, logging.WARNING)
+        self._check_checkpoint_seconds()
+        slow = slow_ranks(run.recipe.run, run.history, run.checkpoint_seconds)
+        if slow and run.placement.num_ranks > 1:
+            self._say(slow, logging.WARNING)
         saved, watch = run.saved, Watch(run.recipe.batch_cap)
         earlier = [sign for record in run.history for sign in watch.see(record)]
         with (
-            _interruptible(run) as signals,
+            _interruptible(run, self._end) as signals,
             open_view(run, self._console, earlier) as view,
             _plain_warnings(self._log),
         ):
@@ -77,7 +94,8 @@ class _Training:
                     self._log.warning("%s", sign.text)
                 if run.saved != saved:
                     saved = run.saved
-                    self._log.info("checkpoint %s", saved)
+                    self._log.info("checkpoint %s in %.1f s", saved, run.checkpoint_seconds)
+                    self._check_checkpoint_seconds()
         if run.recipe.data.streaming and (left_out := run.task.skipped()):
             self._say(left_out, logging.WARNING)
         if not run.finished:  # Stopped, here or on another rank.
@@ -94,6 +112,13 @@ class _Training:
         for line in summary_lines(run, summary):
             self._say(line)
         return 0
+
+    def _check_checkpoint_seconds(self) -> None:
+        """Say once if the last checkpoint took longer than a stop may take."""
+        if not self._late:
+            self._late = late_checkpoint(self._run.recipe.run, self._run.checkpoint_seconds)
+            if self._late:
+                self._say(self._late, logging.WARNING)
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         style = "bold red" if level > logging.INFO else None
@@ -133,7 +158,7 @@ class _Training:
 
 
 @contextmanager
-def _interruptible(run: TrainingRun) -> Iterator[list[int]]:
+def _interruptible(run: TrainingRun, end: Callable[[int], None]) -> Iterator[list[int]]:
     """Ctrl+C, SIGTERM or SIGHUP stops the run after the inner step in progress; a second signal
     raises KeyboardInterrupt.
 
@@ -144,15 +169,14 @@ def _interruptible(run: TrainingRun) -> Iterator[list[int]]:
     received: list[float] = []
 
     def stop(number: int) -> None:
-        # The terminal sends Ctrl+C to all processes, and a launcher sends it to its ranks again, so
-        # a second signal counts only after a while.
         if received and time.monotonic() - received[0] > SECOND_SIGNAL_SECONDS:
             raise KeyboardInterrupt
         received.append(time.monotonic())
         numbers.append(number)
         run.stop()
 
-    with told_to_end(stop):
+    waiting = LastResort(act=end, seconds=run.recipe.run.grace_seconds, busy=lambda: run.saving)
+    with told_to_end(stop, waiting if run.placement.num_ranks > 1 else None):
         yield numbers
 
 

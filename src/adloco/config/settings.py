@@ -48,6 +48,11 @@ class RunSettings:
     """Rounds from one checkpoint to the next. The last round always writes one."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep; older ones are deleted."""
+    grace_seconds: float = 30.0
+    """Time from a signal that tells the run to stop to the end that a scheduler or launcher puts to
+    it (30 is torchrun's --shutdown-timeout). The run says if saving takes longer. A rank that waits
+    for another one ends then.
+    """
     timeout_seconds: float = 600.0
     """A rank that gives no sign of life for so long is lost, and the run ends. A rank that is slow
     is waited for, ten times as long.
@@ -72,6 +77,10 @@ class RunSettings:
         require(
             self.keep_checkpoints > 0,
             f"run.keep_checkpoints must be > 0, got {self.keep_checkpoints}",
+        )
+        require(
+            0 < self.grace_seconds <= 1e6,
+            f"run.grace_seconds must be > 0 and <= 1e6, got {self.grace_seconds}",
         )
         require(
             1 <= self.timeout_seconds <= 1e6,

@@ -29,6 +29,7 @@ FREE_SETTINGS = {
     "run.threads",
     "run.checkpoint_every",
     "run.keep_checkpoints",
+    "run.grace_seconds",
     "run.timeout_seconds",
     "run.trackers",
     # Where workers live does not change what they compute.

@@ -5,7 +5,7 @@ run.rounds(): ...`.
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,12 @@ class TrainingRun:
         """What a person should know before the first round."""
         self.saved = stored.checkpoint.name if stored else ""
         """Name of the newest checkpoint."""
+        self.saving = False
+        """True while a checkpoint is made."""
+        self.checkpoint_seconds = stored.about.get("checkpoint_seconds", 0.0) if stored else 0.0
+        """Seconds that the last known checkpoint took; a resumed run knows that before the
+        newest.
+        """
         self.resumed = stored is not None
         self.records = Records(folder)
         self.history: list[Record] = []
@@ -305,6 +311,15 @@ class TrainingRun:
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
 
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Set `saving`, and measure the seconds that this checkpoint takes."""
+        self.saving, began = True, time.monotonic()
+        try:
+            yield
+        finally:
+            self.saving, self.checkpoint_seconds = False, time.monotonic() - began
+
     def _save(self) -> None:
         step = (
             self.algorithm.state.inner_steps
@@ -316,11 +331,12 @@ class TrainingRun:
         about = {
             "rng": rng_state(self.device),
             "seconds": self._seconds(),
+            "checkpoint_seconds": self.checkpoint_seconds,
             "corpus": self.task.corpus,
             "recipe": fixed_settings(self.recipe),
             "tokens": self.recipe.run.tokens,
         }
-        with self._memory.phase("checkpoint"):
+        with self._saving(), self._memory.phase("checkpoint"):
             state = {"run": about, "algorithm": self.algorithm.state_dict()}
             if self.placement.is_rank_zero:
                 checkpoint.save(

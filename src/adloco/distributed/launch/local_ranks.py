@@ -23,13 +23,11 @@ from adloco.errors import LostRankError
 
 INTERRUPTED = 130
 """Exit code of a run that was ended by Ctrl+C or another signal."""
-SAVING_SECONDS = 120.0
-"""How long the other ranks may take to end after one was interrupted; they save together."""
 FAILING_SECONDS = 5.0
 """How long the other ranks may take to end after one has failed."""
 
 
-def start_ranks(count: int, words: Sequence[str]) -> int:
+def start_ranks(count: int, words: Sequence[str], grace_seconds: float) -> int:
     """Run `python -m adloco WORDS` on several ranks of this machine until all have ended.
 
     Every rank gets Ctrl+C once. After a rank has failed, the others are ended. No rank outlives
@@ -38,6 +36,8 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
     Args:
         count: Number of ranks.
         words: Arguments of the command.
+        grace_seconds: How long the other ranks may take to end after one was interrupted; they
+            save together.
 
     Returns:
         The exit code of the first rank that failed (1 if it was killed), or 0; INTERRUPTED after
@@ -67,6 +67,7 @@ def start_ranks(count: int, words: Sequence[str]) -> int:
             )
         code = _wait(
             ranks,
+            grace_seconds,
             lambda rank, number: report_failure(
                 store, LostRankError(f"rank {rank} was ended by signal {number}")
             ),
@@ -101,7 +102,11 @@ def _loopback() -> dict[str, str]:
     }
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], on_killed: Callable[[int, int], None]) -> int:
+def _wait(
+    ranks: Sequence[subprocess.Popen[bytes]],
+    grace_seconds: float,
+    on_killed: Callable[[int, int], None],
+) -> int:
     """Wait for all ranks, and return the first failure's exit code, or 0.
 
     on_killed: Called with a rank and the signal that ended it. A killed rank cannot tell the others
@@ -120,7 +125,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], on_killed: Callable[[int, in
                     -first_failure,
                 )
             deadline = time.monotonic() + (
-                SAVING_SECONDS if first_failure == INTERRUPTED else FAILING_SECONDS
+                grace_seconds if first_failure == INTERRUPTED else FAILING_SECONDS
             )
         time.sleep(0.05)
     codes = [code for code in (rank.poll() for rank in ranks) if code]

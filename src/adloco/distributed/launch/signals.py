@@ -1,20 +1,55 @@
 """Signals that tell a process to end: Ctrl+C, SIGTERM and SIGHUP."""
 
+import math
 import signal
+import socket
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
+
+SECOND_SIGNAL_SECONDS = 1.0
+"""A signal that comes sooner after another one belongs to it: the terminal sends Ctrl+C to all
+processes, and a launcher sends it to its ranks again.
+"""
+TICK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastResort:
+    """What is done with a signal on which the main thread cannot act.
+
+    Python calls handlers in the main thread and between two of its own instructions, so not while
+    it waits in a collective for a rank that is stopped.
+    """
+
+    act: Callable[[int], None]
+    """Called in a thread with the signal; it must end the process."""
+    seconds: float
+    """How long the main thread may take."""
+    busy: Callable[[], bool]
+    """True while the main thread does what must not be cut off; such time does not count."""
 
 
 @contextmanager
-def told_to_end(act: Callable[[int], None]) -> Iterator[None]:
+def told_to_end(
+    act: Callable[[int], None], last_resort: LastResort | None = None
+) -> Iterator[None]:
     """Call a function with each signal that tells this process to end, while the context lasts.
 
     A SIGHUP that is ignored, as under nohup, stays ignored.
+
+    Args:
+        act: Called in the main thread with the signal.
+        last_resort: What is done if the main thread cannot call it in time; None: nothing.
     """
+    acted_at = [-math.inf]
 
     def handle(number: int, frame: FrameType | None) -> None:
+        acted_at.append(time.monotonic())
         act(number)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
@@ -22,10 +57,52 @@ def told_to_end(act: Callable[[int], None]) -> Iterator[None]:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield
+        if last_resort is None:
+            yield
+        else:
+            with _listening(numbers, last_resort, lambda: acted_at[-1]):
+                yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _listening(
+    numbers: Collection[int], last_resort: LastResort, acted_at: Callable[[], float]
+) -> Iterator[None]:
+    """Let a thread see each signal at once, and take the last resort if nobody acts on it.
+
+    acted_at: Moment at which the main thread has acted on a signal last.
+    """
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    over = threading.Event()
+
+    def listen() -> None:
+        for number in iter(lambda: receiver.recv(1)[0], 0):
+            if number in numbers and unheard():
+                last_resort.act(number)
+
+    def unheard() -> bool:
+        since, left = time.monotonic() - SECOND_SIGNAL_SECONDS, last_resort.seconds
+        while left > 0 and acted_at() < since and not over.wait(TICK_SECONDS):
+            left -= 0 if last_resort.busy() else TICK_SECONDS
+        return acted_at() < since and not over.is_set()
+
+    thread = threading.Thread(target=listen, daemon=True)
+    # The C part of a signal's handling writes its number here, whatever the main thread does.
+    before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        over.set()
+        sender.send(bytes([0]))
+        thread.join()
+        receiver.close()
+        sender.close()
 
 
 @contextmanager
