@@ -1,10 +1,31 @@
-"""Writing a file that is there whole or as it was before."""
+"""Writing files that are on disk whole or as they were before, also after a power cut."""
 
+import errno
+import os
 from pathlib import Path
 
 
 def write_text(file: Path, text: str) -> None:
     """Write a file atomically, in UTF-8 and with the line ends of the text."""
     temporary = file.with_name(f".{file.name}")
-    temporary.write_bytes(text.encode())
-    temporary.replace(file)
+    try:
+        temporary.write_bytes(text.encode())
+        to_disk(temporary)
+        temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # Its room may be needed: the disk may be full.
+        raise
+    to_disk(file.parent)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot do this for a folder.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

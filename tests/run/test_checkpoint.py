@@ -63,8 +63,8 @@ def test_damage_is_found(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         ValueError,
         match=(
-            f"is damaged .{name} does not match its checksum.; remove it to resume from the one "
-            "before"
+            f"is damaged .{name} does not match its checksum.; adloco train --resume goes on from "
+            "the one before"
         ),
     ):
         checkpoint.load(saved)
@@ -73,10 +73,10 @@ def test_damage_is_found(tmp_path: Path, name: str) -> None:
 def test_foreign_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no checkpoint"):
         checkpoint.newest(tmp_path)
-    with pytest.raises(ValueError, match="is not a checkpoint of adloco"):
+    with pytest.raises(ValueError, match="is damaged .checksums.json cannot be read."):
         checkpoint.load(tmp_path)
-    (tmp_path / "checksums.json").write_text("[]")
-    with pytest.raises(ValueError, match="is not a checkpoint of adloco"):
+    (tmp_path / "checksums.json").write_text("[1]")
+    with pytest.raises(ValueError, match="is damaged .checksums.json cannot be read."):
         checkpoint.load(tmp_path)
 
 
@@ -85,3 +85,43 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="which a state cannot hold"):
         checkpoint.save(tmp_path, "round-2", {"bad": object()}, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["round-1"]
+
+
+def test_what_killed_saves_have_left_is_removed(tmp_path: Path) -> None:
+    """Killed twice: while writing, and between the two renames of a replacement."""
+    checkpoint.save(tmp_path, "round-1", STATE, keep=2)
+    (tmp_path / ".writing-abc").mkdir()
+    (tmp_path / ".writing-abc" / "tensors.safetensors").write_bytes(b"half")
+    (tmp_path / "round-1").rename(tmp_path / ".replaced-round-1")
+    checkpoint.remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["round-1"]
+    assert same(checkpoint.load(tmp_path / "round-1"), STATE)
+
+    (tmp_path / ".writing-abc").mkdir()
+    (tmp_path / ".replaced-round-1").mkdir()
+    checkpoint.save(tmp_path, "round-1", {"later": 1}, keep=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["round-1"]
+    assert checkpoint.load(tmp_path / "round-1") == {"later": 1}
+
+
+def test_a_checkpoint_counts_when_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files, then its folder, then its name in the folder of all."""
+    synced: list[Path] = []
+    seen: list[bool] = []
+
+    def note(path: Path) -> None:
+        synced.append(path)
+        seen.append((tmp_path / "a").exists())
+
+    monkeypatch.setattr(checkpoint, "to_disk", note)
+    checkpoint.save(tmp_path, "a", STATE, keep=1)
+    assert {path.name for path in synced[:3]} == {
+        "checksums.json",
+        "state.json",
+        "tensors.safetensors",
+    }
+    assert {path.parent for path in synced[:3]} == {synced[3]}
+    assert synced[4:] == [tmp_path]
+    assert seen == [False, False, False, False, True]

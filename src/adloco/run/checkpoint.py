@@ -4,7 +4,6 @@ checksums of both files. No pickle; `distributed/plain_state.py` says what a sta
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,13 +13,39 @@ from safetensors.torch import load_file, save_file
 
 from adloco.distributed.plain_state import join_state, split_state
 from adloco.errors import require
+from adloco.whole_file import to_disk
 
 FORMAT = "adloco checkpoint 2"
 TENSORS, STATE, CHECKSUMS = "tensors.safetensors", "state.json", "checksums.json"
+WRITING, REPLACED = ".writing-", ".replaced-"
+"""What the names of folders begin with while a checkpoint is written, and while it takes the place
+of one of the same name.
+"""
+DAMAGED = "damaged-"
+"""What the names of damaged checkpoints begin with that `set_aside` has renamed."""
+
+
+class DamagedCheckpointError(ValueError):
+    """A file of a checkpoint is missing or not what was written.
+
+    Attributes:
+        checkpoint: Its folder.
+        damage: Which files, and what is wrong with them.
+    """
+
+    def __init__(self, checkpoint: Path, damage: str) -> None:
+        super().__init__(
+            f"checkpoint {checkpoint} is damaged ({damage}); adloco train --resume goes on from "
+            "the one before"
+        )
+        self.checkpoint = checkpoint
+        self.damage = damage
 
 
 def save(folder: Path, name: str, state: Any, keep: int) -> Path:
-    """Write a checkpoint and remove all but the newest `keep`.
+    """Write a checkpoint and remove all but the newest `keep`, and what killed saves have left.
+
+    When it returns, the checkpoint is on disk, also after a power cut.
 
     Args:
         folder: Folder of all checkpoints of the run.
@@ -32,7 +57,8 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
         The checkpoint's folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
+    remove_leftovers(folder)
+    temporary = Path(tempfile.mkdtemp(prefix=WRITING, dir=folder))
     try:
         plain, tensors = split_state(state)
         whole = {path: tensor.detach().cpu().contiguous() for path, tensor in tensors.items()}
@@ -42,17 +68,36 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
             json.dumps({part: _checksum(temporary / part) for part in (TENSORS, STATE)})
         )
         make_readable(temporary)
-        _to_disk(temporary)
+        for path in (*temporary.iterdir(), temporary):
+            to_disk(path)
         target = folder / name
         if target.exists():
-            target.replace(temporary.with_name(f"{temporary.name}-old"))
+            target.replace(folder / f"{REPLACED}{name}")
         temporary.replace(target)
+        to_disk(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(temporary.with_name(f"{temporary.name}-old"), ignore_errors=True)
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        remove_leftovers(folder)
+    oldest = list_checkpoints(folder)[-keep:][0]
+    for old in list_all(folder):
+        if old < oldest:
+            shutil.rmtree(old)
     return target
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed saves have left. Call it only with the run's lock held.
+
+    A checkpoint that was to be replaced gets its name back if the new one did not get there.
+    """
+    for unfinished in folder.glob(f"{WRITING}*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    for replaced in folder.glob(f"{REPLACED}*"):
+        target = folder / replaced.name.removeprefix(REPLACED)
+        if target.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.replace(target)
 
 
 def make_readable(folder: Path) -> None:
@@ -64,13 +109,19 @@ def make_readable(folder: Path) -> None:
         file.chmod(0o644)
 
 
+def list_all(folder: Path) -> list[Path]:
+    """Checkpoints in a folder, damaged ones included that were not set aside, oldest first."""
+    return sorted(
+        path
+        for path in folder.glob("*")
+        if any((path / part).exists() for part in (TENSORS, STATE, CHECKSUMS))
+        and not path.name.startswith((".", DAMAGED))
+    )
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints in a folder, oldest first."""
-    return sorted(
-        path.parent
-        for path in folder.glob(f"*/{CHECKSUMS}")
-        if not path.parent.name.startswith(".")
-    )
+    return [path for path in list_all(folder) if (path / CHECKSUMS).exists()]
 
 
 def newest(folder: Path) -> Path:
@@ -98,24 +149,16 @@ def load(checkpoint: Path) -> Any:
     """Read the state of a checkpoint, with its tensors on the CPU.
 
     Raises:
-        ValueError: A file is missing or damaged, or another version or program wrote it.
+        DamagedCheckpointError: A file is missing or damaged.
+        ValueError: Another version or program wrote it.
     """
     try:
-        expected = json.loads((checkpoint / CHECKSUMS).read_text())
-        damaged = [
-            part for part in (TENSORS, STATE) if _checksum(checkpoint / part) != expected[part]
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{checkpoint} is not a checkpoint of adloco; name a run folder that `adloco train` "
-            "wrote"
-        ) from error
-    advice = "remove it to resume from the one before"
-    require(
-        not damaged,
-        f"checkpoint {checkpoint} is damaged ({', '.join(damaged)} does not match its checksum); "
-        f"{advice}",
-    )
+        expected = dict(json.loads((checkpoint / CHECKSUMS).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise DamagedCheckpointError(checkpoint, f"{CHECKSUMS} cannot be read") from error
+    wrong = [part for part in (TENSORS, STATE) if not _is(checkpoint / part, expected.get(part))]
+    if wrong:
+        raise DamagedCheckpointError(checkpoint, f"{', '.join(wrong)} does not match its checksum")
     saved = json.loads((checkpoint / STATE).read_text())
     require(
         saved.get("format") == FORMAT,
@@ -132,8 +175,9 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _to_disk(folder: Path) -> None:
-    """Make sure that the files are on disk before the folder gets its final name."""
-    for file in folder.iterdir():
-        with file.open("rb") as content:
-            os.fsync(content.fileno())
+def _is(file: Path, checksum: Any) -> bool:
+    """True if the file can be read and has this checksum."""
+    try:
+        return bool(_checksum(file) == checksum)
+    except OSError:
+        return False

@@ -14,7 +14,7 @@ from typing import Any
 from adloco.algorithms.reports import RoundReport
 from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, validation, values
 from adloco.run.memory_use import Usage
-from adloco.whole_file import write_text
+from adloco.whole_file import to_disk, write_text
 
 METRICS, STEPS, OUT_OF_MEMORY = "metrics.jsonl", "steps.jsonl", "out_of_memory.jsonl"
 
@@ -189,14 +189,33 @@ class Records:
         """The smallest limit recorded by `add_out_of_memory`, in samples; 0 if there is none."""
         return min((line["pass_limit"] for line in _lines(self.folder / OUT_OF_MEMORY)), default=0)
 
-    def cut(self, rounds: int) -> None:
-        """Remove the lines of all rounds after this many; a resumed run writes them again."""
+    def to_disk(self) -> None:
+        """Wait until all lines are on disk. A checkpoint counts only after that."""
+        for file in (self.folder / METRICS, self.folder / STEPS):
+            if file.exists():
+                to_disk(file)
+        to_disk(self.folder)
+
+    def cut(self, rounds: int) -> list[str]:
+        """Remove the lines of all rounds after this many; a resumed run writes them again.
+
+        Returns:
+            A sentence for each file that has no line of some earlier round.
+        """
+        notices = []
         for name in (METRICS, STEPS):
-            kept = [line for line in _lines(self.folder / name) if line["round"] <= rounds]
-            temporary = self.folder / f".{name}"
-            temporary.unlink(missing_ok=True)
-            _append(temporary, kept)
-            temporary.replace(self.folder / name)
+            file = self.folder / name
+            kept = [line for line in _lines(file) if line["round"] <= rounds]
+            # A full disk has no room for a copy, which is rarely needed.
+            if _text(kept) != (file.read_text() if file.exists() else ""):
+                write_text(file, _text(kept))
+            gone = sorted({*range(1, rounds + 1)} - {line["round"] for line in kept})
+            if gone:
+                notices.append(
+                    f"{file} has lost the lines of {_rounds(gone)}; the run goes on from its "
+                    f"checkpoint of round {rounds}, and its report leaves them out"
+                )
+        return notices
 
 
 def write_json(file: Path, value: Any) -> None:
@@ -215,9 +234,24 @@ def finite(value: Any) -> Any:
     return value
 
 
+def _rounds(numbers: Sequence[int]) -> str:
+    """Rounds in words: "rounds 2 to 4, 7"."""
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    spans = [
+        str(start) if start == end else f"{start} to {end}"
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return f"{'round' if len(numbers) == 1 else 'rounds'} {', '.join(spans)}"
+
+
 def _append(file: Path, lines: Sequence[Record]) -> None:
     with file.open("a") as out:
-        out.write("".join(json.dumps(finite(line), allow_nan=False) + "\n" for line in lines))
+        out.write(_text(lines))
+
+
+def _text(lines: Sequence[Record]) -> str:
+    return "".join(json.dumps(finite(line), allow_nan=False) + "\n" for line in lines)
 
 
 def _lines(file: Path) -> Iterator[Record]:

@@ -103,7 +103,21 @@ def read_run(
     recipe = resumed_recipe(folder, flags)
     kept = folder / CHECKPOINTS
     chosen = checkpoint.newest(kept) if round is None else checkpoint.of_round(kept, round)
-    state = checkpoint.load(chosen)
+    return stored_run(folder, recipe, chosen, checkpoint.load(chosen))
+
+
+def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> StoredRun:
+    """The run in a folder at a checkpoint.
+
+    Args:
+        folder: The run's folder.
+        recipe: From `resumed_recipe`.
+        chosen: The checkpoint.
+        state: What it holds.
+
+    Raises:
+        ValueError: Another program wrote the checkpoint, or the recipe was changed.
+    """
     known = isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
     require(
         known,

@@ -23,6 +23,7 @@ from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, SUMMARY, TOKENIZER, lo
 from adloco.run.lengthening import keep_budget
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.records import Records, round_record, summarise, write_json
+from adloco.run.recovery import load_newest_good, set_aside
 from adloco.run.start import (
     build_algorithm,
     place_workers,
@@ -34,7 +35,8 @@ from adloco.run.stored import (
     StoredRun,
     check_corpus,
     fixed_settings,
-    read_run,
+    resumed_recipe,
+    stored_run,
 )
 from adloco.run.trackers import Trackers
 
@@ -155,19 +157,33 @@ class TrainingRun:
 
     @staticmethod
     def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
-        """A run that continues from its newest checkpoint, bit for bit. flags: see `read_run`."""
-        stored = read_run(folder, flags)
-        run = TrainingRun(stored.recipe, folder, place_workers(stored.recipe), stored)
-        check_corpus(stored, run.task)
-        run.algorithm.load_state_dict(stored.algorithm)
-        run._take_limit(run.placement.agree(run.records.pass_limit()))
-        set_rng_state(stored.about["rng"], run.device)
-        run._seconds_before = stored.about["seconds"]
-        if run.placement.is_rank_zero:
-            with locked(folder):
+        """A run that continues from its newest good checkpoint, bit for bit.
+
+        Args:
+            folder: The run's folder.
+            flags: (section.key, value) of settings that change; see `CHANGEABLE` in `stored`.
+
+        Raises:
+            ValueError: The folder is in use or has no good checkpoint, or the settings cannot work.
+        """
+        recipe = resumed_recipe(folder, flags)
+        placement = place_workers(recipe)
+        # Locked before anything is changed, so that a run in use is left as it is.
+        with locked(folder) if placement.is_rank_zero else nullcontext():
+            chosen, state, damaged = load_newest_good(folder / CHECKPOINTS, placement)
+            stored = stored_run(folder, recipe, chosen, state)
+            run = TrainingRun(stored.recipe, folder, placement, stored)
+            check_corpus(stored, run.task)
+            run.algorithm.load_state_dict(stored.algorithm)
+            run._take_limit(placement.agree(run.records.pass_limit()))
+            set_rng_state(stored.about["rng"], run.device)
+            run._seconds_before = stored.about["seconds"]
+            if placement.is_rank_zero:
                 keep_budget(folder, stored.recipe)
-                run.records.cut(run.algorithm.state.rounds_done)
-        run.history = run.placement.agree(run.records.read())
+                checkpoint.remove_leftovers(folder / CHECKPOINTS)
+                run.notices += set_aside(damaged, chosen)
+                run.notices += run.records.cut(run.algorithm.state.rounds_done)
+            run.history = placement.agree(run.records.read())
         return run
 
     def _take_limit(self, limit: int) -> None:
@@ -339,6 +355,7 @@ class TrainingRun:
         with self._saving(), self._memory.phase("checkpoint"):
             state = {"run": about, "algorithm": self.algorithm.state_dict()}
             if self.placement.is_rank_zero:
+                self.records.to_disk()  # First, so that they have every round of a checkpoint.
                 checkpoint.save(
                     self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints
                 )
