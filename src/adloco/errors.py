@@ -40,3 +40,7 @@ class LostRankError(OtherRankError):
 def exit_code(error: Exception) -> int:
     """Of a command that ends with this error: 1 if a rank was lost, 2 for what a user can mend."""
     return 1 if isinstance(error, LostRankError) else 2
+
+
+class RunWarning(UserWarning):
+    """Something beside a run's training failed, and the run goes on without it."""

@@ -1,17 +1,33 @@
-"""The name of a new run's folder."""
+"""The folder of a new run: its name, and who may have it."""
 
 import re
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from adloco.config.recipe import build_recipe, override, read_values
-from adloco.run.folder import new_folder
+from adloco.config.sections import Recipe
+from adloco.run import folder as folders
+from adloco.run.folder import claimed, locked, new_folder
 
 TIME = r"-\d{8}-\d{6}-\d{6}"
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def recipe(*settings: tuple[str, str]) -> Recipe:
+    return build_recipe(override(read_values("diloco"), settings))
+
+
 def folder(*settings: tuple[str, str]) -> str:
-    return str(new_folder(build_recipe(override(read_values("diloco"), settings))))
+    with new_folder(recipe(*settings)) as made:
+        assert made.is_dir()
+    assert not made.exists(), "it is empty"
+    return str(made)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +53,8 @@ def test_the_name_of_a_model_of_transformers_is_short() -> None:
     values = override(
         read_values("adloco-imdb"), [("model.name", "/models/my bert/"), ("run.name", "imdb")]
     )
-    name = str(new_folder(build_recipe(values)))
-    assert re.fullmatch(f"runs/imdb-my-bert-imdb{TIME}", name)
+    with new_folder(build_recipe(values)) as made:
+        assert re.fullmatch(f"runs/imdb-my-bert-imdb{TIME}", str(made))
 
 
 def test_a_chosen_folder_is_left_as_it_is() -> None:
@@ -49,3 +65,83 @@ def test_runs_that_start_together_have_folders_of_their_own_which_sort_by_time()
     names = [folder() for _ in range(3)]
     assert len(set(names)) == 3
     assert names == sorted(names)
+
+
+class Stopped(datetime):
+    """A clock that stands still."""
+
+    @classmethod
+    def now(cls, tz: object = None) -> "Stopped":
+        return cls(2026, 11, 22)
+
+
+def test_runs_of_one_moment_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "datetime", Stopped)
+    with (
+        new_folder(recipe()) as first,
+        new_folder(recipe()) as second,
+        new_folder(recipe()) as third,
+    ):
+        assert first.name == "diloco-nano-stdlib-20261122-000000-000000"
+        assert (second.name, third.name) == (f"{first.name}-2", f"{first.name}-3")
+    Path("runs").rmdir()
+    Path("runs").touch()
+    with pytest.raises(ValueError, match="cannot be made"), new_folder(recipe()):
+        pass
+
+
+def test_a_folder_with_anything_in_it_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    """It may hold somebody's recipe, model and tokenizer."""
+    mine = recipe(("run.folder", "mine"))
+    for name in ("model/weights", "tokenizer/words", "recipe.toml"):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(name)
+        with pytest.raises(ValueError, match="'mine' exists already"), claimed(mine):
+            pass
+    assert (tmp_path / "mine" / "model" / "weights").read_text() == "model/weights"
+    Path("file").touch()
+    with (
+        pytest.raises(ValueError, match="'file' exists already"),
+        new_folder(recipe(("run.folder", "file"))),
+    ):
+        pass
+
+
+def test_what_a_kill_before_the_first_checkpoint_has_left_is_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    mine = recipe(("run.folder", str(run)))
+    left = (
+        ".lock",
+        "environment.json",
+        ".recipe.toml",
+        "tokenizer/bytes.json",
+        "model/config.json",
+    )
+    for name in (*left, "checkpoints/.writing-abc/tensors.safetensors"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).touch()
+        if name == ".lock":
+            continue
+        with locked(run), pytest.raises(ValueError, match="is in use"), claimed(mine):
+            pass
+        assert (run / name).exists()
+    with claimed(mine):
+        assert [path.name for path in run.iterdir()] == [".lock"]
+        # Fails again, in a folder that it did not make.
+        (run / "environment.json").touch()
+        (run / "tokenizer").mkdir()
+    assert list(run.iterdir()) == []
+
+
+def test_a_run_that_has_begun_is_not_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with claimed(recipe(("run.folder", str(run)))):
+        for name in ("environment.json", "checkpoints/damaged-round-1/state.json"):
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            (run / name).touch()
+    assert (run / "environment.json").exists()
+    with (
+        pytest.raises(ValueError, match="exists already"),
+        claimed(recipe(("run.folder", str(run)))),
+    ):
+        pass

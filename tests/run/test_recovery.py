@@ -1,7 +1,9 @@
 """Damaged folders: a run goes on from its newest good checkpoint, and what is gone is named."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,10 @@ def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+
+
+def numbers(file: Path) -> list[dict[str, Any]]:
+    return [without_timings(json.loads(line)) for line in file.read_text().splitlines()]
 
 
 def damage(kind: str, folder: Path) -> str:
@@ -104,6 +110,7 @@ def test_a_damaged_run_goes_on_bit_for_bit(
     often = ["--run.tokens", "4096", "--run.checkpoint_every", "1"]
     assert main(["train", "diloco", *small, *often]) == 0
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    expected = numbers(run / "metrics.jsonl")
     newest = checkpoint.newest(run / "checkpoints")
     tensors = (newest / "tensors.safetensors").read_bytes()
     flip(newest / "tensors.safetensors")
@@ -122,10 +129,23 @@ def test_a_damaged_run_goes_on_bit_for_bit(
         assert text in said
         assert f"WARNING {text}" in log
     assert (newest / "tensors.safetensors").read_bytes() == tensors
-    again = (run / "metrics.jsonl").read_text().splitlines()
-    assert without_timings(json.loads(again[-1])) == without_timings(json.loads(lines[-1]))
-    assert len(again) == len(lines) - 1
+    assert numbers(run / "metrics.jsonl") == [*expected[:1], *expected[2:]]
     assert not list((run / "checkpoints").glob(".*"))
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    small: list[str], tmp_path: Path
+) -> None:
+    """By the same line and by --resume, with the same numbers."""
+    run, words = tmp_path / "run", ["train", "diloco", *small, "--run.tokens", "2048"]
+    assert main(words) == 0
+    expected = numbers(run / "metrics.jsonl")
+    prepared = {"environment.json", "recipe.toml", "tokenizer", "model"}
+    for line in (words, ["train", "--resume", str(run)]):
+        for path in [path for path in run.iterdir() if path.name not in prepared]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert main(line) == 0
+        assert numbers(run / "metrics.jsonl") == expected
 
 
 def test_records_are_on_disk_before_a_checkpoint_counts(

@@ -15,8 +15,8 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from adloco.cli.main import main
+from adloco.errors import RunWarning
 from adloco.run import trackers
-from adloco.run.trackers import TrackerWarning
 
 BEGIN_AND_LEAVE = """
 import sys
@@ -156,7 +156,7 @@ def test_the_library_warns_too(
     following = trackers.Trackers(["tensorboard"], tmp_path).following(
         {"method.sync_every": 4}, tokens=0
     )
-    with pytest.warns(TrackerWarning, match="tracker tensorboard failed"), following:
+    with pytest.warns(RunWarning, match="tracker tensorboard failed"), following:
         pass
 
 

@@ -524,3 +524,15 @@ def test_a_run_folder_is_trained_by_one_process_at_a_time(
     )
     rounds.close()
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+
+
+def test_a_run_that_another_process_has_trained_is_read_again_first(
+    small: list[str], tmp_path: Path
+) -> None:
+    first = make_run("single", [*small, "--run.tokens", "4096"])
+    second = TrainingRun.resume(tmp_path / "run")
+    list(first.rounds())
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="since it was read; resume it again"):
+        next(second.rounds())
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before

@@ -2,7 +2,7 @@
 
 import sys
 from argparse import Namespace
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -90,28 +90,26 @@ def _run_on_ranks(arguments: Namespace) -> int:
     from adloco.run.stored import resumed_recipe
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
-    if resumed:
-        recipe, folder = resumed_recipe(resumed, arguments.settings), resumed
-        words = ["train", "--resume", str(resumed)]
-        words += [f"--{name}={value}" for name, value in arguments.settings]
-        # The folder's recipe has the old values of the changed settings, so a restart names them
-        # again.
-        begin = again = words
-    else:
-        recipe = read_recipe(arguments)
-        folder = new_folder(recipe)
-        begin = [*words, "--run.folder", str(folder)]
-        again = ["train", "--resume", str(folder)]
-    records = Records(folder)
-    limit = records.pass_limit()
-    code = on_ranks(count, recipe, begin)
-    while code not in (0, INTERRUPTED) and records.pass_limit() != limit:
+    recipe = resumed_recipe(resumed, arguments.settings) if resumed else read_recipe(arguments)
+    with nullcontext(resumed) if resumed else new_folder(recipe) as folder:
+        if resumed:
+            # The folder's recipe has the old values of the changed settings, so a restart names
+            # them again.
+            settings = [f"--{name}={value}" for name, value in arguments.settings]
+            begin = again = ["train", "--resume", str(folder), *settings]
+        else:
+            begin = [*words, "--run.folder", str(folder)]
+            again = ["train", "--resume", str(folder)]
+        records = Records(folder)
         limit = records.pass_limit()
-        print(
-            "adloco: the ranks start again from the newest checkpoint, with micro-batches of at "
-            f"most {limit}",
-            file=sys.stderr,
-            flush=True,
-        )
-        code = start_ranks(count, again, recipe.run.grace_seconds)
-    return code
+        code = on_ranks(count, recipe, begin)
+        while code not in (0, INTERRUPTED) and records.pass_limit() != limit:
+            limit = records.pass_limit()
+            print(
+                "adloco: the ranks start again from the newest checkpoint, with micro-batches of "
+                f"at most {limit}",
+                file=sys.stderr,
+                flush=True,
+            )
+            code = start_ranks(count, again, recipe.run.grace_seconds)
+        return code

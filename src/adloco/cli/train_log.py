@@ -5,8 +5,9 @@ What any module logs below "adloco" while a run trains is appended to the file i
 
 import logging
 import re
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from adloco.run.folder import LOG
 from adloco.run.training_run import TrainingRun
@@ -23,7 +24,7 @@ def train_log(run: TrainingRun) -> Iterator[logging.Logger]:
     """
     logger = logging.getLogger("adloco")
     handler = (
-        logging.FileHandler(run.folder / LOG, encoding="utf-8")
+        _LogFile(run.folder / LOG, encoding="utf-8")
         if run.placement.is_rank_zero
         else logging.NullHandler()
     )
@@ -46,6 +47,18 @@ def train_log(run: TrainingRun) -> Iterator[logging.Logger]:
         handler.close()
         logger.setLevel(level)
         logger.propagate = propagates
+
+
+class _LogFile(logging.FileHandler):
+    """A file that may lack lines while its disk is full; a run does not end for that."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 class _OneLine(logging.Formatter):

@@ -24,11 +24,11 @@ from adloco.cli.run_text import (
 from adloco.cli.view import open_view
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.distributed.launch.signals import SECOND_SIGNAL_SECONDS, LastResort, told_to_end
+from adloco.errors import RunWarning
 from adloco.metrics import Record
 from adloco.report.page import write_report
 from adloco.rules.failure_signs import Watch
 from adloco.run.time_limits import late_checkpoint, slow_ranks
-from adloco.run.trackers import TrackerWarning
 from adloco.run.training_run import TrainingRun
 
 
@@ -106,9 +106,17 @@ class _Training:
             return INTERRUPTED
         if not run.placement.is_rank_zero:
             return 0
-        with self._console.status("drawing the report ..."):
-            summary = run.finish()
-            write_report(run.folder)
+        try:
+            with self._console.status("drawing the report ..."):
+                summary = run.finish()
+                write_report(run.folder)
+        except OSError as error:
+            self._say(
+                f"the report cannot be written in {run.folder} ({error.strerror or error}); make "
+                f"room there, then write it with: adloco train --resume {run.folder}",
+                logging.WARNING,
+            )
+            return 0
         for line in summary_lines(run, summary):
             self._say(line)
         return 0
@@ -182,9 +190,9 @@ def _interruptible(run: TrainingRun, end: Callable[[int], None]) -> Iterator[lis
 
 @contextmanager
 def _plain_warnings(log: logging.Logger) -> Iterator[None]:
-    """Log warnings, and print a tracker's as one sentence, without file name and line number."""
+    """Log warnings, and print those of a run as one sentence, without file name and line number."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always", TrackerWarning)
+        warnings.simplefilter("always", RunWarning)
         show_others = warnings.showwarning
 
         def show(
@@ -196,7 +204,7 @@ def _plain_warnings(log: logging.Logger) -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             log.warning("%s", message)
-            if issubclass(category, TrackerWarning):
+            if issubclass(category, RunWarning):
                 print(f"adloco: {message}", file=sys.stderr)
             else:
                 show_others(message, category, filename, lineno, file, line)

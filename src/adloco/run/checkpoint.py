@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from adloco.distributed.plain_state import join_state, split_state
@@ -55,6 +56,9 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        OSError: It cannot be written; what was there before is as it was.
     """
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
@@ -62,7 +66,10 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
     try:
         plain, tensors = split_state(state)
         whole = {path: tensor.detach().cpu().contiguous() for path, tensor in tensors.items()}
-        save_file(whole, temporary / TENSORS)
+        try:
+            save_file(whole, temporary / TENSORS)
+        except SafetensorError as error:  # On a full disk, for instance.
+            raise OSError(str(error)) from error
         (temporary / STATE).write_text(json.dumps({"format": FORMAT, "state": plain}))
         (temporary / CHECKSUMS).write_text(
             json.dumps({part: _checksum(temporary / part) for part in (TENSORS, STATE)})
@@ -81,7 +88,7 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
     oldest = list_checkpoints(folder)[-keep:][0]
     for old in list_all(folder):
         if old < oldest:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
     return target
 
 

@@ -1,8 +1,10 @@
 """A run folder: its name, those of its files, and its lock, which one process at a time holds."""
 
+import itertools
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from adloco.config.sections import Recipe
 from adloco.errors import require
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
+ENVIRONMENT = "environment.json"
+PREPARED = (ENVIRONMENT, RECIPE, TOKENIZER, MODEL, CHECKPOINTS)
+"""What a run writes before its first round."""
 SUMMARY, GRADIENTS, LOCK, LOG = "summary.json", "gradients", ".lock", "train.log"
 NAMES_OF_MODELS = ("model.shape", "model.name", "model.factory", "model.source")
 """The settings that name a model; a source of the user's own may have only the last."""
@@ -21,24 +26,111 @@ LONGEST_PART = 24
 """Characters of a recipe's, model's or text's name in a folder's name."""
 
 
-def new_folder(recipe: Recipe) -> Path:
-    """The folder of a new run: `run.folder`, or runs/RECIPE-MODEL-DATA-TIME.
+@contextmanager
+def claimed(recipe: Recipe) -> Iterator[Path]:
+    """Make the folder of a new run, and hold its lock while the context lasts.
 
-    The time has microseconds, so that runs which start together have folders of their own. The
-    names of one recipe, model and text sort by time.
+    What a run that was killed before its first checkpoint has left in it is removed, at the
+    beginning and at the end.
+
+    Raises:
+        ValueError: The folder is in use, has a run or other files in it, or cannot be made.
     """
-    if recipe.run.folder:
-        return Path(recipe.run.folder)
+    with new_folder(recipe) as folder, locked(folder):
+        check_unused(folder)  # Another process may have begun a run before it was locked.
+        try:
+            _clear(folder)
+            yield folder
+        finally:
+            _clear(folder)
+
+
+@contextmanager
+def new_folder(recipe: Recipe) -> Iterator[Path]:
+    """Make the folder of a new run: `run.folder`, or runs/RECIPE-MODEL-DATA-TIME.
+
+    The names of one recipe, model and text sort by time, which has microseconds. Of runs that begin
+    in the same one, the later get a number behind it. If the folder was made here and is empty when
+    the context ends, it is removed.
+
+    Raises:
+        ValueError: The folder has a run or other files in it, or cannot be made.
+    """
+    chosen = Path(recipe.run.folder) if recipe.run.folder else None
+    if chosen and chosen.exists():
+        check_unused(chosen)
+        yield chosen
+        return
+    folder = _make(iter([chosen]) if chosen else _names(recipe))
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # It is not empty: it has a run now.
+            folder.rmdir()
+
+
+def _names(recipe: Recipe) -> Iterator[Path]:
+    """Names for the folder of a new run, the best first."""
     named = named_settings(recipe)
     model = next(named[key] for key in NAMES_OF_MODELS if key in named)
     parts = [recipe.run.name, model, recipe.data.name]
-    return Path("runs", "-".join([*filter(None, map(_safe, parts)), f"{datetime.now():{TIME}}"]))
+    name = "-".join([*filter(None, map(_safe, parts)), f"{datetime.now():{TIME}}"])
+    yield Path("runs", name)
+    yield from (Path("runs", f"{name}-{number}") for number in itertools.count(2))
+
+
+def _make(names: Iterable[Path]) -> Path:
+    """Make the first of these folders that does not exist."""
+    for folder in names:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+        except OSError as error:
+            if not folder.exists():
+                raise ValueError(
+                    f"run folder {str(folder)!r} cannot be made ({error.strerror}); use another "
+                    "--run.folder"
+                ) from error
+        else:
+            return folder
+    raise ValueError(_taken(folder))
 
 
 def _safe(text: str) -> str:
     """The last part of a path or dotted path, short and in letters that every file system has."""
     last = re.split(r"[/\\:]", text.rstrip("/\\"))[-1]
     return re.sub(r"[^A-Za-z0-9_.]+", "-", last)[:LONGEST_PART].strip("-.")
+
+
+def check_unused(folder: Path) -> None:
+    """Raise ValueError if an existing folder has anything but a run without a checkpoint in it."""
+    empty = folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}
+    require(empty or not_begun(folder), _taken(folder))
+
+
+def not_begun(folder: Path) -> bool:
+    """True if a run was prepared in the folder, and killed before its first checkpoint."""
+    if not (folder / ENVIRONMENT).is_file():  # The first file of a run.
+        return False
+    names = {path.name for path in folder.iterdir()}
+    saved = [path for path in (folder / CHECKPOINTS).glob("*") if not path.name.startswith(".")]
+    return names <= {*PREPARED, LOCK, f".{RECIPE}"} and not saved
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a run that was killed before its first checkpoint has left."""
+    if not_begun(folder):
+        for name in (CHECKPOINTS, MODEL, TOKENIZER):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in (f".{RECIPE}", RECIPE, ENVIRONMENT):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _taken(folder: Path) -> str:
+    return (
+        f"run folder {str(folder)!r} exists already; use another --run.folder, or go on with it by "
+        f"adloco train --resume {folder}"
+    )
 
 
 def run_folder(folder: Path) -> Path:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -138,11 +139,11 @@ class Records:
 
     def add(self, record: Record, report: RoundReport) -> None:
         """Append a round's line of metrics.jsonl and its inner steps."""
-        # Steps first: a metrics line says that its round is complete.
-        _append(
-            self.folder / STEPS, [{"round": report.round, **asdict(step)} for step in report.steps]
-        )
-        _append(self.folder / METRICS, [record])
+        steps = [{"round": report.round, **asdict(step)} for step in report.steps]
+        with self._needed():
+            # Steps first: a metrics line says that its round is complete.
+            _append(self.folder / STEPS, steps)
+            _append(self.folder / METRICS, [record])
 
     def read(self) -> list[Record]:
         """All lines of metrics.jsonl."""
@@ -191,10 +192,23 @@ class Records:
 
     def to_disk(self) -> None:
         """Wait until all lines are on disk. A checkpoint counts only after that."""
-        for file in (self.folder / METRICS, self.folder / STEPS):
-            if file.exists():
-                to_disk(file)
-        to_disk(self.folder)
+        with self._needed():
+            for file in (self.folder / METRICS, self.folder / STEPS):
+                if file.exists():
+                    to_disk(file)
+            to_disk(self.folder)
+
+    @contextmanager
+    def _needed(self) -> Iterator[None]:
+        """Raise ValueError for an OSError: without its records a run does not go on."""
+        try:
+            yield
+        except OSError as error:
+            raise ValueError(
+                f"the records of the run cannot be written in {self.folder} "
+                f"({error.strerror or error}); make room there, then go on with: adloco train "
+                f"--resume {self.folder}"
+            ) from error
 
     def cut(self, rounds: int) -> list[str]:
         """Remove the lines of all rounds after this many; a resumed run writes them again.

@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from adloco.config.settings import TRACKERS
-from adloco.errors import require
+from adloco.errors import RunWarning, require
 from adloco.metrics import Record
 from adloco.tracking.tracker import Tracker, TrackerSettings
 
 TENSORBOARD = "tensorboard"
-
-
-class TrackerWarning(UserWarning):
-    """A tracker failed and no longer follows the run."""
 
 
 class Trackers:
@@ -92,7 +88,7 @@ class Trackers:
             reason = " ".join(str(error).split()) or type(error).__name__
             warnings.warn(
                 f"tracker {name} failed and is left out from here on: {reason}",
-                TrackerWarning,
+                RunWarning,
                 stacklevel=2,
             )
 

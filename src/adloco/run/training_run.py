@@ -4,6 +4,7 @@ run.rounds(): ...`.
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,13 +15,23 @@ from adloco.algorithms.reports import RoundReport
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
 from adloco.distributed.placement.placement import Placement
-from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
+from adloco.errors import NonFiniteLossError, OutOfMemoryError, RunWarning, require
 from adloco.metrics import Record
 from adloco.run import checkpoint
 from adloco.run.budget import Budget
 from adloco.run.environment import describe_environment, rng_state, set_rng_state
-from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, SUMMARY, TOKENIZER, locked, new_folder
-from adloco.run.lengthening import keep_budget
+from adloco.run.folder import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    MODEL,
+    RECIPE,
+    SUMMARY,
+    TOKENIZER,
+    claimed,
+    locked,
+    not_begun,
+)
+from adloco.run.lengthening import keep_budget, with_longer_schedule
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.records import Records, round_record, summarise, write_json
 from adloco.run.recovery import load_newest_good, set_aside
@@ -39,6 +50,7 @@ from adloco.run.stored import (
     stored_run,
 )
 from adloco.run.trackers import Trackers
+from adloco.whole_file import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,20 +120,21 @@ class TrainingRun:
             recipe.run.tracker_names if placement.is_rank_zero else [], folder
         )
         self._new_limit = 0
+        self._unsaved = False
         self._rows_before = self.task.rows_read() or 0
         self._seconds_before = 0.0
         self._started = time.monotonic()
 
     @staticmethod
     def create(recipe: Recipe) -> "TrainingRun":
-        """A new run; its folder is made after everything else has succeeded."""
+        """A new run. If it fails before its first checkpoint, it leaves no files in its folder."""
         placement = place_workers(recipe)
-        folder = Path(placement.agree(str(new_folder(recipe))))
-        advice = "use another --run.folder, or go on with it by adloco train --resume"
-        require(
-            not placement.agree(folder.exists()),
-            f"run folder {str(folder)!r} exists already; {advice} {folder}",
-        )
+        with claimed(recipe) if placement.is_rank_zero else nullcontext("") as folder:
+            return TrainingRun._begin(recipe, Path(placement.agree(str(folder))), placement)
+
+    @staticmethod
+    def _begin(recipe: Recipe, folder: Path, placement: Placement) -> "TrainingRun":
+        """A new run in an empty folder, whose lock rank 0 holds."""
         total = recipe.schedule_tokens()
         recipe, notice = with_reachable_data(recipe, placement)
         recipe = replace(
@@ -135,29 +148,31 @@ class TrainingRun:
         run.notices += [text for text in (notice, recipe.unused, skipped, whole) if text]
         if placement.is_rank_zero:
             run._write_folder()
-        run._save()
+        try:
+            run._save()
+        except OSError as error:
+            raise ValueError(
+                f"the first checkpoint of the run cannot be written in {folder} "
+                f"({error.strerror or error}); make room there, or use another --run.folder"
+            ) from error
         return run
 
     def _write_folder(self) -> None:
-        try:
-            (self.folder / TOKENIZER).mkdir(parents=True)
-        except OSError as error:
-            raise ValueError(
-                f"run folder {str(self.folder)!r} cannot be made ({error.strerror}); use another "
-                "--run.folder"
-            ) from error
-        (self.folder / RECIPE).write_text(to_toml(self.recipe))
-        self.task.tokenizer.save(self.folder / TOKENIZER)
-        self._parts.builder.save_config(self.folder / MODEL)
         write_json(
-            self.folder / "environment.json",
+            self.folder / ENVIRONMENT,
             describe_environment(self.device, self._parts.precision, self.recipe.run.seed)
             | {"notices": self.notices},
         )
+        write_text(self.folder / RECIPE, to_toml(self.recipe))
+        (self.folder / TOKENIZER).mkdir(exist_ok=True)
+        self.task.tokenizer.save(self.folder / TOKENIZER)
+        self._parts.builder.save_config(self.folder / MODEL)
 
     @staticmethod
     def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
         """A run that continues from its newest good checkpoint, bit for bit.
+
+        A run that was killed before its first checkpoint begins again.
 
         Args:
             folder: The run's folder.
@@ -170,6 +185,9 @@ class TrainingRun:
         placement = place_workers(recipe)
         # Locked before anything is changed, so that a run in use is left as it is.
         with locked(folder) if placement.is_rank_zero else nullcontext():
+            if placement.agree(not_begun(folder)):
+                recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
+                return TrainingRun._begin(recipe, folder, placement)
             chosen, state, damaged = load_newest_good(folder / CHECKPOINTS, placement)
             stored = stored_run(folder, recipe, chosen, state)
             run = TrainingRun(stored.recipe, folder, placement, stored)
@@ -207,7 +225,14 @@ class TrainingRun:
             self._trackers.following(named_settings(self.recipe), tokens),
             memory_snapshot(self._snapshot if self.placement.is_rank_zero else None),
         ):
-            if self.placement.is_rank_zero:  # A run made longer is not finished any more.
+            if self.placement.is_rank_zero:
+                trained = self.history[-1]["round"] if self.history else 0
+                require(
+                    self.records.newest().get("round", 0) == trained,
+                    f"another process has trained the run in {self.folder} since it was read; "
+                    "resume it again",
+                )
+                # A run made longer is not finished any more.
                 (self.folder / SUMMARY).unlink(missing_ok=True)
             for record in self._train():
                 self._trackers.log(record)
@@ -220,7 +245,7 @@ class TrainingRun:
             before, samples = time.monotonic(), self.algorithm.state.samples_so_far
             report = self._round()
             if report is None:
-                self._save()
+                self._try_to_save(last=True)
                 return
             if self.finished:
                 # The round can be larger than planned, so `last` can have been False.
@@ -232,8 +257,9 @@ class TrainingRun:
             if self.placement.is_rank_zero:
                 self.records.add(record, report)
             self.history.append(record)
-            if self.finished or report.round % self.recipe.run.checkpoint_every == 0:
-                self._save()
+            due = report.round % self.recipe.run.checkpoint_every == 0
+            if self.finished or due or self.placement.agree(self._unsaved):
+                self._try_to_save(last=self.finished)
             yield record
 
     def _round(self) -> RoundReport | None:
@@ -336,14 +362,37 @@ class TrainingRun:
         finally:
             self.saving, self.checkpoint_seconds = False, time.monotonic() - began
 
+    def _try_to_save(self, *, last: bool) -> None:
+        """Save; if there is no room, warn and go on, unless this was the last checkpoint.
+
+        The run tries again after each round.
+        """
+        try:
+            self._save()
+        except OSError as error:
+            problem = f"cannot be written in {self.folder} ({error.strerror or error})"
+            if last:
+                raise ValueError(
+                    f"the last checkpoint of the run {problem}; make room there, then go on from "
+                    f"{self.saved} with: adloco train --resume {self.folder}"
+                ) from error
+            if not self._unsaved:
+                warnings.warn(
+                    f"a checkpoint {problem}; the run goes on and tries again after each round, "
+                    f"and the newest checkpoint is {self.saved}",
+                    RunWarning,
+                    stacklevel=2,
+                )
+            self._unsaved = True
+
     def _save(self) -> None:
+        """Write a checkpoint; OSError on rank 0 if that fails."""
         step = (
             self.algorithm.state.inner_steps
             + max(worker.inner_step for worker in self.algorithm.workers.values())
             * self.algorithm.state.in_round
         )
         name = f"round-{self.algorithm.state.rounds_done:06d}-step-{step:08d}"
-        self.saved = name
         about = {
             "rng": rng_state(self.device),
             "seconds": self._seconds(),
@@ -359,3 +408,4 @@ class TrainingRun:
                 checkpoint.save(
                     self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints
                 )
+        self.saved, self._unsaved = name, False

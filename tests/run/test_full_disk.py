@@ -1,0 +1,150 @@
+"""A full disk: a run warns and goes on, saves when there is room, and ends only for its records."""
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import SafetensorError
+
+from adloco.cli import training_loop
+from adloco.cli.main import main
+from adloco.run import checkpoint, records
+from tests.problems import without_timings
+
+NO_ROOM = "No space left on device"
+
+
+def full(*arguments: Any) -> None:
+    raise OSError(errno.ENOSPC, NO_ROOM)
+
+
+def at(calls: set[int], real: Callable[..., Any], instead: Callable[..., Any] = full) -> Any:
+    """The function, which meets a full disk in these of its calls, counted from 1."""
+    count = iter(range(1, 1000))
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        return (instead if next(count) in calls else real)(*arguments, **named)
+
+    return call
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [without_timings(json.loads(line)) for line in lines]
+
+
+@pytest.fixture
+def words(small: list[str]) -> list[str]:
+    """A run of 4 rounds that saves at its start, after round 2 and after round 4."""
+    return ["train", "diloco", *small, "--run.tokens", "4096", "--run.checkpoint_every", "2"]
+
+
+def test_a_run_goes_on_and_saves_when_there_is_room(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """There is no room after round 2; there is after round 3, which has no checkpoint else."""
+
+    def unwritten(*arguments: Any) -> None:
+        raise SafetensorError(f"I/O error: {NO_ROOM} (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", at({2}, checkpoint.save_file, unwritten))
+    assert main(words) == 0
+    run, said = tmp_path / "run", capsys.readouterr()
+    warning = (
+        f"a checkpoint cannot be written in {run} (I/O error: {NO_ROOM} (os error 28)); the run "
+        "goes on and tries again after each round, and the newest checkpoint is "
+        "round-000000-step-00000000"
+    )
+    assert said.err == f"adloco: {warning}\n"
+    assert f"WARNING {warning}\n" in (run / "train.log").read_text()
+    assert [path.name[:12] for path in sorted((run / "checkpoints").iterdir())] == [
+        "round-000003",
+        "round-000004",
+    ]
+
+
+def test_without_its_last_checkpoint_a_run_has_not_ended(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as later:
+        later.setattr(checkpoint, "save_file", at({3}, checkpoint.save_file))
+        assert main(words) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error == (
+        f"adloco: the last checkpoint of the run cannot be written in {run} ({NO_ROOM}); make room "
+        "there, then go on from round-000002-step-00000008 with: adloco train --resume "
+        f"{run}"
+    )
+    assert not (run / "summary.json").exists()
+    expected = numbers(run)
+    assert main(["train", "--resume", str(run)]) == 0
+    assert numbers(run) == expected
+    assert checkpoint.newest(run / "checkpoints").name.startswith("round-000004")
+
+
+@pytest.mark.parametrize("point", ["to_disk", "open"])
+def test_without_its_records_a_run_ends(
+    point: str,
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    if point == "to_disk":
+        monkeypatch.setattr(records, "to_disk", at({2}, records.to_disk))
+    else:
+        real = Path.open
+        monkeypatch.setattr(
+            Path,
+            "open",
+            lambda path, mode="r", **named: (
+                full() if (path.name, mode) == ("metrics.jsonl", "a") else real(path, mode, **named)
+            ),
+        )
+    assert main(words) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error == (
+        f"adloco: the records of the run cannot be written in {run} ({NO_ROOM}); make room there, "
+        f"then go on with: adloco train --resume {run}"
+    )
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(checkpoint, "to_disk", full)
+    assert main(words) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert f"the first checkpoint of the run cannot be written in {tmp_path / 'run'} (" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_report_can_be_drawn_when_there_is_room(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as later:
+        later.setattr(training_loop, "write_report", full)
+        assert main(words) == 0
+    assert f"the report cannot be written in {run} ({NO_ROOM}); make room" in (
+        capsys.readouterr().out
+    )
+    assert main(["train", "--resume", str(run)]) == 0
+    assert (run / "report.html").exists()
