@@ -1,6 +1,7 @@
-"""Writing files that are on disk whole or as they were before, also after a power cut."""
+"""Files that are on disk whole or as they were before, also after a power cut, and checksums."""
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -29,3 +30,15 @@ def to_disk(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def checksum(file: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """The checksum of each file in a folder and below it, by its path in the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): checksum(path) for path in files}

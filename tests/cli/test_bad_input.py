@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from adloco.cli.main import main
+from adloco.run import checkpoint
 from tests.conftest import WaitForSteps
 
 
@@ -198,9 +199,30 @@ def test_another_recipe_than_the_run_began_with(
         )
 
 
-def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from adloco.run import checkpoint
+@pytest.mark.parametrize("name", ["model/config.json", "tokenizer/bytes.json"])
+def test_a_changed_model_or_tokenizer(
+    name: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = finished / name
+    text = file.read_text()
+    file.write_text(text.replace("}", " }").replace("1e-06", "1e-02"))
+    assert file.read_text() != text
+    for words in READERS:
+        refused(
+            [*words, str(finished)],
+            f"{name} in {finished} is not what the run began with; restore it, or start another",
+            capsys,
+        )
+    # Checkpoints of earlier versions say nothing of these files.
+    newest = checkpoint.newest(finished / "checkpoints")
+    state = checkpoint.load(newest)
+    del state["run"]["files"]
+    checkpoint.save(newest.parent, newest.name, state, keep=1)
+    for words in READERS:
+        assert main([*words, str(finished)]) == 0
 
+
+def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = checkpoint.load(checkpoint.newest(finished / "checkpoints"))
     del state["run"]["recipe"]["wire.residual_in_params"]
     checkpoint.save(finished / "checkpoints", "round-999999", state, keep=1)
@@ -228,8 +250,6 @@ def test_a_recipe_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFi
 def test_damaged_and_foreign_checkpoints(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from adloco.run import checkpoint
-
     newest = checkpoint.newest(finished / "checkpoints")
     with (newest / "tensors.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)

@@ -12,6 +12,7 @@ from adloco.errors import require
 
 if TYPE_CHECKING:
     from adloco.data.preparation import Preparation
+    from adloco.data.token_cache import TokenCache
     from adloco.data.token_store import State
 
 
@@ -30,6 +31,11 @@ def add_parser(commands: Commands) -> None:
         type=int,
         metavar="N",
         help="processes that tokenise (default: one per core)",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="then compare all tokens with their checksums; a run compares a sample",
     )
     parser.add_argument(
         "--check",
@@ -79,6 +85,8 @@ def run(arguments: Namespace) -> int:
     )
     if left_out := cache.skipped():
         console.print(left_out, style="bold", soft_wrap=True)
+    if arguments.verify:
+        _verify(cache, console)
     if arguments.check:
         check_packed(cache, console)
     return 0
@@ -102,3 +110,14 @@ def _show(preparation: "Preparation", console: Console) -> "State":
             advance(state.rows - rows, preparation.total_rows, numbers)
             rows = state.rows
     return state
+
+
+def _verify(cache: "TokenCache", console: Console) -> None:
+    """Compare all tokens with their checksums, and show how far it is."""
+    total = len(cache.train) + len(cache.validation)
+    done = 0
+    with shown_progress(console, "comparing") as advance:
+        for tokens in cache.store.verify():
+            done += tokens
+            advance(tokens, total, f"{done:,} tokens")
+    console.print(f"all {done:,} tokens match their checksums", soft_wrap=True)

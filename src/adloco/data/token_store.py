@@ -4,12 +4,13 @@ committed as a whole, so that a process that continues after a kill ends with th
 A chunk is committed by replacing meta.json, after its tokens and its digest were written. Bytes
 beyond the committed ones come from a chunk that was cut off, and are overwritten. The digest of
 chunk i covers the texts of chunks 0 .. i: two stores with the same digest hold the same text.
+What was changed from outside is found by checksums of blocks of tokens, see token_checksums.py.
 """
 
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,8 +23,17 @@ from numpy.typing import NDArray
 
 from adloco.data.encoding import Arrays, Chunk, encode_chunks
 from adloco.data.rows import Split
+from adloco.data.token_checksums import (
+    RECORD,
+    block_records,
+    changed,
+    check_blocks,
+    sample_blocks,
+    sums_file,
+)
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
-from adloco.whole_file import write_text
+from adloco.errors import require
+from adloco.whole_file import checksum, checksums, write_text
 
 DIGESTS, META = "digests.bin", "meta.json"
 DIGEST_BYTES = 16
@@ -56,6 +66,10 @@ class State:
     file_rows: list[int] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     complete: bool = False
+    blocks: dict[Split, int] | None = None
+    """Blocks of each split that have checksums; None in a store of an earlier version."""
+    tokenizer: dict[str, str] = field(default_factory=dict)
+    """Checksums of the tokenizer's files."""
 
     @property
     def corpus(self) -> str:
@@ -75,7 +89,12 @@ class TokenStore:
     def __init__(
         self, folder: Path, feed: Feed, source: str, tokenizer: Callable[[], Tokenizer]
     ) -> None:
-        """Open the folder. If it is new or damaged, begin it with this tokenizer."""
+        """Open the folder. If it is new or incomplete, begin it with this tokenizer.
+
+        Raises:
+            ValueError: A file of the tokenizer, or one of the blocks of tokens that are read to
+                find out, was changed.
+        """
         self.folder = folder
         self._feed = feed
         self._pending: Iterator[tuple[Chunk, Arrays]] = iter(())
@@ -87,8 +106,15 @@ class TokenStore:
             with self._lock:
                 if not _intact(folder):
                     _begin(folder, source, tokenizer())
-        self.tokenizer = load_tokenizer(folder)
         self.state = _read(folder)
+        for name, expected in self.state.tokenizer.items():
+            require(
+                (folder / name).is_file() and checksum(folder / name) == expected,
+                changed(folder, name),
+            )
+        for _ in self._check(sample_blocks):
+            pass
+        self.tokenizer = load_tokenizer(folder)
 
     def grow(
         self, enough: Callable[[State], bool], pool: Executor | None = None, ahead: int = 1
@@ -132,6 +158,27 @@ class TokenStore:
             file.seek((chunks - 1) * DIGEST_BYTES)
             return file.read(DIGEST_BYTES).hex()
 
+    def verify(self) -> Iterator[int]:
+        """Compare all tokens with their checksums.
+
+        Yields:
+            The number of tokens of each block, after it was compared.
+
+        Raises:
+            ValueError: A block was changed, or the store is of an earlier version.
+        """
+        require(
+            self.state.blocks is not None,
+            f"the token cache {self.folder} has no checksums, because an earlier version made it; "
+            "remove it, and it is made again from the text",
+        )
+        return self._check(range)
+
+    def _check(self, choose: Callable[[int], Sequence[int]]) -> Iterator[int]:
+        """Compare the blocks that are chosen out of so many."""
+        for split, count in (self.state.blocks or {}).items():
+            yield from check_blocks(self.folder, split, self.tokens(split), choose(count))
+
     def _advance(self, pool: Executor | None, ahead: int) -> None:
         state = _read(self.folder)
         if state.chunks > self.state.chunks:
@@ -153,6 +200,7 @@ class TokenStore:
                 getattr(state, split) * np.dtype(state.dtype).itemsize,
                 arrays[split].tobytes(),
             )
+        blocks = None if state.blocks is None else self._append_sums(state, state.blocks, arrays)
         digest = hashlib.sha256(bytes.fromhex(state.digest))
         for split in SPLITS:
             for text in chunk.texts[split]:
@@ -168,21 +216,38 @@ class TokenStore:
             documents=state.documents + sum(len(texts) for texts in chunk.texts.values()),
             chunks=state.chunks + 1,
             digest=name.hex(),
+            blocks=blocks,
             **chunk.after,
         )
         _commit(self.folder, after)
         return after
+
+    def _append_sums(
+        self, state: State, blocks: Mapping[Split, int], arrays: Arrays
+    ) -> dict[Split, int]:
+        """Append the checksums of a chunk; returns the blocks of each split after it."""
+        records = {split: block_records(arrays[split], getattr(state, split)) for split in SPLITS}
+        for split in SPLITS:
+            file, offset = sums_file(self.folder, split), blocks[split] * RECORD.size
+            _write_at(file, offset, b"".join(records[split]))
+        return {split: blocks[split] + len(records[split]) for split in SPLITS}
 
 
 def _begin(folder: Path, source: str, tokenizer: Tokenizer) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     tokenizer.save(folder)
+    state = State(
+        source=source,
+        dtype="uint16" if tokenizer.vocab_size <= 2**16 else "uint32",
+        blocks=dict.fromkeys(SPLITS, 0),
+        tokenizer=checksums(folder),
+    )
     for name in (*(f"{split}.bin" for split in SPLITS), DIGESTS):
         (folder / name).touch()
-    _commit(
-        folder, State(source=source, dtype="uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
-    )
+    for split in SPLITS:
+        sums_file(folder, split).touch()
+    _commit(folder, state)
 
 
 def _commit(folder: Path, state: State) -> None:
@@ -207,6 +272,8 @@ def _intact(folder: Path) -> bool:
     sizes = {
         f"{split}.bin": getattr(state, split) * np.dtype(state.dtype).itemsize for split in SPLITS
     } | {DIGESTS: state.chunks * DIGEST_BYTES}
+    for split, blocks in (state.blocks or {}).items():
+        sizes[sums_file(folder, split).name] = blocks * RECORD.size
     return all(
         (folder / name).exists() and (folder / name).stat().st_size >= size
         for name, size in sizes.items()

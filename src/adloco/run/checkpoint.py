@@ -2,7 +2,6 @@
 checksums of both files. No pickle; `distributed/plain_state.py` says what a state may contain.
 """
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from adloco.distributed.plain_state import join_state, split_state
 from adloco.errors import require
-from adloco.whole_file import to_disk
+from adloco.whole_file import checksum, to_disk
 
 FORMAT = "adloco checkpoint 2"
 TENSORS, STATE, CHECKSUMS = "tensors.safetensors", "state.json", "checksums.json"
@@ -72,7 +71,7 @@ def save(folder: Path, name: str, state: Any, keep: int) -> Path:
             raise OSError(str(error)) from error
         (temporary / STATE).write_text(json.dumps({"format": FORMAT, "state": plain}))
         (temporary / CHECKSUMS).write_text(
-            json.dumps({part: _checksum(temporary / part) for part in (TENSORS, STATE)})
+            json.dumps({part: checksum(temporary / part) for part in (TENSORS, STATE)})
         )
         make_readable(temporary)
         for path in (*temporary.iterdir(), temporary):
@@ -177,14 +176,9 @@ def load(checkpoint: Path) -> Any:
     return join_state(saved["state"], tensors)
 
 
-def _checksum(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _is(file: Path, checksum: Any) -> bool:
+def _is(file: Path, expected: Any) -> bool:
     """True if the file can be read and has this checksum."""
     try:
-        return bool(_checksum(file) == checksum)
+        return bool(checksum(file) == expected)
     except OSError:
         return False

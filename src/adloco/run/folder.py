@@ -4,7 +4,7 @@ import itertools
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def claimed(recipe: Recipe) -> Iterator[Path]:
         ValueError: The folder is in use, has a run or other files in it, or cannot be made.
     """
     with new_folder(recipe) as folder, locked(folder):
-        check_unused(folder)  # Another process may have begun a run before it was locked.
+        check_free(recipe)  # Another process may have begun a run before it was locked.
         try:
             _clear(folder)
             yield folder
@@ -56,17 +56,17 @@ def new_folder(recipe: Recipe) -> Iterator[Path]:
     Raises:
         ValueError: The folder has a run or other files in it, or cannot be made.
     """
+    check_free(recipe)
     chosen = Path(recipe.run.folder) if recipe.run.folder else None
     if chosen and chosen.exists():
-        check_unused(chosen)
         yield chosen
         return
-    folder = _make(iter([chosen]) if chosen else _names(recipe))
+    folder = _make([chosen] if chosen else _names(recipe))
     try:
         yield folder
     finally:
-        with suppress(OSError):  # It is not empty: it has a run now.
-            folder.rmdir()
+        if _is_empty(folder) and not is_locked(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _names(recipe: Recipe) -> Iterator[Path]:
@@ -102,10 +102,19 @@ def _safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "-", last)[:LONGEST_PART].strip("-.")
 
 
-def check_unused(folder: Path) -> None:
-    """Raise ValueError if an existing folder has anything but a run without a checkpoint in it."""
-    empty = folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}
-    require(empty or not_begun(folder), _taken(folder))
+def check_free(recipe: Recipe) -> None:
+    """Raise ValueError if `run.folder` exists and a new run may not use it.
+
+    It may use an empty folder, and one in which a run was killed before its first checkpoint.
+    """
+    folder = Path(recipe.run.folder)
+    free = not recipe.run.folder or not folder.exists() or _is_empty(folder) or not_begun(folder)
+    require(free, _taken(folder))
+
+
+def _is_empty(folder: Path) -> bool:
+    """True if the folder has nothing in it but a lock."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}
 
 
 def not_begun(folder: Path) -> bool:

@@ -44,6 +44,21 @@ class RunParts:
     """What a person should know before the first round."""
 
 
+def prepare_new_run(recipe: Recipe, placement: Placement) -> RunParts:
+    """What `prepare_run` returns, for a run that begins, with notices of what is unusual.
+
+    Raises:
+        ValueError: The settings cannot work.
+    """
+    total = recipe.schedule_tokens()
+    recipe, notice = with_reachable_data(recipe, placement)
+    recipe = replace(recipe, learning_rate=replace(recipe.learning_rate, total_tokens=total))
+    parts = prepare_run(recipe, placement, None)
+    skipped = "" if recipe.data.streaming else parts.task.skipped()
+    notices = (notice, parts.recipe.unused, skipped, read_whole(parts.builder, placement))
+    return replace(parts, notices=[*parts.notices, *filter(None, notices)])
+
+
 def prepare_run(recipe: Recipe, placement: Placement, stored: StoredRun | None) -> RunParts:
     """Open the data, choose the model and find the micro-batch of a run, new or stored.
 

@@ -13,9 +13,10 @@ from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
 from adloco.run import checkpoint
-from adloco.run.folder import CHECKPOINTS, RECIPE, TOKENIZER, run_folder
+from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, TOKENIZER, run_folder
 from adloco.run.lengthening import check_budgets, with_longer_schedule
 from adloco.tasks.task import Task
+from adloco.whole_file import checksums
 
 FREE_SETTINGS = {
     # A run may become longer if its schedule allows it.
@@ -140,6 +141,7 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
         f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; resume "
         "it with that version, or start another run",
     )
+    _check_files(folder, state["run"].get("files"))
     return StoredRun(
         folder=folder,
         recipe=recipe,
@@ -147,6 +149,29 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
         checkpoint=chosen,
         about=state["run"],
         algorithm=state["algorithm"],
+    )
+
+
+def file_checksums(folder: Path) -> dict[str, str]:
+    """Checksums of the files in a run folder that its numbers depend on, by their path in it.
+
+    The recipe is not among them: its settings are compared one by one, because some may change.
+    """
+    return {
+        f"{part}/{name}": found
+        for part in (MODEL, TOKENIZER)
+        for name, found in checksums(folder / part).items()
+    }
+
+
+def _check_files(folder: Path, expected: dict[str, str] | None) -> None:
+    """Raise ValueError if a file is not what the run began with; earlier versions kept nothing."""
+    found = file_checksums(folder) if expected else {}
+    changed = sorted({name for name, _ in found.items() ^ (expected or {}).items()})
+    require(
+        not changed,
+        f"{', '.join(changed)} in {folder} is not what the run began with; restore it, or start "
+        "another run",
     )
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from adloco.algorithms.reports import RoundReport
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
-from adloco.distributed.placement.placement import Placement
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, RunWarning, require
 from adloco.metrics import Record
 from adloco.run import checkpoint
@@ -27,6 +26,7 @@ from adloco.run.folder import (
     RECIPE,
     SUMMARY,
     TOKENIZER,
+    check_free,
     claimed,
     locked,
     not_begun,
@@ -36,15 +36,16 @@ from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.records import Records, round_record, summarise, write_json
 from adloco.run.recovery import load_newest_good, set_aside
 from adloco.run.start import (
+    RunParts,
     build_algorithm,
     place_workers,
+    prepare_new_run,
     prepare_run,
-    read_whole,
-    with_reachable_data,
 )
 from adloco.run.stored import (
     StoredRun,
     check_corpus,
+    file_checksums,
     fixed_settings,
     resumed_recipe,
     stored_run,
@@ -72,24 +73,20 @@ class Progress:
 class TrainingRun:
     """One run in its folder."""
 
-    def __init__(
-        self, recipe: Recipe, folder: Path, placement: Placement, stored: StoredRun | None = None
-    ) -> None:
-        """Prepare everything, and write nothing but the token cache.
+    def __init__(self, parts: RunParts, folder: Path, stored: StoredRun | None = None) -> None:
+        """Build the trainers and their models, and write nothing.
 
         Args:
-            recipe: The settings.
-            folder: The run's folder, which `create` makes.
-            placement: Where the workers live.
+            parts: What the run is built from.
+            folder: The run's folder.
             stored: The run to resume; None: a new one.
 
         Raises:
             ValueError: The settings cannot work.
         """
-        parts = prepare_run(recipe, placement, stored)
-        self.recipe = parts.recipe
+        self.recipe = recipe = parts.recipe
         self.folder = folder
-        self.placement = placement
+        self.placement = placement = parts.placement
         self.device = placement.device
         self.task = parts.task
         self.notices = parts.notices
@@ -121,6 +118,7 @@ class TrainingRun:
         )
         self._new_limit = 0
         self._unsaved = False
+        self._files: dict[str, str] = {}
         self._rows_before = self.task.rows_read() or 0
         self._seconds_before = 0.0
         self._started = time.monotonic()
@@ -129,25 +127,20 @@ class TrainingRun:
     def create(recipe: Recipe) -> "TrainingRun":
         """A new run. If it fails before its first checkpoint, it leaves no files in its folder."""
         placement = place_workers(recipe)
+        if placement.is_rank_zero:
+            check_free(recipe)  # Before the text is tokenised, which can take long.
+        parts = prepare_new_run(recipe, placement)
         with claimed(recipe) if placement.is_rank_zero else nullcontext("") as folder:
-            return TrainingRun._begin(recipe, Path(placement.agree(str(folder))), placement)
+            return TrainingRun._begin(parts, Path(placement.agree(str(folder))))
 
     @staticmethod
-    def _begin(recipe: Recipe, folder: Path, placement: Placement) -> "TrainingRun":
+    def _begin(parts: RunParts, folder: Path) -> "TrainingRun":
         """A new run in an empty folder, whose lock rank 0 holds."""
-        total = recipe.schedule_tokens()
-        recipe, notice = with_reachable_data(recipe, placement)
-        recipe = replace(
-            recipe,
-            run=replace(recipe.run, folder=str(folder)),
-            learning_rate=replace(recipe.learning_rate, total_tokens=total),
-        )
-        run = TrainingRun(recipe, folder, placement)
-        skipped = "" if recipe.data.streaming else run.task.skipped()
-        whole = read_whole(run._parts.builder, placement)
-        run.notices += [text for text in (notice, recipe.unused, skipped, whole) if text]
-        if placement.is_rank_zero:
+        named = replace(parts.recipe, run=replace(parts.recipe.run, folder=str(folder)))
+        run = TrainingRun(replace(parts, recipe=named), folder)
+        if run.placement.is_rank_zero:
             run._write_folder()
+            run._files = file_checksums(folder)
         try:
             run._save()
         except OSError as error:
@@ -187,15 +180,16 @@ class TrainingRun:
         with locked(folder) if placement.is_rank_zero else nullcontext():
             if placement.agree(not_begun(folder)):
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
-                return TrainingRun._begin(recipe, folder, placement)
+                return TrainingRun._begin(prepare_new_run(recipe, placement), folder)
             chosen, state, damaged = load_newest_good(folder / CHECKPOINTS, placement)
             stored = stored_run(folder, recipe, chosen, state)
-            run = TrainingRun(stored.recipe, folder, placement, stored)
+            run = TrainingRun(prepare_run(stored.recipe, placement, stored), folder, stored)
             check_corpus(stored, run.task)
             run.algorithm.load_state_dict(stored.algorithm)
             run._take_limit(placement.agree(run.records.pass_limit()))
             set_rng_state(stored.about["rng"], run.device)
             run._seconds_before = stored.about["seconds"]
+            run._files = file_checksums(folder)
             if placement.is_rank_zero:
                 keep_budget(folder, stored.recipe)
                 checkpoint.remove_leftovers(folder / CHECKPOINTS)
@@ -400,6 +394,7 @@ class TrainingRun:
             "corpus": self.task.corpus,
             "recipe": fixed_settings(self.recipe),
             "tokens": self.recipe.run.tokens,
+            "files": self._files,
         }
         with self._saving(), self._memory.phase("checkpoint"):
             state = {"run": about, "algorithm": self.algorithm.state_dict()}
