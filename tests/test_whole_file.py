@@ -1,11 +1,14 @@
-"""Files that are there whole or as they were before."""
+"""Files are there whole or as they were, follow no links, and have the modes of the umask."""
 
 import errno
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from adloco import whole_file
+from adloco.run.checkpoint import save
 from adloco.whole_file import write_text
 
 
@@ -34,3 +37,32 @@ def test_a_full_disk_leaves_the_file_as_it_was(
         write_text(tmp_path / "a", "after")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "before"
+
+
+@pytest.fixture
+def private() -> Iterator[None]:
+    """The umask of a user who shares nothing."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("link", ["page.html", ".page.html"])
+def test_the_target_of_a_link_is_left_as_it_is(link: str, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / link).symlink_to(target)
+    write_text(tmp_path / "page.html", "new")
+    assert (tmp_path / "page.html").read_text() == "new"
+    assert not (tmp_path / "page.html").is_symlink()
+    assert target.read_text() == "precious"
+    assert {file.name for file in tmp_path.iterdir()} == {"page.html", "target"}
+
+
+def test_files_and_checkpoints_of_a_private_user_are_private(private: None, tmp_path: Path) -> None:
+    write_text(tmp_path / "page.html", "new")
+    checkpoint = save(tmp_path / "checkpoints", "round-000001", {"number": 1}, keep=1)
+    files = [tmp_path / "page.html", *checkpoint.iterdir()]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert checkpoint.stat().st_mode & 0o777 == 0o700
+    assert len(files) == 4

@@ -7,10 +7,21 @@ from pathlib import Path
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file atomically, in UTF-8 and with the line ends of the text."""
+    """Write a file atomically, in UTF-8 and with the line ends of the text.
+
+    A symbolic link in the place of the file is replaced, and what it points to stays as it is.
+    """
+    write_bytes(file, text.encode())
+
+
+def write_bytes(file: Path, content: bytes) -> None:
+    """Write a file atomically; see `write_text`."""
     temporary = file.with_name(f".{file.name}")
     try:
-        temporary.write_bytes(text.encode())
+        temporary.unlink(missing_ok=True)
+        # "x" follows no link that somebody put in the place of the temporary file.
+        with temporary.open("xb") as out:
+            out.write(content)
         to_disk(temporary)
         temporary.replace(file)
     except OSError:

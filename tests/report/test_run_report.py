@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from adloco.cli.main import main
 from adloco.metrics import Record
+from adloco.report.drawing import save_figure
 from adloco.report.plots import draw_plots
 from adloco.report.step_losses import step_losses
 from adloco.run.records import Records
@@ -44,11 +45,11 @@ def test_the_page_and_the_pictures_show_the_records(
 ) -> None:
     drawn: dict[str, Figure] = {}
 
-    def keep(figure: Figure, path: Path, **_: object) -> None:
+    def keep(figure: Figure, path: Path) -> None:
         drawn[path.stem] = figure
         path.touch()
 
-    monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setattr("adloco.report.plots.save_figure", keep)
     # One batch for all, so that a mean over samples is a plain mean.
     assert main(["train", "diloco", *small, "--run.tokens", "2500"]) == 0
     records, steps = Records(tmp_path / "run").read(), list(Records(tmp_path / "run").steps())
@@ -105,7 +106,8 @@ def record(tokens: int, requested: int, trained: int) -> Record:
 def test_a_clipped_request_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, Figure] = {}
     monkeypatch.setattr(
-        Figure, "savefig", lambda figure, path, **_: drawn.update({path.stem: figure})
+        "adloco.report.plots.save_figure",
+        lambda figure, path: drawn.update({path.stem: figure}),
     )
     # As requested; clipped from 20 to 16; and rounded up.
     records = [record(10, 8, 8), record(30, 20, 16), record(40, 3, 4)]
@@ -122,7 +124,8 @@ def test_a_clipped_request_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_classifier_has_no_perplexity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, Figure] = {}
     monkeypatch.setattr(
-        Figure, "savefig", lambda figure, path, **_: drawn.update({path.stem: figure})
+        "adloco.report.plots.save_figure",
+        lambda figure, path: drawn.update({path.stem: figure}),
     )
     records = [record(10, 8, 8)]
     draw_plots(records, step_losses(records, []), tmp_path, ClassificationSettings.measures)
@@ -130,3 +133,15 @@ def test_a_classifier_has_no_perplexity(tmp_path: Path, monkeypatch: pytest.Monk
     labels = [panel.get_xlabel() for panel in drawn["loss"].axes]
     assert labels == ["tokens", "inner steps", "time (s)"], "nothing is sent"
     assert not any(panel.child_axes for panel in drawn["loss"].axes)
+
+
+def test_pictures_are_not_drawn_through_links(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "plots").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="plots is a symbolic link, which a report does not"):
+        draw_plots([], [], tmp_path / "plots", LanguageModelSettings().measures)
+    picture = tmp_path / "loss.png"
+    picture.symlink_to(tmp_path / "precious")
+    save_figure(Figure(figsize=(1, 1)), picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "precious").exists()

@@ -39,8 +39,7 @@ def folder(*settings: tuple[str, str]) -> str:
         ([("data.path", "/texts/")], "diloco-nano-texts"),
         ([("data.path", "/texts/.")], "diloco-nano-texts"),
         ([("data.factory", "mypackage.data:rows")], "diloco-nano-rows"),
-        ([("run.name", f"a/b:c* {'long' * 99}")], f"c-{('long' * 6)[:22]}-nano-stdlib"),
-        ([("run.name", "..")], "nano-stdlib"),
+        ([("run.name", f"b:c* {'long' * 99}")], f"c-{('long' * 6)[:22]}-nano-stdlib"),
     ],
 )
 def test_a_folder_is_named_after_recipe_model_data_and_time(
@@ -145,3 +144,11 @@ def test_a_run_that_has_begun_is_not_removed(tmp_path: Path) -> None:
         claimed(recipe(("run.folder", str(run)))),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "../../x", "a/b", "a\\b", "a\nb", "a\x1b[31mb", "\u202ea"]
+)
+def test_a_name_leaves_no_folder_and_is_one_line(name: str) -> None:
+    with pytest.raises(ValueError, match="run.name must be printable characters without slashes"):
+        recipe(("run.name", name))

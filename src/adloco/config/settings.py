@@ -86,6 +86,12 @@ class RunSettings:
             1 <= self.timeout_seconds <= 1e6,
             f"run.timeout_seconds must be in [1, 1e6], got {self.timeout_seconds}",
         )
+        plain = self.name.isprintable() and not {"/", "\\"} & {*self.name}
+        require(
+            plain and self.name not in (".", ".."),
+            "run.name must be printable characters without slashes, and not . or .., got "
+            f"{self.name!r}",
+        )
         own = [name for name in self.tracker_names if ":" in name]
         known = self.trackers in ("auto", "none") or (
             {*self.tracker_names} - {*own} <= TRACKERS.classes.keys()

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from adloco.report.drawing import label_axis, line_look
+from adloco.report.drawing import label_axis, line_look, save_figure
 from adloco.study.comparison import Comparison
 
 PANELS_IN_A_ROW = NAMES_IN_A_ROW = 3
@@ -32,7 +32,7 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
         )
         figure.suptitle(f"{metric.label}\n{comparison.statement}", fontsize=9, wrap=True)
         paths.append(folder / f"compare_{metric.name.removeprefix('val_')}.png")
-        figure.savefig(paths[-1], dpi=120)
+        save_figure(figure, paths[-1])
     return paths
 
 

@@ -1,6 +1,8 @@
 """What all plots share: lines of a run's numbers, marks of merges, and labelled axes."""
 
 from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -9,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogFormatter, MaxNLocator
 
 from adloco.metrics import ROUND, Metric, Record, rows, values
+from adloco.whole_file import write_bytes
 
 COLOURS = ("#0b6e99", "#d9730d", "#2e8b57", "#ad1a72", "#6940a5", "#b8860b", "#c0392b", "#4a5568")
 DASHES = ("-", "--", ":", "-.")
@@ -24,6 +27,13 @@ def line_look(number: int) -> dict[str, Any]:
 def figure_of(height: float = 3.8) -> Figure:
     """An empty figure as wide as the report, so many inches high."""
     return Figure(figsize=(10, height), layout="constrained")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, atomically."""
+    png = BytesIO()
+    figure.savefig(png, format="png", dpi=120)
+    write_bytes(path, png.getvalue())
 
 
 def draw_over(axis: Axes, x: Metric, y: Metric, records: Sequence[Record], **style: Any) -> None:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from adloco.report.drawing import COLOURS, GREY, MARKS
+from adloco.report.drawing import COLOURS, GREY, MARKS, save_figure
 from adloco.report.html import embedded
 from adloco.run.trained_gradients import read_gradients
 
@@ -37,7 +37,7 @@ def draw_gradients(content: Mapping[str, Any], path: Path) -> Path:
         f"{content['round']:,}, trainer {content['trainer']}",
         fontsize=12,
     )
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
     return path
 
 

@@ -8,7 +8,7 @@ from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, NullLo
 
 from adloco.plan.cluster_plan import Plan
 from adloco.plan.measured_rows import MeasuredPoint
-from adloco.report.drawing import COLOURS, MARKS
+from adloco.report.drawing import COLOURS, MARKS, save_figure
 from adloco.report.plan_curves import method_lines
 from adloco.report.readable import RATES, TIMES, readable
 
@@ -76,7 +76,7 @@ def draw_plan(plan: Plan, measured: Sequence[MeasuredPoint], path: Path) -> None
         fontsize=11,
         wrap=True,
     )
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 def _named(what: str, bandwidth: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from adloco.errors import require
 from adloco.metrics import METRICS, ROUND, Metric, Record, validation, values
 from adloco.report.drawing import (
     COLOURS,
@@ -20,6 +21,7 @@ from adloco.report.drawing import (
     figure_of,
     label_axis,
     log_y,
+    save_figure,
     share_legend,
     staircase,
 )
@@ -47,6 +49,10 @@ def draw_plots(
     Returns:
         The paths, in the order of the report.
     """
+    require(
+        not folder.is_symlink(),
+        f"{folder} is a symbolic link, which a report does not follow; remove it",
+    )
     folder.mkdir(parents=True, exist_ok=True)
     per_trainer = validation(measures[0], "trainer", panel="trainers")
     metrics = [*(validation(measure) for measure in measures), per_trainer, *METRICS]
@@ -88,7 +94,7 @@ def draw_plots(
         figure = draw([metric for metric in metrics if metric.panel == name], records)
         figure.suptitle(title, fontsize=12)
         paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1], dpi=120)
+        save_figure(figure, paths[-1])
     return paths
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from adloco.report.drawing import line_look
+from adloco.report.drawing import line_look, save_figure
 from adloco.study.arms import Flags
 from adloco.study.comparison import Comparison
 
@@ -66,7 +66,7 @@ def _over_axis(
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     figure.suptitle(comparison.statement, fontsize=8, wrap=True)
     path = folder / f"sweep_{axis}.png"
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
     return path
 
 
@@ -100,5 +100,5 @@ def _heat_map(
     figure.colorbar(image, label=f"final {comparison.loss.axis}")
     figure.suptitle(comparison.statement, fontsize=7, wrap=True)
     path = folder / f"sweep_{first}_{second}.png"
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
     return path

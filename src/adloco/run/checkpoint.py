@@ -107,12 +107,16 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Make a folder and its files readable for all users; tempfile and safetensors let only the
-    owner read them.
+    """Give a folder and its files the modes that the umask allows; tempfile and safetensors let
+    only the owner read them.
     """
-    folder.chmod(0o755)
+    probe = folder / "mode"
+    probe.mkdir()
+    mode = probe.stat().st_mode & 0o777
+    probe.rmdir()
+    folder.chmod(mode)
     for file in folder.iterdir():
-        file.chmod(0o644)
+        file.chmod(mode & 0o666)
 
 
 def list_all(folder: Path) -> list[Path]:
