@@ -555,6 +555,53 @@ def test_a_killed_rank_stops_the_others(small: list[str], tmp_path: Path) -> Non
     assert not Path(f"/proc/{children[0]}").exists()
 
 
+@pytest.mark.nightly
+def test_torchrun_restarts_ranks_without_further_settings(
+    small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]
+) -> None:
+    folder = tmp_path / "run"
+    run_on_ranks(begin, 2, [*small, *TRAVELLING], 2)
+    process = subprocess.Popen(
+        [*TORCHRUN, "--max-restarts", "1", "-m", "adloco", "train", "--resume", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while len(metrics(folder)) < 4:
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    assert "exitcode: -9" in error, "the run was over before it could be killed"
+    assert metrics(folder) == never_stopped
+
+
+@pytest.mark.nightly
+def test_a_polite_kill_is_heard_while_a_rank_waits_for_a_stopped_one(
+    small: list[str], tmp_path: Path
+) -> None:
+    words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
+    process = subprocess.Popen(
+        [*words, "--run.grace_seconds", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(tmp_path / "run" / "metrics.jsonl")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGSTOP)
+        time.sleep(1)  # Rank 0 comes to a collective meanwhile.
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "told to stop by SIGTERM, but another rank did not come" in error
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
 def test_a_stopped_rank_is_named(small: list[str], tmp_path: Path) -> None:
     words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
     process = subprocess.Popen(

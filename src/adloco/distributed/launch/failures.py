@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from adloco.distributed.launch.heartbeats import BEATS, Heartbeats, watch_progress
+from adloco.distributed.launch.restarts import of_this_start
 from adloco.errors import LostRankError, OtherRankError
 
 KEY = "failure"
@@ -68,7 +69,7 @@ def report_failure(store: Any, error: Exception) -> None:
         store: The store of the process that started the ranks.
         error: What failed.
     """
-    dist.PrefixStore("adloco-0", store).compare_set(KEY, "", _written(error))  # type: ignore[attr-defined]
+    of_this_start(store).compare_set(KEY, "", _written(error))
 
 
 def readable(message: str) -> str:
@@ -99,10 +100,9 @@ def _written(error: Exception) -> str:
 def _connect() -> Any:
     """A new connection to the store at which torchrun (or `start_ranks`) let the ranks meet."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     timeout = timedelta(seconds=20)
     store = dist.TCPStore(host, port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-    return dist.PrefixStore(f"adloco-{attempt}", store)  # type: ignore[attr-defined]
+    return of_this_start(store)
 
 
 def _first(store: Any, rank: int, error: Exception) -> OtherRankError | None:

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from adloco.distributed.launch.failures import End, shared_failures
+from adloco.distributed.launch.restarts import check_restarts, of_this_start
 from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
@@ -41,14 +43,20 @@ def process_group(
             times as long for one that lives.
 
     Raises:
+        ValueError: torchrun would restart the ranks in a way that cannot work.
         LostRankError: Another rank was killed, is stopped or cannot be reached.
         OtherRankError: Another rank failed; it has that rank's message.
     """
     if num_ranks() == 1:
         yield
         return
+    check_restarts()
+    timeout = longest_wait(timeout_seconds)
+    store, rank, count = next(rendezvous("env://", timeout=timeout))
     # By default torch uses gloo for tensors on the CPU and NCCL for those on GPUs.
-    dist.init_process_group(timeout=longest_wait(timeout_seconds))
+    dist.init_process_group(
+        store=of_this_start(store), rank=rank, world_size=count, timeout=timeout
+    )
     try:
         with shared_failures(end, timeout_seconds):
             yield

@@ -1,0 +1,42 @@
+"""Ranks that torchrun starts again: what it sets in the environment decides what works."""
+
+import pytest
+import torch.distributed as dist
+
+from adloco.distributed.launch.restarts import check_restarts, of_this_start
+
+
+@pytest.mark.parametrize(
+    ("allowed", "machines", "shared", "works"),
+    [
+        ("0", "2", "True", True),
+        ("3", "1", "True", True),
+        ("3", "2", "True", False),
+        ("3", "2", "False", True),
+    ],
+)
+def test_restarts_over_machines_need_a_new_store_for_each_start(
+    allowed: str, machines: str, shared: str, works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", allowed)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", machines)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shared)
+    if works:
+        check_restarts()
+        return
+    with pytest.raises(ValueError, match="needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1") as error:
+        check_restarts()
+    assert str(error.value).startswith("torchrun --max-restarts 3 over 2 machines needs ")
+
+
+@pytest.mark.parametrize(("shared", "found"), [("True", False), ("False", True)])
+def test_a_restart_does_not_read_what_ranks_before_it_wrote(
+    shared: str, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is not shared is new for each start, and machines count starts differently."""
+    store = dist.HashStore()
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shared)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    of_this_start(store).set("address", "old")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert of_this_start(store).check(["address"]) == found
