@@ -571,7 +571,7 @@ def test_torchrun_restarts_ranks_without_further_settings(
         time.sleep(0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[1]), signal.SIGKILL)
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=400)
     assert process.returncode == 0, error
     assert "exitcode: -9" in error, "the run was over before it could be killed"
     assert metrics(folder) == never_stopped

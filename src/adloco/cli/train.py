@@ -48,10 +48,7 @@ def run(arguments: Namespace) -> int:
     # All is done inside the group, so that bad input on one rank ends all ranks; but the log is
     # closed outside, where the error of another rank has that rank's message.
     try:
-        with (
-            ExitStack() as opened,
-            process_group(ending.after_failure, timeout_seconds),
-        ):
+        with ExitStack() as opened, process_group(ending.after_failure, timeout_seconds):
             with console.status("reading and tokenising text, building models ..."):
                 training_run = (
                     TrainingRun.resume(resumed, settings)
