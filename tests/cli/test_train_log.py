@@ -97,7 +97,7 @@ def test_every_message_is_one_line_of_plain_text(small: list[str], tmp_path: Pat
     logger = logging.getLogger("adloco")
     before = (logger.level, logger.propagate, list(logger.handlers))
     with pytest.raises(KeyboardInterrupt), train_log(run):
-        logging.getLogger("adloco.anything").warning("%s", "two\nlines\x1b[31min red")
+        logging.getLogger("adloco.anything").warning("%s", "two\nlines \x1b[31min red")
         raise KeyboardInterrupt
     assert said(tmp_path / "run") == [
         "WARNING two lines in red",

@@ -212,8 +212,9 @@ def test_files_that_are_there_or_not(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_recipe_with_characters_that_toml_forbids(tmp_path: Path) -> None:
-    found = settings(written(tmp_path, 'ETA: 0.8\ntask_name: "a\\u0007b"\n"\\u0007": 1\n'))
-    assert (found["run.name"], found["batch.eta"]) == ("a\x07b", 0.8)
+    assert settings(written(tmp_path, 'ETA: 0.8\n"\\u0007": 1\n'))["batch.eta"] == 0.8
+    with pytest.raises(ValueError, match=r"run.name must be printable .*, got 'a\\x07b'"):
+        convert(written(tmp_path, 'task_name: "a\\u0007b"\n'))
 
 
 def test_a_key_given_twice(tmp_path: Path) -> None:

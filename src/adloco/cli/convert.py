@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from adloco.cli.arguments import Commands, add_command
+from adloco.cli.terminal import open_console
 from adloco.errors import require
 from adloco.whole_file import write_text
 
@@ -47,17 +48,17 @@ def run(arguments: Namespace) -> int:
     require(target.parent.is_dir(), f"there is no folder {str(target.parent)!r}; make it first")
     write_text(target, conversion.to_toml())
 
-    console = Console(highlight=False)
+    console = open_console()
     for key in conversion.keys:
         _print_key(console, key)
     if conversion.missing:
-        console.print(f"[bold]not given, so our defaults hold:[/] {', '.join(conversion.missing)}")
+        names = ", ".join(conversion.missing)
+        console.print(Text.assemble(("not given, so our defaults hold: ", "bold"), names))
     name = shlex.quote(str(target))
     console.print(
         f"wrote {target}; see every setting with: adloco config {name}; train with: adloco train "
         f"{name}",
         soft_wrap=True,
-        markup=False,
     )
     return 0
 
@@ -71,7 +72,7 @@ def _print_key(console: Console, key: "Converted") -> None:
         found.append(f"{section}.{toml_line(bare, value)}")
     colour = "green" if found else "yellow" if key.known else "red"
     becomes = ", ".join(found) or ("no setting" if key.known else "unknown")
-    line = f"[bold]{escape(key.source)}[/] -> [{colour}]{escape(becomes)}[/]"
+    line = Text.assemble((key.source, "bold"), " -> ", (becomes, colour))
     console.print(line, soft_wrap=True)
     for remark in textwrap.wrap(key.remark, console.width - 4):
-        console.print(f"    {remark}", markup=False)
+        console.print(f"    {remark}")

@@ -160,7 +160,7 @@ def _each(counts: Sequence[int] | NDArray[np.int64]) -> str:
 
 def _show(heading: str, texts: Iterable[str], console: Console) -> None:
     """Print the first texts, a line each, in Python's notation: no character is hidden."""
-    console.print(heading, style="bold", markup=False, soft_wrap=True)
+    console.print(heading, style="bold", soft_wrap=True)
     for text in islice(texts, SHOWN_TEXTS):
         more = len(text) - SHOWN_CHARACTERS
         rest = f" and {more:,} characters more" if more > 0 else ""
@@ -168,4 +168,4 @@ def _show(heading: str, texts: Iterable[str], console: Console) -> None:
 
 
 def _say(sentence: str, console: Console) -> None:
-    console.print(sentence, markup=False, soft_wrap=True)
+    console.print(sentence, soft_wrap=True)

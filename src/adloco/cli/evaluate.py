@@ -2,9 +2,8 @@
 
 from argparse import Namespace
 
-from rich.console import Console
-
 from adloco.cli.arguments import Commands, add_command, add_trained_run
+from adloco.cli.terminal import open_console
 from adloco.errors import require
 
 
@@ -38,7 +37,7 @@ def run(arguments: Namespace) -> int:
 
     windows: int | None = arguments.windows
     require((windows or 0) >= 0, f"--windows must be >= 0, got {windows}")
-    console = Console(highlight=False)
+    console = open_console()
     with console.status("evaluating ..."):
         trained = load_trained(arguments.run_folder, arguments.trainer)
         recipe = trained.stored.recipe

@@ -3,9 +3,8 @@
 from argparse import Namespace
 from pathlib import Path
 
-from rich.console import Console
-
 from adloco.cli.arguments import Commands, add_command, add_trained_run
+from adloco.cli.terminal import open_console
 
 
 def add_parser(commands: Commands) -> None:
@@ -32,7 +31,7 @@ def run(arguments: Namespace) -> int:
     from adloco.run.transformers_export import export
 
     folder: Path = arguments.to
-    console = Console(highlight=False)
+    console = open_console()
     with console.status("writing the model ..."):
         export(load_trained(arguments.run_folder, arguments.trainer), folder)
     console.print(f"{folder}: load it with from_pretrained({str(folder)!r})", soft_wrap=True)

@@ -4,6 +4,7 @@ import math
 from argparse import Namespace
 
 from adloco.cli.arguments import Commands, add_command, add_trained_run
+from adloco.cli.terminal import printable
 from adloco.errors import require
 
 
@@ -54,7 +55,7 @@ def run(arguments: Namespace) -> int:
     )
     prompt = tokenizer.encode([asked])[0] or [tokenizer.end_of_text]
     shown = tokenizer.decode(prompt) if asked else ""
-    print(shown, end="", flush=True)
+    print(printable(shown), end="", flush=True)
     ids = list(prompt)
     for token in generate(
         trained.model,
@@ -69,7 +70,7 @@ def run(arguments: Namespace) -> int:
         text = tokenizer.decode(ids if asked else ids[1:])
         # A character of several tokens is shown once it is complete.
         if text.startswith(shown) and not text.endswith("\ufffd"):
-            print(text[len(shown) :], end="", flush=True)
+            print(printable(text[len(shown) :]), end="", flush=True)
             shown = text
     print()
     return 0

@@ -3,11 +3,11 @@
 from argparse import Namespace
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from adloco.cli.arguments import Commands, add_command, add_trained_run
 from adloco.cli.progress import shown_progress
+from adloco.cli.terminal import open_console
 
 
 def add_parser(commands: Commands) -> None:
@@ -48,7 +48,7 @@ def run(arguments: Namespace) -> int:
     from adloco.run.trained import load_trained
     from adloco.run.trained_gradients import measure_gradients, write_gradients
 
-    console = Console(highlight=False)
+    console = open_console()
     with shown_progress(console, "gradients") as advance:
         trained = load_trained(arguments.run_folder, arguments.trainer, arguments.checkpoint)
         content = measure_gradients(trained, arguments.samples, arguments.batch, advance)

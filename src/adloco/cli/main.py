@@ -34,6 +34,7 @@ from adloco.cli import (
     train,
 )
 from adloco.cli.arguments import Commands, Parser, take_settings
+from adloco.cli.terminal import print_error
 from adloco.config.settings import RunSettings
 from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError, exit_code
 
@@ -78,14 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except KeyboardInterrupt:
-        print("adloco: interrupted", file=sys.stderr)
+        print_error("interrupted")
         return 130
     except Exception as error:
         if not _is_for_users(error):
             raise
         rank = os.environ.get("RANK", "0")
         name = "adloco" if rank == "0" else f"adloco (rank {rank})"
-        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        print_error(str(error), name)
         return exit_code(error)
 
 

@@ -4,9 +4,9 @@ import math
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
+from adloco.cli.terminal import open_console
 from adloco.errors import require
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def show_calibration(arguments: Namespace) -> int:
     wanted = read_rows(arguments.predict, measured=False) if arguments.predict else None
     predicted = predict(calibrations, wanted.rows) if wanted else []
 
-    console = Console(highlight=False)
+    console = open_console()
     for group, found in calibrations.items():
         console.print(f"{describe(group)}, {found.fitted.count} rounds", soft_wrap=True)
         unit = "s" if found.constants.measure == "round_seconds" else "steps"

@@ -6,9 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from adloco.cli.arguments import Commands, add_command
+from adloco.cli.terminal import open_console
 from adloco.errors import require
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def _plan(arguments: Namespace) -> int:
     cluster = read_cluster(arguments.cluster)
     if arguments.price is not None:
         cluster = replace(cluster, price_per_hour=arguments.price)
-    console = Console(highlight=False)
+    console = open_console()
     with console.status("predicting ..."):
         runs = read_short_runs(arguments.runs) if arguments.runs else None
         fit = fit_loss_law(runs.points) if runs else None

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from adloco.cli.arguments import Commands, add_command, read_recipe
 from adloco.cli.progress import shown_progress
+from adloco.cli.terminal import open_console
 from adloco.errors import require
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def run(arguments: Namespace) -> int:
     from adloco.distributed.placement.one_process import num_cores
     from adloco.tasks.classification import ClassificationSettings
 
-    console = Console(highlight=False)
+    console = open_console()
     recipe = read_recipe(arguments)
     if arguments.check and isinstance(recipe.task, ClassificationSettings):
         notice = reachable(recipe.data)

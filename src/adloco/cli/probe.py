@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adloco.cli.arguments import Commands, add_command, add_ranks, read_recipe
+from adloco.cli.terminal import open_console
 from adloco.errors import require
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def run(arguments: Namespace) -> int:
     recipe = read_recipe(arguments)
     if arguments.ranks != 1 and num_ranks() == 1:
         return on_ranks(arguments.ranks, recipe, arguments.words)
-    console = Console(highlight=False, quiet=this_rank() != 0)
+    console = open_console(quiet=this_rank() != 0)
     with process_group(RankEnd().after_failure, recipe.run.timeout_seconds):
         if arguments.throughput is None:
             _find_micro_batch(recipe, arguments, console)

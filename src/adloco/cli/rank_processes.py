@@ -3,10 +3,10 @@
 import logging
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from adloco.cli.terminal import print_error
 from adloco.config.sections import Recipe
 from adloco.distributed.launch.launcher import island_shape, this_rank
 from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
@@ -60,5 +60,5 @@ class RankEnd:
         log = logging.getLogger(__name__)
         if log.hasHandlers():  # Else logging itself would print the message, before training.
             log.error("%s", message)
-        print(f"adloco (rank {this_rank()}): {message}", file=sys.stderr, flush=True)
+        print_error(message, f"adloco (rank {this_rank()})")
         os._exit(code)

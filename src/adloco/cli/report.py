@@ -3,9 +3,8 @@
 from argparse import Namespace
 from pathlib import Path
 
-from rich.console import Console
-
 from adloco.cli.arguments import Commands, add_command
+from adloco.cli.terminal import open_console
 
 
 def add_parser(commands: Commands) -> None:
@@ -23,7 +22,7 @@ def run(arguments: Namespace) -> int:
     from adloco.report.page import write_report
     from adloco.run.folder import run_folder
 
-    console = Console(highlight=False)
+    console = open_console()
     with console.status("drawing the report ..."):
         path = write_report(run_folder(arguments.run_folder))
     console.print(str(path), soft_wrap=True)

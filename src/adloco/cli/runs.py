@@ -4,10 +4,10 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from adloco.cli.arguments import Commands, add_command
+from adloco.cli.terminal import open_console
 from adloco.errors import require
 
 
@@ -60,7 +60,7 @@ def run(arguments: Namespace) -> int:
             f"{each.bytes_communicated / 1e6:,.1f} MB",
             _age(time.time() - each.changed),
         )
-    Console(highlight=False).print(table)
+    open_console().print(table)
     return 0
 
 

@@ -3,7 +3,6 @@ and showing their comparison.
 """
 
 import re
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from adloco.cli.run_text import clock
 from adloco.cli.study_arguments import parse_targets
+from adloco.cli.terminal import Printable, open_console, print_error
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
 from adloco.plan.link import Link
@@ -63,7 +63,7 @@ def run_study(
         halve_at: Parts of the budget at which the worse half of the arms stops.
     """
     require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
-    console = Console(highlight=False)
+    console = open_console()
     targets = parse_targets(arguments.targets)
     links = [Link.parse(text) for text in arguments.link]
     _require_equal([str(found) for found in inequalities(runs, varied)], force=arguments.force)
@@ -91,7 +91,7 @@ def run_study(
 
 def _fail(sentence: str) -> int:
     """Show why the command fails; return its exit code, which is not that of bad input."""
-    print(f"adloco: {sentence}", file=sys.stderr)
+    print_error(sentence)
     return 1
 
 
@@ -119,7 +119,7 @@ def train_all(
     told: dict[int, str] = {}
     began = time.monotonic()
     live = Live(
-        get_renderable=lambda: _progress(jobs, parallel, time.monotonic() - began),
+        get_renderable=lambda: Printable(_progress(jobs, parallel, time.monotonic() - began)),
         console=console,
         refresh_per_second=2,
     )

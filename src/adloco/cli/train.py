@@ -1,13 +1,11 @@
 """`adloco train`: starts or resumes a run, in this process or on several ranks of this machine."""
 
-import sys
 from argparse import Namespace
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-from rich.console import Console
-
 from adloco.cli.arguments import Commands, add_command, add_ranks, read_recipe
+from adloco.cli.terminal import open_console, print_error
 from adloco.config.settings import RunSettings
 from adloco.errors import LostRankError, require
 
@@ -42,7 +40,7 @@ def run(arguments: Namespace) -> int:
     )
     if arguments.ranks != 1 and num_ranks() == 1:
         return _run_on_ranks(arguments)
-    console = Console(highlight=False, quiet=this_rank() != 0)
+    console = open_console(quiet=this_rank() != 0)
     ending = RankEnd()
     timeout_seconds = _timeout_seconds(arguments)
     # All is done inside the group, so that bad input on one rank ends all ranks; but the log is
@@ -102,11 +100,9 @@ def _run_on_ranks(arguments: Namespace) -> int:
         code = on_ranks(count, recipe, begin)
         while code not in (0, INTERRUPTED) and records.pass_limit() != limit:
             limit = records.pass_limit()
-            print(
-                "adloco: the ranks start again from the newest checkpoint, with micro-batches of "
-                f"at most {limit}",
-                file=sys.stderr,
-                flush=True,
+            print_error(
+                "the ranks start again from the newest checkpoint, with micro-batches of at most "
+                f"{limit}"
             )
             code = start_ranks(count, again, recipe.run.grace_seconds)
         return code

@@ -4,11 +4,11 @@ What any module logs below "adloco" while a run trains is appended to the file i
 """
 
 import logging
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from adloco.cli.terminal import printable
 from adloco.run.folder import LOG
 from adloco.run.training_run import TrainingRun
 
@@ -65,6 +65,4 @@ class _OneLine(logging.Formatter):
     """One line for each message, without escapes and other control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return re.sub(
-            r"\x1b\[[\d;]*[A-Za-z]|[\x00-\x1f\x7f]+", " ", super().format(record)
-        ).rstrip()
+        return " ".join(printable(super().format(record)).splitlines()).rstrip()

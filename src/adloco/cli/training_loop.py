@@ -4,7 +4,6 @@ inner step in progress.
 
 import logging
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from adloco.cli.run_text import (
     summary_lines,
     wire_name,
 )
+from adloco.cli.terminal import print_error
 from adloco.cli.view import open_view
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.distributed.launch.signals import SECOND_SIGNAL_SECONDS, LastResort, told_to_end
@@ -205,7 +205,7 @@ def _plain_warnings(log: logging.Logger) -> Iterator[None]:
         ) -> None:
             log.warning("%s", message)
             if issubclass(category, RunWarning):
-                print(f"adloco: {message}", file=sys.stderr)
+                print_error(str(message))
             else:
                 show_others(message, category, filename, lineno, file, line)
 

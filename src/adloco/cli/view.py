@@ -24,6 +24,7 @@ from adloco.cli.run_text import (
     wire_name,
     wire_text,
 )
+from adloco.cli.terminal import Printable
 from adloco.metrics import TRAINER, Metric, Record
 from adloco.rules.failure_signs import Sign
 from adloco.run.folder import LOG
@@ -119,12 +120,12 @@ class LiveView:
             parts += [self._trainers(self._record), self._traffic(self._record)]
         parts += [Text(text, style="magenta") for text in self._events[-EVENTS_SHOWN:]]
         parts += self._warnings()
-        title, folder = f"adloco: {recipe.run.name}", str(self._run.folder)
+        title, folder = Text(f"adloco: {recipe.run.name}"), Text(str(self._run.folder))
         panel = Panel(Group(*parts), title=title, subtitle=folder, border_style="cyan")
         # The terminal echoes Ctrl+C as ^C at the cursor. Without the empty line it would follow the
         # border, which is as wide as the terminal, and wrap, and the next drawing would begin one
         # line too low.
-        return Group(panel, Text())
+        return Printable(Group(panel, Text()))
 
     def _warnings(self) -> list[Text]:
         """The latest warnings, and how many there were before them."""

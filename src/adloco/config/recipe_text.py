@@ -109,4 +109,8 @@ def toml_line(key: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
         items = ", ".join(toml_line("x", item).removeprefix("x = ") for item in value)
         return f"{key} = [{items}]"
-    return tomlkit.dumps({key: value}).strip()
+    line = tomlkit.dumps({key: value}).strip()
+    # tomlkit writes some characters as they are that could control a terminal.
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else f"\\U{ord(each):08x}" for each in line
+    )

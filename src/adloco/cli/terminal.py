@@ -1,0 +1,57 @@
+"""Where commands print. Text from names, files, models and other machines is shown as it is: it is
+no markup, and it cannot control the terminal.
+"""
+
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
+from rich.segment import Segment
+
+CONTROLS = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # Colours and movements of the cursor.
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # Titles of windows, links and the clipboard.
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+    r"|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # These change the direction of text.
+)
+
+
+def printable(text: str) -> str:
+    """The text without escape sequences and control characters other than line ends and tabs.
+
+    Half a surrogate pair, as in a file name that is not UTF-8, becomes a question mark.
+    """
+    return CONTROLS.sub("", text).encode("utf-8", "replace").decode()
+
+
+@dataclass(frozen=True)
+class Printable:
+    """Anything that Rich prints, with `printable` text. For what a Live display shows."""
+
+    content: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        for segment in console.render(self.content, options):
+            # Rich's own control codes are segments apart from text.
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def open_console(*, quiet: bool = False) -> Console:
+    """A console that shows every text as it is, without what would control the terminal."""
+    console = Console(highlight=False, markup=False, emoji=False, quiet=quiet)
+    console.push_render_hook(_PrintableHook())
+    return console
+
+
+def print_error(sentence: str, speaker: str = "adloco") -> None:
+    """Print a sentence on one line of stderr."""
+    print(f"{speaker}: {printable(' '.join(sentence.split()))}", file=sys.stderr, flush=True)
+
+
+class _PrintableHook(RenderHook):
+    """Rich calls it with all that is printed."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [Printable(each) for each in renderables]

@@ -1,0 +1,65 @@
+"""Text from names, files and other machines neither formats nor controls the terminal."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from adloco.cli.main import main
+from adloco.cli.terminal import Printable, open_console, printable
+
+HOSTILE = "[bold]a[/x] :smile: \x1b[31mred\x1b]0;title\x1b\\ \x9b2Jend\x08\udcff\u202e"
+"""Wrong markup, an emoji's name, colours, a window's title, a cleared screen, an erased character,
+a byte of a file name that is not UTF-8, and text from right to left.
+"""
+SHOWN = "[bold]a[/x] :smile: red 2Jend?"
+
+
+def test_what_controls_a_terminal_is_removed() -> None:
+    assert printable(HOSTILE) == SHOWN
+    assert printable("\x1b]8;;http://x\x1b\\a link\x1b]8;;\x1b\\") == "a link"
+    assert printable("\x1b]52;c;open sequence") == "]52;c;open sequence"
+    assert printable("lines\n\tand tabs, Größe, 文") == "lines\n\tand tabs, Größe, 文"
+
+
+def test_a_console_shows_text_as_it_is() -> None:
+    console = open_console()
+    console.file = io.StringIO()
+    console.width = 80
+    table = Table("[b]" + HOSTILE)
+    table.add_row(HOSTILE)
+    console.print(HOSTILE, style="bold red", soft_wrap=True)
+    console.print(table)
+    with Live(Printable(Text(HOSTILE)), console=console, transient=False):
+        console.print(HOSTILE)
+    printed = console.file.getvalue()
+    assert printed.count(SHOWN) == 5
+    assert printable(printed) == printed
+
+
+def test_a_hostile_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "runs"
+    bad = folder / "[bold]a[\x1b[31mred"
+    (bad / "checkpoints").mkdir(parents=True)
+    (bad / "recipe.toml").write_text('[run]\nname = "[/wrong]"')
+    assert main(["runs", str(folder)]) == 0
+    assert "[bold]a[red" in capsys.readouterr().out
+    assert main(["report", str(bad)]) == 2
+    error = capsys.readouterr().err
+    assert "[bold]a[red has no finished round to report" in error
+    assert printable(error) == error
+
+
+def test_a_printed_recipe_has_escapes_for_what_cannot_be_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "adloco", "--data.split", "a\x1b[31m\x9b\u202eb"]) == 0
+    printed = capsys.readouterr().out
+    assert 'split = "a\\u001b[31m\\U0000009b\\U0000202eb"' in printed
+    recipe = tmp_path / "copy.toml"
+    recipe.write_text(printed)
+    assert main(["config", str(recipe), "--run.name", "adloco"]) == 0
+    assert capsys.readouterr().out == printed
