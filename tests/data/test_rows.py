@@ -240,6 +240,41 @@ def test_a_file_that_vanishes(local: str) -> None:
     assert count == 1
 
 
+def test_a_hostile_line_kills_no_run(tmp_path: Path) -> None:
+    hostile = [b"[" * 100_000, b'{"text": ' * 100_000, b'{"text": "b", "n": ' + b"9" * 5000 + b"}"]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join([b'{"text": "a"}', *hostile, b'{"text": "z"}']))
+    rows = read_rows(DataSettings(path=str(path), bad_rows="skip"), "train", TEXT)
+    assert [row["text"] for row in rows] == ["a", "z"]
+    assert rows.skipped == {"not JSON": 3}
+    with pytest.raises(ValueError, match=r"line 2 is not JSON \(maximum recursion depth exceeded"):
+        list(read_rows(DataSettings(path=str(path)), "train", TEXT))
+
+
+def test_a_record_of_parquet_that_is_not_utf8(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    damaged = pyarrow.array([b"a", b"caf\xe9", b"c", b"\xff", b"e"]).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"text": damaged}), path)
+    rows = read_rows(DataSettings(path=str(path), bad_rows="skip"), "train", TEXT)
+    assert [row["text"] for row in rows] == ["a", "c", "e"]
+    assert rows.skipped == {"not UTF-8": 2}
+    with pytest.raises(ValueError, match="row 2 is not UTF-8 text .byte 3.; convert it"):
+        list(read_rows(DataSettings(path=str(path)), "train", TEXT))
+
+
+@pytest.mark.parametrize("label", [-1, 1 << 16, 10**4000])
+def test_a_label_that_is_no_class(label: int, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines([{"text": "a", "label": 1}, {"text": "b", "label": label}]))
+    columns = {"text": str, "label": int}
+    rows = read_rows(DataSettings(path=str(path), bad_rows="skip"), "train", columns)
+    assert [row["label"] for row in rows] == [1]
+    with pytest.raises(ValueError, match="'label' must hold whole numbers from 0 to 65,535, got"):
+        list(read_rows(DataSettings(path=str(path)), "train", columns))
+
+
 def test_bad_lines_of_a_file_are_skipped_one_by_one(tmp_path: Path) -> None:
     content = (
         b'{"text": "a"}\n{"text": \n{"body": "b"}\n\n{"text": "caf\xe9"}\n'

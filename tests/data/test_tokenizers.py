@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import tokenizers
+import transformers
 
 from adloco.data.tokenizers import load_tokenizer, make_tokenizer
+from adloco.data.transformers_tokenizer import TransformersTokenizer
 from tests.problems import SHARED_DATA, needs_shared_data
 
 TEXTS = ["def main():\n    return 'h\u00e9llo \u4e16\u754c'\n", "import os\n" * 20, "x = 1\n" * 50]
@@ -90,6 +92,21 @@ def test_byte_pairs_saved_by_an_earlier_version_are_loaded(tmp_path: Path) -> No
     texts, trained = random_texts(), make_tokenizer("bpe:300", TEXTS)
     assert load_tokenizer(tmp_path).encode(texts) == trained.encode(texts)
     assert load_tokenizer(tmp_path).fingerprint() == trained.fingerprint()
+
+
+def test_ids_may_have_gaps() -> None:
+    """Three tokens whose largest id is 9: an embedding needs ten rows."""
+    words = tokenizers.models.WordLevel({"</s>": 0, "a": 4, "b": 9}, unk_token="</s>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(words), eos_token="</s>"
+    )
+    assert TransformersTokenizer(tokenizer, "gaps").vocab_size == 10
+
+
+@pytest.mark.parametrize("size", ["99999999999", "10000000", "9" * 5000, "\u0663" * 3, "-300", ""])
+def test_a_size_of_byte_pairs_that_cannot_be_meant(size: str) -> None:
+    with pytest.raises(ValueError, match="bpe needs a size above 256 and below 10 million"):
+        make_tokenizer(f"bpe:{size}", ["a"])
 
 
 @pytest.mark.parametrize("name", ["bytes", "bpe:300"])

@@ -193,6 +193,13 @@ class Rows:
                 problem=problem,
                 advice="name a column that is",
             )
+        if isinstance(value, int) and not 0 <= value < MOST_CLASSES:
+            return BadRow(
+                reason=f"{column} is no class",
+                problem=f": column {column!r} must hold whole numbers from 0 to "
+                f"{MOST_CLASSES - 1:,}, got {value if abs(value) < 2**63 else 'a larger one'}",
+                advice="name a column that does",
+            )
         return _half_pair(value) if isinstance(value, str) else None
 
 
@@ -241,4 +248,6 @@ def left_out(counts: Mapping[str, int], rows: int) -> str:
     )
 
 
+MOST_CLASSES = 1 << 16
+"""Classes are numbered below this; a larger number is a mistake, and would make as many classes."""
 NAMES = {str: "text", int: "a whole number"}

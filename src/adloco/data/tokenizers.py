@@ -5,6 +5,7 @@ All but the bytes are one class around a `PreTrainedTokenizerFast` of transforme
 imported only when one of them is made.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,12 +89,14 @@ def make_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
     if name == "bytes":
         return ByteTokenizer()
     if name.startswith("bpe:"):
-        size = name.removeprefix("bpe:")
+        digits = name.removeprefix("bpe:")
+        size = int(digits) if re.fullmatch(r"[0-9]{1,7}", digits) else 0
         require(
-            size.isdecimal() and int(size) > 256,
-            f"data.tokenizer bpe needs a size above 256 as in bpe:2048, got {name!r}",
+            size > 256,
+            "data.tokenizer bpe needs a size above 256 and below 10 million, as in bpe:2048, got "
+            f"{name!r}",
         )
-        return _trained(texts, int(size), name)
+        return _trained(texts, size, name)
     return load_pretrained(name)
 
 

@@ -42,7 +42,8 @@ class TransformersTokenizer:
             ValueError: The tokenizer has no token that can end a document.
         """
         self._tokenizer = tokenizer
-        self.vocab_size = len(tokenizer)
+        # Ids may have gaps, so the number of tokens is not enough.
+        self.vocab_size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
         ending = (
             tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
         )

@@ -40,11 +40,15 @@ class JsonLines:
         except UnicodeDecodeError as error:
             return not_utf8(error)
         except json.JSONDecodeError as error:
-            return BadRow(
-                reason="not JSON",
-                problem=f" is not JSON ({error.msg})",
-                advice="mend or remove the line",
-            )
+            return _not_json(error.msg)
+        except (ValueError, RecursionError) as error:  # Too many digits, or nested too deeply.
+            return _not_json(str(error).partition(";")[0])
         present = list(row) if isinstance(row, dict) else []
         missing = [column for column in columns if column not in present]
         return no_column(missing[0], present, self.text_column) if missing else row
+
+
+def _not_json(reason: str) -> BadRow:
+    return BadRow(
+        reason="not JSON", problem=f" is not JSON ({reason})", advice="mend or remove the line"
+    )

@@ -1,11 +1,12 @@
 """parquet files: each record is one row."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from adloco.data.data_file import GONE, BadRow, Columns, Numbered, no_column
+from adloco.data.data_file import GONE, BadRow, Columns, Numbered, Row, no_column, not_utf8
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Parquet:
                 yield 1, replace(no_column(missing[0], present, self.text_column), rest=True)
                 return
             for batch in table.iter_batches(columns=list(columns)):
-                for row in batch.to_pylist():
+                for row in _rows(batch):
                     number += 1
                     yield number, row
         except FileNotFoundError:
@@ -54,3 +55,15 @@ class Parquet:
                     reason="unreadable file", problem=problem, advice="mend or remove it", rest=True
                 ),
             )
+
+
+def _rows(batch: Any) -> Iterator[Row | BadRow]:
+    """The rows of a pyarrow.RecordBatch."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:  # Raised before the first row; only some of them are bad.
+        for index in range(batch.num_rows):
+            try:
+                yield batch.slice(index, 1).to_pylist()[0]
+            except UnicodeDecodeError as error:
+                yield not_utf8(error)
