@@ -52,7 +52,24 @@ from tests.conftest import WaitForSteps
                 "that can: data.arguments, data.cache, data.dataset, data.factory, data.path,"
             ),
         ),
-        (["--run.seed", "99999999999999999999999999"], "run.seed must be >= 0 and < 2^63"),
+        (["--run.seed", "99999999999999999999999999"], "run.seed must be > -2^63 and < 2^63"),
+        (["--run.seed", "0x" + "f" * 9999], "run.seed must be > -2^63 and < 2^63, got a number"),
+        (["--data.arguments", "{a=" * 3000], "data.arguments must be a valid dictionary, got '{a="),
+        (["--data.validation_fraction", "1e-320"], "data.validation_fraction must be 0, or from"),
+        (["--batch.rule", "norm-test", "--batch.eta", "1e300"], "batch.eta must be 0, or from"),
+        (["--inner.lr", "inf"], "inner.lr must be 0, or from 1e-38 to 1e+38 in size, got inf"),
+        (["--inner.lr", "nan"], "inner.lr must be 0, or from 1e-38 to 1e+38 in size, got nan"),
+        (["--run.device", "cpu:5"], "run.device must be auto, cpu or cuda, got 'cpu:5'"),
+        (["--data.path", "~nouser/x"], "the home folder that '~nouser/x' begins with is not known"),
+        (
+            ["--data.cache", "~nouser/x"],
+            "the home folder that '~nouser/x' begins with is not known",
+        ),
+        (["--data.path", "/dev/zero"], "data.path '/dev/zero' is a device or a pipe, which has no"),
+        (["--placement.shard_size", "1e30"], "placement.shard_size must be < 2^63, got 1e+30"),
+        (["--placement.shard_size", "1000000000000"], "lower these sizes, or ask for more workers"),
+        (["--model.num_layers", "10000000"], "model.num_layers must be <= 4,096, got 10,000,000"),
+        (["--model.vocab_size", "99999999"], "model.vocab_size must be < 16,777,216, got"),
         (["--data.cache", "/proc/nope"], "data.cache '/proc/nope' cannot be written"),
         (["--run.folder", "/proc/nope/run"], "run folder '/proc/nope/run' cannot be made"),
         (["--unknown"], "unrecognized arguments: --unknown; see adloco train --help"),
@@ -282,7 +299,7 @@ def test_a_damaged_cache_is_made_again(finished: Path, small: list[str], tmp_pat
         (["evaluate", "--trainer", "9"], "there is no trainer 9 in"),
         (
             ["generate", "--prompt", "x", "--temperature", "nan"],
-            "--temperature >= 0 and finite, got 200 and nan",
+            "--temperature 0 or >= 1e-06 and finite, got 200 and nan",
         ),
         (["generate", "--prompt", "x", "--tokens", "0"], "--tokens must be > 0"),
         (
@@ -371,3 +388,41 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     resumed = TrainingRun.resume(tmp_path / "run")
     assert resumed.algorithm.state.in_round
     assert resumed.progress().tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("attention_dropout = 2", "attention_dropout = 2; a rate of dropout must be >= 0 and < 1"),
+        ("attention_dropout = -1", "attention_dropout = -1; a rate of dropout must be >= 0"),
+        ("num_hidden_layers = 10000000", "has 10,000,000 layers; at most 4,096 are allowed"),
+        ("head_dim = 3", "the model cannot compute its outputs for a sample (RuntimeError: "),
+    ],
+)
+def test_models_of_transformers_that_cannot_train(
+    changed: str, message: str, small: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    name, _, value = changed.partition(" = ")
+    overrides = ", ".join(f"{key} = {item}" for key, item in (sizes | {name: value}).items())
+    words = [*small[: small.index("--model.hidden_size")], *small[small.index("--data.path") :]]
+    words += ["--data.context_tokens", "32", "--model.source", "transformers"]
+    words += ["--model.name", "llama", "--model.pretrained", "false"]
+    refused(["train", "single", *words, "--model.overrides", f"{{{overrides}}}"], message, capsys)
+
+
+def test_recipes_nested_too_deep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "deep.toml"
+    recipe.write_text("[data]\narguments = " + "[" * 3000 + "]" * 3000)
+    refused(["config", str(recipe)], "is not valid TOML: maximum recursion depth", capsys)
+
+
+def test_pipes_are_not_read(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reading one would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    path = str(tmp_path / "pipe")
+    refused(["train", *small, "--data.path", path], "is a device or a pipe", capsys)
+    refused(["config", path], "is neither a file nor a shipped recipe", capsys)

@@ -7,6 +7,9 @@ from adloco.cli.arguments import Commands, add_command, add_trained_run
 from adloco.cli.terminal import printable
 from adloco.errors import require
 
+COLDEST = 1e-6
+"""Smallest temperature but 0; float32 has none for a difference of logits over a smaller one."""
+
 
 def add_parser(commands: Commands) -> None:
     parser = add_command(
@@ -43,8 +46,13 @@ def run(arguments: Namespace) -> int:
 
     most, temperature, asked = arguments.tokens, arguments.temperature, arguments.prompt
     require(
-        most > 0 and 0 <= temperature < math.inf,
-        f"--tokens must be > 0 and --temperature >= 0 and finite, got {most} and {temperature}",
+        most > 0 and (temperature == 0 or COLDEST <= temperature < math.inf),
+        f"--tokens must be > 0 and --temperature 0 or >= {COLDEST} and finite, got {most} and "
+        f"{temperature}",
+    )
+    require(
+        -(2**63) <= arguments.seed < 2**63,
+        f"--seed must be >= -2^63 and < 2^63, got {arguments.seed}",
     )
     trained = load_trained(arguments.run_folder, arguments.trainer)
     recipe, tokenizer = trained.stored.recipe, trained.stored.tokenizer

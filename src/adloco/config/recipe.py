@@ -20,6 +20,10 @@ from adloco.errors import require
 
 Values = dict[str, dict[str, Any]]
 """Section -> key -> value, as in a TOML file."""
+SMALLEST, LARGEST = 1e-38, 1e38
+"""Sizes of numbers other than 0, about those of float32: their squares fit in float64."""
+LONGEST_SHOWN = 200
+"""Characters of a value in a message."""
 
 
 def shipped_recipes() -> list[str]:
@@ -56,8 +60,10 @@ def read_values(recipe: str) -> Values:
             raise ValueError(f"recipe {recipe!r} is not UTF-8 text; save it as UTF-8") from error
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"recipe {recipe!r} is not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # Also of numbers with too many digits.
+        raise ValueError(
+            f"recipe {recipe!r} is not valid TOML: {str(error).rstrip('.')}; correct it"
+        ) from error
     for section, content in values.items():
         require(
             isinstance(content, dict),
@@ -155,6 +161,9 @@ def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
         for field in fields(owner)
         if field.name in values
     }
+    for field in fields(owner):
+        if field.name in given and given[field.name] != field.default:
+            _check_size(f"{section}.{field.name}", given[field.name])
     try:
         with named_in_section(section, owner):
             return owner(**given)
@@ -196,10 +205,29 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
     try:
         return pydantic.TypeAdapter(hint).validate_python([value] if wrong_bool else value)
     except pydantic.ValidationError as error:
-        problem = error.errors()[0]["msg"].removeprefix("Input should be ")
+        found = error.errors()[0]
+        size = found["type"] == "int_parsing_size"
+        problem = "< 2^63" if size else found["msg"].removeprefix("Input should be ")
         raise ValueError(
-            f"{name} must be {problem}, got {value!r} (recipe section [{section}])"
+            f"{name} must be {problem}, got {_shown(value)} (recipe section [{section}])"
         ) from error
+
+
+def _check_size(name: str, value: Any) -> None:
+    """Refuse numbers whose squares, inverses or conversions would overflow."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_size(name, item)
+    section = name.partition(".")[0]
+    require(
+        not isinstance(value, float) or value == 0 or SMALLEST <= abs(value) <= LARGEST,
+        f"{name} must be 0, or from {SMALLEST} to {LARGEST} in size, got {_shown(value)} (recipe "
+        f"section [{section}])",
+    )
+    require(
+        not isinstance(value, int) or abs(value) < 2**63,
+        f"{name} must be > -2^63 and < 2^63, got {_shown(value)} (recipe section [{section}])",
+    )
 
 
 def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
@@ -230,12 +258,21 @@ def _parse_flag(text: FlagText) -> Any:
     """Parse the text as a TOML value; return it unchanged if it is not one."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # Also of numbers with too many digits.
         return str(text)
 
 
 def _required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
+
+
+def _shown(value: Any) -> str:
+    """The value as Python writes it, or its beginning."""
+    try:
+        text = repr(value)
+    except ValueError:  # A whole number of thousands of digits.
+        return "a number with too many digits"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _suggest(word: str, allowed: Sequence[str]) -> str:

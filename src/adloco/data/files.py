@@ -9,6 +9,7 @@ from typing import Protocol
 from adloco.data import formats
 from adloco.data.data_file import DataFile, SourceUnreachableError
 from adloco.data.formats.text import TextFile
+from adloco.errors import require
 
 
 class Format(Protocol):
@@ -20,6 +21,20 @@ class Format(Protocol):
         ...
 
     def __call__(self, file: Path, text_column: str) -> DataFile: ...
+
+
+def expanded(path: str) -> Path:
+    """The path, with ~ or ~user at its beginning replaced by a home folder.
+
+    Raises:
+        ValueError: There is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(
+            f"the home folder that {path!r} begins with is not known; write the whole path"
+        ) from error
 
 
 def data_files(path: Path, text_column: str) -> list[DataFile]:
@@ -34,6 +49,11 @@ def data_files(path: Path, text_column: str) -> list[DataFile]:
         raise SourceUnreachableError(
             f"data.path {str(path)!r} does not exist; give a text file, a folder, or jsonl/parquet"
         )
+    require(
+        path.is_file() or path.is_dir(),
+        f"data.path {str(path)!r} is a device or a pipe, which has no end or is read only once; "
+        "give a text file, a folder, or jsonl/parquet",
+    )
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     return [_formats().get(file.suffix.lower(), TextFile)(file, text_column) for file in files]
 

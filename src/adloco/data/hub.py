@@ -9,11 +9,11 @@ import hashlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from adloco.data.data_file import BadRow, Columns, DataFile, Row, SourceUnreachableError, no_column
 from adloco.data.data_settings import DataSettings
+from adloco.data.files import expanded
 from adloco.errors import require
 
 DOWNLOAD = "download it and give its folder, or name a second source in data.fallback"
@@ -70,7 +70,7 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
 
 def local_fingerprint(dataset: str) -> str:
     """Digest of the names, sizes and times of a local dataset's files; empty for one on the hub."""
-    root = Path(dataset).expanduser()
+    root = expanded(dataset)
     if not root.is_dir():
         return ""
     stats = [
@@ -150,7 +150,7 @@ def _builder(data: DataSettings) -> Any:
             f"data.dataset {data.dataset!r} needs the library datasets; install it with: pip "
             "install 'adloco[datasets]'"
         ) from error
-    path = Path(data.dataset).expanduser()
+    path = expanded(data.dataset)
     local = path.is_dir()
     name = str(path) if local else data.dataset
     what = f"data.dataset {data.dataset!r}"

@@ -10,12 +10,11 @@ held out.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from adloco.data.data_file import BadRow, Columns, DataFile, Row
 from adloco.data.data_settings import DataSettings
-from adloco.data.files import data_files
+from adloco.data.files import data_files, expanded
 from adloco.data.hub import dataset_files
 from adloco.data.own_rows import OwnRows
 from adloco.data.standard_library import StandardLibrary
@@ -108,7 +107,7 @@ def open_rows(
     elif data.factory:
         files = [OwnRows(data)]
     elif data.path:
-        files = data_files(Path(data.path).expanduser(), data.text_column)
+        files = data_files(expanded(data.path), data.text_column)
     else:
         files = [StandardLibrary(data.text_column)]
     return Rows(

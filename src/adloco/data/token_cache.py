@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from adloco.data.corpus import Corpus, load_corpus
 from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
 from adloco.data.feeds import corpus_feed, dataset_feed
+from adloco.data.files import expanded
 from adloco.data.hub import local_fingerprint
 from adloco.data.rows import left_out, read_rows
 from adloco.data.sources import StreamSource, TokenSource
@@ -162,7 +162,7 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
     content = _corpus_key(corpus) if corpus else ""
     named = data.tokenizer if tokenizer is None or (own and not corpus) else tokenizer.fingerprint()
     folder = (
-        Path(data.cache).expanduser()
+        expanded(data.cache)
         / f"{content or _dataset_key(data)}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
     )
     feed = corpus_feed(corpus) if corpus else dataset_feed(data)

@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from adloco.data.encoding import Arrays, Chunk, encode_chunks
 from adloco.data.rows import Split
@@ -41,6 +42,9 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 FORMAT = 2
 WAIT_SECONDS = 1.0
 """How long a process waits for the lock before it looks at what another one has appended."""
+
+NEWER = {"blocks", "tokenizer"}
+"""Fields that a state of an earlier version lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,20 +259,30 @@ def _commit(folder: Path, state: State) -> None:
 
 
 def _read(folder: Path) -> State:
-    content = json.loads((folder / META).read_text())
+    """The state of a store.
+
+    Raises:
+        ValueError: Its file is damaged.
+    """
+    content = json.loads((folder / META).read_text(encoding="utf-8"))
     if "shard_rows" in content:  # The name in earlier versions.
         content["file_rows"] = content.pop("shard_rows")
-    return State(**content)
+    known = {each.name for each in fields(State)}
+    require(
+        known - NEWER <= content.keys() <= known and content["dtype"] in ("uint16", "uint32"),
+        f"{folder / META} is damaged; remove {folder}, and it is made again",
+    )
+    return TypeAdapter(State).validate_python(content)
 
 
 def _intact(folder: Path) -> bool:
     """True if the folder is a store of this format that has all committed bytes."""
-    if (
-        not (folder / META).exists()
-        or json.loads((folder / META).read_text()).get("format") != FORMAT
-    ):
+    try:
+        state = _read(folder)
+    except (OSError, ValueError, TypeError, RecursionError):  # None is there, or no JSON object.
         return False
-    state = _read(folder)
+    if state.format != FORMAT:
+        return False
     sizes = {
         f"{split}.bin": getattr(state, split) * np.dtype(state.dtype).itemsize for split in SPLITS
     } | {DIGESTS: state.chunks * DIGEST_BYTES}

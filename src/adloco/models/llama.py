@@ -6,8 +6,11 @@ from typing import Any, ClassVar, Literal
 from torch import nn
 
 from adloco.errors import require
-from adloco.models.build import ModelBuilder
+from adloco.models.build import MOST_LAYERS, ModelBuilder
 from adloco.models.source import Builder, ModelOptions
+
+LARGEST_SIZE = 1 << 24
+"""Sizes from here on are mistakes, and their products overflow."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,15 @@ class LlamaShape:
                 f"{name} must be >= 0 (0: as in the shape), got {getattr(self, name)}",
             )
         sizes = self.sizes
+        for name in ("hidden_size", "intermediate_size", "max_position", "vocab_size"):
+            require(
+                getattr(self, name) < LARGEST_SIZE,
+                f"{name} must be < {LARGEST_SIZE:,}, got {getattr(self, name):,}",
+            )
+        require(
+            self.num_layers <= MOST_LAYERS,
+            f"num_layers must be <= {MOST_LAYERS:,}, got {self.num_layers:,}",
+        )
         require(
             sizes.hidden_size % (2 * sizes.num_heads) == 0,
             f"hidden_size must be a multiple of 2 x num_heads = {2 * sizes.num_heads}, got "

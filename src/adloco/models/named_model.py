@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from adloco.errors import require
-from adloco.models.build import ModelBuilder
+from adloco.models.build import MOST_LAYERS, ModelBuilder
 from adloco.models.source import Builder
 
 
@@ -68,6 +68,11 @@ class NamedModel:
                 f"overrides has {key!r}, which the configuration of {self.name!r} does not have; "
                 f"{advice}",
             )
+            rate = self.overrides[key]
+            require(
+                "dropout" not in key or not isinstance(rate, (int, float)) or 0 <= rate < 1,
+                f"overrides has {key} = {rate!r}; a rate of dropout must be >= 0 and < 1",
+            )
         sizes = ({"vocab_size": vocab_size} if from_type else {}) | dict(self.overrides)
         try:
             # Built again, not changed: some values are computed from others (a head's width, for
@@ -82,6 +87,12 @@ class NamedModel:
             raise ValueError(
                 f"overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}"
             ) from error
+        layers = getattr(config, "num_hidden_layers", 0)
+        require(
+            layers <= MOST_LAYERS,
+            f"name {self.name!r} has {layers:,} layers; at most {MOST_LAYERS:,} are allowed, set "
+            "them in overrides",
+        )
         require(
             vocab_size <= config.vocab_size,
             f"name {self.name!r} has {config.vocab_size} embeddings, fewer than the {vocab_size} "

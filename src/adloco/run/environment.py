@@ -13,6 +13,7 @@ import torch
 from adloco.distributed.placement.one_process import num_cores
 from adloco.errors import require
 
+DEVICES = "must be auto, cpu or cuda"
 PACKAGES = ("adloco", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
@@ -31,9 +32,11 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(
-            f"run.device must be auto, cpu or cuda, got {name!r} (recipe section [run])"
-        ) from error
+        raise ValueError(f"run.device {DEVICES}, got {name!r} (recipe section [run])") from error
+    require(
+        device.type != "cpu" or name == "cpu",
+        f"run.device {DEVICES}, got {name!r} (recipe section [run])",
+    )
     available = device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
     require(
         available,

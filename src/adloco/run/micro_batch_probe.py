@@ -13,12 +13,14 @@ import math
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from adloco.algorithms.method import Execution
 from adloco.config.recipe_text import to_values
 from adloco.config.sections import Recipe
+from adloco.data.files import expanded
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.source import Builder
@@ -78,18 +80,13 @@ def probe(
         ValueError: Not even one sample fits, or `memory.gib` is missing or too small.
     """
     file = (
-        Path(recipe.data.cache).expanduser()
+        expanded(recipe.data.cache)
         / "probes"
         / f"{_key(recipe, builder, placement, precision)}.json"
     )
-    known = placement.agree(json.loads(file.read_text()) if file.exists() and not again else None)
+    known = placement.agree(None if again else _read(file))
     if known:
-        return Probe(
-            **(
-                known
-                | {"measured": tuple(Measured(**row) for row in known["measured"]), "cached": True}
-            )
-        )
+        return _from_json(known)
     together = int(placement.largest(len(placement.local(range(recipe.method.num_workers)))))
     # All ranks must decide alike which sizes to try, or some would wait for the others for ever.
     free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
@@ -139,6 +136,21 @@ def probe(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(result), indent=2) + "\n")
     return result
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """The content of a cached probe; None if there is none, or if it is damaged."""
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        _from_json(content)
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return content
+
+
+def _from_json(content: dict[str, Any]) -> Probe:
+    measured = tuple(Measured(**row) for row in content["measured"])
+    return Probe(**(content | {"measured": measured, "cached": True}))
 
 
 def _key(

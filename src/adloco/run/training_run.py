@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from adloco.algorithms.reports import RoundReport
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
+from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, RunWarning, require
 from adloco.metrics import Record
 from adloco.run import checkpoint
@@ -106,7 +109,7 @@ class TrainingRun:
         if stored is None:
             # On every rank, because the ranks of an island compute a sharded model together.
             first = next(iter(self.algorithm.workers.values()))
-            problem = self.task.validate_model(first.model, self.device)
+            problem = self._try(first.model)
             first.engine.after_evaluation()
             require(not problem, problem)
         self._parts = parts
@@ -122,6 +125,22 @@ class TrainingRun:
         self._rows_before = self.task.rows_read() or 0
         self._seconds_before = 0.0
         self._started = time.monotonic()
+
+    def _try(self, model: nn.Module) -> str:
+        """A sentence that says why the model cannot be trained; empty if it can."""
+        try:
+            return self.task.validate_model(model, self.device)
+        except (RuntimeError, LookupError, TypeError) as error:
+            # Subclasses of RuntimeError are of memory or of other ranks.
+            if isinstance(error, RuntimeError) and (
+                type(error) is not RuntimeError or ran_out_of_memory(error)
+            ):
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return (
+                f"the model cannot compute its outputs for a sample ({reason}); correct its sizes, "
+                "or the code of a model of your own"
+            )
 
     @staticmethod
     def create(recipe: Recipe) -> "TrainingRun":

@@ -15,6 +15,8 @@ from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.placement.ranks import TIMEOUT_SECONDS, Ranks, longest_wait
 
+MOST_RANKS = 1 << 16
+"""Larger numbers of ranks are not proposed."""
 CHOICES_SHOWN = 6
 """How many possible numbers of ranks an error names, the nearest ones."""
 
@@ -92,7 +94,7 @@ def island_shape(
         )
         possible = [
             ranks
-            for ranks in range(1, most + 1)
+            for ranks in range(1, min(most, MOST_RANKS) + 1)
             if _shape(ranks, num_workers, shard_size, replica_size)
         ]
         nearest = sorted(sorted(possible, key=lambda ranks: abs(ranks - count))[:CHOICES_SHOWN])
@@ -102,9 +104,9 @@ def island_shape(
             if (shard_size, replica_size) != (1, 1)
             else ""
         )
+        advice = f"start {' or '.join(map(str, nearest))} ranks" if nearest else "lower these sizes"
         raise ValueError(
-            f"{count} ranks cannot share {workers}{sizes}; "
-            f"start {' or '.join(map(str, nearest))} ranks, or ask for more workers"
+            f"{count} ranks cannot share {workers}{sizes}; {advice}, or ask for more workers"
         )
     return shape
 

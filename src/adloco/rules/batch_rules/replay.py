@@ -42,17 +42,23 @@ class ReplayBatch:
 @functools.cache
 def _requests(folder: str, trainer: int) -> tuple[tuple[int, int], ...]:
     """(samples of the trainer before the round, its requested batch in the round), by round."""
-    path = Path(folder).expanduser() / "metrics.jsonl"
-    if not path.is_file():
-        return ()
     found, seen, steps_before = [], 0, 0
-    # A run that was killed while writing leaves an incomplete last line.
-    for line in path.read_text().split("\n")[:-1]:
-        record = json.loads(line)
-        steps = record["inner_steps"] - steps_before
-        steps_before = record["inner_steps"]
-        for row in record["trainers"]:
-            if row["trainer"] == trainer:
-                found.append((seen, row["requested_batch"]))
-                seen += row["trainer_batch"] * steps
+    try:
+        path = Path(folder).expanduser() / "metrics.jsonl"
+        if not path.is_file():
+            return ()
+        # A run that was killed while writing leaves an incomplete last line.
+        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+            record = json.loads(line)
+            steps = record["inner_steps"] - steps_before
+            steps_before = record["inner_steps"]
+            for row in record["trainers"]:
+                if row["trainer"] == trainer:
+                    found.append((int(seen), int(row["requested_batch"])))
+                    seen += row["trainer_batch"] * steps
+    except (ValueError, LookupError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"replayed_run {folder!r} cannot be read ({error}); restore its metrics.jsonl, or "
+            "name another run"
+        ) from error
     return tuple(found)
