@@ -2,6 +2,7 @@
 somewhere, settings exist.
 """
 
+import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -65,3 +66,31 @@ def test_settings_named_for_those_who_come_from_the_script_exist() -> None:
     named = {key for cell in ours for key in re.findall(r"`([a-z_]+\.[a-z_]+)", cell)}
     assert len(named) > 40
     assert named <= known, named - known
+
+
+def said() -> list[str]:
+    """Every text in the code of the package, with … for the values in it."""
+    found = []
+    for module in (ROOT / "src" / "adloco").rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [getattr(part, "value", "") for part in node.values]
+                found.append("".join(part if isinstance(part, str) else "…" for part in parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_messages_that_are_explained_exist() -> None:
+    page = (ROOT / "docs" / "failures.md").read_text()
+    quoted = re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)
+    assert len(quoted) > 30
+    texts = said()
+    for message in quoted:
+        pattern = re.compile(".*".join(re.escape(part.strip()) for part in message.split("…")))
+        assert any(pattern.search(text) for text in texts), message
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_every_page_is_linked_from_the_readme(page: Path) -> None:
+    assert f"](docs/{page.name})" in (ROOT / "README.md").read_text()

@@ -12,7 +12,6 @@ equal. The batch rule is no part of it, because the law knows the batches that w
 placement, because it changes no numbers.
 """
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from adloco.errors import require
 from adloco.metrics import TRAINER, Record, values
 from adloco.plan.loss_points import DISTINCT, LossPoint
 from adloco.run.folder import RECIPE, SUMMARY, finished, run_folder
-from adloco.run.records import Records
+from adloco.run.records import Records, read_json
 
 FIRST_PART = 1 / 3
 """Part of a run whose losses do not count."""
@@ -77,7 +76,7 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
     settings = {folder: named_settings(recipe) for folder, recipe in runs.items()}
     for folder, named in settings.items():
         data = runs[folder].data
-        summary = json.loads((folder / SUMMARY).read_text())
+        summary = read_json(folder / SUMMARY)
         # What was read of a stream has no fingerprint that another run shares.
         named["data.fingerprint"] = data.name if data.streaming else summary.get("corpus")
     for name in _differing(settings, EQUAL, MAY_DIFFER):

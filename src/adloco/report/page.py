@@ -2,7 +2,6 @@
 settings of a run.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from adloco.report.curves import Curve, curve_content
 from adloco.report.html import embedded, write_page
 from adloco.report.step_losses import StepLosses, step_losses, steps_per_point
 from adloco.rules.failure_signs import all_signs
-from adloco.run.records import Records
+from adloco.run.records import Records, read_json
 
 ROWS = 60
 """About as many rounds are in the table; those of a longer run are evenly spaced."""
@@ -52,7 +51,7 @@ def write_report(folder: Path) -> Path:
     steps = step_losses(records, Records(folder).steps())
     images = draw_plots(records, steps, folder / "plots", recipe.task.measures)
     described = folder / "environment.json"
-    environment = json.loads(described.read_text()) if described.exists() else {}
+    environment = read_json(described) if described.exists() else {}
     path = folder / "report.html"
     content = _content(recipe, records, steps, images, environment)
     write_page(path, "report.html", content | {"gradients": gradient_content(folder)})

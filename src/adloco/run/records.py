@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from adloco.algorithms.reports import RoundReport
+from adloco.errors import require
 from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, validation, values
 from adloco.run.memory_use import Usage
+from adloco.run.record_check import memory_fault, record_fault, step_fault
 from adloco.whole_file import to_disk, write_text
 
 METRICS, STEPS, OUT_OF_MEMORY = "metrics.jsonl", "steps.jsonl", "out_of_memory.jsonl"
+FAULTS = {METRICS: record_fault, STEPS: step_fault, OUT_OF_MEMORY: memory_fault}
+"""File -> what finds the damage in one of its lines."""
 
 TAIL_BYTES = 1 << 16
 """How much of metrics.jsonl is read at first to find its newest line."""
@@ -165,8 +169,7 @@ class Records:
                 complete = lines.read().split(b"\n")[:-1]
                 # The first piece may be the end of a line, unless it begins the file.
                 if len(complete) > 1 or (complete and read >= size):
-                    newest: Record = json.loads(complete[-1])
-                    return newest
+                    return _parse(complete[-1], file, "the last line")
                 if read >= size:
                     return {}
                 read *= 4
@@ -237,6 +240,16 @@ def write_json(file: Path, value: Any) -> None:
     write_text(file, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; ValueError if it is damaged."""
+    try:
+        content = json.loads(file.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError):
+        content = None
+    require(isinstance(content, dict), f"{file} is damaged (no JSON object); restore or remove it")
+    return dict(content)
+
+
 def finite(value: Any) -> Any:
     """The value with None for every nan and infinity in it, which JSON does not have."""
     if isinstance(value, float):
@@ -272,7 +285,18 @@ def _lines(file: Path) -> Iterator[Record]:
     if not file.exists():
         return
     # A process that was killed while writing leaves an incomplete last line.
-    with file.open() as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.endswith(b"\n"):
+                yield _parse(line, file, f"line {number}")
+
+
+def _parse(line: bytes, file: Path, where: str) -> Record:
+    """The line; ValueError if it is damaged."""
+    try:
+        record: Record = json.loads(line.decode("utf-8"))
+        fault = FAULTS[file.name](record)
+    except (ValueError, RecursionError):
+        fault = "no JSON"
+    require(not fault, f"{where} of {file} is damaged ({fault}); restore the file from a copy")
+    return record

@@ -1,6 +1,5 @@
 """Measures the gradients of a run's model at a checkpoint, and keeps the results in its folder."""
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ from adloco.errors import NonFiniteLossError, require
 from adloco.rules.deviations import Deviations, Spread
 from adloco.run.environment import choose_precision
 from adloco.run.folder import GRADIENTS
-from adloco.run.records import finite, write_json
+from adloco.run.records import finite, read_json, write_json
 from adloco.run.trained import Trained, own_task
 
 DEFAULT_SAMPLES = 512
@@ -101,7 +100,7 @@ def write_gradients(trained: Trained, content: dict[str, Any]) -> Path:
 
 def read_gradients(run: Path) -> dict[Path, dict[str, Any]]:
     """The content of every such file of a run by its path, the earliest round first."""
-    return {path: json.loads(path.read_text()) for path in sorted(run.glob(f"{GRADIENTS}/*.json"))}
+    return {path: read_json(path) for path in sorted(run.glob(f"{GRADIENTS}/*.json"))}
 
 
 def _content(found: Deviations, trained: Trained, batch: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@ reach a target loss, and differences between arms.
 """
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from adloco.errors import require
 from adloco.metrics import ROUND, SECONDS, TRAFFIC, Metric, Record, validation
 from adloco.plan.link import Link
 from adloco.run.folder import SUMMARY
-from adloco.run.records import Records, finite
+from adloco.run.records import Records, finite, read_json
 from adloco.study.arms import StudyRun
 from adloco.study.fairness import held_equal, inequalities
 from adloco.study.links import bytes_sent, link_seconds, num_syncs
@@ -218,7 +217,7 @@ def _curves(
     for link in links:
         axes[f"seconds on {link.name}"] = link_seconds(records, run.recipe, link, replicas)
     summary = run.folder / SUMMARY
-    ended = json.loads(summary.read_text()) if summary.is_file() else {}
+    ended = read_json(summary) if summary.is_file() else {}
     return RunCurves(
         run=run,
         axes=axes,

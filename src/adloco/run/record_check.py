@@ -1,0 +1,110 @@
+"""Finds damage in lines of a run's records, so that it is named where they are read and what uses
+the numbers need not expect it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric
+
+NEWER = {"sync_every", "eta", "multiplier"}
+"""Numbers of a round that runs of earlier versions lack."""
+NEVER_NULL = {
+    *("round", "tokens", "samples", "inner_steps", "syncs", "seconds", "memory_bytes"),
+    *("bytes", "bytes_communicated", "bytes_sent", "bytes_inside", "bytes_ddp_equivalent"),
+    *("exposed_seconds", "hidden_seconds", "trainer", "worker", "workers", "rounded_up"),
+    *("micro_batch", "accumulation_steps", "trainer_batch", "requested_batch", "tokens_per_second"),
+}
+STEP = ("round", "trainer", "worker", "inner_step", "samples")
+LARGEST = 2**62
+
+
+def record_fault(line: Any) -> str:
+    """What is wrong with a line of metrics.jsonl; empty if nothing is."""
+    if not isinstance(line, dict):
+        return "no object"
+    lists = ("trainers", "workers", "merges")
+    for name in (*lists, "changes"):
+        rows = line.get(name, [] if name == "changes" else None)  # Earlier runs have no changes.
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            return f"no {name}"
+    for name in ("sync", "memory"):
+        if not isinstance(line.get(name), dict):
+            return f"no {name}"
+    if not line["trainers"] or not all(isinstance(row, dict) for row in line["memory"].values()):
+        return "no trainers or no memory"
+    return (
+        _fault([line], ROUND, ("val_loss",))
+        or _fault([line["sync"]], SYNC)
+        or _fault(line["trainers"], TRAINER, ("val_loss",))
+        or _fault(line["workers"], WORKER)
+        or _fault(list(line["memory"].values()), PHASE)
+        or next(filter(None, map(_merge_fault, line["merges"])), "")
+        or next(filter(None, map(_change_fault, line.get("changes", []))), "")
+    )
+
+
+def step_fault(line: Any) -> str:
+    """What is wrong with a line of steps.jsonl; empty if nothing is."""
+    if not isinstance(line, dict):
+        return "no object"
+    wrong = [name for name in STEP if not _is_count(line.get(name))]
+    wrong += [] if _is_number(line.get("loss", "")) else ["loss"]
+    return wrong[0] if wrong else "inner_step" if line["inner_step"] == 0 else ""
+
+
+def memory_fault(line: Any) -> str:
+    """What is wrong with a line of out_of_memory.jsonl; empty if nothing is."""
+    return "" if isinstance(line, dict) and _is_count(line.get("pass_limit")) else "pass_limit"
+
+
+def _fault(
+    rows: Sequence[Mapping[str, Any]], table: Mapping[str, Metric], others: Sequence[str] = ()
+) -> str:
+    """The first name of a table whose value in a row is not what it should be."""
+    for row in rows:
+        for name in (*table, *others):
+            value = row.get(name, None if name in NEWER else "")
+            fits = _is_count if name in table and table[name].whole else _is_number
+            if not (fits(value) if value is not None else name not in NEVER_NULL):
+                return name
+        # A task has measures of its own.
+        other = [name for name in row if name.startswith("val_") and not _is_number(row[name])]
+        if other:
+            return other[0]
+    return (
+        "inner_steps" if table is ROUND and not rows[0]["inner_steps"] * rows[0]["samples"] else ""
+    )
+
+
+def _merge_fault(merge: Mapping[str, Any]) -> str:
+    absorbed, weights = merge.get("absorbed"), merge.get("weights")
+    fits = (
+        _is_count(merge.get("survivor"))
+        and isinstance(absorbed, list)
+        and all(map(_is_count, absorbed))
+        and isinstance(weights, dict)
+        and all(value is not None and _is_number(value) for value in weights.values())
+    )
+    return "" if fits else "merges"
+
+
+def _change_fault(change: Mapping[str, Any]) -> str:
+    fits = (
+        change.get("setting") in ROUND
+        and all(_is_number(change.get(name, "")) for name in ("before", "after"))
+        and isinstance(change.get("reason"), str)
+    )
+    return "" if fits else "changes"
+
+
+def _is_number(value: Any) -> bool:
+    """True for null too."""
+    return value is None or (
+        type(value) in (int, float) and math.isfinite(value) and abs(value) < LARGEST
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LARGEST
