@@ -17,7 +17,7 @@ class RunOverview:
     folder: Path
     recipe: str
     state: str
-    """finished, running, or stopped with the part of its budget that is used."""
+    """finished, running, stopped with the part of its budget that is used, or damaged."""
     tokens: int
     loss: float | None
     """The newest validation loss; None if there is none."""
@@ -34,19 +34,23 @@ def find_runs(folder: Path) -> list[RunOverview]:
 
 
 def _overview(folder: Path) -> RunOverview:
-    records = Records(folder).read()
+    try:
+        records, damaged = Records(folder).read(), False
+    except ValueError:
+        records, damaged = [], True
     last = records[-1] if records else {}
     losses = [record["val_loss"] for record in records if record.get("val_loss") is not None]
     try:
-        settings = tomllib.loads((folder / RECIPE).read_text()).get("run", {})
-    except tomllib.TOMLDecodeError:
-        settings = {}
+        settings = dict(tomllib.loads((folder / RECIPE).read_bytes().decode("utf-8"))["run"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        settings, damaged = {}, True
     grown = folder / METRICS if records else folder / RECIPE
-    limits = {name: settings.get(name, 0) for name in RunSettings().limits}
+    found = {name: settings.get(name, 0) for name in RunSettings().limits}
+    limits = {name: limit if isinstance(limit, int) else 0 for name, limit in found.items()}
     return RunOverview(
         folder=folder,
         recipe=str(settings.get("name", "?")),
-        state=_state(folder, part_used(limits, last)),
+        state="damaged" if damaged else _state(folder, part_used(limits, last)),
         tokens=int(last.get("tokens", 0)),
         loss=losses[-1] if losses else None,
         bytes_communicated=int(last.get("bytes_communicated", 0)),
