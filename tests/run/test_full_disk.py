@@ -2,6 +2,7 @@
 
 import errno
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,13 @@ import pytest
 from safetensors import SafetensorError
 
 from adloco.cli import training_loop
+from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.testing import run_on_ranks
+from adloco.errors import RunWarning
 from adloco.run import checkpoint, records
+from adloco.run.training_run import TrainingRun
 from tests.problems import without_timings
 
 NO_ROOM = "No space left on device"
@@ -64,6 +70,25 @@ def test_a_run_goes_on_and_saves_when_there_is_room(
     assert said.err == f"adloco: {warning}\n"
     assert f"WARNING {warning}\n" in (run / "train.log").read_text()
     assert [path.name[:12] for path in sorted((run / "checkpoints").iterdir())] == [
+        "round-000003",
+        "round-000004",
+    ]
+
+
+def train_on_full_disk(words: list[str]) -> int:
+    """A rank that has no room for its second checkpoint."""
+    checkpoint.save_file = at({2}, checkpoint.save_file)
+    given, _ = take_settings(words)
+    run = TrainingRun.create(build_recipe(override(read_values("diloco"), given)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RunWarning)
+        return len(list(run.rounds()))
+
+
+@pytest.mark.nightly
+def test_ranks_save_together_when_there_is_room(words: list[str], tmp_path: Path) -> None:
+    assert run_on_ranks(train_on_full_disk, 2, words[2:]) == [4, 4]
+    assert [path.name[:12] for path in sorted((tmp_path / "run" / "checkpoints").iterdir())] == [
         "round-000003",
         "round-000004",
     ]
@@ -129,7 +154,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
     monkeypatch.setattr(checkpoint, "to_disk", full)
     assert main(words) == 2
     (error,) = capsys.readouterr().err.splitlines()
-    assert f"the first checkpoint of the run cannot be written in {tmp_path / 'run'} (" in error
+    assert f"the run cannot begin in {tmp_path / 'run'} ({NO_ROOM}); make room there" in error
     assert not (tmp_path / "run").exists()
 
 

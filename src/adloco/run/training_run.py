@@ -157,15 +157,15 @@ class TrainingRun:
         """A new run in an empty folder, whose lock rank 0 holds."""
         named = replace(parts.recipe, run=replace(parts.recipe.run, folder=str(folder)))
         run = TrainingRun(replace(parts, recipe=named), folder)
-        if run.placement.is_rank_zero:
-            run._write_folder()
-            run._files = file_checksums(folder)
         try:
+            if run.placement.is_rank_zero:
+                run._write_folder()
+                run._files = file_checksums(folder)
             run._save()
         except OSError as error:
             raise ValueError(
-                f"the first checkpoint of the run cannot be written in {folder} "
-                f"({error.strerror or error}); make room there, or use another --run.folder"
+                f"the run cannot begin in {folder} ({error.strerror or error}); make room there, "
+                "or use another --run.folder"
             ) from error
         return run
 
@@ -197,6 +197,8 @@ class TrainingRun:
         placement = place_workers(recipe)
         # Locked before anything is changed, so that a run in use is left as it is.
         with locked(folder) if placement.is_rank_zero else nullcontext():
+            if placement.is_rank_zero:
+                checkpoint.remove_leftovers(folder / CHECKPOINTS)
             if placement.agree(not_begun(folder)):
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
                 return TrainingRun._begin(prepare_new_run(recipe, placement), folder)
@@ -211,7 +213,6 @@ class TrainingRun:
             run._files = file_checksums(folder)
             if placement.is_rank_zero:
                 keep_budget(folder, stored.recipe)
-                checkpoint.remove_leftovers(folder / CHECKPOINTS)
                 run.notices += set_aside(damaged, chosen)
                 run.notices += run.records.cut(run.algorithm.state.rounds_done)
             run.history = placement.agree(run.records.read())
