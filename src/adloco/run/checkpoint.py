@@ -166,7 +166,9 @@ def load(checkpoint: Path) -> Any:
         expected = dict(json.loads((checkpoint / CHECKSUMS).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise DamagedCheckpointError(checkpoint, f"{CHECKSUMS} cannot be read") from error
-    wrong = [part for part in (TENSORS, STATE) if not _is(checkpoint / part, expected.get(part))]
+    wrong = [
+        part for part in (TENSORS, STATE) if not _matches(checkpoint / part, expected.get(part))
+    ]
     if wrong:
         raise DamagedCheckpointError(checkpoint, f"{', '.join(wrong)} does not match its checksum")
     saved = json.loads((checkpoint / STATE).read_text())
@@ -180,7 +182,7 @@ def load(checkpoint: Path) -> Any:
     return join_state(saved["state"], tensors)
 
 
-def _is(file: Path, expected: Any) -> bool:
+def _matches(file: Path, expected: Any) -> bool:
     """True if the file can be read and has this checksum."""
     try:
         return bool(checksum(file) == expected)
