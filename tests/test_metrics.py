@@ -164,6 +164,7 @@ def test_the_best_of_a_measure_is_the_lowest_or_the_highest() -> None:
         record = (
             dict.fromkeys(ROUND, 1)
             | line(0, None, None, [None, None])
+            | {"workers": []}
             | {"val_loss": loss, "val_score": score}
         )
         record["trainers"][0] |= {"trainer": 0, "val_loss": loss, "val_score": score}

@@ -156,6 +156,8 @@ WORKER = _table(
     Metric("worker_batch", "batch of a worker", SAMPLES, panel="workers"),
     Metric("busy_seconds", "inner steps", SECONDS),
     Metric("wait_seconds", "waiting per round", SECONDS, panel="workers"),
+    Metric("skipped_steps", "steps left out", COUNT, aggregation="sum"),
+    Metric("restarts", "restarts of workers", COUNT, aggregation="sum"),
 )
 PHASE = _table(
     "phase",

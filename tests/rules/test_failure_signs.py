@@ -155,6 +155,18 @@ def test_workers_whose_cosine_falls() -> None:
     assert all_signs(cosines(*[-0.2] * 5, *[-0.5] * 10), CAP) == []
 
 
+def test_numbers_that_are_not_finite() -> None:
+    workers = [
+        {"worker": worker, "trainer": worker // 2, "skipped_steps": steps, "restarts": restarts}
+        for worker, steps, restarts in ((0, 0, 0), (1, 0, 0), (2, 1, 0), (3, 0, 2))
+    ]
+    sign = only([record(1), record(2) | {"workers": workers}, record(3) | {"workers": workers}])
+    assert (sign.kind, sign.trainer, sign.round) == ("numbers not finite", 1, 2)
+    assert "trainer 1's workers were not finite in 3 inner steps of a round, 2 of" in sign.seen
+    assert "worker 3's" in sign.seen
+    assert all_signs([record(1) | {"workers": workers[:2]}], CAP) == []
+
+
 def test_a_warning_is_given_once_for_each_trainer() -> None:
     watch = Watch(CAP)
     found = []

@@ -88,6 +88,8 @@ SUMMARY = {
     "peak_bytes_per_second",
     "seconds",
     "rounds",
+    "skipped_steps",
+    "restarts",
     "num_parameters",
     "recipe",
 }

@@ -21,6 +21,14 @@ from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.shares import EqualShares, Shares
 from adloco.rules.switch import SwitchMode
 
+OnNonFinite = Literal["stop", "skip", "restore"]
+"""What a worker does when its numbers are not finite (docs/method.md).
+
+stop: the run ends with `NonFiniteLossError`. skip: an inner step whose loss or gradient is not
+finite leaves the parameters as they are. restore: the worker starts again from the parameters of
+the last sync, with fresh optimizer state.
+"""
+
 LossFunction = Callable[[Any, Any], Tensor]
 """(model, batch) -> mean loss over the batch's samples."""
 
@@ -162,5 +170,7 @@ class Execution:
     """Compile the model with torch.compile."""
     seed: int = 0
     """Seed of the dropout masks, and of batch rules that draw random numbers."""
+    on_nonfinite: OnNonFinite = "stop"
+    """What a worker does when its numbers are not finite."""
     clock: Callable[[], float] = time.monotonic
     """() -> seconds since some fixed moment; measures the times in a round's report."""

@@ -1,6 +1,7 @@
 """The tensors of a model that syncs, merges and checkpoints read and write."""
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,16 +55,37 @@ class Replica:
         )
 
     def require_finite(
-        self, where: str, add_up: Callable[[Sequence[float]], list[float]] = list
+        self,
+        where: str,
+        add_up: Callable[[Sequence[float]], list[float]] = list,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
         """Raise NonFiniteLossError, with the parameter's name, unless all parameters are finite.
 
         Args:
             where: Trainer, worker and inner step, for the message.
             add_up: Sums numbers over the ranks that have parts of the parameters.
+            optimizers: Optimizers of these parameters, whose state must be finite too.
         """
-        if add_up([squared_norm(self.params)])[0] < LARGEST**2:
+        states = [state for optimizer in optimizers for state in _float_states(optimizer)]
+        norm_sq, state_sq = add_up(
+            [squared_norm(self.params), squared_norm(tensor for _, _, tensor in states)]
+        )
+        if norm_sq < LARGEST**2 and math.isfinite(state_sq):
             return
+        if norm_sq < LARGEST**2:
+            squares = add_up([squared_norm([tensor]) for _, _, tensor in states])
+            parameter, key, _ = next(
+                state
+                for state, square in zip(states, squares, strict=True)
+                if not math.isfinite(square)
+            )
+            owner = next(
+                name for name, own in zip(self.names, self.params, strict=True) if own is parameter
+            )
+            raise NonFiniteLossError(
+                f"optimizer state {key} of parameter {owner} is not finite in {where}; {ADVICE}"
+            )
         norms_sq = add_up([squared_norm([parameter]) for parameter in self.params])
         limit = LARGEST**2 / len(norms_sq)
         name = next(
@@ -106,6 +128,21 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     states = [optimizer.state.get(parameter, {}) for parameter in parameters]
     return [
         state[key] for state in states for key in sorted(state) if isinstance(state[key], Tensor)
+    ]
+
+
+def _float_states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, str, Tensor]]:
+    """(parameter, name, tensor) of an optimizer's floating-point state.
+
+    Counts of steps that are kept in host memory are left out.
+    """
+    return [
+        (parameter, key, value)
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.device == parameter.device
     ]
 
 

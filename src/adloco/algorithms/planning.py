@@ -62,6 +62,7 @@ class Planner:
                     inner_steps=state.round_steps,
                     first_step=state.inner_steps,
                     lr_factor=factor,
+                    start=trainer.outer.parameters(),
                 )
         return tasks
 

@@ -1,5 +1,6 @@
 """The report of a round, computed from what every worker did in it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -38,6 +39,10 @@ class WorkerRound:
     """Cost of its syncs."""
     moments: Moments
     """Its gradient statistics."""
+    skipped_steps: float
+    """Inner steps that it left out, because they were not finite."""
+    restarts: float
+    """How often it started again from the parameters of the last sync."""
     losses: tuple[float, ...]
     """Loss of each inner step."""
 
@@ -47,8 +52,9 @@ class WorkerRound:
 
         turns: Seconds of all workers of this rank over those of its slowest worker; at least 1.
         """
-        # Every inner step of a round has the same batch.
-        loss_sum = sum(worker.losses) / len(worker.losses) * worker.round_samples
+        # Every inner step of a round has the same batch. Steps that were left out have no loss.
+        finite = [loss for loss in worker.losses if math.isfinite(loss)]
+        loss_sum = (sum(finite) / len(finite) if finite else math.nan) * worker.round_samples
         busy = worker.busy_seconds
         return WorkerRound(
             busy_seconds=busy,
@@ -57,13 +63,17 @@ class WorkerRound:
             samples=worker.round_samples,
             sync=worker.sync,
             moments=worker.moments,
+            skipped_steps=worker.skipped_steps,
+            restarts=worker.restarts,
             losses=tuple(worker.losses),
         )
 
     def to_numbers(self) -> list[float]:
         """The float64 scalars that cross the network."""
         own = [self.busy_seconds, self.turn_seconds, self.loss_sum, self.samples]
-        return [*own, *self.sync.to_numbers(), *self.moments.to_numbers(), *self.losses]
+        left_out = [float(self.skipped_steps), float(self.restarts)]
+        pooled = [*self.sync.to_numbers(), *self.moments.to_numbers()]
+        return [*own, *pooled, *left_out, *self.losses]
 
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> "WorkerRound":
@@ -77,7 +87,9 @@ class WorkerRound:
             samples=samples,
             sync=SyncStats.from_numbers(rest[:sync]),
             moments=Moments.from_numbers(rest[sync : sync + moments]),
-            losses=tuple(rest[sync + moments :]),
+            skipped_steps=rest[sync + moments],
+            restarts=rest[sync + moments + 1],
+            losses=tuple(rest[sync + moments + 2 :]),
         )
 
 
@@ -110,6 +122,8 @@ def report_workers(
             worker_batch=tasks[worker].plan.worker_batch,
             busy_seconds=row.busy_seconds,
             wait_seconds=slowest - row.busy_seconds,
+            skipped_steps=int(row.skipped_steps),
+            restarts=int(row.restarts),
         )
         for worker, row in done.items()
     )

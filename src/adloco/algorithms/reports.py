@@ -64,6 +64,11 @@ class WorkerReport:
     wait_seconds: float = field(compare=False)
     """Seconds of waiting: the seconds until the slowest rank's workers were done, less
     `busy_seconds`. A worker waits for its turn on its rank and for others at the sync."""
+    skipped_steps: int
+    """Inner steps that it left out, because the loss or the gradient was not finite."""
+    restarts: int
+    """How often it started again from the parameters of the last sync, because its numbers were not
+    finite."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,6 +87,17 @@ class RunState:
                 weights, comm = trainer.weights(samples, here), comms[trainer.id]
                 yield trainer, self.replicas(trainer, placement), weights, meter.around(comm, here)
 
+    def require_finite(self, placement: Placement) -> None:
+        """Raise NonFiniteLossError unless every trainer's global parameters and outer optimizer
+        state are finite. Called on all ranks; workers check their own as they train.
+        """
+        for trainer in self.trainers.values():
+            here = placement.local(trainer.worker_ids)
+            if here:
+                worker = self.workers[here[0]]
+                where = f"the global parameters of trainer {trainer.id}"
+                trainer.outer.require_finite(where, worker.replica.names, worker.engine.sum)
+
     def state_dict(self, placement: Placement) -> dict[str, Any]:
         """The state by name. Called on all ranks; complete on rank 0.
 

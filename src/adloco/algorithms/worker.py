@@ -63,6 +63,9 @@ class RoundTask:
     """From the inner step of the round, counted from 0, to a factor on the learning rates of the
     optimizers; None: no schedule.
     """
+    start: Sequence[Tensor]
+    """Parameters and buffers of the last sync, from which a worker starts again after numbers that
+    are not finite."""
 
 
 class Worker:
@@ -92,6 +95,10 @@ class Worker:
         self.round_samples = 0
         self.busy_seconds = 0.0
         self.losses: list[float] = []
+        self.skipped_steps = 0
+        """Inner steps of this round that were left out, because they were not finite."""
+        self.restarts = 0
+        """How often in this round it started again from the parameters of the last sync."""
         self.moments = Moments()
         self.sync = SyncStats()
         """Statistics of this round's syncs."""
@@ -107,6 +114,7 @@ class Worker:
         self.round_samples = 0
         self.busy_seconds = 0.0
         self.losses = []
+        self.skipped_steps = self.restarts = 0
         self.moments = Moments()
         self.sync = SyncStats()
 
@@ -124,7 +132,8 @@ class Worker:
         All ranks of the island halt after the same step.
 
         Raises:
-            NonFiniteLossError: The loss, or a parameter at the end, is NaN or infinite.
+            NonFiniteLossError: The loss, the gradient, or at the end a parameter or the optimizer's
+                state is NaN or infinite, and `on_nonfinite` has no answer to it.
             OutOfMemoryError: Memory ran out, and the step cannot be repeated with less.
         """
         if self.inner_step == until:
@@ -134,9 +143,15 @@ class Worker:
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         while self.inner_step < until and not stopping:
             stopping = self._step(task, halted)
-        if self.inner_step == until:
-            # A gradient can overflow although the loss is finite. Such parameters must not be sent.
-            self.replica.require_finite(self._place(task, self.inner_step), self.engine.sum)
+        # Neither a sync nor a checkpoint may take what is not finite.
+        try:
+            self.replica.require_finite(
+                self._place(task, self.inner_step), self.engine.sum, self.optimizers
+            )
+        except NonFiniteLossError:
+            if self._settings.execution.on_nonfinite != "restore":
+                raise
+            self._restart(task)
         self.engine.average(self.replica.buffers)
         self.busy_seconds += self._settings.execution.clock() - began
 
@@ -147,19 +162,25 @@ class Worker:
             self._scale_rates(task.lr_factor(self.inner_step))
         testing = self._settings.rule.needs_moments and self._tests(task)
         plan = task.plan.in_groups(self._settings.test.groups) if testing else task.plan
-        parts = self._backward(plan, testing)
-        norm_sq = self.engine.norm_sq_part() if self._settings.max_grad_norm > 0 else 0.0
+        statistics, moments = [tensor.clone() for tensor in self._statistics], self.moments
+        parts = self._backward(plan, testing, statistics)
+        stops = self._settings.execution.on_nonfinite == "stop"
+        measured = self._settings.max_grad_norm > 0 or not stops
+        norm_sq = self.engine.norm_sq_part() if measured else 0.0
         loss, norm_sq, halting = self.engine.sum(
             [float(parts.double().sum()), norm_sq, float(halted.is_set())]
         )
-        if not math.isfinite(loss):
-            raise NonFiniteLossError(
-                f"loss is {loss} in {self._place(task, self.inner_step + 1)}; {ADVICE}"
-            )
-        if self._settings.max_grad_norm > 0:
-            clip(self.replica.params, math.sqrt(norm_sq), self._settings.max_grad_norm)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        if math.isfinite(loss) and math.isfinite(norm_sq):
+            self._update(math.sqrt(norm_sq))
+        elif stops:
+            what = "norm of the gradient" if math.isfinite(loss) else "loss"
+            value = math.sqrt(norm_sq) if math.isfinite(loss) else loss
+            place = self._place(task, self.inner_step + 1)
+            raise NonFiniteLossError(f"{what} is {value} in {place}; {ADVICE}")
+        else:
+            self.moments = moments
+            copy_all(statistics, self._statistics)
+            self._leave_out(task)
         self._drop_gradients()
         self.position += plan.worker_batch
         self.round_samples += plan.worker_batch
@@ -167,12 +188,44 @@ class Worker:
         self.inner_step += 1
         return halting > 0
 
-    def _backward(self, plan: BatchPlan, testing: bool) -> Tensor:
+    def _update(self, norm: float) -> None:
+        """Clip the gradients, whose norm this is, and step."""
+        if self._settings.max_grad_norm > 0:
+            clip(self.replica.params, norm, self._settings.max_grad_norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def _leave_out(self, task: RoundTask) -> None:
+        """Take no step with gradients that are not finite; the samples count as read."""
+        if self._settings.execution.on_nonfinite == "skip":
+            self.skipped_steps += 1
+        else:
+            self._restart(task)
+
+    def _restart(self, task: RoundTask) -> None:
+        """Start again from the parameters of the last sync, with fresh optimizer state."""
+        copy_all(task.start, [*self.replica.params, *self.replica.buffers])
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+        for residual in self.replica.residuals:
+            residual.zero_()
+        self.restarts += 1
+
+    @property
+    def _statistics(self) -> list[Tensor]:
+        """The buffers of the model's state, which forward passes change."""
+        return [*self.replica.buffers, *self.counters]
+
+    def _backward(self, plan: BatchPlan, testing: bool, statistics: Sequence[Tensor]) -> Tensor:
         """Compute the gradients of a step; return the loss of each micro-batch.
 
         If memory runs out, the same samples are taken again in micro-batches of half the size.
+
+        Args:
+            plan: The micro-batches.
+            testing: True to take the statistics of a test step.
+            statistics: A copy of `_statistics` from before the step.
         """
-        statistics = [buffer.clone() for buffer in (*self.replica.buffers, *self.counters)]
         while True:
             plan = plan.at_most(self.pass_limit) if self.pass_limit else plan
             try:
@@ -197,7 +250,7 @@ class Worker:
                     ) from error
             # Outside the except block: there the error would keep the tensors of its frames alive.
             self._drop_gradients()
-            copy_all(statistics, [*self.replica.buffers, *self.counters])
+            copy_all(statistics, self._statistics)
             free_memory(self._settings.device)
 
     def _tests(self, task: RoundTask) -> bool:
@@ -252,7 +305,7 @@ class Worker:
             passes=self._micro_steps,
             engine=self.engine,
             params=self.replica.params,
-            statistics=[*self.replica.buffers, *self.counters],
+            statistics=self._statistics,
             inner_products=self._settings.rule.inner_products,
         )
         losses, moments = step.backward()
@@ -293,6 +346,8 @@ class Worker:
             "round_samples": self.round_samples,
             "busy_seconds": self.busy_seconds,
             "losses": self.losses,
+            "skipped_steps": self.skipped_steps,
+            "restarts": self.restarts,
             "moments": self.moments.to_numbers(),
             "sync": self.sync.to_numbers(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -307,6 +362,8 @@ class Worker:
         self.inner_step, self.round_samples = state["inner_step"], state["round_samples"]
         self.busy_seconds = state["busy_seconds"]
         self.losses = list(state["losses"])
+        self.skipped_steps = state.get("skipped_steps", 0)  # Older checkpoints have none.
+        self.restarts = state.get("restarts", 0)
         self.moments = Moments.from_numbers(state["moments"])
         self.sync = SyncStats.from_numbers(state["sync"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):

@@ -85,7 +85,9 @@ def wire_name(run: TrainingRun) -> str:
 
 
 def event_texts(record: Record) -> list[str]:
-    """What happened in a round besides training: memory that ran out, merges, changed settings."""
+    """What happened in a round besides training: memory that ran out, numbers that were not finite,
+    merges, changed settings.
+    """
     limit = record["pass_limit"]
     ran_out = (
         [
@@ -105,7 +107,23 @@ def event_texts(record: Record) -> list[str]:
         f"round {record['round']}: {change_text(change)}: {change['reason']}"
         for change in record.get("changes", ())  # Older runs have none.
     ]
-    return [*ran_out, *merged, *changed]
+    return [*ran_out, *_bad_numbers(record), *merged, *changed]
+
+
+def _bad_numbers(record: Record) -> list[str]:
+    """What was done about numbers of workers that were not finite."""
+    done = {
+        "skipped_steps": "left out {} inner steps with a loss or gradient that is not finite",
+        "restarts": "started again {} times from the parameters of the last sync, because its "
+        "numbers were not finite",
+    }
+    return [
+        f"round {record['round']}: worker {row['worker']} of trainer {row['trainer']} "
+        + text.format(row[name])
+        for row in record["workers"]
+        for name, text in done.items()
+        if row.get(name)  # Older runs have none.
+    ]
 
 
 def measured_text(row: Record, measures: Sequence[Metric]) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from adloco.algorithms.method import OnNonFinite
 from adloco.config.register import Register
 from adloco.errors import require
 from adloco.tracking.tracker import TrackerSettings
@@ -44,6 +45,12 @@ class RunSettings:
     """
     compile: bool = False
     """Compile the model with torch.compile (slow to start, faster steps)."""
+    on_nonfinite: OnNonFinite = "stop"
+    """What to do when the numbers of a worker are not finite. stop: end the run with an error, with
+    the last checkpoint as it is; skip: leave out an inner step whose loss or gradient is not
+    finite; restore: start the worker again from the parameters of the last sync, with fresh
+    optimizer state. Both are counted.
+    """
     checkpoint_every: int = 10
     """Rounds from one checkpoint to the next. The last round always writes one."""
     keep_checkpoints: int = 2

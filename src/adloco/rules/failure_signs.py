@@ -111,6 +111,7 @@ def newest_signs(records: Sequence[Record], cap: int | None) -> Iterator[Sign]:
             yield from _at_cap(records, trainer, cap)
             yield from _exploding(records, trainer)
         yield from _falling_cosine(records, trainer)
+    yield from _not_finite(records[-1])
     yield from _stalled(records)
     yield from _diverging(records)
 
@@ -188,6 +189,29 @@ def _falling_cosine(records: Sequence[Record], trainer: int) -> Iterator[Sign]:
             f"the last {COSINE_ROUNDS}",
             meaning="The workers' changes may cancel in the mean, as noise does",
             advice="Lower method.sync_every or inner.lr, or let batches be larger",
+        )
+
+
+def _not_finite(record: Record) -> Iterator[Sign]:
+    workers = record.get("workers", ())
+    for trainer in sorted({row["trainer"] for row in workers}):
+        found = {
+            row["worker"]: row.get("skipped_steps", 0) + row.get("restarts", 0)
+            for row in workers
+            if row["trainer"] == trainer
+        }
+        if not any(found.values()):
+            continue
+        worst, count = max(found, key=found.__getitem__), sum(found.values())
+        yield Sign(
+            kind="numbers not finite",
+            trainer=trainer,
+            round=record["round"],
+            since=record["round"],
+            seen=f"the numbers of trainer {trainer}'s workers were not finite in {count} inner "
+            f"steps of a round, {found[worst]} of them worker {worst}'s",
+            meaning="A sample may be bad, or the learning rate too high",
+            advice="Check the data, or lower inner.lr or method.max_grad_norm",
         )
 
 

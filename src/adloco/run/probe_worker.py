@@ -98,6 +98,7 @@ class ProbeWorker:
             inner_steps=ends[-1],
             first_step=0,
             lr_factor=lambda step: 0.0,  # The same work, and no loss that diverges.
+            start=(),
         )
         self._worker.begin_round()
         self._worker.pass_limit = 0

@@ -14,7 +14,17 @@ from typing import Any
 
 from adloco.algorithms.reports import RoundReport
 from adloco.errors import require
-from adloco.metrics import ROUND, SYNC, TRAINER, Metric, Record, aggregate, validation, values
+from adloco.metrics import (
+    ROUND,
+    SYNC,
+    TRAINER,
+    WORKER,
+    Metric,
+    Record,
+    aggregate,
+    validation,
+    values,
+)
 from adloco.run.memory_use import Usage
 from adloco.run.record_check import memory_fault, record_fault, step_fault
 from adloco.whole_file import to_disk, write_text
@@ -40,6 +50,8 @@ SUMMARY = {
     "peak_bytes_per_second": SYNC["peak_bytes_per_second"],
     "seconds": ROUND["seconds"],
     "rounds": ROUND["round"],
+    "skipped_steps": WORKER["skipped_steps"],
+    "restarts": WORKER["restarts"],
 }
 """Keys of summary.json, and the metrics they sum up."""
 

@@ -113,7 +113,10 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
             learning_rate=recipe.learning_rate,
             auto=recipe.auto,
             execution=Execution(
-                autocast=parts.precision, compile=recipe.run.compile, seed=recipe.run.seed
+                autocast=parts.precision,
+                compile=recipe.run.compile,
+                seed=recipe.run.seed,
+                on_nonfinite=recipe.run.on_nonfinite,
             ),
             placement=parts.placement,
         )

@@ -283,10 +283,7 @@ class TrainingRun:
             last = self._budget.ends_after(state, steps * per_step, steps)
             return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
-            # Another rank may not have written the first checkpoint yet.
-            saved = checkpoint.list_checkpoints(self.folder / CHECKPOINTS)[-1:]
-            good = "".join(f"; the last good checkpoint is {found}" for found in saved)
-            raise NonFiniteLossError(f"{error}{good}") from error
+            raise self._with_checkpoint(error) from error
         except OutOfMemoryError as error:
             if (
                 error.pass_limit == 0 or not self.folder.is_dir()
@@ -298,6 +295,13 @@ class TrainingRun:
             raise OutOfMemoryError(
                 f"{error}, as adloco train --resume {self.folder} does", error.pass_limit
             ) from error
+
+    def _with_checkpoint(self, error: NonFiniteLossError) -> NonFiniteLossError:
+        """The error, with the checkpoint to go on from."""
+        # Another rank may not have written the first checkpoint yet.
+        saved = checkpoint.list_checkpoints(self.folder / CHECKPOINTS)[-1:]
+        good = "".join(f"; the last good checkpoint is {found}" for found in saved)
+        return NonFiniteLossError(f"{error}{good}")
 
     def stop(self) -> None:
         """End after the inner steps in progress and save; `resume` continues from there."""
@@ -401,6 +405,10 @@ class TrainingRun:
 
     def _save(self) -> None:
         """Write a checkpoint; OSError on rank 0 if that fails."""
+        try:
+            self.algorithm.state.require_finite(self.placement)
+        except NonFiniteLossError as error:
+            raise self._with_checkpoint(error) from error
         step = (
             self.algorithm.state.inner_steps
             + max(worker.inner_step for worker in self.algorithm.workers.values())

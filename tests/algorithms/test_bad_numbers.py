@@ -1,0 +1,242 @@
+"""Numbers that are not finite: what a worker leaves out, from where it starts again, and what stops
+the run; against a loop of one's own.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adloco import (
+    AdLoCo,
+    BatchGuards,
+    NonFiniteLossError,
+    NormTest,
+    TensorSource,
+)
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.testing import run_on_ranks
+from tests.problems import (
+    adamw,
+    cases,
+    linear,
+    make_run,
+    outer_sgd,
+    params_of,
+    regression,
+    squared_error,
+)
+
+SPOILT = 7
+"""Position in the stream of worker 1 whose target is not a number: the second step of three."""
+
+
+def spoilt(dtype: torch.dtype = torch.float32) -> TensorSource:
+    """The regression problem with two streams, one sample of which has the target NaN."""
+    source = regression(2, dtype=dtype)
+    targets = source.tensors[1]
+    numbered = TensorSource(torch.arange(len(targets)), num_streams=2)
+    targets[numbered.read(1, SPOILT, 1)] = math.nan
+    return source
+
+
+def momentum(model: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)]
+
+
+def spoilt_run(**changes: Any) -> AdLoCo:
+    """Three steps a round of two workers with four samples each."""
+    told: dict[str, Any] = {
+        "data": spoilt(),
+        "inner": momentum,
+        "guards": BatchGuards(initial=8),
+        "sync_every": 3,
+    }
+    return make_run(**told | changes)
+
+
+def trained(worker: int, steps: list[int], fresh_at: int = -1) -> Tensor:
+    """Flat parameters of a worker that takes these steps of a round, with momentum; at one of them
+    it starts again.
+    """
+    model, data = linear(), spoilt()
+    (optimizer,) = momentum(model)
+    for step in steps:
+        if step == fresh_at:
+            model.load_state_dict(linear().state_dict())
+            optimizer.state.clear()
+        optimizer.zero_grad()
+        squared_error(model, data.read(worker, 4 * step, 4)).backward()
+        optimizer.step()
+    return torch.cat([tensor.detach().flatten() for tensor in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("choice", "second", "counted"),
+    [
+        ("skip", lambda: trained(1, [0, 2]), (1, 0)),
+        # It stands at the start of the round when the third step begins.
+        ("restore", lambda: trained(1, [0, 2], fresh_at=2), (0, 1)),
+    ],
+)
+def test_a_step_that_is_not_finite_is_left_out(
+    choice: Any, second: Callable[[], Tensor], counted: tuple[int, int]
+) -> None:
+    run = spoilt_run(on_nonfinite=choice)
+    report = run.round()
+    assert report is not None
+    assert params_of(run) == pytest.approx(
+        ((trained(0, [0, 1, 2]) + second()) / 2).numpy(), rel=1e-5
+    )
+    assert [(row.skipped_steps, row.restarts) for row in report.workers] == [(0, 0), counted]
+    assert report.samples == 24, "its samples count as read"
+    assert run.workers[1].position == 12
+    losses = {step.inner_step: step.loss for step in report.steps if step.worker == 1}
+    assert math.isnan(losses[2])
+    others = [step.loss for step in report.steps if step.worker == 0]
+    mean = (sum(others) / 3 + (losses[1] + losses[3]) / 2) / 2
+    assert report.train_loss == pytest.approx(mean), "the mean of the losses that are finite"
+
+
+def test_the_run_stops_unless_it_is_told_otherwise() -> None:
+    run = spoilt_run()
+    before = params_of(run)
+    with pytest.raises(
+        NonFiniteLossError, match="loss is nan in trainer 0, worker 1, inner step 2"
+    ):
+        run.round()
+    assert params_of(run).equal(before)
+
+
+def overflowing(model: nn.Module, batch: Any) -> Tensor:
+    """The loss is finite where the target is NaN, and its gradient is not."""
+    inputs, targets = batch
+    loss = squared_error(model, (inputs, torch.nan_to_num(targets)))
+    if not bool(targets.isnan().any()):
+        return loss
+    weight = next(iter(model.parameters()))
+    return loss + 1e30 * (1e30 * (weight.sum() - weight.sum().detach()))
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_a_gradient_that_is_not_finite_is_left_out(limit: float) -> None:
+    run = spoilt_run(loss_fn=overflowing, on_nonfinite="skip", max_grad_norm=limit)
+    report = run.round()
+    assert report is not None
+    assert [row.skipped_steps for row in report.workers] == [0, 1]
+    assert all(math.isfinite(step.loss) for step in report.steps)
+    assert bool(params_of(run).isfinite().all())
+
+
+def test_a_test_step_that_is_left_out_has_no_statistics() -> None:
+    """The estimate is that of the other worker alone."""
+
+    def first_step(choice: Any, **changes: Any) -> Any:
+        run = spoilt_run(
+            batch=NormTest(), test_step="first", on_nonfinite=choice, sync_every=1, **changes
+        )
+        run.workers[1].position = 4
+        run.round()
+        return run.trainers[0].controller.estimate
+
+    alone = make_run(
+        data=spoilt(),
+        workers_per_trainer=1,
+        batch=NormTest(),
+        guards=BatchGuards(initial=4),
+        sync_every=1,
+    )
+    alone.round()
+    found, expected = first_step("skip"), alone.trainers[0].controller.estimate
+    assert expected is not None
+    assert found.grad_variance == pytest.approx(expected.grad_variance)
+    assert found.plugin_norm_sq == pytest.approx(expected.plugin_norm_sq)
+
+
+@pytest.mark.parametrize("choice", ["skip", "restore"])
+def test_running_statistics_stay_finite(choice: Any) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    data = spoilt()
+    data.tensors[0][data.tensors[1].isnan()] = math.nan  # The inputs too.
+    run = spoilt_run(build_model=build, data=data, on_nonfinite=choice)
+    run.round()
+    assert all(bool(tensor.isfinite().all()) for tensor in run.trainers[0].outer.buffers)
+    assert [
+        run.workers[worker].restarts + run.workers[worker].skipped_steps for worker in (0, 1)
+    ] == [0, 1]
+
+
+def huge(model: nn.Module, batch: Any) -> Tensor:
+    """The gradient of worker 1's last step is finite, and its square is not."""
+    inputs, targets = batch
+    weight = next(iter(model.parameters()))
+    loss = squared_error(model, (inputs, torch.nan_to_num(targets)))
+    steep = 1e25 * (weight.sum() - weight.sum().detach())
+    return loss + steep if bool(targets.isnan().any()) else loss
+
+
+def test_infinite_optimizer_state_is_seen_before_it_is_sent_or_saved() -> None:
+    run = spoilt_run(loss_fn=huge, inner=adamw(0.01))
+    place = r"exp_avg_sq of parameter weight is not finite in trainer 0, worker 1, inner step 3"
+    with pytest.raises(NonFiniteLossError, match=f"optimizer state {place}; lower the learning"):
+        run.round()
+    run = spoilt_run(loss_fn=huge, inner=adamw(0.01), on_nonfinite="restore")
+    report = run.round()
+    assert report is not None
+    assert [row.restarts for row in report.workers] == [0, 1]
+    assert not run.workers[1].optimizers[0].state
+    own = [tensor.detach().flatten() for tensor in run.workers[0].replica.params]
+    assert params_of(run).equal(torch.cat(own)), "all of them were synced"
+
+
+def test_infinite_outer_state_is_seen() -> None:
+    run = spoilt_run(data=regression(2), outer=outer_sgd(0.7, 0.9))
+    run.round()
+    run.state.require_finite(run.placement)
+    run.trainers[0].outer.momentum()[1].fill_(math.inf)
+    with pytest.raises(
+        NonFiniteLossError,
+        match="optimizer state momentum_buffer of parameter bias is not finite in the global "
+        "parameters of trainer 0",
+    ):
+        run.state.require_finite(run.placement)
+
+
+def left_out(shards: int, replicas: int) -> list[tuple[list[Any], list[float]]]:
+    """Counts of two rounds, and the global parameters after them, by `on_nonfinite`."""
+    found = []
+    for choice in ("skip", "restore"):
+        run = spoilt_run(
+            build_model=lambda: linear().double(),
+            data=spoilt(torch.float64),
+            on_nonfinite=choice,
+            placement=place(2, torch.device("cpu"), 1, shards, replicas),
+        )
+        reports = list(run.rounds(2))
+        counts = [(row.skipped_steps, row.restarts) for report in reports for row in report.workers]
+        params = run.placement.gather_shards(list(run.trainers[0].outer.global_params))
+        found.append((counts, torch.cat([one.detach().flatten() for one in params]).tolist()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shards", "replicas"),
+    cases(
+        {"workers": (2, 1, 1), "DDP": (2, 1, 2), "FSDP2": (2, 2, 1), "HSDP": (4, 2, 2)},
+        default=("workers", "HSDP"),
+    ),
+)
+def test_all_placements_leave_out_the_same(ranks: int, shards: int, replicas: int) -> None:
+    """Only one rank of an island reads the sample that is not a number."""
+    expected = left_out(1, 1)
+    assert [counts[1] for counts, _ in expected] == [(1, 0), (0, 1)]
+    for result in run_on_ranks(left_out, ranks, shards, replicas):
+        for (counts, params), (own_counts, own) in zip(expected, result, strict=True):
+            assert own_counts == counts
+            assert own == pytest.approx(params, rel=1e-9)
