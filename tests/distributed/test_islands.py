@@ -272,9 +272,9 @@ def test_traffic_is_what_the_algorithm_needs_to_the_byte(
     # A sync takes one model from each worker, however many ranks it is on; a round, its losses and
     # 21 other float64 (six of the norm test).
     assert between == rounds * workers * (model + (21 + steps) * 8)
-    # Each rank adds up three scalars a step, one before and one after the steps, nine of the sync;
+    # Each rank adds up three scalars a step, one before and two after the steps, nine of the sync;
     # and 1 + 4 for the norm test, which has four groups or one per pass.
-    scalars = 8 * (3 * steps + 2 + 9 + 1 + max(4, passes * ranks)) if ranks > 1 else 0
+    scalars = 8 * (3 * steps + 3 + 9 + 1 + max(4, passes * ranks)) if ranks > 1 else 0
     if shards > 1:
         # For each pass, the block is gathered in forward and in backward, what is outside once;
         # gradients are scattered whole.

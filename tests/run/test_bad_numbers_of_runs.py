@@ -11,7 +11,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.errors import NonFiniteLossError
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.training_run import TrainingRun
-from tests.run.test_training_run import lines
+from tests.run.test_training_run import lines, numbers
 
 
 def test_an_infinite_outer_state_is_not_saved(small: list[str], tmp_path: Path) -> None:
@@ -40,3 +40,54 @@ def test_a_run_that_restores_its_workers_ends_with_a_report(
     text = (tmp_path / "run" / "report.html").read_text()
     assert "numbers not finite" in text
     assert '"restarts": ' in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_a_run_gets_past_a_reproducible_failure(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the learning rate that it began with, no resume would ever end otherwise."""
+    folder = tmp_path / "run"
+    assert main(["train", "diloco", *small, "--inner.lr", "1e30"]) == 2
+    error = capsys.readouterr().err
+    assert f"adloco train --resume {folder} goes on from there, with a lower --inner.lr" in error
+    assert main(["train", "--resume", str(folder)]) == 2
+    assert not (folder / "changes.jsonl").exists()
+    lower = ["--inner.lr", "0.002", "--data.skip_samples", "5"]
+    assert main(["train", "--resume", str(folder), *lower]) == 0
+    assert lines(folder / "changes.jsonl") == [
+        {"round": 0, "setting": "inner.lr", "before": "1e+30", "after": "0.002"},
+        {"round": 0, "setting": "data.skip_samples", "before": "0", "after": "5"},
+    ]
+    sentence = "inner.lr was changed from 1e+30 to 0.002 after round 0"
+    assert f"WARNING {sentence}" in (folder / "train.log").read_text()
+    assert sentence in (folder / "report.html").read_text()
+    assert "\nlr = 0.002\n" in (folder / "recipe.toml").read_text()
+
+
+def test_what_was_changed_trains_as_if_the_run_had_begun_with_it(
+    small: list[str], tmp_path: Path
+) -> None:
+    """Up to the checkpoint at the start, where nothing was trained."""
+    words = [*small, "--run.rounds", "2"]
+    settings = [("inner.lr", "0.001"), ("method.max_grad_norm", "0.1"), ("data.skip_samples", "7")]
+    flags = [word for name, value in settings for word in (f"--{name}", value)]
+    assert main(["train", "diloco", *words, *flags, "--run.folder", str(tmp_path / "whole")]) == 0
+    given, _ = take_settings([*words, "--inner.lr", "0.01"])
+    TrainingRun.create(build_recipe(override(read_values("diloco"), given)))
+    for _ in range(2):  # The first was killed before its first checkpoint.
+        run = TrainingRun.resume(tmp_path / "run", settings)
+    assert len(list(run.rounds())) == 2
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
+    assert [line["setting"] for line in lines(tmp_path / "run" / "changes.jsonl")] == [
+        name for name, _ in settings
+    ]
+    # What was skipped is skipped once: without flags, the run stands where it stood.
+    again = TrainingRun.resume(tmp_path / "run")
+    positions = [worker.position for worker in run.algorithm.workers.values()]
+    assert [worker.position for worker in again.algorithm.workers.values()] == positions
+    with pytest.raises(
+        ValueError, match="data.skip_samples must be >= 7, which the run in .*, got 3"
+    ):
+        TrainingRun.resume(tmp_path / "run", [("data.skip_samples", "3")])
+    with pytest.raises(ValueError, match="--inner.weight_decay cannot change when a run is"):
+        TrainingRun.resume(tmp_path / "run", [("inner.weight_decay", "0.5")])

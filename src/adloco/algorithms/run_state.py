@@ -87,6 +87,11 @@ class RunState:
                 weights, comm = trainer.weights(samples, here), comms[trainer.id]
                 yield trainer, self.replicas(trainer, placement), weights, meter.around(comm, here)
 
+    def skip_samples(self, count: int) -> None:
+        """Leave out the next samples of each worker's stream; they do not count as trained on."""
+        for worker in self.workers.values():
+            worker.position += count
+
     def require_finite(self, placement: Placement) -> None:
         """Raise NonFiniteLossError unless every trainer's global parameters and outer optimizer
         state are finite. Called on all ranks; workers check their own as they train.

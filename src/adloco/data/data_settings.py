@@ -40,6 +40,10 @@ class DataSettings:
     """Number of rows to take, counted from the first; each text file is one row. 0: all. Other rows
     are not fetched.
     """
+    skip_samples: int = 0
+    """Samples that every worker leaves out at the beginning of its stream. A larger number on
+    resume leaves out the difference from there on, to get past data with which training fails.
+    """
     validation_samples: int = 0
     """With validation_split: number of its rows to take; 0: all. Without: number of first rows to
     hold out; 0: use validation_fraction.
@@ -75,6 +79,7 @@ class DataSettings:
             0 < self.validation_fraction <= 0.5,
             f"data.validation_fraction must be in (0, 0.5], got {self.validation_fraction}",
         )
+        require(self.skip_samples >= 0, f"data.skip_samples must be >= 0, got {self.skip_samples}")
         require(
             self.samples >= 0,
             f"data.samples must be >= 0, got {self.samples} (recipe section [data])",

@@ -26,6 +26,7 @@ from adloco.report.curves import Curve, curve_content
 from adloco.report.html import embedded, write_page
 from adloco.report.step_losses import StepLosses, step_losses, steps_per_point
 from adloco.rules.failure_signs import all_signs
+from adloco.run.changes import read_changes
 from adloco.run.records import Records, read_json
 
 ROWS = 60
@@ -54,6 +55,7 @@ def write_report(folder: Path) -> Path:
     environment = read_json(described) if described.exists() else {}
     path = folder / "report.html"
     content = _content(recipe, records, steps, images, environment)
+    content["resumed_with"] = [change.text for change in read_changes(folder)]
     write_page(path, "report.html", content | {"gradients": gradient_content(folder)})
     return path
 

@@ -13,6 +13,7 @@ from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
 from adloco.run import checkpoint
+from adloco.run.changes import RECORDED_SETTINGS, Changed, changed_settings
 from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, TOKENIZER, run_folder
 from adloco.run.lengthening import check_budgets, with_longer_schedule
 from adloco.tasks.task import Task
@@ -49,7 +50,7 @@ FREE_SETTINGS = {
     "memory.gib",
     "memory.fraction",
 }
-"""Settings that may change on resume; all others decide the run's numbers."""
+"""Settings that may change on resume and do not decide the run's numbers."""
 
 
 OWN_SETTINGS = {
@@ -68,7 +69,7 @@ OWN_SETTINGS = {
 """Settings that may differ between the ranks of one run; the kind of device and the text behind the
 paths are compared instead.
 """
-CHANGEABLE = sorted(FREE_SETTINGS - {"run.folder", "run.name"})
+CHANGEABLE = sorted({*FREE_SETTINGS, *RECORDED_SETTINGS} - {"run.folder", "run.name"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,8 @@ class StoredRun:
     """
     algorithm: dict[str, Any]
     """`AdLoCo.state_dict()` at the checkpoint."""
+    changes: Sequence[Changed]
+    """Settings that decide the numbers and are others than at the checkpoint."""
 
 
 def read_run(
@@ -125,9 +128,10 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
         f"checkpoint {chosen} was not written by a run; name a run folder that `adloco train` "
         "wrote",
     )
-    samples = state["algorithm"]["samples"]
+    samples, rounds = (state["algorithm"][name] for name in ("samples", "rounds_done"))
     recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples)
-    fixed = fixed_settings(recipe)
+    decided = deciding_settings(recipe)
+    fixed = {key: value for key, value in decided.items() if key not in RECORDED_SETTINGS}
     changed = [key for key, value in fixed.items() if begun.get(key, value) != value]
     require(
         not changed,
@@ -149,6 +153,7 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
         checkpoint=chosen,
         about=state["run"],
         algorithm=state["algorithm"],
+        changes=changed_settings(folder, recipe, begun, rounds),
     )
 
 
@@ -204,8 +209,8 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
     return recipe
 
 
-def fixed_settings(recipe: Recipe) -> dict[str, str]:
-    """The settings that must not change on resume, by section.key."""
+def deciding_settings(recipe: Recipe) -> dict[str, str]:
+    """The settings that decide the run's numbers, by section.key."""
     return _named(recipe, without=FREE_SETTINGS)
 
 

@@ -21,6 +21,7 @@ from adloco.errors import NonFiniteLossError, OutOfMemoryError, RunWarning, requ
 from adloco.metrics import Record
 from adloco.run import checkpoint
 from adloco.run.budget import Budget
+from adloco.run.changes import keep_changes, skipped_by
 from adloco.run.environment import describe_environment, rng_state, set_rng_state
 from adloco.run.folder import (
     CHECKPOINTS,
@@ -48,8 +49,8 @@ from adloco.run.start import (
 from adloco.run.stored import (
     StoredRun,
     check_corpus,
+    deciding_settings,
     file_checksums,
-    fixed_settings,
     resumed_recipe,
     stored_run,
 )
@@ -107,6 +108,7 @@ class TrainingRun:
         self.history: list[Record] = []
         self.algorithm = build_algorithm(parts)
         if stored is None:
+            self.algorithm.state.skip_samples(self.recipe.data.skip_samples)
             # On every rank, because the ranks of an island compute a sharded model together.
             first = next(iter(self.algorithm.workers.values()))
             problem = self._try(first.model)
@@ -182,7 +184,8 @@ class TrainingRun:
 
     @staticmethod
     def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
-        """A run that continues from its newest good checkpoint, bit for bit.
+        """A run that continues from its newest good checkpoint, bit for bit unless a setting of
+        `RECORDED_SETTINGS` changes.
 
         A run that was killed before its first checkpoint begins again.
 
@@ -207,12 +210,15 @@ class TrainingRun:
             run = TrainingRun(prepare_run(stored.recipe, placement, stored), folder, stored)
             check_corpus(stored, run.task)
             run.algorithm.load_state_dict(stored.algorithm)
+            run.algorithm.state.skip_samples(skipped_by(stored.changes))
+            run.notices += [change.text for change in stored.changes]
             run._take_limit(placement.agree(run.records.pass_limit()))
             set_rng_state(stored.about["rng"], run.device)
             run._seconds_before = stored.about["seconds"]
             run._files = file_checksums(folder)
             if placement.is_rank_zero:
                 keep_budget(folder, stored.recipe)
+                keep_changes(folder, stored.recipe, stored.changes)
                 run.notices += set_aside(damaged, chosen)
                 run.notices += run.records.cut(run.algorithm.state.rounds_done)
             run.history = placement.agree(run.records.read())
@@ -300,7 +306,12 @@ class TrainingRun:
         """The error, with the checkpoint to go on from."""
         # Another rank may not have written the first checkpoint yet.
         saved = checkpoint.list_checkpoints(self.folder / CHECKPOINTS)[-1:]
-        good = "".join(f"; the last good checkpoint is {found}" for found in saved)
+        good = "".join(
+            f"; the last good checkpoint is {found}; adloco train --resume {self.folder} goes on "
+            "from there, with a lower --inner.lr or --method.max_grad_norm, with "
+            "--run.on_nonfinite skip, or with --data.skip_samples N past N samples of each stream"
+            for found in saved
+        )
         return NonFiniteLossError(f"{error}{good}")
 
     def stop(self) -> None:
@@ -420,7 +431,7 @@ class TrainingRun:
             "seconds": self._seconds(),
             "checkpoint_seconds": self.checkpoint_seconds,
             "corpus": self.task.corpus,
-            "recipe": fixed_settings(self.recipe),
+            "recipe": deciding_settings(self.recipe),
             "tokens": self.recipe.run.tokens,
             "files": self._files,
         }

@@ -1,0 +1,110 @@
+"""Settings that decide a run's numbers and may change when it is resumed, so that it can get past
+numbers that are not finite; and the record of each change in the run folder.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from adloco.config.recipe import build_recipe, read_values
+from adloco.config.recipe_text import named_settings, to_toml
+from adloco.config.sections import Recipe
+from adloco.errors import require
+from adloco.run.folder import RECIPE
+from adloco.whole_file import write_text
+
+CHANGES = "changes.jsonl"
+SKIPPED = "data.skip_samples"
+RECORDED_SETTINGS = ("inner.lr", "method.max_grad_norm", SKIPPED, "run.on_nonfinite")
+"""Settings that may change on resume although they decide the run's numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """A setting that was changed when the run was resumed."""
+
+    round: int
+    """Complete rounds before it."""
+    setting: str
+    before: str
+    after: str
+
+    @property
+    def text(self) -> str:
+        """The change in a sentence."""
+        return (
+            f"{self.setting} was changed from {self.before} to {self.after} after round "
+            f"{self.round}"
+        )
+
+
+def changed_settings(
+    folder: Path, recipe: Recipe, begun: Mapping[str, str], rounds: int
+) -> list[Changed]:
+    """The recorded settings that differ from those of the checkpoint to resume from.
+
+    Args:
+        folder: The run's folder, whose recipe has the settings that an older checkpoint lacks.
+        recipe: The recipe with the flags of this resume.
+        begun: Settings of the run at the checkpoint, by section.key.
+        rounds: Complete rounds at the checkpoint.
+
+    Raises:
+        ValueError: Samples that were left out are to be read after all.
+    """
+    before = _recorded(build_recipe(read_values(str(folder / RECIPE)))) | dict(begun)
+    changes = [
+        Changed(round=rounds, setting=name, before=before[name], after=value)
+        for name, value in _recorded(recipe).items()
+        if before.get(name, value) != value
+    ]
+    for change in changes:
+        require(
+            change.setting != SKIPPED or int(change.after) > int(change.before),
+            f"{SKIPPED} must be >= {change.before}, which the run in {folder} has left out "
+            f"already, got {change.after}",
+        )
+    return changes
+
+
+def skipped_by(changes: Sequence[Changed]) -> int:
+    """Samples of each stream that these changes leave out."""
+    return sum(
+        int(change.after) - int(change.before) for change in changes if change.setting == SKIPPED
+    )
+
+
+def keep_changes(folder: Path, recipe: Recipe, changes: Sequence[Changed]) -> None:
+    """Write the settings into the recipe of the run folder, and append the changes to its record.
+
+    A change that is recorded already, because the run was resumed from this checkpoint before, is
+    not recorded again.
+    """
+    path = folder / RECIPE
+    own = read_values(str(path))
+    values = named_settings(recipe)
+    for name in _recorded(recipe):
+        section, _, key = name.partition(".")
+        own.setdefault(section, {})[key] = values[name]
+    text = to_toml(build_recipe(own))
+    if text != path.read_text():
+        write_text(path, text)
+    recorded = read_changes(folder)
+    new = [change for change in changes if change not in recorded]
+    if new:
+        lines = [json.dumps(asdict(change)) + "\n" for change in [*recorded, *new]]
+        write_text(folder / CHANGES, "".join(lines))
+
+
+def read_changes(folder: Path) -> list[Changed]:
+    """The changes of settings on all resumes of the run, in order."""
+    file = folder / CHANGES
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [Changed(**json.loads(line)) for line in lines]
+
+
+def _recorded(recipe: Recipe) -> dict[str, str]:
+    """The recorded settings that the recipe has, as text."""
+    values = named_settings(recipe)
+    return {name: str(values[name]) for name in RECORDED_SETTINGS if name in values}
