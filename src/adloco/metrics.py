@@ -158,6 +158,9 @@ WORKER = _table(
     Metric("wait_seconds", "waiting per round", SECONDS, panel="workers"),
     Metric("skipped_steps", "steps left out", COUNT, aggregation="sum"),
     Metric("restarts", "restarts of workers", COUNT, aggregation="sum"),
+    Metric("syncs_left_out", "left out of syncs", COUNT, aggregation="sum"),
+    Metric("relative_norm", "norm relative to the median", Unit("", ".3g")),
+    Metric("cosine_with_others", "cosine with the other workers", Unit("", ".2f")),
 )
 PHASE = _table(
     "phase",

@@ -167,6 +167,16 @@ def test_numbers_that_are_not_finite() -> None:
     assert all_signs([record(1) | {"workers": workers[:2]}], CAP) == []
 
 
+def test_a_worker_that_is_left_out_is_named_once() -> None:
+    left_out = {"syncs_left_out": 1, "relative_norm": 104.0, "cosine_with_others": None}
+    records = [
+        record(number) | {"workers": [{"worker": 5, "trainer": 0} | left_out]} for number in (1, 2)
+    ]
+    sign = only(records)
+    assert (sign.kind, sign.trainer, sign.round) == ("worker 5 left out", 0, 1)
+    assert sign.seen.endswith("is 104 times the median of trainer 0's workers")
+
+
 def test_a_warning_is_given_once_for_each_trainer() -> None:
     watch = Watch(CAP)
     found = []

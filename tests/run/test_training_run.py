@@ -90,6 +90,7 @@ SUMMARY = {
     "rounds",
     "skipped_steps",
     "restarts",
+    "syncs_left_out",
     "num_parameters",
     "recipe",
 }

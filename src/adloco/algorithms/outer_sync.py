@@ -23,6 +23,7 @@ from adloco.distributed.comm.comm import Comm, Contributions, Work
 from adloco.distributed.comm.compressed import feedback
 from adloco.distributed.dtensor import copied, in_memory_of, local
 from adloco.errors import require
+from adloco.rules.gate import Gate
 from adloco.rules.sync_schedule import Streaming, SyncEvent
 
 
@@ -59,6 +60,8 @@ class Syncing:
     """The schedule of syncs within a round."""
     memory: OuterMemory = field(default_factory=OuterMemory)
     """Where and in which data type global parameters are kept."""
+    gate: Gate = field(default_factory=Gate)
+    """Which workers a sync leaves out."""
 
     @property
     def residual_in_params(self) -> bool:
@@ -181,6 +184,18 @@ class OuterSync:
                 if self.syncing.residual_in_params and replica.residuals:
                     start = start - local(replica.residuals[index]).to(worker.device)
                 worker.copy_(torch.lerp(worker.to(start.dtype), start, 1 - kept) if kept else start)
+
+    def fragment_of(self, fragment: int, replica: Replica) -> tuple[list[Tensor], list[Tensor]]:
+        """The global parameters of a fragment as a worker received them, rounded to its type, and
+        the worker's own.
+        """
+        params = self._pick(fragment, replica.params)
+        start = self._pick(fragment, self.global_params)
+        return [one.to(own.dtype) for one, own in zip(start, params, strict=True)], params
+
+    def restart(self, fragment: int, replica: Replica) -> None:
+        """Set a fragment of a worker to the global parameters, so that it has nothing to send."""
+        copy_all(self._pick(fragment, self.global_params), self._pick(fragment, replica.params))
 
     def average_buffers(
         self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm

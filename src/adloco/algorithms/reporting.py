@@ -18,6 +18,7 @@ from adloco.distributed.comm.metered import SyncStats
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.agreement import mean_cosine, relative_error
+from adloco.rules.gate import Verdict
 from adloco.rules.merge import Merge
 from adloco.rules.moments import Moments
 
@@ -111,9 +112,12 @@ def step_losses(
 
 
 def report_workers(
-    tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]
+    tasks: Mapping[int, RoundTask],
+    done: Mapping[int, WorkerRound],
+    verdicts: Mapping[int, Sequence[Verdict]],
 ) -> tuple[WorkerReport, ...]:
     """Reports of all workers of the run, by rising id."""
+    seen = {worker: _worst(verdicts.get(worker, ())) for worker in done}
     slowest = max(row.turn_seconds for row in done.values())
     return tuple(
         WorkerReport(
@@ -124,8 +128,21 @@ def report_workers(
             wait_seconds=slowest - row.busy_seconds,
             skipped_steps=int(row.skipped_steps),
             restarts=int(row.restarts),
+            syncs_left_out=sum(verdict.left_out for verdict in verdicts.get(worker, ())),
+            relative_norm=seen[worker].relative_norm,
+            cosine_with_others=seen[worker].cosine,
         )
         for worker, row in done.items()
+    )
+
+
+def _worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """The norm that is furthest from the median's, and the lowest cosine, of several fragments."""
+    norms = [verdict.relative_norm for verdict in verdicts if verdict.relative_norm is not None]
+    cosines = [verdict.cosine for verdict in verdicts if verdict.cosine is not None]
+    return Verdict(
+        relative_norm=max(norms, key=lambda norm: max(norm, 1 / max(norm, 1e-30)), default=None),
+        cosine=min(cosines, default=None),
     )
 
 
@@ -201,7 +218,7 @@ def report_round(
         train_loss=sum(row.loss_sum for row in done.values()) / samples,
         sync=report_sync(done, trainers, model_bytes, islands),
         trainers=tuple(trainers),
-        workers=report_workers(tasks, done),
+        workers=report_workers(tasks, done, state.verdicts),
         merges=(merge,) if merge else (),
         steps=step_losses(tasks, done),
     )

@@ -69,6 +69,14 @@ class WorkerReport:
     restarts: int
     """How often it started again from the parameters of the last sync, because its numbers were not
     finite."""
+    syncs_left_out: int
+    """Syncs that the gate left it out of."""
+    relative_norm: float | None
+    """Norm of its pseudo-gradient over the median of its trainer's workers, of the fragment in
+    which it is furthest from 1; None without a gate."""
+    cosine_with_others: float | None
+    """Lowest cosine of its pseudo-gradient with the mean direction of the other workers; None
+    without a gate."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from threading import Event
 
 from adloco.algorithms.choosing import measured_round
+from adloco.algorithms.gating import judge_workers, weights_of
 from adloco.algorithms.merging import Merging, apply_merge
 from adloco.algorithms.method import Batching
 from adloco.algorithms.outer_sync import Syncing
@@ -26,6 +27,7 @@ from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.auto import Change
 from adloco.rules.merge import Merge
+from adloco.rules.sync_schedule import SyncEvent
 
 Phase = Callable[[str], AbstractContextManager[object]]
 """(name of a phase) -> a context that is open during the phase, to measure it."""
@@ -69,7 +71,7 @@ class Round:
         self._limit_before = state.pass_limit
         self._training_seconds = 0.0
         if not state.in_round:
-            state.round_steps, state.events_done = inner_steps, 0
+            state.round_steps, state.events_done, state.verdicts = inner_steps, 0, {}
             for worker in state.workers.values():
                 worker.begin_round()
 
@@ -85,7 +87,8 @@ class Round:
         """
         state, parts = self._state, self._parts
         tasks = self._plan()
-        batches = {worker: task.plan.worker_batch for worker, task in tasks.items()}
+        batches = {worker: float(task.plan.worker_batch) for worker, task in tasks.items()}
+        weights = batches
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
             # No rank stops while a fragment is in flight, because a saved state cannot contain one.
             may_stop = event.kind != "receive"
@@ -94,13 +97,15 @@ class Round:
             with phase("sync"), parts.meter.exposed():
                 if may_stop and self._stopped():
                     return None
-                synced = state.synced(batches, parts.placement, parts.meter)
-                for trainer, replicas, weights, comm in synced:
-                    trainer.outer.sync(event, replicas, weights, comm)
+                if event.kind != "receive":
+                    weights = self._gate(event, batches)
+                synced = state.synced(weights, parts.placement, parts.meter)
+                for trainer, replicas, shares, comm in synced:
+                    trainer.outer.sync(event, replicas, shares, comm)
             self._count_sync()
             state.events_done += 1
         with phase("sync"):
-            done = self._end(batches)
+            done = self._end(weights)
             trainers = self._request_batches(tasks, done)
             merge = self._merge(last)
             report = self._report(tasks, done, trainers, merge)
@@ -130,6 +135,14 @@ class Round:
             raise
         self._training_seconds += self._parts.clock() - began
 
+    def _gate(self, event: SyncEvent, batches: Mapping[int, float]) -> dict[int, float]:
+        """The workers' weights in a sync: their samples, or 0 for those that are left out."""
+        state, parts = self._state, self._parts
+        verdicts = judge_workers(parts.syncing.gate, event.fragment, state, parts.placement)
+        for worker, verdict in verdicts.items():
+            state.verdicts.setdefault(worker, []).append(verdict)
+        return weights_of(batches, verdicts)
+
     def _stopped(self) -> bool:
         """True if any rank was told to stop. Waits for all ranks."""
         stopped = self._parts.placement.any(self._parts.halted.is_set())
@@ -145,13 +158,13 @@ class Round:
         ):
             worker.count_sync(stats)
 
-    def _end(self, batches: Mapping[int, float]) -> dict[int, WorkerRound]:
+    def _end(self, weights: Mapping[int, float]) -> dict[int, WorkerRound]:
         """Average buffers, gather every worker's numbers, and update the counters of the run."""
         state, parts = self._state, self._parts
         self._agree_on_pass_limit()
-        synced = state.synced(batches, parts.placement, parts.meter)
-        for trainer, replicas, weights, comm in synced:
-            trainer.outer.average_buffers(replicas, weights, comm)
+        synced = state.synced(weights, parts.placement, parts.meter)
+        for trainer, replicas, shares, comm in synced:
+            trainer.outer.average_buffers(replicas, shares, comm)
         longest = max(worker.busy_seconds for worker in state.workers.values())
         turns = max(1.0, self._training_seconds / max(longest, 1e-9))
         rows = parts.placement.gather(

@@ -1,7 +1,7 @@
 """The state of a run: its trainers, its workers and its counters."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from adloco.algorithms.model_state import Replica
@@ -11,6 +11,7 @@ from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.placement.placement import Placement
 from adloco.rules.auto import AutoController
+from adloco.rules.gate import Verdict
 
 
 @dataclass(kw_only=True)
@@ -43,6 +44,9 @@ class RunState:
     """True if workers' parameters differ from their trainer's global ones between rounds."""
     last_samples: dict[int, float] = field(default_factory=dict)
     """Samples of each worker of the run in the last complete round, by id."""
+
+    verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
+    """What the gate has said of each worker in the round, by id; empty without a gate."""
 
     @property
     def in_round(self) -> bool:
@@ -127,6 +131,10 @@ class RunState:
             "events_done": self.events_done,
             "diverged": self.diverged,
             "pass_limit": self.pass_limit,
+            "verdicts": {
+                str(worker): [asdict(verdict) for verdict in verdicts]
+                for worker, verdicts in self.verdicts.items()
+            },
             "auto": self.auto.state_dict(),
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "trainers": placement.collect(placement.gather_shards(kept)),
@@ -152,6 +160,10 @@ class RunState:
         self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
         self.round_steps, self.events_done = state["round_steps"], state["events_done"]
         self.diverged, self.pass_limit = state["diverged"], state["pass_limit"]
+        self.verdicts = {
+            int(worker): [Verdict(**verdict) for verdict in verdicts]
+            for worker, verdicts in state.get("verdicts", {}).items()  # Older ones have none.
+        }
         self.auto.load_state_dict(state["auto"])
         self.speeds = {int(worker): speed for worker, speed in state["speeds"].items()}
         workers = {int(worker): saved for worker, saved in state["workers"].items()}

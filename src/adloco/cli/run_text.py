@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from adloco.config.recipe_text import named_settings
-from adloco.metrics import ROUND, Metric, Record, change_text, validation, values
+from adloco.metrics import ROUND, WORKER, Metric, Record, change_text, validation, values
 from adloco.run.training_run import TrainingRun
+
+GATED = ("relative_norm", "cosine_with_others")
+"""Numbers by which the gate leaves a worker out."""
 
 
 def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
@@ -85,7 +88,7 @@ def wire_name(run: TrainingRun) -> str:
 
 
 def event_texts(record: Record) -> list[str]:
-    """What happened in a round besides training: memory that ran out, numbers that were not finite,
+    """What happened in a round besides training: memory that ran out, bad numbers,
     merges, changed settings.
     """
     limit = record["pass_limit"]
@@ -111,15 +114,17 @@ def event_texts(record: Record) -> list[str]:
 
 
 def _bad_numbers(record: Record) -> list[str]:
-    """What was done about numbers of workers that were not finite."""
+    """What was done about workers whose numbers were not finite, or far from the others'."""
     done = {
         "skipped_steps": "left out {} inner steps with a loss or gradient that is not finite",
         "restarts": "started again {} times from the parameters of the last sync, because its "
         "numbers were not finite",
+        "syncs_left_out": "was left out of {} syncs, because its pseudo-gradient was far from the "
+        "others': norm {} times the median, cosine {}",
     }
     return [
         f"round {record['round']}: worker {row['worker']} of trainer {row['trainer']} "
-        + text.format(row[name])
+        + text.format(row[name], *(WORKER[key].text(row.get(key)) for key in GATED))
         for row in record["workers"]
         for name, text in done.items()
         if row.get(name)  # Older runs have none.

@@ -24,6 +24,7 @@ from adloco.models.source import ModelOptions, ModelSource
 from adloco.rules.auto import AutoLimits
 from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
 from adloco.rules.controller import BatchGuards
+from adloco.rules.gate import SMALLEST, Gate
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergePolicy
 from adloco.rules.shares import Shares
@@ -117,7 +118,7 @@ SECTIONS: dict[str, Section] = {
     ),
     "learning_rate": Section(parts={"learning_rate": LearningRate}),
     "outer": Section(
-        parts={"outer_memory": OuterMemory},
+        parts={"outer_memory": OuterMemory, "gate": Gate},
         choice=Choice(
             key="update",
             register=OUTER_UPDATES,
@@ -182,6 +183,7 @@ class Recipe:
     learning_rate: LearningRate
     outer: OuterFactory | OuterMean
     outer_memory: OuterMemory
+    gate: Gate
     wire: PlainWire | WireFormat
     streaming: Streaming
     batch: BatchRule
@@ -270,6 +272,7 @@ class Recipe:
             codec=self.wire_format,
             streaming=self.streaming,
             memory=self.outer_memory,
+            gate=self.gate,
         )
 
     @property
@@ -280,10 +283,12 @@ class Recipe:
     @property
     def unused(self) -> str:
         """A sentence that names settings without effect in this recipe; empty if there are none."""
-        idle = not self.syncs and not isinstance(self.wire, PlainWire)
-        return (
-            "wire.format changes nothing: no trainer ever has two workers to sync" if idle else ""
-        )
+        if not self.syncs and not isinstance(self.wire, PlainWire):
+            return "wire.format changes nothing: no trainer ever has two workers to sync"
+        most = self.method.num_workers if self.syncs else 1
+        if self.gate.gate and most < SMALLEST:
+            return "outer.gate changes nothing: no trainer ever has three workers to compare"
+        return ""
 
     @property
     def feedback(self) -> bool:

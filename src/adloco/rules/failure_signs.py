@@ -112,6 +112,7 @@ def newest_signs(records: Sequence[Record], cap: int | None) -> Iterator[Sign]:
             yield from _exploding(records, trainer)
         yield from _falling_cosine(records, trainer)
     yield from _not_finite(records[-1])
+    yield from _left_out(records[-1])
     yield from _stalled(records)
     yield from _diverging(records)
 
@@ -213,6 +214,25 @@ def _not_finite(record: Record) -> Iterator[Sign]:
             meaning="A sample may be bad, or the learning rate too high",
             advice="Check the data, or lower inner.lr or method.max_grad_norm",
         )
+
+
+def _left_out(record: Record) -> Iterator[Sign]:
+    for row in record.get("workers", ()):
+        if row.get("syncs_left_out"):
+            cosine = row["cosine_with_others"]
+            against = "" if cosine is None else f", its cosine with the others {cosine:.2f}"
+            yield Sign(
+                kind=f"worker {row['worker']} left out",
+                trainer=row["trainer"],
+                round=record["round"],
+                since=record["round"],
+                seen=f"the norm of its pseudo-gradient is {row['relative_norm']:.3g} times the "
+                f"median of trainer {row['trainer']}'s workers{against}",
+                meaning="Its memory, its data or its link may be broken, or its optimizer state "
+                "spoilt",
+                advice="Look at its losses in steps.jsonl and at its machine; if it is sound, "
+                "raise outer.gate_factor or lower outer.gate_cosine",
+            )
 
 
 def _stalled(records: Sequence[Record]) -> Iterator[Sign]:

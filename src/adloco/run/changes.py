@@ -16,7 +16,15 @@ from adloco.whole_file import write_text
 
 CHANGES = "changes.jsonl"
 SKIPPED = "data.skip_samples"
-RECORDED_SETTINGS = ("inner.lr", "method.max_grad_norm", SKIPPED, "run.on_nonfinite")
+RECORDED_SETTINGS = (
+    "inner.lr",
+    "method.max_grad_norm",
+    SKIPPED,
+    "run.on_nonfinite",
+    "outer.gate",
+    "outer.gate_factor",
+    "outer.gate_cosine",
+)
 """Settings that may change on resume although they decide the run's numbers."""
 
 

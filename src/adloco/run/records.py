@@ -52,6 +52,7 @@ SUMMARY = {
     "rounds": ROUND["round"],
     "skipped_steps": WORKER["skipped_steps"],
     "restarts": WORKER["restarts"],
+    "syncs_left_out": WORKER["syncs_left_out"],
 }
 """Keys of summary.json, and the metrics they sum up."""
 
