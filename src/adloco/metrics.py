@@ -148,6 +148,10 @@ TRAINER = _table(
     Metric(
         "distance_to_mean", "distance to the mean", Unit("relative norm", ".1%"), panel="trainers"
     ),
+    Metric("spikes", "spikes of the loss", COUNT, aggregation="sum"),
+    Metric("spike_step", "inner step of the highest spike", COUNT),
+    Metric("spike_deviations", "highest spike", Unit("standard deviations", ".1f")),
+    Metric("rolled_back", "rolled back", COUNT, aggregation="sum"),
 )
 WORKER = _table(
     "worker",

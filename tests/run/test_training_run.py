@@ -90,6 +90,8 @@ SUMMARY = {
     "rounds",
     "skipped_steps",
     "restarts",
+    "spikes",
+    "rolled_back",
     "syncs_left_out",
     "num_parameters",
     "recipe",

@@ -33,6 +33,7 @@ from adloco.errors import require
 from adloco.rules.auto import AutoLimits
 from adloco.rules.controller import BatchController
 from adloco.rules.learning_rate import LearningRate
+from adloco.rules.spikes import Spikes
 
 
 class AdLoCo:
@@ -48,6 +49,7 @@ class AdLoCo:
         learning_rate: A factor on the inner optimizers' own rates; None: their rates are constant.
         execution: Mixed precision, compilation and the seed; None: the defaults.
         auto: Bounds of the settings that are "auto"; None: the defaults.
+        spikes: What to do about losses that are far above those before; None: report them.
         placement: Where the workers live, from `place`; None: in this process.
 
     Raises:
@@ -66,6 +68,7 @@ class AdLoCo:
         learning_rate: LearningRate | None = None,
         execution: Execution | None = None,
         auto: AutoLimits | None = None,
+        spikes: Spikes | None = None,
         placement: Placement | None = None,
     ) -> None:
         self.method = method
@@ -114,6 +117,7 @@ class AdLoCo:
                 ranks=self.placement.ranks_per_worker,
             ),
             batching=self._batching,
+            spikes=spikes or Spikes(),
             syncing=syncing,
             merging=merging,
             placement=self.placement,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from adloco.algorithms.reports import (
     RoundReport,
@@ -21,6 +21,7 @@ from adloco.rules.agreement import mean_cosine, relative_error
 from adloco.rules.gate import Verdict
 from adloco.rules.merge import Merge
 from adloco.rules.moments import Moments
+from adloco.rules.spikes import Spike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,41 @@ def step_losses(
         )
         for worker, row in done.items()
         for step, loss in enumerate(row.losses)
+    )
+
+
+def mean_losses(rows: Sequence[WorkerRound]) -> list[float]:
+    """A trainer's loss at each inner step of a round: the mean over its workers' samples.
+
+    Losses that are not finite are left out; nan where no worker has one.
+    """
+    means = []
+    for losses in zip(*(row.losses for row in rows), strict=True):
+        known = [
+            (loss, row.samples)
+            for loss, row in zip(losses, rows, strict=True)
+            if math.isfinite(loss)
+        ]
+        total = sum(samples for _, samples in known)
+        means.append(sum(loss * samples for loss, samples in known) / total if total else math.nan)
+    return means
+
+
+def with_spike(
+    report: TrainerReport, spike: Spike | None, task: RoundTask, undone: bool
+) -> TrainerReport:
+    """The report of a trainer with its spike, if it had one.
+
+    undone: True if the trainer's round was rolled back.
+    """
+    if spike is None:
+        return report
+    return replace(
+        report,
+        spikes=spike.steps,
+        spike_step=task.first_step + spike.highest + 1,
+        spike_deviations=spike.deviations,
+        rolled_back=int(undone),
     )
 
 

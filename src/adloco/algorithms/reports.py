@@ -49,6 +49,14 @@ class TrainerReport:
     distance_to_mean: float | None
     """Estimate of |x - mean| / |mean| for its global parameters x after the sync and the mean of
     all trainers', before a merge; None with one trainer."""
+    spikes: int = 0
+    """Inner steps whose loss was far above the running mean of its losses."""
+    spike_step: int | None = None
+    """The step of the run, from 1, with the highest of these losses; None without one."""
+    spike_deviations: float | None = None
+    """Standard deviations of that loss above the mean."""
+    rolled_back: int = 0
+    """1 if its round was undone for that reason, else 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

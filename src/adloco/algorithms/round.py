@@ -17,8 +17,15 @@ from adloco.algorithms.merging import Merging, apply_merge
 from adloco.algorithms.method import Batching
 from adloco.algorithms.outer_sync import Syncing
 from adloco.algorithms.planning import Planner, agreed_pass_limit
-from adloco.algorithms.reporting import WorkerRound, report_round, report_trainer
+from adloco.algorithms.reporting import (
+    WorkerRound,
+    mean_losses,
+    report_round,
+    report_trainer,
+    with_spike,
+)
 from adloco.algorithms.reports import RoundReport, TrainerReport
+from adloco.algorithms.rollback import RoundStart
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer_distance import trainer_distances
 from adloco.algorithms.worker import RoundTask
@@ -27,6 +34,7 @@ from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.auto import Change
 from adloco.rules.merge import Merge
+from adloco.rules.spikes import Spike, Spikes
 from adloco.rules.sync_schedule import SyncEvent
 
 Phase = Callable[[str], AbstractContextManager[object]]
@@ -41,6 +49,7 @@ class RoundParts:
 
     planner: Planner
     batching: Batching
+    spikes: Spikes
     syncing: Syncing
     merging: Merging
     placement: Placement
@@ -74,6 +83,13 @@ class Round:
             state.round_steps, state.events_done, state.verdicts = inner_steps, 0, {}
             for worker in state.workers.values():
                 worker.begin_round()
+            if parts.spikes.on_spike == "rollback":
+                state.before = RoundStart.of(
+                    state.trainers,
+                    state.workers,
+                    parts.placement,
+                    with_params=state.diverged,
+                )
 
     def run(self, phase: Phase, *, last: bool) -> RoundReport | None:
         """Run the round, or the rest of it.
@@ -194,19 +210,38 @@ class Round:
         reports = []
         decay = parts.planner.decay(state.samples)
         eta = state.auto.chosen.eta
+        spikes = self._spikes(done)
         distances = trainer_distances(state.trainers, state.workers, parts.placement)
         for trainer in state.trainers.values():
             rows = [done[worker] for worker in trainer.worker_ids]
             requested = trainer.requested_batch
             samples = int(sum(row.samples for row in rows))
-            trainer.update_batch([row.moments for row in rows], samples, decay, eta)
+            spike = spikes.get(trainer.id)
+            undone = spike is not None and state.before is not None
+            moments = [] if undone else [row.moments for row in rows]
+            trainer.update_batch(moments, samples, decay, eta)
             mine = [tasks[worker] for worker in trainer.worker_ids]
-            reports.append(
-                report_trainer(
-                    trainer, requested, mine, rows, parts.base_rate, distances[trainer.id]
-                )
+            report = report_trainer(
+                trainer, requested, mine, rows, parts.base_rate, distances[trainer.id]
             )
+            reports.append(with_spike(report, spike, mine[0], undone))
+        state.before = None
         return reports
+
+    def _spikes(self, done: Mapping[int, WorkerRound]) -> dict[int, Spike]:
+        """The spikes of the round, by trainer id; undoes the round of these trainers if told to."""
+        state, parts = self._state, self._parts
+        found: dict[int, Spike] = {}
+        if parts.spikes.on_spike == "off":
+            return found
+        for trainer in state.trainers.values():
+            losses = mean_losses([done[worker] for worker in trainer.worker_ids])
+            spike = trainer.losses.see(losses, parts.spikes.spike_deviations)
+            if spike:
+                found[trainer.id] = spike
+                if state.before:
+                    state.before.restore(trainer, state.workers, parts.placement)
+        return found
 
     def _merge(self, last: bool) -> Merge | None:
         """Merge the trainers that the policy names, if any; average diverged replicas before."""

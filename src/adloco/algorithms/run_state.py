@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from adloco.algorithms.model_state import Replica
+from adloco.algorithms.rollback import RoundStart
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
@@ -47,6 +48,9 @@ class RunState:
 
     verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
     """What the gate has said of each worker in the round, by id; empty without a gate."""
+
+    before: RoundStart | None = None
+    """What the round in progress began with, if it may be rolled back."""
 
     @property
     def in_round(self) -> bool:
@@ -122,6 +126,7 @@ class RunState:
             (str(worker.id), worker.state_dict(with_params=with_params))
             for worker in self.workers.values()
         ]
+        before = self.before or RoundStart(outers={}, workers={})
         return {
             "rounds_done": self.rounds_done,
             "samples": self.samples,
@@ -139,7 +144,14 @@ class RunState:
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "trainers": placement.collect(placement.gather_shards(kept)),
             "workers": dict(placement.collect(placement.gather_shards(workers))),
+            "outers_before": self._collected(before.outers, placement),
+            "workers_before": self._collected(before.workers, placement),
         }
+
+    @staticmethod
+    def _collected(states: Mapping[int, Any], placement: Placement) -> dict[str, Any]:
+        named = [(str(key), value) for key, value in states.items()]
+        return dict(placement.collect(placement.gather_shards(named)))
 
     def load_state_dict(
         self,
@@ -176,3 +188,8 @@ class RunState:
             self.trainers[trainer.id] = trainer
         for worker in self.workers.values():
             worker.load_state_dict(workers[worker.id])
+        outers, workers_before = (
+            {int(key): saved for key, saved in state.get(name, {}).items()}
+            for name in ("outers_before", "workers_before")
+        )
+        self.before = RoundStart(outers=outers, workers=workers_before) if outers else None

@@ -12,6 +12,7 @@ from adloco.rules.batch_rules.batch_rule import groups_to_compare
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
 from adloco.rules.shares import Shares
+from adloco.rules.spikes import LossRange
 from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
 
 
@@ -26,6 +27,8 @@ class Trainer:
         self.controller = controller
         self.worker_ids = list(worker_ids)
         self.samples = 0
+        self.losses = LossRange()
+        """Losses of its inner steps so far, to tell a spike."""
 
     @property
     def requested_batch(self) -> int:
@@ -82,6 +85,7 @@ class Trainer:
             "trainer": self.id,
             "workers": self.worker_ids,
             "samples": self.samples,
+            "losses": self.losses.to_numbers(),
             "controller": self.controller.state_dict(),
             "outer": self.outer.state_dict(),
         }
@@ -89,6 +93,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.worker_ids = list(state["workers"])
         self.samples = state["samples"]
+        self.losses = LossRange(*state.get("losses", ()))  # Older checkpoints have none.
         self.controller.load_state_dict(state["controller"])
         self.outer.load_state_dict(state["outer"])
 

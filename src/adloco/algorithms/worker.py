@@ -350,6 +350,12 @@ class Worker:
             "restarts": self.restarts,
             "moments": self.moments.to_numbers(),
             "sync": self.sync.to_numbers(),
+            **self.tensors(with_params=with_params),
+        }
+
+    def tensors(self, *, with_params: bool) -> dict[str, Any]:
+        """The live tensors of the state; with_params as in `state_dict`."""
+        return {
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "counters": list(self.counters),
             "residuals": list(self.replica.residuals),
@@ -366,6 +372,10 @@ class Worker:
         self.restarts = state.get("restarts", 0)
         self.moments = Moments.from_numbers(state["moments"])
         self.sync = SyncStats.from_numbers(state["sync"])
+        self.load_tensors(state)
+
+    def load_tensors(self, state: Mapping[str, Any]) -> None:
+        """Set the tensors of the state to copies of those of `tensors`."""
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, saved)
         copy_all(state["counters"], self.counters)

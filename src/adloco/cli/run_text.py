@@ -110,7 +110,14 @@ def event_texts(record: Record) -> list[str]:
         f"round {record['round']}: {change_text(change)}: {change['reason']}"
         for change in record.get("changes", ())  # Older runs have none.
     ]
-    return [*ran_out, *_bad_numbers(record), *merged, *changed]
+    spikes = [
+        f"round {record['round']}: the loss of trainer {row['trainer']} at inner step "
+        f"{row['spike_step']} was {row['spike_deviations']:.1f} deviations above its running mean"
+        + ("; its round was rolled back" if row["rolled_back"] else "")
+        for row in record["trainers"]
+        if row.get("spikes")  # Older runs have none.
+    ]
+    return [*ran_out, *_bad_numbers(record), *spikes, *merged, *changed]
 
 
 def _bad_numbers(record: Record) -> list[str]:

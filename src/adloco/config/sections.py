@@ -28,6 +28,7 @@ from adloco.rules.gate import SMALLEST, Gate
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergePolicy
 from adloco.rules.shares import Shares
+from adloco.rules.spikes import Spikes
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
 from adloco.tasks.evaluation_settings import EvaluationSettings
@@ -73,7 +74,7 @@ OUTER_UPDATES = Register(package="adloco.algorithms.optimizers", protocol=OuterF
 WIRE_FORMATS = Register(package="adloco.distributed.codecs", protocol=WireFormat)
 
 SECTIONS: dict[str, Section] = {
-    "run": Section(parts={"run": RunSettings}),
+    "run": Section(parts={"run": RunSettings, "spikes": Spikes}),
     "task": Section(
         parts={},
         choice=Choice(
@@ -172,6 +173,7 @@ class Recipe:
     """Every setting of a run."""
 
     run: RunSettings
+    spikes: Spikes
     task: TaskSettings
     model: ModelSource
     model_options: ModelOptions

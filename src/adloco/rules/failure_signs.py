@@ -111,6 +111,7 @@ def newest_signs(records: Sequence[Record], cap: int | None) -> Iterator[Sign]:
             yield from _at_cap(records, trainer, cap)
             yield from _exploding(records, trainer)
         yield from _falling_cosine(records, trainer)
+        yield from _spike(records[-1], row)
     yield from _not_finite(records[-1])
     yield from _left_out(records[-1])
     yield from _stalled(records)
@@ -214,6 +215,24 @@ def _not_finite(record: Record) -> Iterator[Sign]:
             meaning="A sample may be bad, or the learning rate too high",
             advice="Check the data, or lower inner.lr or method.max_grad_norm",
         )
+
+
+def _spike(record: Record, row: Record) -> Iterator[Sign]:
+    if not row.get("spikes"):
+        return
+    rolled_back = "; the trainer's round was rolled back" if row["rolled_back"] else ""
+    yield Sign(
+        kind="loss spike",
+        trainer=row["trainer"],
+        round=record["round"],
+        since=record["round"],
+        seen=f"the loss of trainer {row['trainer']} at inner step {row['spike_step']} was "
+        f"{row['spike_deviations']:.1f} deviations above its running mean{rolled_back}",
+        meaning="A batch may be bad, or the learning rate too high; a loss that comes back by "
+        "itself has done no harm",
+        advice="If it does not, resume with a lower inner.lr or method.max_grad_norm, or with "
+        "run.on_spike rollback",
+    )
 
 
 def _left_out(record: Record) -> Iterator[Sign]:

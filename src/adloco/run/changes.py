@@ -21,6 +21,8 @@ RECORDED_SETTINGS = (
     "method.max_grad_norm",
     SKIPPED,
     "run.on_nonfinite",
+    "run.on_spike",
+    "run.spike_deviations",
     "outer.gate",
     "outer.gate_factor",
     "outer.gate_cosine",

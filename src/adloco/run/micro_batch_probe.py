@@ -57,6 +57,18 @@ def outer_copies(recipe: Recipe, device: torch.device) -> int:
     return 0 if elsewhere else OUTER_COPIES * size * recipe.method.num_trainers
 
 
+def rollback_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
+    """The memory of what a round began with, kept to roll it back: AdamW's moments and residuals
+    of these workers, and the trainers' outer state; 0 if rounds are not rolled back.
+
+    Returns:
+        A multiple of the model's size in its own data type.
+    """
+    if recipe.spikes.on_spike != "rollback":
+        return 0
+    return (2 + recipe.feedback) * workers + outer_copies(recipe, device)
+
+
 def probe(
     recipe: Recipe,
     task: Task,
@@ -90,7 +102,9 @@ def probe(
     together = int(placement.largest(len(placement.local(range(recipe.method.num_workers)))))
     # All ranks must decide alike which sizes to try, or some would wait for the others for ever.
     free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
-    outer = outer_copies(recipe, placement.device) * builder.num_bytes() // placement.shards
+    copies = outer_copies(recipe, placement.device)
+    copies += rollback_copies(recipe, together, placement.device)
+    outer = copies * builder.num_bytes() // placement.shards
     held = recipe.memory.gib - free / 2**30
     require(
         free > 0,
@@ -168,6 +182,7 @@ def _key(
         asdict(recipe.method),
         asdict(recipe.memory),
         asdict(recipe.outer_memory),
+        recipe.spikes.on_spike == "rollback",
         recipe.feedback,
         recipe.batch.needs_moments,
         recipe.batch.inner_products,

@@ -52,6 +52,8 @@ SUMMARY = {
     "rounds": ROUND["round"],
     "skipped_steps": WORKER["skipped_steps"],
     "restarts": WORKER["restarts"],
+    "spikes": TRAINER["spikes"],
+    "rolled_back": TRAINER["rolled_back"],
     "syncs_left_out": WORKER["syncs_left_out"],
 }
 """Keys of summary.json, and the metrics they sum up."""

@@ -19,7 +19,7 @@ from adloco.errors import require
 from adloco.models.source import Builder
 from adloco.run.environment import choose_device, choose_precision, code_checksum
 from adloco.run.folder import MODEL
-from adloco.run.micro_batch_probe import outer_copies, probe
+from adloco.run.micro_batch_probe import outer_copies, probe, rollback_copies
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.tasks.task import Task
 
@@ -112,6 +112,7 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
             merging=recipe.merging,
             learning_rate=recipe.learning_rate,
             auto=recipe.auto,
+            spikes=recipe.spikes,
             execution=Execution(
                 autocast=parts.precision,
                 compile=recipe.run.compile,
@@ -251,6 +252,7 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     workers = len(placement.local(range(method.num_workers)))
     residuals = recipe.feedback and not (recipe.outer_memory.on_host and device.type != "cpu")
     copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
+    copies += rollback_copies(recipe, workers, device)
     with named_in_section("model", recipe.model):
         needed = builder.num_bytes() * copies // placement.shards
     memory = (

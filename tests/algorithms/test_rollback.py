@@ -1,0 +1,170 @@
+"""A round with a spike is undone: what remains is a run that has skipped the round's data."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adloco import AdLoCo, BatchGuards, Int4, NormTest, RoundReport, TensorSource
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.testing import run_on_ranks
+from adloco.rules.spikes import FEWEST, Spikes
+from adloco.rules.sync_schedule import Streaming
+from tests.problems import (
+    adamw,
+    cases,
+    linear,
+    make_run,
+    outer_sgd,
+    params_of,
+    regression,
+    squared_error,
+)
+
+H = 5
+CALM = FEWEST // H
+"""Rounds without a spike at the start."""
+
+
+def spiky(dtype: torch.dtype = torch.float32) -> TensorSource:
+    """The regression problem, one sample of which is far off: worker 1's, in round CALM + 1."""
+    source = regression(2, samples=4000, dtype=dtype)
+    targets = source.tensors[1]
+    numbered = TensorSource(torch.arange(len(targets)), num_streams=2)
+    targets[numbered.read(1, CALM * H * 4 + 6, 1)] = 300.0
+    return source
+
+
+def spiky_run(**changes: Any) -> AdLoCo:
+    told: dict[str, Any] = {
+        "data": spiky(),
+        "inner": adamw(0.01),
+        "outer": outer_sgd(0.7, 0.9),
+        "sync_every": H,
+        "spikes": Spikes(on_spike="rollback"),
+    }
+    return make_run(**told | changes)
+
+
+def seen(report: RoundReport) -> tuple[int, int | None, int]:
+    (trainer,) = report.trainers
+    return trainer.spikes, trainer.spike_step, trainer.rolled_back
+
+
+@pytest.mark.parametrize(
+    "settings",
+    cases(
+        {
+            "plain": ({},),
+            "int4": ({"wire": Int4()},),
+            "streaming": ({"streaming": Streaming(fragments=1, tau=2)},),
+            "statistics": (
+                {
+                    "batch": NormTest(),
+                    "guards": BatchGuards(initial=8, minimum=8, maximum=8, smoothing=0.5),
+                    "test_groups": 2,
+                    "build_model": lambda: normalised(),
+                },
+            ),
+        },
+        default=("plain", "statistics"),
+    ),
+)
+def test_a_round_with_a_spike_is_undone(settings: dict[str, Any]) -> None:
+    run = spiky_run(**settings)
+    calm = list(run.rounds(CALM))
+    assert {seen(report) for report in calm} == {(0, None, 0)}
+    before = copy.deepcopy(run.state_dict())
+    (report,) = run.rounds(1)
+    assert seen(report) == (1, CALM * H + 2, 1)
+    samples = before["samples"] + sum(step.samples for step in report.steps)
+    assert report.samples == samples, "they count as trained on"
+    after = run.state_dict()
+    for worker, saved in before["workers"].items():
+        now = after["workers"][worker]
+        assert now["position"] == saved["position"] + (samples - before["samples"]) // 2
+        for key in ("params", "buffers", "counters", "residuals", "optimizers"):
+            if saved[key] or key != "params":
+                assert equal(now[key], saved[key]), key
+    assert equal(after["trainers"][0]["outer"], before["trainers"][0]["outer"])
+    assert after["trainers"][0]["controller"] == before["trainers"][0]["controller"]
+    assert [seen(report) for report in run.rounds(2)] == [(0, None, 0)] * 2
+
+
+def normalised() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Nestings that have the same tensors, bit for bit, and the same values."""
+    if isinstance(left, Tensor):
+        return bool(torch.equal(left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(equal, left, right))
+    return bool(left == right)
+
+
+def test_the_run_goes_on_as_if_it_had_skipped_the_data() -> None:
+    run, skipping = spiky_run(), spiky_run(spikes=Spikes(on_spike="off"))
+    list(run.rounds(CALM + 3))
+    list(skipping.rounds(CALM))
+    skipping.state.skip_samples(H * 4)
+    list(skipping.rounds(2))
+    assert params_of(run).equal(params_of(skipping))
+
+
+@pytest.mark.parametrize("choice", ["report", "off"])
+def test_a_spike_that_is_only_reported_changes_nothing(choice: Any) -> None:
+    run, other = spiky_run(spikes=Spikes(on_spike=choice)), spiky_run(spikes=Spikes(on_spike="off"))
+    reports = list(run.rounds(CALM + 1))
+    assert seen(reports[-1])[::2] == ((1, 0) if choice == "report" else (0, 0))
+    list(other.rounds(CALM + 1))
+    assert params_of(run).equal(params_of(other))
+
+
+def test_a_run_resumed_within_the_round_is_rolled_back_too() -> None:
+    whole, stopped = spiky_run(), spiky_run()
+    list(whole.rounds(CALM + 2))
+    list(stopped.rounds(CALM))
+    stopped.stop()
+    assert stopped.round() is None
+    resumed = spiky_run()
+    resumed.load_state_dict(copy.deepcopy(stopped.state_dict()))
+    assert [seen(report)[2] for report in resumed.rounds(2)] == [1, 0]
+    assert params_of(resumed).equal(params_of(whole))
+
+
+def rolled_back(shards: int, replicas: int) -> tuple[list[Any], list[float]]:
+    run = spiky_run(
+        build_model=lambda: linear().double(),
+        loss_fn=squared_error,
+        data=spiky(torch.float64),
+        placement=place(2, torch.device("cpu"), 1, shards, replicas),
+    )
+    reports = [seen(report) for report in run.rounds(CALM)]
+    run.stop()
+    assert run.round() is None
+    run.load_state_dict(run.placement.agree(copy.deepcopy(run.state_dict())))
+    reports += [seen(report) for report in run.rounds(2)]
+    whole = run.placement.gather_shards(list(run.trainers[0].outer.global_params))
+    return reports, torch.cat([tensor.detach().flatten() for tensor in whole]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shards", "replicas"),
+    cases(
+        {"workers": (2, 1, 1), "DDP": (2, 1, 2), "FSDP2": (2, 2, 1), "HSDP": (4, 2, 2)},
+        default=("workers", "HSDP"),
+    ),
+)
+def test_all_placements_roll_back_the_same(ranks: int, shards: int, replicas: int) -> None:
+    reports, params = rolled_back(1, 1)
+    assert [report[2] for report in reports] == [0] * CALM + [1, 0]
+    for found, own in run_on_ranks(rolled_back, ranks, shards, replicas):
+        assert found == reports
+        assert own == pytest.approx(params, rel=1e-9)
