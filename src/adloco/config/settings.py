@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from adloco.algorithms.method import OnNonFinite
 from adloco.config.register import Register
 from adloco.errors import require
+from adloco.rules.nonfinite import OnNonFinite
 from adloco.tracking.tracker import TrackerSettings
 
 TRACKERS = Register(package="adloco.tracking", protocol=TrackerSettings)
