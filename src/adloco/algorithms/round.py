@@ -85,11 +85,10 @@ class Round:
                 worker.begin_round()
             if parts.spikes.on_spike == "rollback":
                 state.before = RoundStart.of(
-                    state.trainers,
-                    state.workers,
-                    parts.placement,
-                    with_params=state.diverged,
+                    state.trainers, state.workers, parts.placement, with_params=state.diverged
                 )
+        elif parts.spikes.on_spike != "rollback":  # It was when the state was saved.
+            state.before = None
 
     def run(self, phase: Phase, *, last: bool) -> RoundReport | None:
         """Run the round, or the rest of it.

@@ -88,8 +88,8 @@ def wire_name(run: TrainingRun) -> str:
 
 
 def event_texts(record: Record) -> list[str]:
-    """What happened in a round besides training: memory that ran out, bad numbers,
-    merges, changed settings.
+    """What happened in a round besides training: memory that ran out, bad numbers, merges, changed
+    settings.
     """
     limit = record["pass_limit"]
     ran_out = (
