@@ -26,11 +26,13 @@ from adloco.rules.batch_rules.inner_product import InnerProductTest
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.rules.controller import BatchController, BatchGuards
+from adloco.rules.gate import Gate
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge_policies.largest_with_smallest import MergeLargestWithSmallest
 from adloco.rules.merge_policies.smallest import MergeSmallest
 from adloco.rules.moments import estimate, group_moments
 from adloco.rules.shares import SpeedShares
+from adloco.rules.spikes import Spikes
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
 
@@ -46,6 +48,7 @@ __all__ = [
     "ConstantBatch",
     "DiLoCo",
     "Execution",
+    "Gate",
     "GradientTest",
     "InnerAdamW",
     "InnerMuon",
@@ -69,6 +72,7 @@ __all__ = [
     "RoundReport",
     "Source",
     "SpeedShares",
+    "Spikes",
     "Streaming",
     "SwitchMode",
     "Syncing",
