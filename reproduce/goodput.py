@@ -66,7 +66,8 @@ def main() -> None:
             cells = ["-" if math.isnan(part) else f"{part:.0%}" for part in found]
             print(f"| {losses} | {answer} | " + " | ".join(cells) + " |", flush=True)
             panel.plot(ISLANDS, found, marker="o", markersize=3, label=answer)
-        panel.set_title(f"a node is lost {losses} times a day" if losses > 1 else "once a day")
+        often = "once" if losses == 1 else f"{losses} times"
+        panel.set_title(f"a node is lost {often} a day")
         panel.set_xscale("log", base=2)
         panel.set_xlabel("nodes")
         panel.set_ylim(0, 1)
