@@ -76,10 +76,10 @@ class _Training:
         for notice in run.notices:
             self._say(notice, logging.WARNING)
         self._check_checkpoint_seconds()
-        slow = slow_ranks(run.recipe.run, run.history, run.checkpoint_seconds)
+        slow = slow_ranks(run.recipe.run, run.history, run.saving.seconds)
         if slow and run.placement.num_ranks > 1:
             self._say(slow, logging.WARNING)
-        saved, watch = run.saved, Watch(run.recipe.batch_cap)
+        saved, watch = run.saving.newest, Watch(run.recipe.batch_cap)
         earlier = [sign for record in run.history for sign in watch.see(record)]
         with (
             _interruptible(run, self._end) as signals,
@@ -92,16 +92,16 @@ class _Training:
                 self._log_round(record)
                 for sign in signs:
                     self._log.warning("%s", sign.text)
-                if run.saved != saved:
-                    saved = run.saved
-                    self._log.info("checkpoint %s in %.1f s", saved, run.checkpoint_seconds)
+                if run.saving.newest != saved:
+                    saved = run.saving.newest
+                    self._log.info("checkpoint %s in %.1f s", saved, run.saving.seconds)
                     self._check_checkpoint_seconds()
         if run.recipe.data.streaming and (left_out := run.task.skipped()):
             self._say(left_out, logging.WARNING)
         if not run.finished:  # Stopped, here or on another rank.
             for number in signals[:1]:
                 self._log.warning("told to stop by %s", signal.Signals(number).name)
-            self._log.info("checkpoint %s", run.saved)
+            self._log.info("checkpoint %s", run.saving.newest)
             self._say(f"stopped and saved; go on with: adloco train --resume {run.folder}")
             return INTERRUPTED
         if not run.placement.is_rank_zero:
@@ -124,7 +124,7 @@ class _Training:
     def _check_checkpoint_seconds(self) -> None:
         """Say once if the last checkpoint took longer than a stop may take."""
         if not self._late:
-            self._late = late_checkpoint(self._run.recipe.run, self._run.checkpoint_seconds)
+            self._late = late_checkpoint(self._run.recipe.run, self._run.saving.seconds)
             if self._late:
                 self._say(self._late, logging.WARNING)
 
@@ -155,7 +155,7 @@ class _Training:
         for name, value in settings:
             self._log.info("setting on the line: %s = %s", name, value)
         goes_on = f"; goes on in round {rounds + 1}" if run.resumed else ""
-        self._log.info("checkpoint %s%s", run.saved, goes_on)
+        self._log.info("checkpoint %s%s", run.saving.newest, goes_on)
 
     def _log_round(self, record: Record) -> None:
         run = self._run
@@ -183,7 +183,9 @@ def _interruptible(run: TrainingRun, end: Callable[[int], None]) -> Iterator[lis
         numbers.append(number)
         run.stop()
 
-    waiting = LastResort(act=end, seconds=run.recipe.run.grace_seconds, busy=lambda: run.saving)
+    waiting = LastResort(
+        act=end, seconds=run.recipe.run.grace_seconds, busy=lambda: run.saving.in_progress
+    )
     with told_to_end(stop, waiting if run.placement.num_ranks > 1 else None):
         yield numbers
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 
 import torch
+from torch import nn
 
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.method import Execution, Problem, Source
 from adloco.config.recipe import named_in_section
 from adloco.config.sections import Recipe
 from adloco.data.token_cache import reachable
+from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
@@ -267,3 +269,20 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
         f"{needed / 2**30:.1f} GiB, but {device} has {memory / 2**30:.1f} GiB; use fewer workers "
         "or a smaller model",
     )
+
+
+def problem_of_model(task: Task, model: nn.Module, device: torch.device) -> str:
+    """A sentence that says why the model cannot be trained; empty if it can."""
+    try:
+        return task.validate_model(model, device)
+    except (RuntimeError, LookupError, TypeError) as error:
+        # Subclasses of RuntimeError are of memory or of other ranks.
+        if isinstance(error, RuntimeError) and (
+            type(error) is not RuntimeError or ran_out_of_memory(error)
+        ):
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return (
+            f"the model cannot compute its outputs for a sample ({reason}); correct its sizes, "
+            "or the code of a model of your own"
+        )

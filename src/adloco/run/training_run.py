@@ -4,20 +4,16 @@ run.rounds(): ...`.
 
 import math
 import time
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from adloco.algorithms.reports import RoundReport
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
-from adloco.distributed.device_memory import ran_out_of_memory
-from adloco.errors import NonFiniteLossError, OutOfMemoryError, RunWarning, require
+from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint
 from adloco.run.budget import Budget
@@ -39,12 +35,14 @@ from adloco.run.lengthening import keep_budget, with_longer_schedule
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.records import Records, round_record, summarise, write_json
 from adloco.run.recovery import load_newest_good, set_aside
+from adloco.run.saving import Saving
 from adloco.run.start import (
     RunParts,
     build_algorithm,
     place_workers,
     prepare_new_run,
     prepare_run,
+    problem_of_model,
 )
 from adloco.run.stored import (
     StoredRun,
@@ -95,14 +93,12 @@ class TrainingRun:
         self.task = parts.task
         self.notices = parts.notices
         """What a person should know before the first round."""
-        self.saved = stored.checkpoint.name if stored else ""
-        """Name of the newest checkpoint."""
-        self.saving = False
-        """True while a checkpoint is made."""
-        self.checkpoint_seconds = stored.about.get("checkpoint_seconds", 0.0) if stored else 0.0
-        """Seconds that the last known checkpoint took; a resumed run knows that before the
-        newest.
-        """
+        self.saving = Saving(
+            folder, writes=placement.is_rank_zero, keep=recipe.run.keep_checkpoints
+        )
+        if stored:
+            self.saving.newest = stored.checkpoint.name
+            self.saving.seconds = stored.about.get("checkpoint_seconds", 0.0)
         self.resumed = stored is not None
         self.records = Records(folder)
         self.history: list[Record] = []
@@ -111,7 +107,7 @@ class TrainingRun:
             self.algorithm.state.skip_samples(self.recipe.data.skip_samples)
             # On every rank, because the ranks of an island compute a sharded model together.
             first = next(iter(self.algorithm.workers.values()))
-            problem = self._try(first.model)
+            problem = problem_of_model(self.task, first.model, self.device)
             first.engine.after_evaluation()
             require(not problem, problem)
         self._parts = parts
@@ -122,27 +118,10 @@ class TrainingRun:
             recipe.run.tracker_names if placement.is_rank_zero else [], folder
         )
         self._new_limit = 0
-        self._unsaved = False
         self._files: dict[str, str] = {}
         self._rows_before = self.task.rows_read() or 0
         self._seconds_before = 0.0
         self._started = time.monotonic()
-
-    def _try(self, model: nn.Module) -> str:
-        """A sentence that says why the model cannot be trained; empty if it can."""
-        try:
-            return self.task.validate_model(model, self.device)
-        except (RuntimeError, LookupError, TypeError) as error:
-            # Subclasses of RuntimeError are of memory or of other ranks.
-            if isinstance(error, RuntimeError) and (
-                type(error) is not RuntimeError or ran_out_of_memory(error)
-            ):
-                raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            return (
-                f"the model cannot compute its outputs for a sample ({reason}); correct its sizes, "
-                "or the code of a model of your own"
-            )
 
     @staticmethod
     def create(recipe: Recipe) -> "TrainingRun":
@@ -163,7 +142,7 @@ class TrainingRun:
             if run.placement.is_rank_zero:
                 run._write_folder()
                 run._files = file_checksums(folder)
-            run._save()
+            run.saving.save(run._checkpoint_name(), run._checkpoint)
         except OSError as error:
             raise ValueError(
                 f"the run cannot begin in {folder} ({error.strerror or error}); make room there, "
@@ -265,7 +244,7 @@ class TrainingRun:
             before, samples = time.monotonic(), self.algorithm.state.samples_so_far
             report = self._round()
             if report is None:
-                self._try_to_save(last=True)
+                self._save(last=True)
                 return
             if self.finished:
                 # The round can be larger than planned, so `last` can have been False.
@@ -278,8 +257,8 @@ class TrainingRun:
                 self.records.add(record, report)
             self.history.append(record)
             due = report.round % self.recipe.run.checkpoint_every == 0
-            if self.finished or due or self.placement.agree(self._unsaved):
-                self._try_to_save(last=self.finished)
+            if self.finished or due or self.placement.agree(self.saving.missing):
+                self._save(last=self.finished)
             yield record
 
     def _round(self) -> RoundReport | None:
@@ -382,64 +361,32 @@ class TrainingRun:
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
 
-    @contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Set `saving`, and measure the seconds that this checkpoint takes."""
-        self.saving, began = True, time.monotonic()
-        try:
-            yield
-        finally:
-            self.saving, self.checkpoint_seconds = False, time.monotonic() - began
+    def _save(self, *, last: bool) -> None:
+        self.saving.try_to_save(self._checkpoint_name(), self._checkpoint, last=last)
 
-    def _try_to_save(self, *, last: bool) -> None:
-        """Save; if there is no room, warn and go on, unless this was the last checkpoint.
+    def _checkpoint_name(self) -> str:
+        """Rounds and inner steps so far; names sort by age."""
+        state, workers = self.algorithm.state, self.algorithm.workers.values()
+        begun = max(worker.inner_step for worker in workers) if state.in_round else 0
+        return f"round-{state.rounds_done:06d}-step-{state.inner_steps + begun:08d}"
 
-        The run tries again after each round.
-        """
-        try:
-            self._save()
-        except OSError as error:
-            problem = f"cannot be written in {self.folder} ({error.strerror or error})"
-            if last:
-                raise ValueError(
-                    f"the last checkpoint of the run {problem}; make room there, then go on from "
-                    f"{self.saved} with: adloco train --resume {self.folder}"
-                ) from error
-            if not self._unsaved:
-                warnings.warn(
-                    f"a checkpoint {problem}; the run goes on and tries again after each round, "
-                    f"and the newest checkpoint is {self.saved}",
-                    RunWarning,
-                    stacklevel=2,
-                )
-            self._unsaved = True
-
-    def _save(self) -> None:
-        """Write a checkpoint; OSError on rank 0 if that fails."""
+    def _checkpoint(self) -> dict[str, Any]:
+        """The content of a checkpoint; NonFiniteLossError if it has infinite numbers."""
         try:
             self.algorithm.state.require_finite(self.placement)
         except NonFiniteLossError as error:
             raise self._with_checkpoint(error) from error
-        step = (
-            self.algorithm.state.inner_steps
-            + max(worker.inner_step for worker in self.algorithm.workers.values())
-            * self.algorithm.state.in_round
-        )
-        name = f"round-{self.algorithm.state.rounds_done:06d}-step-{step:08d}"
         about = {
             "rng": rng_state(self.device),
             "seconds": self._seconds(),
-            "checkpoint_seconds": self.checkpoint_seconds,
+            "checkpoint_seconds": self.saving.seconds,
             "corpus": self.task.corpus,
             "recipe": deciding_settings(self.recipe),
             "tokens": self.recipe.run.tokens,
             "files": self._files,
         }
-        with self._saving(), self._memory.phase("checkpoint"):
-            state = {"run": about, "algorithm": self.algorithm.state_dict()}
-            if self.placement.is_rank_zero:
-                self.records.to_disk()  # First, so that they have every round of a checkpoint.
-                checkpoint.save(
-                    self.folder / CHECKPOINTS, name, state, self.recipe.run.keep_checkpoints
-                )
-        self.saved, self._unsaved = name, False
+        with self._memory.phase("checkpoint"):
+            state = self.algorithm.state_dict()
+        if self.placement.is_rank_zero:
+            self.records.to_disk()  # First, so that they have every round of a checkpoint.
+        return {"run": about, "algorithm": state}
