@@ -101,6 +101,16 @@ def test_a_step_that_is_not_finite_is_left_out(
     assert report.train_loss == pytest.approx(mean), "the mean of the losses that are finite"
 
 
+@pytest.mark.parametrize("choice", ["skip", "restore"])
+def test_a_round_without_a_finite_step_stops_the_run(choice: str) -> None:
+    """Else a run whose global parameters are bad would end as if nothing had happened."""
+    run = spoilt_run(
+        on_nonfinite=choice, loss_fn=lambda model, batch: squared_error(model, batch) * math.nan
+    )
+    with pytest.raises(NonFiniteLossError, match="no step of the round was finite until trainer 0"):
+        run.round()
+
+
 def test_the_run_stops_unless_it_is_told_otherwise() -> None:
     run = spoilt_run()
     before = params_of(run)

@@ -143,6 +143,9 @@ class Worker:
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         while self.inner_step < until and not stopping:
             stopping = self._step(task, halted)
+        if 1 < task.inner_steps == self.inner_step == self.skipped_steps + self.restarts:
+            place = self._place(task, self.inner_step)
+            raise NonFiniteLossError(f"no step of the round was finite until {place}; {ADVICE}")
         # Neither a sync nor a checkpoint may take what is not finite.
         try:
             self.replica.require_finite(
