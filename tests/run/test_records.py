@@ -30,7 +30,8 @@ def test_rounds_without_lines_are_named(tmp_path: Path) -> None:
     """A full and a lost file, and lines of rounds after the checkpoint's, which are cut."""
     metrics, records = tmp_path / "metrics.jsonl", Records(tmp_path)
     steps = tmp_path / "steps.jsonl"
-    steps.write_text("".join(f'{{"round": {number // 2}}}\n' for number in range(2, 20)))
+    rest = '"trainer": 0, "worker": 0, "inner_step": 1, "samples": 2, "loss": 0.5'
+    steps.write_text("".join(f'{{"round": {at // 2}, {rest}}}\n' for at in range(2, 20)))
     metrics.write_text("".join(f'{{"round": {number}}}\n' for number in (1, 5, 7, 8)))
     assert records.cut(7) == [
         f"{metrics} has lost the lines of rounds 2 to 4, 6; the run goes on from its checkpoint of "

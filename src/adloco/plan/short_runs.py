@@ -87,7 +87,7 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
             f"{first} and {other} in {second}; leave one of them out"
         )
     unknown = _differing(settings, UNKNOWN, {"learning_rate.total_tokens"})
-    every_record = {folder: Records(folder).read() for folder in runs}
+    every_record = {folder: Records(folder).read_whole() for folder in runs}
     records = {
         folder: found
         for folder, found in every_record.items()

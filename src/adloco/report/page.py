@@ -46,7 +46,7 @@ def write_report(folder: Path) -> Path:
     from adloco.report.gradient_plot import gradient_content
     from adloco.report.plots import draw_plots
 
-    records = Records(folder).read()
+    records = Records(folder).read_whole()
     require(bool(records), f"{folder} has no finished round to report; train it first")
     recipe = build_recipe(read_values(str(folder / "recipe.toml")))
     steps = step_losses(records, Records(folder).steps())

@@ -35,7 +35,7 @@ def find_runs(folder: Path) -> list[RunOverview]:
 
 def _overview(folder: Path) -> RunOverview:
     try:
-        records, damaged = Records(folder).read(), False
+        records, damaged = Records(folder).read_whole(), False
     except ValueError:
         records, damaged = [], True
     last = records[-1] if records else {}

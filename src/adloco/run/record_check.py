@@ -45,6 +45,11 @@ def record_fault(line: Any) -> str:
     )
 
 
+def round_fault(line: Any) -> str:
+    """What is wrong with a line of which only the round counts; empty if nothing is."""
+    return "" if isinstance(line, dict) and _is_count(line.get("round")) else "round"
+
+
 def step_fault(line: Any) -> str:
     """What is wrong with a line of steps.jsonl; empty if nothing is."""
     if not isinstance(line, dict):

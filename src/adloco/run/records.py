@@ -6,7 +6,7 @@ not be repeated); and the summary of a whole run.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,12 +26,10 @@ from adloco.metrics import (
     values,
 )
 from adloco.run.memory_use import Usage
-from adloco.run.record_check import memory_fault, record_fault, step_fault
+from adloco.run.record_check import memory_fault, record_fault, round_fault, step_fault
 from adloco.whole_file import to_disk, write_text
 
 METRICS, STEPS, OUT_OF_MEMORY = "metrics.jsonl", "steps.jsonl", "out_of_memory.jsonl"
-FAULTS = {METRICS: record_fault, STEPS: step_fault, OUT_OF_MEMORY: memory_fault}
-"""File -> what finds the damage in one of its lines."""
 
 TAIL_BYTES = 1 << 16
 """How much of metrics.jsonl is read at first to find its newest line."""
@@ -168,9 +166,13 @@ class Records:
         """All lines of metrics.jsonl."""
         return list(_lines(self.folder / METRICS))
 
+    def read_whole(self) -> list[Record]:
+        """All lines of metrics.jsonl; ValueError if a number is missing in one of them."""
+        return list(_lines(self.folder / METRICS, record_fault))
+
     def steps(self) -> Iterator[Record]:
-        """The lines of steps.jsonl, one after another."""
-        return _lines(self.folder / STEPS)
+        """The lines of steps.jsonl, one after another; ValueError at one that is damaged."""
+        return _lines(self.folder / STEPS, step_fault)
 
     def newest(self) -> Record:
         """The newest line of metrics.jsonl, read from the file's end; empty if there is none."""
@@ -184,7 +186,7 @@ class Records:
                 complete = lines.read().split(b"\n")[:-1]
                 # The first piece may be the end of a line, unless it begins the file.
                 if len(complete) > 1 or (complete and read >= size):
-                    return _parse(complete[-1], file, "the last line")
+                    return _parse(complete[-1], file, "the last line", round_fault)
                 if read >= size:
                     return {}
                 read *= 4
@@ -206,7 +208,10 @@ class Records:
 
     def pass_limit(self) -> int:
         """The smallest limit recorded by `add_out_of_memory`, in samples; 0 if there is none."""
-        return min((line["pass_limit"] for line in _lines(self.folder / OUT_OF_MEMORY)), default=0)
+        return min(
+            (line["pass_limit"] for line in _lines(self.folder / OUT_OF_MEMORY, memory_fault)),
+            default=0,
+        )
 
     def to_disk(self) -> None:
         """Wait until all lines are on disk. A checkpoint counts only after that."""
@@ -296,22 +301,22 @@ def _text(lines: Sequence[Record]) -> str:
     return "".join(json.dumps(finite(line), allow_nan=False) + "\n" for line in lines)
 
 
-def _lines(file: Path) -> Iterator[Record]:
+def _lines(file: Path, fault: Callable[[Any], str] = round_fault) -> Iterator[Record]:
     if not file.exists():
         return
     # A process that was killed while writing leaves an incomplete last line.
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.endswith(b"\n"):
-                yield _parse(line, file, f"line {number}")
+                yield _parse(line, file, f"line {number}", fault)
 
 
-def _parse(line: bytes, file: Path, where: str) -> Record:
+def _parse(line: bytes, file: Path, where: str, fault: Callable[[Any], str]) -> Record:
     """The line; ValueError if it is damaged."""
     try:
         record: Record = json.loads(line.decode("utf-8"))
-        fault = FAULTS[file.name](record)
+        found = fault(record)
     except (ValueError, RecursionError):
-        fault = "no JSON"
-    require(not fault, f"{where} of {file} is damaged ({fault}); restore the file from a copy")
+        found = "no JSON"
+    require(not found, f"{where} of {file} is damaged ({found}); restore the file from a copy")
     return record

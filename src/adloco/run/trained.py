@@ -112,7 +112,7 @@ def _best_trainer(folder: Path, rounds: int, living: list[int]) -> int:
     """The trainer with the lowest loss in the latest evaluation, within these rounds, of any that
     are left.
     """
-    for record in reversed(Records(folder).read()):
+    for record in reversed(Records(folder).read_whole()):
         if record["round"] > rounds:
             continue
         losses = {

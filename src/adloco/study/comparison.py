@@ -207,7 +207,7 @@ def _curves(
     replicas: int,
     problem: str,
 ) -> RunCurves:
-    records = Records(run.folder).read()
+    records = Records(run.folder).read_whole()
     axes: dict[str, list[float]] = {
         name: [float(record[name]) for record in records]
         for name in ("tokens", "inner_steps", "seconds")
