@@ -8,8 +8,12 @@ from typing import Any
 
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric
 
-NEWER = {"sync_every", "eta", "multiplier"}
-"""Numbers of a round that runs of earlier versions lack."""
+NEWER = {
+    *("sync_every", "eta", "multiplier", "spikes", "spike_step", "spike_deviations"),
+    *("rolled_back", "skipped_steps", "restarts", "syncs_left_out"),
+    *("relative_norm", "cosine_with_others"),
+}
+"""Numbers that runs of earlier versions lack; a new one in `metrics.py` is added here."""
 NEVER_NULL = {
     *("round", "tokens", "samples", "inner_steps", "syncs", "seconds", "memory_bytes"),
     *("bytes", "bytes_communicated", "bytes_sent", "bytes_inside", "bytes_ddp_equivalent"),
