@@ -37,9 +37,13 @@ class LostRankError(OtherRankError):
     """Another rank was killed, is stopped or cannot be reached; a resumed run may succeed."""
 
 
+LOST = 1
+"""Exit code of a command that ends because a rank was lost."""
+
+
 def exit_code(error: Exception) -> int:
-    """Of a command that ends with this error: 1 if a rank was lost, 2 for what a user can mend."""
-    return 1 if isinstance(error, LostRankError) else 2
+    """Of a command that ends with this error: `LOST`, or 2 for what a user can mend."""
+    return LOST if isinstance(error, LostRankError) else 2
 
 
 class RunWarning(UserWarning):

@@ -3,11 +3,18 @@
 from argparse import Namespace
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adloco.cli.arguments import Commands, add_command, add_ranks, read_recipe
 from adloco.cli.terminal import open_console, print_error
 from adloco.config.settings import RunSettings
-from adloco.errors import LostRankError, require
+from adloco.errors import LOST, LostRankError, require
+
+if TYPE_CHECKING:
+    from adloco.run.records import Records
+
+RESTARTS = 3
+"""How often lost ranks are started again before a round has been trained in between."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -20,6 +27,12 @@ def add_parser(commands: Commands) -> None:
         takes_settings=True,
     )
     parser.add_argument("--resume", metavar="RUN", type=Path, help="folder of the run to resume")
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="go on with the run in --run.folder if it has begun, else begin it; with --ranks, "
+        "also each time that a rank is lost",
+    )
     add_ranks(parser)
 
 
@@ -38,6 +51,10 @@ def run(arguments: Namespace) -> int:
         not (resumed and arguments.recipe),
         f"--resume takes the recipe of the run; leave out {arguments.recipe}",
     )
+    require(
+        not (resumed and arguments.restart),
+        "--restart goes on with the run in --run.folder; leave out --resume",
+    )
     if arguments.ranks != 1 and num_ranks() == 1:
         return _run_on_ranks(arguments)
     console = open_console(quiet=this_rank() != 0)
@@ -47,6 +64,8 @@ def run(arguments: Namespace) -> int:
     # closed outside, where the error of another rank has that rank's message.
     try:
         with ExitStack() as opened, process_group(ending.after_failure, timeout_seconds):
+            if arguments.restart:
+                resumed, settings = _begun(arguments)
             with console.status("reading and tokenising text, building models ..."):
                 training_run = (
                     TrainingRun.resume(resumed, settings)
@@ -58,6 +77,22 @@ def run(arguments: Namespace) -> int:
             return train(training_run, console, log, settings, ending.after_signal)
     except LostRankError as error:
         raise ending.advised(error) from None
+
+
+def _begun(arguments: Namespace) -> tuple[Path | None, list[tuple[str, str]]]:
+    """The folder of the run that `--restart` goes on with, the same on all ranks, and the settings
+    that it is given; (None, all settings) if the run has to begin.
+    """
+    from adloco.distributed.launch.launcher import num_ranks
+    from adloco.distributed.messages import broadcast_state
+    from adloco.run.stored import CHANGEABLE, begun_run
+
+    folder = str(begun_run(read_recipe(arguments)) or "")
+    if num_ranks() > 1:
+        folder = broadcast_state(folder)
+    if not folder:
+        return None, arguments.settings
+    return Path(folder), [(name, value) for name, value in arguments.settings if name in CHANGEABLE]
 
 
 def _timeout_seconds(arguments: Namespace) -> float:
@@ -76,7 +111,8 @@ def _run_on_ranks(arguments: Namespace) -> int:
     """Train in several processes and return the exit code.
 
     If memory runs out in a step that cannot be repeated, all ranks start again from the newest
-    checkpoint with smaller micro-batches.
+    checkpoint with smaller micro-batches. With `--restart` they also do after a rank was lost,
+    until that has happened `RESTARTS` times without a round in between.
     """
     from adloco.cli.rank_processes import on_ranks
     from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
@@ -85,6 +121,8 @@ def _run_on_ranks(arguments: Namespace) -> int:
     from adloco.run.stored import resumed_recipe
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
+    if arguments.restart:
+        resumed, arguments.settings = _begun(arguments)
     recipe = resumed_recipe(resumed, arguments.settings) if resumed else read_recipe(arguments)
     with nullcontext(resumed) if resumed else new_folder(recipe) as folder:
         if resumed:
@@ -96,13 +134,21 @@ def _run_on_ranks(arguments: Namespace) -> int:
             begin = [*words, "--run.folder", str(folder)]
             again = ["train", "--resume", str(folder)]
         records = Records(folder)
-        limit = records.pass_limit()
+        limit, trained, lost = records.pass_limit(), _rounds(records), 0
         code = on_ranks(count, recipe, begin)
-        while code not in (0, INTERRUPTED) and records.pass_limit() != limit:
-            limit = records.pass_limit()
-            print_error(
-                "the ranks start again from the newest checkpoint, with micro-batches of at most "
-                f"{limit}"
-            )
+        while code not in (0, INTERRUPTED):
+            if records.pass_limit() != limit:
+                limit = records.pass_limit()
+                why = f", with micro-batches of at most {limit}"
+            elif arguments.restart and code == LOST and lost < RESTARTS:
+                lost = 1 if _rounds(records) > trained else lost + 1
+                why, trained = " because a rank was lost", _rounds(records)
+            else:
+                return code
+            print_error(f"the ranks start again from the newest checkpoint{why}")
             code = start_ranks(count, again, recipe.run.grace_seconds)
         return code
+
+
+def _rounds(records: "Records") -> int:
+    return int(records.newest().get("round", 0))

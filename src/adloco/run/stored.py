@@ -3,7 +3,7 @@ they belong together.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
 from adloco.run import checkpoint
 from adloco.run.changes import RECORDED_SETTINGS, Changed, changed_settings
-from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, TOKENIZER, run_folder
+from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, TOKENIZER, not_begun, run_folder
 from adloco.run.lengthening import check_budgets, with_longer_schedule
 from adloco.tasks.task import Task
 from adloco.whole_file import checksums
@@ -207,6 +207,35 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
     recipe = build_recipe(override(values, flags))
     check_budgets(folder, recipe)
     return recipe
+
+
+def begun_run(recipe: Recipe) -> Path | None:
+    """`run.folder`, if a run of this recipe has begun there; None if none has.
+
+    Raises:
+        ValueError: `run.folder` is not set, or has a run of another recipe.
+    """
+    folder = Path(recipe.run.folder)
+    require(
+        bool(recipe.run.folder),
+        "--restart begins a run or goes on with it, and needs its folder: give --run.folder too",
+    )
+    if not_begun(folder) or not (folder / RECIPE).is_file():
+        return None
+    there = deciding_settings(resumed_recipe(folder, ()))
+    total = replace(recipe.learning_rate, total_tokens=recipe.schedule_tokens())
+    # A run keeps what "auto" has found, and what was changed on a resume.
+    differing = [
+        f"{name} ({there.get(name)} there, {value} here)"
+        for name, value in deciding_settings(replace(recipe, learning_rate=total)).items()
+        if there.get(name) != value and value != "auto" and name not in CHANGEABLE
+    ]
+    require(
+        not differing,
+        f"run folder {str(folder)!r} has a run of another recipe, by {', '.join(differing)}; "
+        "restart that recipe, or use another --run.folder",
+    )
+    return folder
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, str]:

@@ -1,0 +1,77 @@
+"""`adloco train --restart`: one command that begins a run, or goes on with it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adloco.cli.main import main
+from adloco.cli.train import RESTARTS
+from tests.conftest import WaitForSteps
+from tests.problems import without_timings
+from tests.run.test_training_run import make_run
+
+ADLOCO = [sys.executable, "-m", "adloco"]
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [without_timings(json.loads(line)) for line in lines]
+
+
+def test_it_begins_a_run_goes_on_with_it_and_ends_with_it(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "run"
+    assert main(["train", "diloco", *small, "--run.folder", str(whole), "--restart"]) == 0
+    rounds = make_run("diloco", [*small, "--run.checkpoint_every", "2"]).rounds()
+    for _ in range(3):  # One more than the checkpoint has.
+        next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    again = ["train", "diloco", *small, "--restart", "--run.checkpoint_every", "3"]
+    assert main(again) == 0
+    assert metrics(parts) == metrics(whole)
+    capsys.readouterr()
+    assert main(again) == 0
+    assert "has spent its budget already" in capsys.readouterr().out
+    assert metrics(parts) == metrics(whole)
+
+
+def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "diloco", *small]) == 0
+    for words, message in (
+        (["diloco", *small, "--method.sync_every", "5"], "method.sync_every (4 there, 5 here)"),
+        (["ddp", *small], "has a run of another recipe, by"),
+        (["diloco"], "needs its folder: give --run.folder too"),
+        (["--resume", str(tmp_path / "run")], "leave out --resume"),
+    ):
+        capsys.readouterr()
+        assert main(["train", *words, "--restart"]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_ranks_start_again_each_time_that_one_is_killed(
+    small: list[str], tmp_path: Path, wait_for_steps: WaitForSteps
+) -> None:
+    """More often than without a round in between, and with the numbers of a run left alone."""
+    words = ["train", "adloco", *small, "--ranks", "2", "--run.checkpoint_every", "1", "--restart"]
+    assert main([*words, "--run.folder", str(tmp_path / "whole")]) == 0
+    for mark in (tmp_path / "hook").glob("stepped-*"):
+        mark.unlink()
+    process = subprocess.Popen([*ADLOCO, *words], stderr=subprocess.PIPE, text=True)
+    for _ in range(RESTARTS + 1):
+        wait_for_steps(2)
+        for mark in (tmp_path / "hook").glob("stepped-*"):
+            mark.unlink()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGKILL)
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == 0, error
+    assert error.count("because a rank was lost") == RESTARTS + 1
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
