@@ -202,7 +202,7 @@ def complete(shell: list[str], words: list[str]) -> list[str]:
         ("adloco e", ["evaluate", "export"]),
         ("adloco --v", ["--version"]),
         ("adloco train dil", ["diloco", "diloco-paper"]),
-        ("adloco train --res", ["--resume"]),
+        ("adloco train --res", ["--restart", "--resume"]),
         ("adloco train --wire.f", ["--wire.format"]),
         ("adloco train diloco --wire.format int", ["int2", "int4", "int8"]),
         ("adloco train --batch.rule = w", ["warmup"]),
