@@ -15,6 +15,7 @@ import pytest
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import to_toml
+from adloco.metrics import ROUND, SYNC, TRAINER, WORKER
 
 
 @pytest.fixture
@@ -33,8 +34,12 @@ def finished_run(folder: Path) -> str:
     folder.mkdir()
     (folder / "recipe.toml").write_text(to_toml(build_recipe(read_values("diloco"))))
     (folder / "summary.json").write_text("{}")
-    line = {"tokens": 100, "inner_steps": 4, "seconds": 1.0, "syncs": 1, "bytes_sent": 8}
-    (folder / "metrics.jsonl").write_text(json.dumps(line | {"val_loss": 4.0}) + "\n")
+    counts = {"tokens": 100, "inner_steps": 4, "samples": 4, "syncs": 1, "bytes_sent": 8}
+    parts = {"sync": dict.fromkeys(SYNC, 0), "memory": {}, "merges": []}
+    trainer = dict.fromkeys(TRAINER, 0) | {"val_loss": 4.0}
+    parts |= {"trainers": [trainer], "workers": [dict.fromkeys(WORKER, 0)]}
+    line = dict.fromkeys(ROUND, 0) | counts | {"seconds": 1.0, "val_loss": 4.0} | parts
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     return str(folder)
 
 
