@@ -124,18 +124,23 @@ def fill_weighted_sum(
     origin: Tensor | None,
     norms_sq: Tensor | None = None,
 ) -> None:
-    """Set the result to the sum of the workers' terms, in their order; see `_weighted_terms`.
+    """Set the result to the sum of the workers' terms, in their order; see `fill_weighted_terms`.
 
     Args:
         result: Where to write; its type is at least as precise as the entries'.
-        entries, weights, origin, norms_sq: As for `_weighted_terms`.
+        entries, weights, origin, norms_sq: As for `fill_weighted_terms`.
     """
-    blocks = torch.split(result.reshape(-1), _block_length(result))
-    terms = _weighted_terms(result.dtype, entries, weights, origin, norms_sq)
-    for block, (first, *others) in zip(blocks, terms, strict=True):
-        block.copy_(first)
-        for term in others:
-            block.add_(term)
+    sums, *columns = _blocks([result, *entries, *([] if origin is None else [origin])])
+    scratch = torch.empty_like(sums[0])
+    for index, block in enumerate(sums):
+        start = None if origin is None else columns[-1][index]
+        for worker, weight in enumerate(weights):
+            term = block if worker == 0 else scratch[: len(block)]
+            _write_term(term, columns[worker][index], weight, start)
+            if norms_sq is not None:
+                norms_sq[worker] += squares(term)
+            if worker > 0:
+                block.add_(term)
 
 
 @torch.no_grad()
@@ -146,28 +151,7 @@ def fill_weighted_terms(
     origin: Tensor | None,
     norms_sq: Tensor | None = None,
 ) -> None:
-    """Set each worker's result to its term; see `_weighted_terms`.
-
-    Args:
-        results: Where to write, of shape (workers, *shape of a tensor).
-        entries, weights, origin, norms_sq: As for `_weighted_terms`.
-    """
-    length = _block_length(results[0])
-    blocks = zip(*(torch.split(result.reshape(-1), length) for result in results), strict=True)
-    terms = _weighted_terms(results[0].dtype, entries, weights, origin, norms_sq)
-    for own, theirs in zip(blocks, terms, strict=True):
-        for block, term in zip(own, theirs, strict=True):
-            block.copy_(term)
-
-
-def _weighted_terms(
-    dtype: torch.dtype,
-    entries: Sequence[Tensor],
-    weights: Sequence[float],
-    origin: Tensor | None,
-    norms_sq: Tensor | None,
-) -> Iterator[list[Tensor]]:
-    """Each worker's entry, or origin - entry, times its weight, block by block.
+    """Set each worker's result to its term: its entry, or origin - entry, times its weight.
 
     A term is rounded before it is added to others, so a sum has the same bits wherever the terms
     are added. Differences are taken before they are added up, because they are small and sums of
@@ -175,30 +159,34 @@ def _weighted_terms(
     from the rounded values, so a worker that has not moved contributes exactly zero.
 
     Args:
-        dtype: Type of the terms, at least as precise as the entries'.
+        results: Where to write, of shape (workers, *shape of a tensor); its type is at least as
+            precise as the entries'.
         entries: One tensor for each worker, of the same shape.
         weights: One number for each worker.
         origin: A tensor of that shape; None: the terms are the weighted entries themselves.
         norms_sq: float64 of shape (workers,). The squared norm of each worker's term is added.
     """
-    length = _block_length(entries[0])
-    columns = [
-        torch.split(tensor.reshape(-1), length)
-        for tensor in (*entries, *([] if origin is None else [origin]))
-    ]
-    for blocks in zip(*columns, strict=True):
-        terms = [block.to(dtype) for block in blocks[: len(entries)]]
-        if origin is None:
-            terms = [term * weight for term, weight in zip(terms, weights, strict=True)]
-        else:
-            start = blocks[-1].to(blocks[0].dtype).to(dtype)
-            terms = [
-                torch.sub(start, term).mul_(weight)
-                for term, weight in zip(terms, weights, strict=True)
-            ]
-        if norms_sq is not None:
-            norms_sq += torch.stack([squares(term) for term in terms])
-        yield terms
+    for worker, (result, entry, weight) in enumerate(zip(results, entries, weights, strict=True)):
+        terms, *columns = _blocks([result, entry, *([] if origin is None else [origin])])
+        for index, term in enumerate(terms):
+            start = None if origin is None else columns[1][index]
+            _write_term(term, columns[0][index], weight, start)
+            if norms_sq is not None:
+                norms_sq[worker] += squares(term)
+
+
+def _write_term(term: Tensor, entry: Tensor, weight: float, start: Tensor | None) -> None:
+    if start is None:
+        torch.mul(entry.to(term.dtype), weight, out=term)
+    else:
+        start = start.to(entry.dtype).to(term.dtype)
+        torch.sub(start, entry.to(term.dtype), out=term).mul_(weight)
+
+
+def _blocks(tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Flat blocks of each tensor; see `BLOCK`."""
+    length = _block_length(tensors[0])
+    return [torch.split(tensor.reshape(-1), length) for tensor in tensors]
 
 
 def _block_length(tensor: Tensor) -> int:

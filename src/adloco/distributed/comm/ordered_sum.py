@@ -55,19 +55,23 @@ class OrderedSum:
     def add_up(self) -> None:
         """Add up this island's share, and start to send the sum to all islands."""
         self._work.wait()
-        first, *others = self._received
-        total = first.new_zeros(self._share)
-        own = total[: len(first)].copy_(first)
+        first, second, *others = self._received
+        own = torch.add(first, second)
         for term in others:
             own.add_(term)
-        self._sums = total.new_empty(len(self._workers) * self._share)
+        whole = len(self._workers) * self._share
+        # Into the result at once, if the shares are equal.
+        self._sums = self._result if len(self._result) == whole else own.new_empty(whole)
+        padding = own.new_zeros(self._share - len(own))
+        total = torch.cat([own, padding]) if len(padding) else own
         self._work = dist.all_gather_single(self._sums, total, group=self._group, async_op=True)
         del self._received
 
     def finish(self) -> None:
         """Write the sum into the result."""
         self._work.wait()
-        self._result.copy_(self._sums[: len(self._result)])
+        if self._sums is not self._result:
+            self._result.copy_(self._sums[: len(self._result)])
         del self._sums
 
 
