@@ -118,14 +118,17 @@ def _run_on_ranks(arguments: Namespace) -> int:
     from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
     from adloco.run.folder import new_folder
     from adloco.run.records import Records
-    from adloco.run.stored import resumed_recipe
+    from adloco.run.stored import begun_run, resumed_recipe
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
-    if arguments.restart:
-        resumed, arguments.settings = _begun(arguments)
     recipe = resumed_recipe(resumed, arguments.settings) if resumed else read_recipe(arguments)
+    if arguments.restart:
+        begun_run(recipe)  # Refused here, once; whether it has begun, the ranks see by themselves.
+        resumed = Path(recipe.run.folder)
     with nullcontext(resumed) if resumed else new_folder(recipe) as folder:
-        if resumed:
+        if arguments.restart:
+            begin = again = words
+        elif resumed:
             # The folder's recipe has the old values of the changed settings, so a restart names
             # them again.
             settings = [f"--{name}={value}" for name, value in arguments.settings]
