@@ -19,7 +19,7 @@ from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, opt
 from adloco.algorithms.optimizers import OuterFactory
 from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.buckets import sum_dtype
-from adloco.distributed.comm.comm import Comm, Contributions, Work
+from adloco.distributed.comm.comm import Comm, Contributions, Work, rounded_origin
 from adloco.distributed.comm.compressed import feedback
 from adloco.distributed.dtensor import copied, in_memory_of, local
 from adloco.errors import require
@@ -191,7 +191,7 @@ class OuterSync:
         """
         params = self._pick(fragment, replica.params)
         start = self._pick(fragment, self.global_params)
-        return [one.to(own.dtype) for one, own in zip(start, params, strict=True)], params
+        return [rounded_origin(one, own) for one, own in zip(start, params, strict=True)], params
 
     def restart(self, fragment: int, replica: Replica) -> None:
         """Set a fragment of a worker to the global parameters, so that it has nothing to send."""
