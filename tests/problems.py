@@ -55,6 +55,13 @@ def cases(named: Mapping[str, Sequence[Any]], default: Collection[str]) -> list[
     ]
 
 
+TWO_WORKERS_PLACED = cases(
+    {"workers": (2, 1, 1), "DDP": (2, 1, 2), "FSDP2": (2, 2, 1), "HSDP": (4, 2, 2)},
+    default=("workers", "HSDP"),
+)
+"""Ranks, shards and replicas for a run of two workers."""
+
+
 def at(samples: int, requested_batch: int = 1, **others: float) -> TrainingPoint:
     """Where a trainer's training is; its initial batch is 1 unless it is given."""
     initial = int(others.pop("initial_batch", 1))

@@ -20,8 +20,8 @@ from adloco import (
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from tests.problems import (
+    TWO_WORKERS_PLACED,
     adamw,
-    cases,
     linear,
     make_run,
     outer_sgd,
@@ -235,13 +235,7 @@ def left_out(shards: int, replicas: int) -> list[tuple[list[Any], list[float]]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("ranks", "shards", "replicas"),
-    cases(
-        {"workers": (2, 1, 1), "DDP": (2, 1, 2), "FSDP2": (2, 2, 1), "HSDP": (4, 2, 2)},
-        default=("workers", "HSDP"),
-    ),
-)
+@pytest.mark.parametrize(("ranks", "shards", "replicas"), TWO_WORKERS_PLACED)
 def test_all_placements_leave_out_the_same(ranks: int, shards: int, replicas: int) -> None:
     """Only one rank of an island reads the sample that is not a number."""
     expected = left_out(1, 1)

@@ -18,6 +18,7 @@ from adloco.distributed.testing import run_on_ranks
 from adloco.rules.gate import Gate
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
+    TWO_WORKERS_PLACED,
     BlockLM,
     adamw,
     cases,
@@ -154,13 +155,7 @@ def gated_run(shards: int, replicas: int) -> tuple[list[Any], list[float]]:
     return seen, flat.tolist()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "shards", "replicas"),
-    cases(
-        {"workers": (2, 1, 1), "DDP": (2, 1, 2), "FSDP2": (2, 2, 1), "HSDP": (4, 2, 2)},
-        default=("workers", "HSDP"),
-    ),
-)
+@pytest.mark.parametrize(("ranks", "shards", "replicas"), TWO_WORKERS_PLACED)
 def test_all_placements_leave_out_the_same(ranks: int, shards: int, replicas: int) -> None:
     seen, params = gated_run(1, 1)
     assert [left_out for left_out, _, _ in seen] == [0, 0, 0, 0, 0, 0, 0, 2]

@@ -13,6 +13,7 @@ from adloco.distributed.testing import run_on_ranks
 from adloco.rules.spikes import FEWEST, Spikes
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
+    TWO_WORKERS_PLACED,
     adamw,
     cases,
     linear,
@@ -155,13 +156,7 @@ def rolled_back(shards: int, replicas: int) -> tuple[list[Any], list[float]]:
     return reports, torch.cat([tensor.detach().flatten() for tensor in whole]).tolist()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "shards", "replicas"),
-    cases(
-        {"workers": (2, 1, 1), "DDP": (2, 1, 2), "FSDP2": (2, 2, 1), "HSDP": (4, 2, 2)},
-        default=("workers", "HSDP"),
-    ),
-)
+@pytest.mark.parametrize(("ranks", "shards", "replicas"), TWO_WORKERS_PLACED)
 def test_all_placements_roll_back_the_same(ranks: int, shards: int, replicas: int) -> None:
     reports, params = rolled_back(1, 1)
     assert [report[2] for report in reports] == [0] * CALM + [1, 0]

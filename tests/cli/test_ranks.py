@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -537,16 +539,27 @@ def test_every_rank_ends_with_the_first_failing_rank_s_message(island: str, tmp_
     assert "OtherRankError: rank 1: row 40 cannot be read" in errors[0]
 
 
-def test_a_killed_rank_stops_the_others(small: list[str], tmp_path: Path) -> None:
-    words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@contextmanager
+def two_ranks(
+    small: list[str], tmp_path: Path, *words: str
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A command that trains on two ranks without end, and their process ids, after a round."""
+    endless = ["train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2", *words]
+    process = subprocess.Popen(
+        [*ADLOCO, *endless], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_for(tmp_path / "run" / "metrics.jsonl")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[1]), signal.SIGKILL)
-        _, error = process.communicate(timeout=30)
+        yield process, [int(child) for child in children]
     finally:
         process.kill()
+
+
+def test_a_killed_rank_stops_the_others(small: list[str], tmp_path: Path) -> None:
+    with two_ranks(small, tmp_path) as (process, children):
+        os.kill(children[1], signal.SIGKILL)
+        _, error = process.communicate(timeout=30)
     assert process.returncode != 0
     # Whichever notices first: rank 0, or the process that started both.
     lost = "adloco: rank 0 lost the connection to another rank, which was killed or crashed"
@@ -581,42 +594,20 @@ def test_torchrun_restarts_ranks_without_further_settings(
 def test_a_polite_kill_is_heard_while_a_rank_waits_for_a_stopped_one(
     small: list[str], tmp_path: Path
 ) -> None:
-    words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
-    process = subprocess.Popen(
-        [*words, "--run.grace_seconds", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_for(tmp_path / "run" / "metrics.jsonl")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[1]), signal.SIGSTOP)
+    with two_ranks(small, tmp_path, "--run.grace_seconds", "2") as (process, children):
+        os.kill(children[1], signal.SIGSTOP)
         time.sleep(1)  # Rank 0 comes to a collective meanwhile.
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
     assert process.returncode == 130
     assert "told to stop by SIGTERM, but another rank did not come" in error
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
 def test_a_stopped_rank_is_named(small: list[str], tmp_path: Path) -> None:
-    words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
-    process = subprocess.Popen(
-        [*words, "--run.timeout_seconds", "4"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_for(tmp_path / "run" / "metrics.jsonl")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[1]), signal.SIGSTOP)
+    with two_ranks(small, tmp_path, "--run.timeout_seconds", "4") as (process, children):
+        os.kill(children[1], signal.SIGSTOP)
         _, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
     assert process.returncode == 1
     assert error == (
         f"adloco (rank 0): rank 1 on {socket.gethostname()} has given no sign of life for "
