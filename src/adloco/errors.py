@@ -42,7 +42,7 @@ LOST = 1
 
 
 def exit_code(error: Exception) -> int:
-    """Of a command that ends with this error: `LOST`, or 2 for what a user can mend."""
+    """The exit code of a command that ends so: `LOST`, or 2 for what a user can mend."""
     return LOST if isinstance(error, LostRankError) else 2
 
 

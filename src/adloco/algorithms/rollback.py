@@ -17,9 +17,9 @@ class RoundStart:
     """Copies of the parameters and optimizer states of this process at the start of a round."""
 
     outers: Mapping[int, Any]
-    """Of each trainer that has workers here: `OuterSync.state_dict`, by trainer id."""
+    """Trainer id -> a copy of `OuterSync.state_dict`, for trainers that have workers here."""
     workers: Mapping[int, Any]
-    """Of each worker here: `Worker.tensors`, by worker id."""
+    """Worker id -> a copy of `Worker.tensors`, for the workers here."""
 
     @staticmethod
     def of(
