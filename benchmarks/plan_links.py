@@ -3,7 +3,7 @@ H and wire formats, and data-parallel training, over links of several bandwidths
 compares the time of their rounds with two predictions.
 
     .venv/bin/python benchmarks/plan_links.py --stage stored    # of the rounds in links*.json
-    .venv/bin/python benchmarks/plan_links.py --stage losses    # 48 short runs, without links
+    .venv/bin/python benchmarks/plan_links.py --stage losses    # 72 short runs, without links
     .venv/bin/python benchmarks/plan_links.py [--bandwidths 10mbit,30mbit,100mbit]
         [--every 5,10,20,40] [--formats fp32,int4] [--islands 2]
 
@@ -12,9 +12,9 @@ compares the time of their rounds with two predictions.
 - fitted (`adloco plan --measured`): constants fitted to the method's other rows. Each H, and each
   bandwidth, is left out of the fit once, and then predicted.
 
-Then the choice: a law of the loss is fitted to the runs of 50k and 100k tokens and says which H
+Then the choice: a law of the loss is fitted to the runs of 100k and 200k tokens and says which H
 and format reach a loss first on each link (`adloco plan --target-loss`). The loss is the highest
-with which a run of 250k tokens ends. What is the fastest is measured: the tokens to that loss in
+with which a run of 500k tokens ends. What is the fastest is measured: the tokens to that loss in
 these runs times the measured seconds of their rounds.
 
 The stage `stored` measures nothing: it takes the rounds in links.json and links_latency.json (H =
@@ -54,7 +54,7 @@ from adloco.plan.target import Target
 from adloco.run.recipe_probe import count_parameters
 
 FITTED, HELD_OUT = ("fp32", "int2", "topk"), ("bf16", "int8", "int4")
-STUDIES, SHORT, LONG = Path("runs/benchmarks/plan-links"), (50_000, 100_000), 250_000
+STUDIES, SHORT, LONG = Path("runs/benchmarks/plan-links"), (100_000, 200_000), 500_000
 LINKS = Path(__file__).with_name("links.py")
 COLUMNS = (
     "method",
@@ -111,7 +111,7 @@ def train_for_losses(known: argparse.Namespace, settings: Sequence[str]) -> None
     for tokens in (*SHORT, LONG):
         words = ["sweep", "diloco", "--run.tokens", str(tokens), *workers]
         words += ["--method.sync_every", *known.every.split(",")]
-        words += ["--wire.format", *known.formats.split(","), "--seeds", "2", "--parallel", "2"]
+        words += ["--wire.format", *known.formats.split(","), "--seeds", "3", "--parallel", "2"]
         words += ["--outer.options", "{ momentum = 0.6, nesterov = true }", "--inner.lr", "2e-3"]
         main_of_adloco([*words, "--run.folder", str(STUDIES / f"{tokens}"), *settings])
 
