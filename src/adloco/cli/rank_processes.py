@@ -3,7 +3,7 @@
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adloco.cli.terminal import print_error
@@ -11,15 +11,24 @@ from adloco.config.sections import Recipe
 from adloco.distributed.launch.launcher import island_shape, this_rank
 from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
 from adloco.errors import LostRankError, OtherRankError, exit_code, require
+from adloco.run.training_run import TrainingRun
 
 
-def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
+def on_ranks(
+    count: int,
+    recipe: Recipe,
+    words: Sequence[str],
+    *,
+    others_go_on: bool = False,
+    replaces: Callable[[], bool] | None = None,
+) -> int:
     """Run `adloco WORDS` on several ranks of this machine and return the exit code.
 
     Args:
         count: Number of ranks.
         recipe: The recipe that they run.
         words: The line after `adloco`.
+        others_go_on: As in `start_ranks`, like `replaces`.
 
     Raises:
         ValueError: The workers of the recipe cannot be spread over that many ranks.
@@ -27,15 +36,24 @@ def on_ranks(count: int, recipe: Recipe, words: Sequence[str]) -> int:
     require(count >= 1, f"--ranks must be >= 1, got {count}")
     shape = recipe.placement
     island_shape(count, recipe.method.num_workers, shape.shard_size, shape.replica_size)
-    return start_ranks(count, words, recipe.run.grace_seconds)
+    return start_ranks(
+        count, words, recipe.run.grace_seconds, others_go_on=others_go_on, replaces=replaces
+    )
 
 
 class RankEnd:
     """How this rank ends if its main thread waits for another one."""
 
     def __init__(self) -> None:
+        self.run: TrainingRun | None = None
+        """The run that this rank trains; None: there is none yet."""
         self.folder: Path | None = None
         """The run that a lost rank leaves to be resumed; None: there is none yet."""
+
+    def after_loss(self) -> None:
+        """Let the main thread leave the inner steps that it takes."""
+        if self.run:
+            self.run.stop()
 
     def after_failure(self, error: OtherRankError) -> None:
         """Print the error of another rank and end this process."""

@@ -31,6 +31,9 @@ from adloco.rules.failure_signs import Watch
 from adloco.run.time_limits import late_checkpoint, slow_ranks
 from adloco.run.training_run import TrainingRun
 
+JOINING = -1
+"""What `train` returns instead of an exit code if other ranks wait to join."""
+
 
 def train(
     run: TrainingRun,
@@ -38,8 +41,9 @@ def train(
     log: logging.Logger,
     settings: Sequence[tuple[str, str]],
     end: Callable[[int], None],
+    others_wait: Callable[[], bool],
 ) -> int:
-    """Train until the budget is spent or the user stops the run; return the exit code.
+    """Train until the budget is spent, the user stops the run, or other ranks wait to join.
 
     Args:
         run: The run.
@@ -48,8 +52,12 @@ def train(
         settings: (section.key, value) of the settings on the line, to be logged.
         end: Called with a signal that came while this rank waited for another one for longer than
             run.grace_seconds. It must end the process.
+        others_wait: True, on all ranks, if other ranks wait to join; called between rounds.
+
+    Returns:
+        The exit code; `JOINING` if the run was saved for other ranks to join.
     """
-    return _Training(run, console, log, end).run(settings)
+    return _Training(run, console, log, end, others_wait).run(settings)
 
 
 class _Training:
@@ -61,9 +69,11 @@ class _Training:
         console: Console,
         log: logging.Logger,
         end: Callable[[int], None],
+        others_wait: Callable[[], bool],
     ) -> None:
         self._run = run
         self._end = end
+        self._others_wait = others_wait
         self._console = console
         self._log = log
         self._late = ""
@@ -79,7 +89,7 @@ class _Training:
         slow = slow_ranks(run.recipe.run, run.history, run.saving.seconds)
         if slow and run.placement.num_ranks > 1:
             self._say(slow, logging.WARNING)
-        saved, watch = run.saving.newest, Watch(run.recipe.batch_cap)
+        saved, watch, joining = run.saving.newest, Watch(run.recipe.batch_cap), False
         earlier = [sign for record in run.history for sign in watch.see(record)]
         with (
             _interruptible(run, self._end) as signals,
@@ -96,8 +106,14 @@ class _Training:
                     saved = run.saving.newest
                     self._log.info("checkpoint %s in %.1f s", saved, run.saving.seconds)
                     self._check_checkpoint_seconds()
+                if not run.finished and self._others_wait():
+                    joining = True
+                    run.stop()
         if run.recipe.data.streaming and (left_out := run.task.skipped()):
             self._say(left_out, logging.WARNING)
+        if joining and not run.finished and not signals:
+            self._say("other ranks have come; all go on together")
+            return JOINING
         if not run.finished:  # Stopped, here or on another rank.
             for number in signals[:1]:
                 self._log.warning("told to stop by %s", signal.Signals(number).name)

@@ -64,6 +64,11 @@ class RunSettings:
     """A rank that gives no sign of life for so long is lost, and the run ends. A rank that is slow
     is waited for, ten times as long.
     """
+    on_loss: Literal["stop", "replace"] = "stop"
+    """What to do when a rank is lost. stop: end the run, to be resumed; replace: the ranks that are
+    left take over its workers and go on from the newest checkpoint, with the same numbers as if
+    nothing had happened, and take back a rank that returns. Only on CPUs; on GPUs the run ends.
+    """
     trackers: str = "auto"
     """Where to log metrics, besides the run's folder: auto (TensorBoard if it is installed), none,
     or names separated by commas: tensorboard, wandb, clearml, mlflow, trackio, or a class of your

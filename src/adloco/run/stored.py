@@ -33,6 +33,7 @@ FREE_SETTINGS = {
     "run.keep_checkpoints",
     "run.grace_seconds",
     "run.timeout_seconds",
+    "run.on_loss",
     "run.trackers",
     # Where workers live does not change what they compute.
     "placement.shard_size",

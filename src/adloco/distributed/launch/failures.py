@@ -1,28 +1,30 @@
-"""Failures of ranks: if one rank fails or is lost, all others end and report what happened.
+"""Failures of ranks: if one rank fails or is lost, all others hear of it.
 
 The first failure is written to the store at which the ranks met. A rank that waits for a lost one
 gets an error about the connection from its backend (gloo at once, NCCL late or never) and reads the
 message from the store instead. A thread also reads the store every half second, for ranks that
 still wait or compute, and exchanges heartbeats through it.
+
+Where the others go on without a lost rank (`on_loss`), the thread cuts this rank's connections, so
+that its main thread waits for nobody, and gives signs of life until that has left the group.
 """
 
 import json
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
 from adloco.distributed.launch.heartbeats import BEATS, Heartbeats, watch_progress
-from adloco.distributed.launch.restarts import of_this_start
+from adloco.distributed.launch.quorum import Quorum, connect
 from adloco.errors import LostRankError, OtherRankError
 
 KEY = "failure"
-POLL_SECONDS, GRACE_SECONDS = 0.5, 2.0
+POLL_SECONDS, GRACE_SECONDS, MEET_SECONDS = 0.5, 2.0, 0.02
 LONGEST = 1000
 """Characters of a message that are shown."""
 LOST = re.compile(r"connection (closed|reset)|broken pipe|gloo|nccl|socket", re.IGNORECASE)
@@ -31,28 +33,63 @@ LATE = re.compile(r"timed out|timeout", re.IGNORECASE)
 End = Callable[[OtherRankError], None]
 
 
+class Notes:
+    """What is written at the store about failures in a quorum."""
+
+    def __init__(self, quorum: Quorum) -> None:
+        self.rank = quorum.rank
+        self._members = quorum.members
+        self._store = connect()
+        self.keys = quorum.keys(self._store)
+        self._deaths = 0
+
+    def first(self) -> OtherRankError | None:
+        """The first failure; None so far."""
+        # A launcher writes deaths, and knows nothing of quorums.
+        deaths = self._store.add("deaths", 0)
+        if deaths != self._deaths:
+            self._deaths = deaths
+            for rank, member in enumerate(self._members):
+                if self._store.check([f"dead-{member}"]):
+                    how = self._store.get(f"dead-{member}").decode(errors="replace")
+                    return self.add(LostRankError(f"rank {rank} {how}"))
+        return read_error(self.keys.get(KEY)) if self.keys.check([KEY]) else None
+
+    def add(self, error: Exception) -> OtherRankError | None:
+        """Write a failure down, and return the first one unless it is this."""
+        mine = _written(error)
+        seen = self.keys.compare_set(KEY, "", mine)
+        ours = seen.decode(errors="replace") == mine and not isinstance(error, LostRankError)
+        return None if ours else read_error(seen)
+
+
 @contextmanager
-def shared_failures(end: End | None, timeout_seconds: float) -> Iterator[None]:
+def shared_failures(
+    quorum: Quorum, end: End | None, on_loss: Callable[[], None] | None, timeout_seconds: float
+) -> Iterator[None]:
     """Share the failures of ranks while the work inside runs.
 
     Args:
+        quorum: The ranks.
         end: Called from a thread with the error if another rank failed or is lost and this one
             does not notice by itself. It must end the process.
+        on_loss: Called from a thread instead if a rank is lost. It must let the work inside end
+            soon. None: a loss is a failure like others.
         timeout_seconds: A rank that gives no sign of life for so long is lost.
 
     Raises:
         LostRankError: Another rank was killed, stopped or cut off.
         OtherRankError: Another rank failed first; it has that rank's message.
     """
-    store, rank = _connect(), dist.get_rank()
+    notes = Notes(quorum)
     done = threading.Event()
-    watch = _Watch(done, end, timeout_seconds) if end else None
+    watch = _Watch(quorum, done, end, on_loss, timeout_seconds) if end else None
     if watch:
         watch.start()
     try:
         yield
     except Exception as error:
-        first = _first(store, rank, error)
+        first = _first(notes, error, tells=on_loss is not None)
         if first is not None:
             raise first from None
         raise
@@ -62,14 +99,30 @@ def shared_failures(end: End | None, timeout_seconds: float) -> Iterator[None]:
             watch.join()
 
 
-def report_failure(store: Any, error: Exception) -> None:
-    """Tell all ranks of a failure, unless they know of an earlier one.
+def meet(quorum: Quorum, timeout_seconds: float) -> None:
+    """Wait until all ranks of a quorum are here to form a process group.
 
     Args:
-        store: The store of the process that started the ranks.
-        error: What failed.
+        quorum: The ranks.
+        timeout_seconds: How long to wait.
+
+    Raises:
+        LostRankError: A rank was killed on its way here, or does not come.
+        OtherRankError: A rank has failed on its way here.
     """
-    of_this_start(store).compare_set(KEY, "", _written(error))
+    notes, deadline = Notes(quorum), time.monotonic() + timeout_seconds
+    notes.keys.set(f"here-{quorum.rank}", "")
+    missing = [f"here-{rank}" for rank in range(len(quorum.members))]
+    while missing := [key for key in missing if not notes.keys.check([key])]:
+        failure = notes.first()
+        if failure is not None:
+            raise failure
+        if time.monotonic() > deadline:
+            raise LostRankError(
+                f"rank {missing[0].removeprefix('here-')} has not come to meet the others within "
+                f"{timeout_seconds:g} s; start all ranks, or look why that one is late"
+            )
+        time.sleep(MEET_SECONDS)
 
 
 def readable(message: str) -> str:
@@ -97,16 +150,11 @@ def _written(error: Exception) -> str:
     return json.dumps({"lost": lost, "message": readable(str(error))})
 
 
-def _connect() -> Any:
-    """A new connection to the store at which torchrun (or `start_ranks`) let the ranks meet."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(seconds=20)
-    store = dist.TCPStore(host, port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-    return of_this_start(store)
+def _first(notes: Notes, error: Exception, *, tells: bool) -> OtherRankError | None:
+    """Return the first failure if it was another rank's, else write this rank's to the store.
 
-
-def _first(store: Any, rank: int, error: Exception) -> OtherRankError | None:
-    """Return the first failure if it was another rank's, else write this rank's to the store."""
+    tells: Write a lost connection to the store too.
+    """
     if isinstance(error, OtherRankError):
         return error
     # gloo raises plain RuntimeErrors; classes derived from RuntimeError have their own messages.
@@ -114,13 +162,22 @@ def _first(store: Any, rank: int, error: Exception) -> OtherRankError | None:
         type(error) is RuntimeError and LOST.search(str(error)) is not None
     )
     try:
-        if lost:
-            return read_error(store.get(KEY)) if store.check([KEY]) else _cut_off(rank, error)
-        mine = _written(RuntimeError(f"rank {rank}: {error}"))
-        seen = store.compare_set(KEY, "", mine)
+        if not lost:
+            return notes.add(RuntimeError(f"rank {notes.rank}: {error}"))
+        cut_off = _cut_off(notes.rank, error)
+        return _told(notes) or (notes.add(cut_off) if tells else cut_off)
     except RuntimeError:  # The store ended with the process that kept it.
-        return _cut_off(rank, error) if lost else None
-    return None if seen.decode(errors="replace") == mine else read_error(seen)
+        return _cut_off(notes.rank, error) if lost else None
+
+
+def _told(notes: Notes) -> OtherRankError | None:
+    """What a launcher or another rank says of a lost connection, which is more than is known here;
+    None if nobody says anything soon.
+    """
+    deadline = time.monotonic() + POLL_SECONDS
+    while (first := notes.first()) is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS / 10)
+    return first
 
 
 def _cut_off(rank: int, error: Exception) -> LostRankError:
@@ -137,10 +194,19 @@ def _cut_off(rank: int, error: Exception) -> LostRankError:
 class _Watch(threading.Thread):
     """Reads the store and exchanges heartbeats through it, until `done` or the end."""
 
-    def __init__(self, done: threading.Event, end: End, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        quorum: Quorum,
+        done: threading.Event,
+        end: End,
+        on_loss: Callable[[], None] | None,
+        timeout_seconds: float,
+    ) -> None:
         super().__init__(daemon=True)
+        self._quorum = quorum
         self._done = done
         self._end = end
+        self._on_loss = on_loss
         self._timeout_seconds = timeout_seconds
         self._over = threading.Event()
         self._reads = 0
@@ -158,21 +224,36 @@ class _Watch(threading.Thread):
             self._over.set()
 
     def _read(self) -> None:
-        store = _connect()
-        hearts = Heartbeats(store, dist.get_rank(), dist.get_world_size(), self._timeout_seconds)
+        notes = Notes(self._quorum)
+        hearts = Heartbeats(
+            notes.keys, notes.rank, len(self._quorum.members), self._timeout_seconds
+        )
         poll_seconds = min(POLL_SECONDS, self._timeout_seconds / BEATS)
         polls = max(1, round(self._timeout_seconds / BEATS / poll_seconds))
         while not self._done.wait(poll_seconds):
             self._reads += 1
             # What is read must be read before waiting: the store ends with the process that keeps
             # it.
-            if store.check([KEY]):
-                self._finish(read_error(store.get(KEY)))
+            failure = notes.first()
+            if failure is None and self._reads % polls == 0:
+                silent = hearts.beat()
+                failure = notes.add(silent) if silent else None
+            if failure is not None and not self._leaves(failure):
+                self._finish(failure)
                 return
-            lost = hearts.beat() if self._reads % polls == 0 else None
-            if lost is not None:
-                self._finish(read_error(store.compare_set(KEY, "", _written(lost))))
-                return
+            if failure is not None:
+                break
+        # The others wait for a rank that is late at their next meeting as long as it lives.
+        while not self._done.wait(poll_seconds):
+            self._reads += 1
+            hearts.count_up()
+
+    def _leaves(self, failure: OtherRankError) -> bool:
+        """True if the main thread goes on after this failure; it is told to leave the group."""
+        if self._on_loss is None or not isinstance(failure, LostRankError):
+            return False
+        self._on_loss()
+        return True
 
     def _store_is_silent(self) -> None:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

@@ -19,20 +19,21 @@ BEATS = 4
 class Silence:
     """How many looks in a row have found a counter unchanged."""
 
-    def __init__(self) -> None:
+    def __init__(self, looks: int = BEATS) -> None:
+        self._looks = looks
         self._counts: dict[str, int] = {}
         self._unchanged: dict[str, int] = {}
 
     def look(self, counts: Mapping[str, int]) -> str | None:
-        """Return the first counter that `BEATS` looks in a row have found unchanged, or None.
+        """Return the first counter that so many looks in a row have found unchanged, or None.
 
-        counts: The counters by name, the same names in each look.
+        counts: The counters by name.
         """
         for name, count in counts.items():
             same = self._counts.get(name) == count
             self._unchanged[name] = self._unchanged.get(name, 0) + 1 if same else 0
         self._counts = dict(counts)
-        return next((name for name, looks in self._unchanged.items() if looks >= BEATS), None)
+        return next((name for name in counts if self._unchanged[name] >= self._looks), None)
 
 
 class Heartbeats:
@@ -58,10 +59,8 @@ class Heartbeats:
 
         Called `BEATS` times in timeout_seconds.
         """
-        self._store.add(f"beats-{self._rank}", 1)
-        lost = self._silence.look(
-            {other: self._store.add(f"beats-{other}", 0) for other in self._others}
-        )
+        self.count_up()
+        lost = self._silence.look({other: beats(self._store, int(other)) for other in self._others})
         if lost is None:
             return None
         key = f"host-{lost}"
@@ -71,6 +70,15 @@ class Heartbeats:
             f"rank {lost} on {host} has given no sign of life for timeout_seconds = "
             f"{self._timeout_seconds:g} s; it is stopped, or its machine or link is down"
         )
+
+    def count_up(self) -> None:
+        """Give a sign of life."""
+        self._store.add(f"beats-{self._rank}", 1)
+
+
+def beats(store: Any, rank: int) -> int:
+    """How many signs of life a rank has given."""
+    return int(store.add(f"beats-{rank}", 0))
 
 
 def watch_progress(

@@ -1,15 +1,17 @@
 """Joining the process group that torchrun or `start_ranks` prepared, and placing workers."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from adloco.distributed.launch.failures import End, shared_failures
-from adloco.distributed.launch.restarts import check_restarts, of_this_start
+from adloco.distributed.launch.connections import cut_connections, open_sockets
+from adloco.distributed.launch.failures import End, meet, shared_failures
+from adloco.distributed.launch.quorum import Quorum, connect, first_quorum
+from adloco.distributed.launch.restarts import check_restarts, store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
@@ -22,18 +24,28 @@ CHOICES_SHOWN = 6
 
 
 def num_ranks() -> int:
-    """Number of ranks in this run, as set by torchrun (or `start_ranks`); else 1."""
+    """Number of ranks in this run: those that torchrun (or `start_ranks`) has started, or that are
+    left of them; else 1.
+    """
+    if dist.is_initialized():
+        return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def this_rank() -> int:
-    """This process's rank, as set by torchrun (or `start_ranks`); else 0."""
+    """This process's rank among those that `num_ranks` counts; else 0."""
+    if dist.is_initialized():
+        return dist.get_rank()
     return int(os.environ.get("RANK", "0"))
 
 
 @contextmanager
 def process_group(
-    end: End | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+    end: End | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    *,
+    quorum: Quorum | None = None,
+    on_loss: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Join the other ranks of a run while the context is open; one process alone does nothing.
 
@@ -43,28 +55,46 @@ def process_group(
             by the longest wait of a collective.
         timeout_seconds: A rank that gives no sign of life for so long is lost. Collectives wait ten
             times as long for one that lives.
+        quorum: The processes that make up the group; None: all that were started together.
+        on_loss: Called from a thread after a rank was lost, with this rank's connections cut; the
+            work inside should end soon. `next_quorum` has those that are left. None: `end` is
+            called.
 
     Raises:
         ValueError: torchrun would restart the ranks in a way that cannot work.
         LostRankError: Another rank was killed, is stopped or cannot be reached.
         OtherRankError: Another rank failed; it has that rank's message.
     """
-    if num_ranks() == 1:
+    if quorum is None and num_ranks() == 1:
         yield
         return
+    quorum = quorum or first_quorum()
     check_restarts()
     timeout = longest_wait(timeout_seconds)
-    store, rank, count = next(rendezvous("env://", timeout=timeout))
+    kept, port = open_sockets(), int(os.environ["MASTER_PORT"])
+    # Rank 0 keeps the store if no launcher does.
+    kept_store = None if store_outlives_ranks() else next(rendezvous("env://", timeout=timeout))
+
+    def leave() -> None:
+        assert on_loss is not None
+        on_loss()
+        cut_connections(kept, port)
+
+    meet(quorum, timeout.total_seconds())
     # By default torch uses gloo for tensors on the CPU and NCCL for those on GPUs.
     dist.init_process_group(
-        store=of_this_start(store), rank=rank, world_size=count, timeout=timeout
+        store=quorum.keys(connect()),
+        rank=quorum.rank,
+        world_size=len(quorum.members),
+        timeout=timeout,
     )
     try:
-        with shared_failures(end, timeout_seconds):
+        with shared_failures(quorum, end, leave if on_loss else None, timeout_seconds):
             yield
             dist.barrier()
     finally:
         dist.destroy_process_group()
+        del kept_store
 
 
 def island_shape(

@@ -18,7 +18,7 @@ VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 def of_this_start(store: Any) -> Any:
     """The store with keys that belong to this start of the ranks."""
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _store_is_shared() else "0"
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if store_outlives_ranks() else "0"
     return dist.PrefixStore(f"adloco-{restarts}", store)  # type: ignore[attr-defined]
 
 
@@ -27,13 +27,13 @@ def check_restarts() -> None:
     allowed = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     machines = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
     require(
-        not (allowed and machines > 1 and _store_is_shared()),
+        not (allowed and machines > 1 and store_outlives_ranks()),
         f"torchrun --max-restarts {allowed} over {machines} machines needs {VARIABLE}=1, because "
         "restarted ranks would find the addresses of the old ones; set that variable on all "
         "machines",
     )
 
 
-def _store_is_shared() -> bool:
-    """True if a launcher keeps one store for all starts of the ranks."""
+def store_outlives_ranks() -> bool:
+    """True if a launcher keeps one store for all starts of the ranks; else rank 0 keeps it."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

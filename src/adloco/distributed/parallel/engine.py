@@ -76,7 +76,7 @@ class IslandGroup:
     def __init__(self, mesh: DeviceMesh, group: dist.ProcessGroup, traffic: Traffic) -> None:
         """
         Args:
-            mesh: The ranks of the island by dimensions "replica" and "shard".
+            mesh: The ranks of the island by replica and shard.
             group: The same ranks as one group.
             traffic: Counts the bytes that the ranks exchange.
         """
@@ -84,7 +84,7 @@ class IslandGroup:
         self.group = group
         self.traffic = traffic
         self.rank = dist.get_rank(group)
-        self.replicas = mesh["replica"].size()
+        self.replicas = mesh.size(0)
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """Add up each number over the island, in float64."""

@@ -33,7 +33,9 @@ class ShardedModel:
     def __init__(
         self, model: nn.Module, island: IslandGroup, compile: bool, fill: Fill | None
     ) -> None:
-        mesh = island.mesh if island.replicas > 1 else island.mesh["shard"]
+        mesh, names = island.mesh, island.mesh.mesh_dim_names
+        assert names is not None
+        mesh = mesh if island.replicas > 1 else mesh[names[1]]
         _check_shardable(model)
         for part in (*blocks(model), model):
             if fill:

@@ -8,6 +8,7 @@ same order, also on those that host none of its workers, and keeps the groups of
 islands.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
@@ -81,10 +82,13 @@ class Ranks:
         self._process = OneProcess(device, threads if self.ranks_per_worker == 1 else 1)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         if self.ranks_per_worker > 1:
+            # torch takes meshes of one shape and these names for equal, and its caches of sharded
+            # operations outlive a process group: one name is new for each group.
+            replica, shard = "replica", f"shard-{time.monotonic_ns()}"
             mesh = init_device_mesh(
                 device.type,
                 (self._num_islands, replicas, shards),
-                mesh_dim_names=("worker", "replica", "shard"),
+                mesh_dim_names=("worker", replica, shard),
             )
             self._inside = self._new_group(
                 [
@@ -92,8 +96,8 @@ class Ranks:
                     for first in range(0, self.num_ranks, self.ranks_per_worker)
                 ]
             )
-            self._replicas = mesh["replica"].get_group()
-            self._island_group = IslandGroup(mesh["replica", "shard"], self._inside, self.traffic)
+            self._replicas = mesh[replica].get_group()
+            self._island_group = IslandGroup(mesh[replica, shard], self._inside, self.traffic)
         # Every rank has the same intra-operator threads, however many workers it hosts, because
         # the numbers must not depend on the placement.
         torch.set_num_threads(1)

@@ -1,0 +1,252 @@
+"""Which processes train together, and how those that are left meet again after one is lost.
+
+A *quorum* is a set of processes that form one process group, in the order of their ranks. A process
+has an id: its rank at the start, or the next free number if it was started later. After a loss, or
+when others ask to join, every process that is left says at the store that it is there. Once all are
+there or known to be lost, the first one to see that writes down the next quorum, and all read it.
+
+There is one store, so there is one next quorum: if a link divides the ranks, those that reach the
+store go on, and the others end. Two parts of a run never both go on.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from adloco.distributed.launch.heartbeats import Silence, beats
+from adloco.distributed.launch.restarts import of_this_start
+from adloco.errors import LostRankError
+
+LOOK_SECONDS, LOOKS = 0.2, 50
+"""A process that is missing at the meeting is lost if so many looks find no sign of life of it."""
+EXPELLED_SECONDS = 3.0
+"""How long to wait until a launcher on this machine has ended a process that is taken for lost."""
+CONNECT_SECONDS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quorum:
+    """The processes that train together until one is lost or joins."""
+
+    number: int
+    """How many quorums the run had before, since its processes were started."""
+    members: tuple[int, ...]
+    """Ids of the processes, in the order of their ranks."""
+    process: int
+    """Id of this process."""
+    shape: tuple[int, int] | None = None
+    """Shards and replicas of an island; None: the recipe says."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self.members.index(self.process)
+
+    def keys(self, store: Any) -> Any:
+        """The store with keys that belong to this quorum."""
+        return dist.PrefixStore(f"quorum-{self.number}", store)  # type: ignore[attr-defined]
+
+
+def connect() -> Any:
+    """A new connection to the store at which torchrun (or `start_ranks`) let the ranks meet."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(seconds=CONNECT_SECONDS)
+    store = dist.TCPStore(host, port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+    return of_this_start(store)
+
+
+def started_later() -> bool:
+    """True if a launcher has started this process to take the place of a lost one."""
+    return int(os.environ.get("RANK", "0")) >= int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def first_quorum() -> Quorum:
+    """The quorum of the processes that were started together, or for one that was started later the
+    next one that it is in.
+    """
+    count, process = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    if started_later():
+        return join(process)
+    return Quorum(number=0, members=tuple(range(count)), process=process)
+
+
+def report_death(store: Any, process: int, how: str) -> None:
+    """Tell all that a process has ended, which it could not do itself.
+
+    Args:
+        store: The store of the launcher that started it.
+        process: Its id.
+        how: How it ended: the rest of a sentence about it.
+    """
+    keys = of_this_start(store)
+    keys.set(f"dead-{process}", how)
+    keys.add("deaths", 1)
+
+
+def expelled(store: Any, number: int) -> tuple[int, list[int]]:
+    """The number of the newest quorum, and the ids that quorums after `number` have left out as
+    lost; called by a launcher.
+    """
+    keys = of_this_start(store)
+    newest = _newest(keys, number)
+    found = [_read(keys, later)["lost"] for later in range(number + 1, newest + 1)]
+    return newest, [process for lost in found for process in lost]
+
+
+def can_grow(quorum: Quorum, shape: tuple[int, int], most_islands: int) -> bool:
+    """True if processes that ask to join make up another island, and there is room for it.
+
+    Args: as those of `next_quorum`.
+    """
+    size = math.prod(shape)
+    room = len(quorum.members) < most_islands * size
+    return room and len(_asking(connect(), quorum.number, ())) >= size
+
+
+def next_quorum(
+    quorum: Quorum, shape: tuple[int, int], most_islands: int, timeout_seconds: float
+) -> Quorum:
+    """Meet the other processes again; called by all that are left, outside the process group.
+
+    Args:
+        quorum: The quorum before.
+        shape: Shards and replicas of an island. One that has lost a rank is left out, and its
+            others ask to join.
+        most_islands: More islands than that have nothing to do.
+        timeout_seconds: A process that gives no sign of life for so long is lost. Those that are
+            only late at the meeting are waited for.
+
+    Returns:
+        The next quorum that this process is in.
+
+    Raises:
+        LostRankError: No island is whole, or the others have taken this process for lost.
+    """
+    store, number = connect(), quorum.number + 1
+    store.set(f"joined-{number}-{quorum.process}", "")
+    present = _present(store, quorum, timeout_seconds)
+    if not store.check([f"quorum-{number}"]):
+        lost = [member for member in quorum.members if member not in present]
+        asking = _asking(store, quorum.number, lost)
+        chosen = _choose(quorum.members, present, asking, math.prod(shape), most_islands)
+        if not chosen:
+            raise LostRankError(
+                f"{len(present)} of {len(quorum.members)} ranks are left, too few for an island of "
+                f"{math.prod(shape)}"
+            )
+        written = json.dumps({"members": chosen, "lost": lost, "shape": shape})
+        store.compare_set(f"quorum-{number}", "", written)
+    decided = _read(store, number)
+    if quorum.process in decided["lost"]:
+        raise LostRankError(
+            "the other ranks have taken this one for lost, because it gave no sign of life, and "
+            "have gone on without it"
+        )
+    if quorum.process not in decided["members"]:
+        return join(quorum.process)
+    _wait_until_ended(store, decided["lost"])
+    return _decided(store, number, quorum.process)
+
+
+def join(process: int) -> Quorum:
+    """Ask to join, and wait for the quorum that this process is in."""
+    store = connect()
+    number = _newest(store, 0)
+    store.set(f"asks-{store.add('asked', 1)}", str(process))
+    while True:
+        number += 1
+        while not store.check([f"quorum-{number}"]):
+            time.sleep(LOOK_SECONDS)
+        if process in _read(store, number)["members"]:
+            return _decided(store, number, process)
+
+
+def _present(store: Any, quorum: Quorum, timeout_seconds: float) -> list[int]:
+    """The members that are at the meeting, once all others are lost or the meeting is over."""
+    number, silence = quorum.number + 1, Silence(min(LOOKS, round(timeout_seconds / LOOK_SECONDS)))
+    lost: set[int] = set()
+    while True:
+        present = [
+            member
+            for member in quorum.members
+            if member not in lost and store.check([f"joined-{number}-{member}"])
+        ]
+        late = [member for member in quorum.members if member not in {*present, *lost}]
+        if not late or store.check([f"quorum-{number}"]):
+            return present
+        lost |= {member for member in late if store.check([f"dead-{member}"])}
+        keys = quorum.keys(store)
+        counts = {str(member): beats(keys, quorum.members.index(member)) for member in late}
+        silent = silence.look(counts)
+        lost |= {int(silent)} if silent else set()
+        time.sleep(LOOK_SECONDS)
+
+
+def _choose(
+    members: Sequence[int],
+    present: Collection[int],
+    asking: Iterable[int],
+    size: int,
+    most_islands: int,
+) -> list[int]:
+    """The members of the next quorum: whole islands as they were, then new ones of all others.
+
+    size: Ranks of an island.
+    """
+    before = [list(members[first : first + size]) for first in range(0, len(members), size)]
+    islands = [island for island in before if {*island} <= {*present}]
+    kept = {member for island in islands for member in island}
+    others = [*(member for member in present if member not in kept), *asking]
+    islands += [others[first : first + size] for first in range(0, len(others), size)]
+    whole = [island for island in islands if len(island) == size][:most_islands]
+    return [member for island in whole for member in island]
+
+
+def _asking(store: Any, number: int, lost: Collection[int]) -> list[int]:
+    """Ids of the processes that have asked to join, live, and are not in a quorum.
+
+    number: The newest quorum.
+    lost: Processes that are lost since then.
+    """
+    asked = [int(store.get(f"asks-{turn + 1}")) for turn in range(store.add("asked", 0))]
+    members = _read(store, number)["members"] if number else []
+    return [
+        process
+        for process in dict.fromkeys(asked)
+        if process not in {*members, *lost} and not store.check([f"dead-{process}"])
+    ]
+
+
+def _wait_until_ended(store: Any, lost: Iterable[int]) -> None:
+    """Give launchers time to end processes that are taken for lost, which may hold a lock."""
+    deadline = time.monotonic() + EXPELLED_SECONDS
+    left = list(lost)
+    while left and time.monotonic() < deadline:
+        left = [process for process in left if not store.check([f"dead-{process}"])]
+        time.sleep(LOOK_SECONDS if left else 0)
+
+
+def _newest(store: Any, number: int) -> int:
+    """The number of the newest quorum, if that of an earlier one is `number`."""
+    while store.check([f"quorum-{number + 1}"]):
+        number += 1
+    return number
+
+
+def _decided(store: Any, number: int, process: int) -> Quorum:
+    decided = _read(store, number)
+    shards, replicas = decided["shape"]
+    members = tuple(decided["members"])
+    return Quorum(number=number, members=members, process=process, shape=(shards, replicas))
+
+
+def _read(store: Any, number: int) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = json.loads(store.get(f"quorum-{number}"))
+    return found
