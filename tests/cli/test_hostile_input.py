@@ -35,6 +35,7 @@ REPORT, EVALUATE = ("report",), ("evaluate", "--windows", "1")
 DAMAGED = {
     "run/metrics.jsonl": REPORT,
     "run/steps.jsonl": REPORT,
+    "run/starts.jsonl": REPORT,
     "run/environment.json": REPORT,
     "run/recipe.toml": EVALUATE,
     "run/model/config.json": EVALUATE,

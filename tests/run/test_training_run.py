@@ -93,6 +93,10 @@ SUMMARY = {
     "spikes",
     "rolled_back",
     "syncs_left_out",
+    "interruptions",
+    "tokens_repeated",
+    "seconds_lost",
+    "goodput",
     "num_parameters",
     "recipe",
 }
@@ -123,6 +127,7 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
         "environment.json",
         "metrics.jsonl",
         "steps.jsonl",
+        "starts.jsonl",
         "checkpoints",
         "plots",
         "report.html",

@@ -63,6 +63,12 @@ class RunState:
         here = sum(worker.round_samples for worker in self.workers.values())
         return self.samples + (here if self.in_round else 0)
 
+    @property
+    def saved_samples(self) -> int:
+        """Samples trained on at the checkpoint that was loaded, all workers' in its round."""
+        begun = sum(self.last_samples.values()) if self.in_round else 0
+        return self.samples + int(begun)
+
     def replicas(self, trainer: Trainer, placement: Placement) -> list[Replica]:
         """The live tensors of the trainer's workers in this process."""
         here = placement.local(trainer.worker_ids)

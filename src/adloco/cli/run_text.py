@@ -5,6 +5,7 @@ from typing import Any
 
 from adloco.config.recipe_text import named_settings
 from adloco.metrics import ROUND, WORKER, Metric, Record, change_text, validation, values
+from adloco.run.starts import Start, losses
 from adloco.run.training_run import TrainingRun
 
 GATED = ("relative_norm", "cosine_with_others")
@@ -12,7 +13,9 @@ GATED = ("relative_norm", "cosine_with_others")
 
 
 def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
-    """Five lines about a finished run, one that names its files, and one with a next command."""
+    """Five lines about a finished run, one about its interruptions if there were any, one that
+    names its files, and one with a next command.
+    """
     last = run.history[-1]
     merges = sum(len(record["merges"]) for record in run.history)
     batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
@@ -41,6 +44,7 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
         f"{summary['syncs']} syncs, {sent_text(last)} sent per worker{shrunk}{ratio}{seconds}",
         f"{summary['tokens'] / summary['seconds']:,.0f} tokens/s with evaluation and checkpoints, "
         f"{number_text(last, 'memory_bytes')} at most",
+        *filter(None, [interruptions_text(run.starts.lines, summary["seconds"])]),
         f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints "
         f"{run.folder / 'checkpoints'}",
         f"compare it with another: adloco compare {run.folder} OTHER_RUN_OR_RECIPE",
@@ -136,6 +140,23 @@ def _bad_numbers(record: Record) -> list[str]:
         for name, text in done.items()
         if row.get(name)  # Older runs have none.
     ]
+
+
+def interruptions_text(starts: Sequence[Start], seconds: float) -> str:
+    """What the run has lost at its interruptions, in a line; empty if there were none.
+
+    Args:
+        starts: Its starts and stops.
+        seconds: Of training that counts so far.
+    """
+    lost = losses(starts)
+    times = "once" if lost.interruptions == 1 else f"{lost.interruptions} times"
+    return (
+        f"interrupted {times}: {lost.tokens_repeated:,} tokens repeated, "
+        f"{lost.seconds_lost:,.1f} s lost, goodput {lost.goodput(seconds):.1%}"
+        if lost.interruptions
+        else ""
+    )
 
 
 def measured_text(row: Record, measures: Sequence[Metric]) -> str:

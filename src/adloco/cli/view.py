@@ -15,6 +15,7 @@ from adloco.cli.run_text import (
     batch_text,
     clock,
     event_texts,
+    interruptions_text,
     measured_text,
     number_text,
     round_text,
@@ -118,6 +119,8 @@ class LiveView:
             parts.append(Text("first round running ...", style="dim"))
         else:
             parts += [self._trainers(self._record), self._traffic(self._record)]
+        lost = interruptions_text(self._run.starts.lines, self._run.progress().seconds)
+        parts += [Text(lost, style="dim")] if lost else []
         parts += [Text(text, style="magenta") for text in self._events[-EVENTS_SHOWN:]]
         parts += self._warnings()
         title, folder = Text(f"adloco: {recipe.run.name}"), Text(str(self._run.folder))

@@ -24,10 +24,12 @@ from adloco.metrics import (
 )
 from adloco.report.curves import Curve, curve_content
 from adloco.report.html import embedded, write_page
+from adloco.report.interruptions import interruption_cards, interruption_tables
 from adloco.report.step_losses import StepLosses, step_losses, steps_per_point
 from adloco.rules.failure_signs import all_signs
 from adloco.run.changes import read_changes
 from adloco.run.records import Records, read_json
+from adloco.run.starts import read_starts
 
 ROWS = 60
 """About as many rounds are in the table; those of a longer run are evenly spaced."""
@@ -56,6 +58,9 @@ def write_report(folder: Path) -> Path:
     path = folder / "report.html"
     content = _content(recipe, records, steps, images, environment)
     content["resumed_with"] = [change.text for change in read_changes(folder)]
+    starts = read_starts(folder)
+    content["interruption_cards"] = interruption_cards(starts, records[-1]["seconds"])
+    content["interruption_tables"] = interruption_tables(starts)
     write_page(path, "report.html", content | {"gradients": gradient_content(folder)})
     return path
 

@@ -50,21 +50,33 @@ def record_fault(line: Any) -> str:
 
 def round_fault(line: Any) -> str:
     """What is wrong with a line of which only the round counts; empty if nothing is."""
-    return "" if isinstance(line, dict) and _is_count(line.get("round")) else "round"
+    return "" if isinstance(line, dict) and is_count(line.get("round")) else "round"
 
 
 def step_fault(line: Any) -> str:
     """What is wrong with a line of steps.jsonl; empty if nothing is."""
     if not isinstance(line, dict):
         return "no object"
-    wrong = [name for name in STEP if not _is_count(line.get(name))]
-    wrong += [] if _is_number(line.get("loss", "")) else ["loss"]
+    wrong = [name for name in STEP if not is_count(line.get(name))]
+    wrong += [] if is_number(line.get("loss", "")) else ["loss"]
     return wrong[0] if wrong else "inner_step" if line["inner_step"] == 0 else ""
 
 
 def memory_fault(line: Any) -> str:
     """What is wrong with a line of out_of_memory.jsonl; empty if nothing is."""
-    return "" if isinstance(line, dict) and _is_count(line.get("pass_limit")) else "pass_limit"
+    return "" if isinstance(line, dict) and is_count(line.get("pass_limit")) else "pass_limit"
+
+
+def is_number(value: Any) -> bool:
+    """True for a finite number of a usual size, and for null."""
+    if type(value) is float:
+        return abs(value) < LARGEST_FLOAT  # False for nan.
+    return value is None or (type(value) is int and abs(value) < LARGEST)
+
+
+def is_count(value: Any) -> bool:
+    """True for a whole number of a usual size that is not negative."""
+    return type(value) is int and 0 <= value < LARGEST
 
 
 def _fault(
@@ -74,11 +86,11 @@ def _fault(
     for row in rows:
         for name in (*table, *others):
             value = row.get(name, None if name in NEWER else "")
-            fits = _is_count if name in table and table[name].whole else _is_number
+            fits = is_count if name in table and table[name].whole else is_number
             if not (fits(value) if value is not None else name not in NEVER_NULL):
                 return name
         # A task has measures of its own.
-        other = [name for name in row if name.startswith("val_") and not _is_number(row[name])]
+        other = [name for name in row if name.startswith("val_") and not is_number(row[name])]
         if other:
             return other[0]
     return (
@@ -89,11 +101,11 @@ def _fault(
 def _merge_fault(merge: Mapping[str, Any]) -> str:
     absorbed, weights = merge.get("absorbed"), merge.get("weights")
     fits = (
-        _is_count(merge.get("survivor"))
+        is_count(merge.get("survivor"))
         and isinstance(absorbed, list)
-        and all(map(_is_count, absorbed))
+        and all(map(is_count, absorbed))
         and isinstance(weights, dict)
-        and all(value is not None and _is_number(value) for value in weights.values())
+        and all(value is not None and is_number(value) for value in weights.values())
     )
     return "" if fits else "merges"
 
@@ -101,18 +113,7 @@ def _merge_fault(merge: Mapping[str, Any]) -> str:
 def _change_fault(change: Mapping[str, Any]) -> str:
     fits = (
         change.get("setting") in ROUND
-        and all(_is_number(change.get(name, "")) for name in ("before", "after"))
+        and all(is_number(change.get(name, "")) for name in ("before", "after"))
         and isinstance(change.get("reason"), str)
     )
     return "" if fits else "changes"
-
-
-def _is_number(value: Any) -> bool:
-    """True for null too."""
-    if type(value) is float:
-        return abs(value) < LARGEST_FLOAT  # False for nan.
-    return value is None or (type(value) is int and abs(value) < LARGEST)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < LARGEST

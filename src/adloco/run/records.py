@@ -164,15 +164,15 @@ class Records:
 
     def read(self) -> list[Record]:
         """All lines of metrics.jsonl."""
-        return list(_lines(self.folder / METRICS))
+        return list(read_lines(self.folder / METRICS))
 
     def read_whole(self) -> list[Record]:
         """All lines of metrics.jsonl; ValueError if a number is missing in one of them."""
-        return list(_lines(self.folder / METRICS, record_fault))
+        return list(read_lines(self.folder / METRICS, record_fault))
 
     def steps(self) -> Iterator[Record]:
         """The lines of steps.jsonl, one after another; ValueError at one that is damaged."""
-        return _lines(self.folder / STEPS, step_fault)
+        return read_lines(self.folder / STEPS, step_fault)
 
     def newest(self) -> Record:
         """The newest line of metrics.jsonl, read from the file's end; empty if there is none."""
@@ -209,7 +209,7 @@ class Records:
     def pass_limit(self) -> int:
         """The smallest limit recorded by `add_out_of_memory`, in samples; 0 if there is none."""
         return min(
-            (line["pass_limit"] for line in _lines(self.folder / OUT_OF_MEMORY, memory_fault)),
+            (line["pass_limit"] for line in read_lines(self.folder / OUT_OF_MEMORY, memory_fault)),
             default=0,
         )
 
@@ -242,7 +242,7 @@ class Records:
         notices = []
         for name in (METRICS, STEPS):
             file = self.folder / name
-            kept = [line for line in _lines(file) if line["round"] <= rounds]
+            kept = [line for line in read_lines(file) if line["round"] <= rounds]
             # A full disk has no room for a copy, which is rarely needed.
             if _text(kept) != (file.read_text() if file.exists() else ""):
                 write_text(file, _text(kept))
@@ -281,6 +281,25 @@ def finite(value: Any) -> Any:
     return value
 
 
+def read_lines(file: Path, fault: Callable[[Any], str] = round_fault) -> Iterator[Record]:
+    """The complete lines of a JSONL file, one after another; none if there is no file.
+
+    Args:
+        file: The file.
+        fault: (line) -> what is wrong with it, or an empty text.
+
+    Raises:
+        ValueError: A line is damaged.
+    """
+    if not file.exists():
+        return
+    # A process that was killed while writing leaves an incomplete last line.
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.endswith(b"\n"):
+                yield _parse(line, file, f"line {number}", fault)
+
+
 def _rounds(numbers: Sequence[int]) -> str:
     """Rounds in words: "rounds 2 to 4, 7"."""
     starts = [number for number in numbers if number - 1 not in numbers]
@@ -299,16 +318,6 @@ def _append(file: Path, lines: Sequence[Record]) -> None:
 
 def _text(lines: Sequence[Record]) -> str:
     return "".join(json.dumps(finite(line), allow_nan=False) + "\n" for line in lines)
-
-
-def _lines(file: Path, fault: Callable[[Any], str] = round_fault) -> Iterator[Record]:
-    if not file.exists():
-        return
-    # A process that was killed while writing leaves an incomplete last line.
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.endswith(b"\n"):
-                yield _parse(line, file, f"line {number}", fault)
 
 
 def _parse(line: bytes, file: Path, where: str, fault: Callable[[Any], str]) -> Record:

@@ -18,6 +18,7 @@ from adloco.metrics import Record
 from adloco.run import checkpoint
 from adloco.run.budget import Budget
 from adloco.run.changes import keep_changes, skipped_by
+from adloco.run.clock import Clock
 from adloco.run.environment import describe_environment, rng_state, set_rng_state
 from adloco.run.folder import (
     CHECKPOINTS,
@@ -44,6 +45,7 @@ from adloco.run.start import (
     prepare_run,
     problem_of_model,
 )
+from adloco.run.starts import Point, Starts, losses
 from adloco.run.stored import (
     StoredRun,
     check_corpus,
@@ -102,6 +104,7 @@ class TrainingRun:
         self.resumed = stored is not None
         self.records = Records(folder)
         self.history: list[Record] = []
+        self.starts = Starts(folder, writes=placement.is_rank_zero)
         self.algorithm = build_algorithm(parts)
         if stored is None:
             self.algorithm.state.skip_samples(self.recipe.data.skip_samples)
@@ -121,7 +124,7 @@ class TrainingRun:
         self._files: dict[str, str] = {}
         self._rows_before = self.task.rows_read() or 0
         self._seconds_before = 0.0
-        self._started = time.monotonic()
+        self._clock = Clock()
 
     @staticmethod
     def create(recipe: Recipe) -> "TrainingRun":
@@ -193,9 +196,12 @@ class TrainingRun:
             run.notices += [change.text for change in stored.changes]
             run._take_limit(placement.agree(run.records.pass_limit()))
             set_rng_state(stored.about["rng"], run.device)
-            run._seconds_before = stored.about["seconds"]
+            run._clock.set(stored.about["seconds"])
             run._files = file_checksums(folder)
             if placement.is_rank_zero:
+                run.starts.resume(
+                    run._point(run.algorithm.state.saved_samples), run.records.newest()
+                )
                 keep_budget(folder, stored.recipe)
                 keep_changes(folder, stored.recipe, stored.changes)
                 run.notices += set_aside(damaged, chosen)
@@ -233,13 +239,23 @@ class TrainingRun:
                 )
                 # A run made longer is not finished any more.
                 (self.folder / SUMMARY).unlink(missing_ok=True)
-            for record in self._train():
-                self._trackers.log(record)
-                yield record
+            self._seconds_before = self._clock.seconds
+            self._rows_before = self.task.rows_read() or 0
+            self.starts.begin(self._point(self.algorithm.state.samples_so_far))
+            with self._clock.running():
+                for record in self._train():
+                    self._trackers.log(record)
+                    yield record
+
+    def _point(self, samples: int) -> Point:
+        """How far the run has come, with so many samples."""
+        return Point(
+            round=self.algorithm.state.rounds_done,
+            tokens=samples * self.recipe.data.context_tokens,
+            seconds=round(self._clock.seconds, 3),
+        )
 
     def _train(self) -> Iterator[Record]:
-        self._started = time.monotonic()
-        self._rows_before = self.task.rows_read() or 0
         while not self.finished:
             before, samples = time.monotonic(), self.algorithm.state.samples_so_far
             report = self._round()
@@ -306,12 +322,13 @@ class TrainingRun:
         """Tokens and seconds so far, including those of the round in progress."""
         tokens = self.algorithm.state.samples_so_far * self.recipe.data.context_tokens
         part, words = self._budget.used(self.algorithm.state)
-        rows, trained = self.task.rows_read(), max(1e-9, time.monotonic() - self._started)
+        seconds, rows = self._clock.seconds, self.task.rows_read()
+        here = max(1e-9, seconds - self._seconds_before)
         return Progress(
             tokens=tokens,
             rows=rows,
-            rows_per_second=None if rows is None else (rows - self._rows_before) / trained,
-            seconds=self._seconds(),
+            rows_per_second=None if rows is None else (rows - self._rows_before) / here,
+            seconds=seconds,
             part=part,
             budget=words,
         )
@@ -324,6 +341,7 @@ class TrainingRun:
             num_parameters=self.algorithm.num_parameters,
             recipe=self.recipe.run.name,
         )
+        summary |= losses(self.starts.lines).summary(summary["seconds"])
         summary["corpus"] = self.task.corpus
         write_json(self.folder / SUMMARY, summary)
         return summary
@@ -358,11 +376,10 @@ class TrainingRun:
             trainer: self.recipe.task.measured(of_trainer) for trainer, of_trainer in means.items()
         }
 
-    def _seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._started
-
     def _save(self, *, last: bool) -> None:
         self.saving.try_to_save(self._checkpoint_name(), self._checkpoint, last=last)
+        if last:
+            self.starts.stop(self._point(self.algorithm.state.samples_so_far))
 
     def _checkpoint_name(self) -> str:
         """Rounds and inner steps so far; names sort by age."""
@@ -378,7 +395,7 @@ class TrainingRun:
             raise self._with_checkpoint(error) from error
         about = {
             "rng": rng_state(self.device),
-            "seconds": self._seconds(),
+            "seconds": self._clock.seconds,
             "checkpoint_seconds": self.saving.seconds,
             "corpus": self.task.corpus,
             "recipe": deciding_settings(self.recipe),

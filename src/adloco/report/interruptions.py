@@ -1,0 +1,58 @@
+"""Shows when a run was interrupted and went on, and what that has cost."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from adloco.report.compare_page import Cell, Table
+from adloco.report.readable import TIMES, readable
+from adloco.run.starts import Start, losses
+
+GOING_ON = {"resume": "resumed", "regroup": "ranks regrouped", "join": "ranks joined"}
+"""Kinds of starts after the first, in words."""
+
+
+def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[str, str]]:
+    """What a run has lost at its interruptions; no cards if it lost nothing.
+
+    Args:
+        starts: Its starts and stops.
+        seconds: Of training that counts.
+    """
+    lost = losses(starts)
+    cards = [
+        ("interruptions", f"{lost.interruptions:,}"),
+        ("tokens repeated", f"{lost.tokens_repeated:,}"),
+        ("time lost", readable(lost.seconds_lost, TIMES)),
+        ("goodput", f"{lost.goodput(seconds):.1%}"),
+    ]
+    return cards if lost.interruptions else []
+
+
+def interruption_tables(starts: Sequence[Start]) -> list[Table]:
+    """A table of the starts after the first; no table if there are none."""
+    columns: dict[str, Callable[[Start], str]] = {
+        "start": _what,
+        "time (UTC)": lambda start: f"{datetime.fromtimestamp(start.time, UTC):%Y-%m-%d %H:%M:%S}",
+        "after round": lambda start: f"{start.round:,}",
+        "tokens repeated": lambda start: f"{start.tokens_repeated:,}",
+        "time repeated": lambda start: readable(start.seconds_repeated, TIMES),
+        "time down": lambda start: readable(start.seconds_down, TIMES),
+    }
+    rows = [
+        [Cell(show(start)) for show in columns.values()]
+        for start in starts
+        if start.kind in GOING_ON
+    ]
+    note = (
+        "Rounds after the checkpoint are trained again: their first time is the time repeated. "
+        "Time down is the rest of the time without training that counts: after a failure it is "
+        "lost, after a stop it is a pause. Goodput is the time that counts, relative to itself "
+        "with the time lost."
+    )
+    table = Table(title="Interruptions", note=note, columns=list(columns), rows=rows)
+    return [table] if rows else []
+
+
+def _what(start: Start) -> str:
+    cause = "failure" if start.failed else "stop"
+    return GOING_ON[start.kind] + ("" if start.kind == "join" else f" after a {cause}")

@@ -1,0 +1,241 @@
+"""Starts of a run and what was lost before each: starts.jsonl, a line each time that training
+begins, goes on or is stopped.
+
+The run's clock counts the seconds of training that are kept (`seconds` in metrics.jsonl). What a
+failure costs is the time since the line before, less what the clock has counted since then, so that
+no process has to say when it died.
+"""
+
+import json
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from adloco.errors import RunWarning
+from adloco.metrics import Record
+from adloco.run.record_check import is_count, is_number
+from adloco.run.records import read_lines
+from adloco.whole_file import write_text
+
+STARTS = "starts.jsonl"
+LARGEST_TIME = 2**36
+"""In seconds since 1970; the calendar of Python ends later."""
+Kind = Literal["begin", "resume", "regroup", "join", "stop"]
+"""What happened.
+
+begin: the run began.
+resume: a new process goes on from a checkpoint.
+regroup: the ranks that are left go on in place from the beginning of the round.
+join: ranks came back, and the others lost nothing by it.
+stop: training ended with a checkpoint, because it was told to or its budget was spent.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """How far a run has come."""
+
+    round: int
+    """Complete rounds."""
+    tokens: int
+    """Tokens that were trained on, those of a round in progress included."""
+    seconds: float
+    """The run's clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A line of starts.jsonl."""
+
+    kind: Kind
+    time: float
+    """Seconds since 1970."""
+    round: int
+    tokens: int
+    seconds: float
+    """These three are the point from which training goes on, see `Point`."""
+    failed: bool = False
+    """True if training had ended before it without `stop`."""
+    tokens_repeated: int = 0
+    """Tokens of complete rounds that are trained again."""
+    seconds_repeated: float = 0.0
+    """Seconds that training them took."""
+    seconds_down: float = 0.0
+    """Seconds without training that is kept or repeated, whatever the reason: a pause, or the round
+    in which a process died, and the time until training went on.
+    """
+
+    @property
+    def interrupted(self) -> bool:
+        """True if something was lost before this start."""
+        return self.failed or self.tokens_repeated > 0
+
+    @property
+    def seconds_lost(self) -> float:
+        """Seconds that a failure cost; a pause is not lost."""
+        return self.seconds_repeated + (self.seconds_down if self.failed else 0.0)
+
+
+class Starts:
+    """Records when training starts and stops; only the process that writes knows the lines."""
+
+    def __init__(self, folder: Path, *, writes: bool) -> None:
+        """
+        Args:
+            folder: The run's folder.
+            writes: True if this process writes files; in all others nothing happens.
+        """
+        self.writes = writes
+        self.lines: list[Start] = []
+        """All starts and stops of the run."""
+        self._folder = folder
+        self._under_way = False
+        self._resumed: tuple[Point, Point] | None = None
+
+    def resume(self, at: Point, newest: Record) -> None:
+        """Read what was recorded, before records are cut; `begin` records the start.
+
+        Args:
+            at: The checkpoint from which training goes on.
+            newest: The newest line of metrics.jsonl; empty without one.
+
+        Raises:
+            ValueError: A line is damaged.
+        """
+        self.lines = read_starts(self._folder)
+        names = [field.name for field in fields(Point)]
+        self._resumed = at, Point(**{name: newest.get(name, 0) for name in names})
+
+    def begin(self, here: Point) -> None:
+        """Record that training begins or goes on, unless it is under way in this process."""
+        if not self._under_way:
+            at, reached = self._resumed or (here, here)
+            self.add("resume" if self._resumed or self.lines else "begin", at, reached)
+            self._under_way, self._resumed = True, None
+
+    def stop(self, here: Point) -> None:
+        """Record that training ends, with a checkpoint from which it can go on."""
+        self.add("stop", here, here)
+        self._under_way = False
+
+    def add(self, kind: Kind, at: Point, reached: Point) -> None:
+        """Append a line of this moment; without room for it, warn and go on.
+
+        Args:
+            kind: What happens.
+            at: Where training goes on. The run's clock must go on from `at.seconds`.
+            reached: How far the run had come before, with what is trained again from `at` on.
+
+        Raises:
+            ValueError: A line of the file is damaged.
+        """
+        if not self.writes:
+            return
+        before = read_starts(self._folder)
+        self.lines = [*before, start_after(before, kind, at, reached, time.time())]
+        file = self._folder / STARTS
+        try:
+            write_text(file, "".join(json.dumps(asdict(line)) + "\n" for line in self.lines))
+        except OSError as error:
+            warnings.warn(
+                f"{file} cannot be written ({error.strerror or error}); the run goes on, and the "
+                "file lacks a line",
+                RunWarning,
+                stacklevel=2,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """What a run has lost at its interruptions."""
+
+    interruptions: int
+    tokens_repeated: int
+    seconds_lost: float
+
+    def goodput(self, seconds: float) -> float:
+        """The part of the time, without pauses, that was training which counts: from 0 to 1.
+
+        Args:
+            seconds: The run's clock.
+        """
+        return seconds / (seconds + self.seconds_lost) if self.seconds_lost else 1.0
+
+    def summary(self, seconds: float) -> dict[str, float]:
+        """These numbers and the goodput, by their names in summary.json."""
+        return {**asdict(self), "goodput": self.goodput(seconds)}
+
+
+def losses(starts: Sequence[Start]) -> Losses:
+    """The sum over all starts of a run."""
+    return Losses(
+        interruptions=sum(start.interrupted for start in starts),
+        tokens_repeated=sum(start.tokens_repeated for start in starts),
+        seconds_lost=sum(start.seconds_lost for start in starts),
+    )
+
+
+def read_starts(folder: Path) -> list[Start]:
+    """The starts and stops of the run in a folder; none for a run of an earlier version.
+
+    Raises:
+        ValueError: A line is damaged.
+    """
+    names = [field.name for field in fields(Start)]
+    return [
+        Start(**{name: line[name] for name in names})
+        for line in read_lines(folder / STARTS, _fault)
+    ]
+
+
+def start_after(
+    before: Sequence[Start], kind: Kind, at: Point, reached: Point, now: float
+) -> Start:
+    """A start or stop, with what was lost since the line before it.
+
+    Args:
+        before: The lines before.
+        kind: What happened.
+        at: See `Starts.add`.
+        reached: See `Starts.add`.
+        now: Seconds since 1970.
+    """
+    here = Start(kind=kind, time=round(now, 3), **asdict(at))
+    if kind not in ("resume", "regroup"):
+        return here
+    last = before[-1] if before else None
+    # A stop within a round has come further than the newest record.
+    tokens, clock = max((point.tokens, point.seconds) for point in (at, reached, last or at))
+    if tokens == at.tokens:
+        clock = at.seconds
+    # Runs of earlier versions have no line that tells a stop from a failure.
+    failed = last.kind != "stop" if last else tokens > at.tokens
+    ended = now if last is None else last.time + (clock - last.seconds) * failed
+    return replace(
+        here,
+        failed=failed,
+        tokens_repeated=tokens - at.tokens,
+        seconds_repeated=round(max(0.0, clock - at.seconds), 3),
+        seconds_down=round(max(0.0, now - ended), 3),  # Clocks of machines may differ.
+    )
+
+
+def _fault(line: Any) -> str:
+    """What is wrong with a line of starts.jsonl; empty if nothing is."""
+    if not isinstance(line, dict):
+        return "no object"
+    numbers = ("time", "seconds", "seconds_repeated", "seconds_down")
+    fitting = {
+        "kind": line.get("kind") in get_args(Kind),
+        "failed": isinstance(line.get("failed"), bool),
+        **{name: is_count(line.get(name)) for name in ("round", "tokens", "tokens_repeated")},
+        **{name: _is_seconds(line.get(name)) for name in numbers},
+    }
+    return next((name for name, fits in fitting.items() if not fits), "")
+
+
+def _is_seconds(value: Any) -> bool:
+    return value is not None and is_number(value) and 0 <= value < LARGEST_TIME
