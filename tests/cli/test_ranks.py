@@ -21,6 +21,7 @@ import adloco
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.testing import run_on_ranks
+from adloco.run.starts import read_starts
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
 from tests.conftest import Train, WaitForSteps, small_flags, wait_for
@@ -205,6 +206,8 @@ def test_a_run_goes_on_from_disk_on_other_ranks(
     assert len(before) == 5
     flags = going_on or ["--placement.shard_size", "1"]
     assert main(["train", "--resume", str(tmp_path / "moved"), *flags]) == 0
+    _, stop, went_on, _ = read_starts(tmp_path / "moved")
+    assert stop.tokens == went_on.tokens == before[-1]["tokens"] and not went_on.interrupted
     expected, resumed = metrics(tmp_path / "run"), metrics(tmp_path / "moved")
     assert resumed[:5] == before
     assert [line["tokens"] for line in resumed] == [line["tokens"] for line in expected]

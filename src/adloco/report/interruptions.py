@@ -44,10 +44,10 @@ def interruption_tables(starts: Sequence[Start]) -> list[Table]:
         if start.kind in GOING_ON
     ]
     note = (
-        "Rounds after the checkpoint are trained again: their first time is the time repeated. "
-        "Time down is the rest of the time without training that counts: after a failure it is "
-        "lost, after a stop it is a pause. Goodput is the time that counts, relative to itself "
-        "with the time lost."
+        "Time repeated is what rounds that are trained again took the first time. Time down is "
+        "the rest of the time in which nothing that counts was trained: lost after a failure, a "
+        "pause after a stop. Goodput is the time that counts, divided by that time plus the time "
+        "lost."
     )
     table = Table(title="Interruptions", note=note, columns=list(columns), rows=rows)
     return [table] if rows else []
