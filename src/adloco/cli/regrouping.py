@@ -16,7 +16,9 @@ from adloco.cli.training_loop import JOINING, train
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
 from adloco.distributed.launch.quorum import (
+    Quorum,
     can_grow,
+    end_all,
     first_quorum,
     next_quorum,
     started_later,
@@ -25,6 +27,7 @@ from adloco.distributed.launch.restarts import store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
 from adloco.errors import LostRankError
 from adloco.run.environment import choose_device
+from adloco.run.starts import Kind
 from adloco.run.stored import CHANGEABLE, begun_run, resumed_recipe
 from adloco.run.training_run import TrainingRun
 
@@ -41,20 +44,24 @@ def train_with_those_left(arguments: Namespace) -> int:
     Raises:
         LostRankError: A rank was lost, and the others do not go on without it.
     """
-    part = _Part(arguments)
+    quorum = first_quorum() if num_ranks() > 1 else None
+    if started_later() and quorum is None:
+        return 0
+    part = _Part(arguments, quorum)
     while (code := part.train()) is None:
-        part.meet_again()
+        if not part.meets_again():
+            return 0
     return code
 
 
 class _Part:
     """This process's part in a run."""
 
-    def __init__(self, arguments: Namespace) -> None:
+    def __init__(self, arguments: Namespace, quorum: Quorum | None) -> None:
         self._arguments = arguments
         self._settings: list[tuple[str, str]] = arguments.settings
         self._known = _run_settings(arguments)
-        self._quorum = first_quorum() if num_ranks() > 1 else None
+        self._quorum = quorum
         self._ending = RankEnd()
         self._lost = ""
         """What is known of the rank that was lost last."""
@@ -84,12 +91,19 @@ class _Part:
                 raise self._ending.advised(error) from None
             self._lost = str(error)
             return None
-        return None if code == JOINING else code
+        if code == JOINING:
+            return None
+        if self._quorum:
+            end_all(self._quorum)
+        return code
 
-    def meet_again(self) -> None:
-        """Find the ranks that are left or have returned; they go on with the run in its folder.
+    def meets_again(self) -> bool:
+        """Find the ranks that are left or have returned, to go on with the run in its folder.
 
         Called outside any handler of an error, whose traceback would keep connections open.
+
+        Returns:
+            False if the others have ended the run without this one.
 
         Raises:
             LostRankError: Too few are left, or they have gone on without this one.
@@ -102,7 +116,10 @@ class _Part:
             self._quorum = next_quorum(self._quorum, shape, most, self._known.timeout_seconds)
         except LostRankError as error:
             raise self._ending.advised(error) from None
+        if self._quorum is None:
+            return False
         self._goes_on(run.folder)
+        return True
 
     @property
     def _meets(self) -> bool:
@@ -114,6 +131,13 @@ class _Part:
             and store_outlives_ranks()
             and choose_device(self._known.device).type == "cpu"
         )
+
+    @property
+    def _kind(self) -> Kind:
+        """What starts.jsonl says of a run that goes on."""
+        if self._lost:
+            return "regroup"
+        return "join" if self._quorum and self._quorum.number else "resume"
 
     def _goes_on(self, folder: Path) -> None:
         """Take the run in a folder, with the islands of the quorum."""
@@ -137,7 +161,7 @@ class _Part:
         with console.status("reading and tokenising text, building models ..."):
             folder = self._arguments.resume or self._begun()
             run = (
-                TrainingRun.resume(folder, self._settings)
+                TrainingRun.resume(folder, self._settings, self._kind)
                 if folder
                 else TrainingRun.create(read_recipe(self._arguments))
             )

@@ -28,7 +28,7 @@ Kind = Literal["begin", "resume", "regroup", "join", "stop"]
 
 begin: the run began.
 resume: a new process goes on from a checkpoint.
-regroup: the ranks that are left go on in place from the beginning of the round.
+regroup: the ranks that are left after a loss go on in place from a checkpoint.
 join: ranks came back, and the others lost nothing by it.
 stop: training ended with a checkpoint, because it was told to or its budget was spent.
 """
@@ -94,17 +94,20 @@ class Starts:
         self._folder = folder
         self._under_way = False
         self._resumed: tuple[Point, Point] | None = None
+        self._kind: Kind = "resume"
 
-    def resume(self, at: Point, newest: Record) -> None:
+    def resume(self, at: Point, newest: Record, kind: Kind = "resume") -> None:
         """Read what was recorded, before records are cut; `begin` records the start.
 
         Args:
             at: The checkpoint from which training goes on.
             newest: The newest line of metrics.jsonl; empty without one.
+            kind: What `begin` records.
 
         Raises:
             ValueError: A line is damaged.
         """
+        self._kind = kind
         self.lines = read_starts(self._folder)
         names = [field.name for field in fields(Point)]
         self._resumed = at, Point(**{name: newest.get(name, 0) for name in names})
@@ -113,7 +116,7 @@ class Starts:
         """Record that training begins or goes on, unless it is under way in this process."""
         if not self._under_way:
             at, reached = self._resumed or (here, here)
-            self.add("resume" if self._resumed or self.lines else "begin", at, reached)
+            self.add(self._kind if self._resumed or self.lines else "begin", at, reached)
             self._under_way, self._resumed = True, None
 
     def stop(self, here: Point) -> None:

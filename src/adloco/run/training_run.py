@@ -45,7 +45,7 @@ from adloco.run.start import (
     prepare_run,
     problem_of_model,
 )
-from adloco.run.starts import Point, Starts, losses
+from adloco.run.starts import Kind, Point, Starts, losses
 from adloco.run.stored import (
     StoredRun,
     check_corpus,
@@ -165,7 +165,9 @@ class TrainingRun:
         self._parts.builder.save_config(self.folder / MODEL)
 
     @staticmethod
-    def resume(folder: Path, flags: Sequence[tuple[str, str]] = ()) -> "TrainingRun":
+    def resume(
+        folder: Path, flags: Sequence[tuple[str, str]] = (), kind: Kind = "resume"
+    ) -> "TrainingRun":
         """A run that continues from its newest good checkpoint, bit for bit unless a setting of
         `RECORDED_SETTINGS` changes.
 
@@ -174,6 +176,7 @@ class TrainingRun:
         Args:
             folder: The run's folder.
             flags: (section.key, value) of settings that change; see `CHANGEABLE` in `stored`.
+            kind: What starts.jsonl says of it.
 
         Raises:
             ValueError: The folder is in use or has no good checkpoint, or the settings cannot work.
@@ -199,9 +202,8 @@ class TrainingRun:
             run._clock.set(stored.about["seconds"])
             run._files = file_checksums(folder)
             if placement.is_rank_zero:
-                run.starts.resume(
-                    run._point(run.algorithm.state.saved_samples), run.records.newest()
-                )
+                at = run._point(run.algorithm.state.saved_samples)
+                run.starts.resume(at, run.records.newest(), kind)
                 keep_budget(folder, stored.recipe)
                 keep_changes(folder, stored.recipe, stored.changes)
                 run.notices += set_aside(damaged, chosen)

@@ -69,6 +69,7 @@ def process_group(
         yield
         return
     quorum = quorum or first_quorum()
+    assert quorum is not None, "only a process that was started later has none"
     check_restarts()
     timeout = longest_wait(timeout_seconds)
     kept, port = open_sockets(), int(os.environ["MASTER_PORT"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from adloco.distributed.launch.quorum import expelled, report_death
+from adloco.distributed.launch.quorum import later_quorums, report_death
 from adloco.distributed.launch.signals import signals_passed_to
 from adloco.errors import LOST
 
@@ -149,11 +149,14 @@ def _wait_for_those_left(
     Returns:
         The exit code of a rank that failed, 0 if one ended the run, else that of the last one.
     """
-    places, ended, number, deadline = list(range(len(ranks))), list[int](), 0, float("inf")
-    while len(ended) < len(ranks) and time.monotonic() < deadline:
-        number, frozen = expelled(store, number)
-        for process in frozen:
-            ranks[process].kill()
+    places, ended, deadline = list(range(len(ranks))), list[int](), float("inf")
+    members, quorums = list(range(len(ranks))), 0
+    # Those that wait to join end with the members.
+    while not {*members} <= {*ended} and time.monotonic() < deadline:
+        for quorum in later_quorums(store, quorums):
+            quorums, members = quorums + 1, quorum.members
+            for process in quorum.lost:
+                ranks[process].kill()
         for process, code in enumerate(_codes(ranks)):
             if code is None or process in ended:
                 continue

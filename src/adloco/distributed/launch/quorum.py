@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +29,8 @@ LOOK_SECONDS, LOOKS = 0.2, 50
 EXPELLED_SECONDS = 3.0
 """How long to wait until a launcher on this machine has ended a process that is taken for lost."""
 CONNECT_SECONDS = 20
+OVER = "over"
+"""The key that is set when a run has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,17 @@ class Quorum:
         return dist.PrefixStore(f"quorum-{self.number}", store)  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What is written at the store about a quorum."""
+
+    members: list[int]
+    lost: list[int]
+    """Ids of the members before that gave no sign of life."""
+    shape: list[int]
+    """Shards and replicas of an island."""
+
+
 def connect() -> Any:
     """A new connection to the store at which torchrun (or `start_ranks`) let the ranks meet."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -67,9 +80,9 @@ def started_later() -> bool:
     return int(os.environ.get("RANK", "0")) >= int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def first_quorum() -> Quorum:
+def first_quorum() -> Quorum | None:
     """The quorum of the processes that were started together, or for one that was started later the
-    next one that it is in.
+    next one that it is in; None if the run ends before.
     """
     count, process = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if started_later():
@@ -90,14 +103,10 @@ def report_death(store: Any, process: int, how: str) -> None:
     keys.add("deaths", 1)
 
 
-def expelled(store: Any, number: int) -> tuple[int, list[int]]:
-    """The number of the newest quorum, and the ids that quorums after `number` have left out as
-    lost; called by a launcher.
-    """
+def later_quorums(store: Any, number: int) -> list[Decision]:
+    """What was decided after quorum `number`; called by a launcher."""
     keys = of_this_start(store)
-    newest = _newest(keys, number)
-    found = [_read(keys, later)["lost"] for later in range(number + 1, newest + 1)]
-    return newest, [process for lost in found for process in lost]
+    return [_read(keys, later) for later in range(number + 1, _newest(keys, number) + 1)]
 
 
 def can_grow(quorum: Quorum, shape: tuple[int, int], most_islands: int) -> bool:
@@ -112,7 +121,7 @@ def can_grow(quorum: Quorum, shape: tuple[int, int], most_islands: int) -> bool:
 
 def next_quorum(
     quorum: Quorum, shape: tuple[int, int], most_islands: int, timeout_seconds: float
-) -> Quorum:
+) -> Quorum | None:
     """Meet the other processes again; called by all that are left, outside the process group.
 
     Args:
@@ -124,7 +133,7 @@ def next_quorum(
             only late at the meeting are waited for.
 
     Returns:
-        The next quorum that this process is in.
+        The next quorum that this process is in; None if the run ends before.
 
     Raises:
         LostRankError: No island is whole, or the others have taken this process for lost.
@@ -141,30 +150,38 @@ def next_quorum(
                 f"{len(present)} of {len(quorum.members)} ranks are left, too few for an island of "
                 f"{math.prod(shape)}"
             )
-        written = json.dumps({"members": chosen, "lost": lost, "shape": shape})
-        store.compare_set(f"quorum-{number}", "", written)
+        mine = Decision(members=chosen, lost=lost, shape=[*shape])
+        store.compare_set(f"quorum-{number}", "", json.dumps(asdict(mine)))
     decided = _read(store, number)
-    if quorum.process in decided["lost"]:
+    if quorum.process in decided.lost:
         raise LostRankError(
             "the other ranks have taken this one for lost, because it gave no sign of life, and "
             "have gone on without it"
         )
-    if quorum.process not in decided["members"]:
+    if quorum.process not in decided.members:
         return join(quorum.process)
-    _wait_until_ended(store, decided["lost"])
+    _wait_until_ended(store, decided.lost)
     return _decided(store, number, quorum.process)
 
 
-def join(process: int) -> Quorum:
-    """Ask to join, and wait for the quorum that this process is in."""
+def end_all(quorum: Quorum) -> None:
+    """Tell processes that wait to join that the run has ended; called by its members."""
+    if quorum.number > 0:
+        connect().set(OVER, "")
+
+
+def join(process: int) -> Quorum | None:
+    """Ask to join, and wait for the quorum that this process is in; None if the run ends before."""
     store = connect()
     number = _newest(store, 0)
     store.set(f"asks-{store.add('asked', 1)}", str(process))
     while True:
         number += 1
         while not store.check([f"quorum-{number}"]):
+            if store.check([OVER]):
+                return None
             time.sleep(LOOK_SECONDS)
-        if process in _read(store, number)["members"]:
+        if process in _read(store, number).members:
             return _decided(store, number, process)
 
 
@@ -216,7 +233,7 @@ def _asking(store: Any, number: int, lost: Collection[int]) -> list[int]:
     lost: Processes that are lost since then.
     """
     asked = [int(store.get(f"asks-{turn + 1}")) for turn in range(store.add("asked", 0))]
-    members = _read(store, number)["members"] if number else []
+    members = _read(store, number).members if number else []
     return [
         process
         for process in dict.fromkeys(asked)
@@ -242,11 +259,10 @@ def _newest(store: Any, number: int) -> int:
 
 def _decided(store: Any, number: int, process: int) -> Quorum:
     decided = _read(store, number)
-    shards, replicas = decided["shape"]
-    members = tuple(decided["members"])
+    shards, replicas = decided.shape
+    members = tuple(decided.members)
     return Quorum(number=number, members=members, process=process, shape=(shards, replicas))
 
 
-def _read(store: Any, number: int) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = json.loads(store.get(f"quorum-{number}"))
-    return found
+def _read(store: Any, number: int) -> Decision:
+    return Decision(**json.loads(store.get(f"quorum-{number}")))

@@ -1,0 +1,117 @@
+"""Ranks that go on in place after one of them is lost: `run.on_loss = "replace"`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adloco.cli.main import main
+from tests.conftest import wait_for
+from tests.problems import without_timings
+
+ADLOCO = [sys.executable, "-m", "adloco"]
+REPLACE = ["--run.on_loss", "replace", "--run.checkpoint_every", "1"]
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [without_timings(json.loads(line)) for line in lines]
+
+
+def kinds(folder: Path) -> list[str]:
+    return [json.loads(line)["kind"] for line in (folder / "starts.jsonl").read_text().splitlines()]
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def train_and(
+    words: list[str], folder: Path, disturb: Callable[[subprocess.Popen[str]], None]
+) -> str:
+    """Train without end, disturb the ranks after a round, stop after more rounds; return the
+    errors.
+    """
+    endless = [*ADLOCO, "train", *words, *REPLACE, "--run.tokens", "100000000"]
+    process = subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(folder / "metrics.jsonl")
+        disturb(process)
+        rounds = len(metrics(folder))
+        until(lambda: len(metrics(folder)) > rounds + 1, process)
+        process.send_signal(signal.SIGINT)
+        output, error = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, error
+    assert "stopped and saved" in output
+    return error
+
+
+def assert_undisturbed(words: list[str], folder: Path, whole: Path) -> None:
+    """One process that trains as many rounds has the same numbers."""
+    count = str(len(metrics(folder)))
+    alone = [*words, "--run.folder", str(whole), "--run.rounds", count]
+    assert main(["train", *alone, "--run.tokens", "100000000"]) == 0
+    # The last round of a run is evaluated, whichever it is.
+    assert metrics(folder)[:-1] == metrics(whole)[:-1]
+    assert [line["round"] for line in metrics(folder)] == [*range(1, int(count) + 1)]
+
+
+def test_the_others_take_over_the_workers_of_a_killed_rank(
+    small: list[str], tmp_path: Path
+) -> None:
+    """The one that writes is killed."""
+    folder, words = tmp_path / "run", ["adloco", *small, "--evaluation.every", "100"]
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        os.kill(ranks_of(process)[0], signal.SIGKILL)
+        until(lambda: "regroup" in kinds(folder), process)
+
+    train_and([*words, "--ranks", "2"], folder, kill)
+    assert kinds(folder) == ["begin", "regroup", "stop"]
+    assert_undisturbed(words, folder, tmp_path / "whole")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("ranks", "signals", "extra"),
+    [
+        (3, [signal.SIGSTOP], ["--run.timeout_seconds", "4"]),
+        (3, [signal.SIGKILL, signal.SIGKILL], ["--restart"]),
+        (4, [signal.SIGKILL], ["--restart", "--placement.shard_size", "2"]),
+    ],
+)
+def test_lost_ranks_return(
+    ranks: int, signals: list[int], extra: list[str], small: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = ["diloco", *small, "--evaluation.every", "1000", "--method.workers_per_trainer", "4"]
+
+    def disturb(process: subprocess.Popen[str]) -> None:
+        for number in signals:
+            done = len(kinds(folder))
+            os.kill(ranks_of(process)[1], number)
+            until(lambda done=done: "regroup" in kinds(folder)[done:], process)
+            if "--restart" in extra:
+                until(lambda done=done: "join" in kinds(folder)[done:], process)
+
+    train_and([*words, "--ranks", str(ranks), *extra], folder, disturb)
+    if "--placement.shard_size" not in extra:  # Shards round otherwise than one process.
+        assert_undisturbed(words, folder, tmp_path / "whole")

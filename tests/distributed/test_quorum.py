@@ -1,0 +1,165 @@
+"""How the ranks that are left after a loss meet again; each process is a thread here."""
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from adloco.distributed.launch.connections import cut_connections, open_sockets
+from adloco.distributed.launch.failures import meet
+from adloco.distributed.launch.heartbeats import Heartbeats
+from adloco.distributed.launch.quorum import (
+    LOOK_SECONDS,
+    Quorum,
+    can_grow,
+    connect,
+    end_all,
+    first_quorum,
+    later_quorums,
+    next_quorum,
+    report_death,
+)
+from adloco.errors import LostRankError
+
+ALONE = (1, 1)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The store of a launcher that has started four ranks."""
+    kept = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
+    )
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(kept.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    return kept
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """What the calls return, each in a thread of its own; an error is returned too."""
+    found: list[Any] = [None] * len(calls)
+
+    def call(number: int) -> None:
+        try:
+            found[number] = calls[number]()
+        except LostRankError as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+def members(process: int, number: int = 0, ids: tuple[int, ...] = (0, 1, 2, 3)) -> Quorum:
+    return Quorum(number=number, members=ids, process=process)
+
+
+def after(process: int, shape: tuple[int, int] = ALONE, seconds: float = 60.0) -> Any:
+    return lambda: next_quorum(members(process), shape, 4, seconds)
+
+
+def test_those_left_after_a_death_are_numbered_anew(store: Any) -> None:
+    report_death(store, 1, "was ended by signal 9")
+    found = at_once(after(3), after(0), after(2))
+    assert [quorum.members for quorum in found] == [(0, 2, 3)] * 3
+    assert [(quorum.number, quorum.rank) for quorum in found] == [(1, 2), (1, 0), (1, 1)]
+    assert [(quorum.members, quorum.lost) for quorum in later_quorums(store, 0)] == [
+        ([0, 2, 3], [1])
+    ]
+    assert later_quorums(store, 1) == []
+
+
+def test_a_silent_one_is_left_out_and_told_so_if_it_comes(store: Any) -> None:
+    """The number of looks follows timeout_seconds: five of them here."""
+    found = at_once(after(0, seconds=1), after(1, seconds=1), after(3, seconds=1))
+    assert [quorum.members for quorum in found] == [(0, 1, 3)] * 3
+    (late,) = at_once(after(2))
+    assert "have taken this one for lost" in str(late)
+
+
+def test_one_that_lives_is_waited_for(store: Any) -> None:
+    """Rank 1 counts up 20 times before it comes, for longer than a silent one is waited for."""
+
+    def late() -> Any:
+        keys, pause = members(1).keys(connect()), threading.Event()
+        hearts = Heartbeats(keys, 1, 4, 60)
+        for _ in range(20):
+            hearts.count_up()
+            pause.wait(LOOK_SECONDS / 2)
+        return after(1)()
+
+    found = at_once(after(0, seconds=1), late, after(2), after(3))
+    assert [quorum.members for quorum in found] == [(0, 1, 2, 3)] * 4
+
+
+def test_an_island_that_lost_a_rank_is_left_out_until_it_is_whole_again(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report_death(store, 1, "was ended by signal 9")
+    spare: list[Any] = []
+    waiting = threading.Thread(target=lambda: spare.append(after(0, (2, 1))()))
+    waiting.start()
+    found = at_once(after(2, (2, 1)), after(3, (2, 1)))
+    assert [(quorum.members, quorum.shape) for quorum in found] == [((2, 3), (2, 1))] * 2
+    assert not can_grow(found[0], (2, 1), most_islands=4)
+    monkeypatch.setenv("RANK", "4")  # The process that a launcher starts in the place of rank 1.
+    new: list[Any] = []
+    other = threading.Thread(target=lambda: new.append(first_quorum()))
+    other.start()
+    while not can_grow(found[0], (2, 1), most_islands=4):
+        pass
+    assert not can_grow(found[0], (2, 1), most_islands=1)
+    grown = at_once(*[lambda q=q: next_quorum(q, (2, 1), 4, 60) for q in found])
+    for thread in (waiting, other):
+        thread.join(60)
+    assert {quorum.members for quorum in [*grown, *spare, *new]} == {(2, 3, 0, 4)}
+
+
+def test_too_few_are_left_for_an_island(store: Any) -> None:
+    for process in (1, 2, 3):
+        report_death(store, process, "was ended by signal 9")
+    (error,) = at_once(after(0, (2, 1)))
+    assert str(error) == "1 of 4 ranks are left, too few for an island of 2"
+
+
+def test_the_end_of_a_run_ends_those_that_wait(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    end_all(members(0, number=1))
+    assert first_quorum() is None
+
+
+def test_a_rank_that_dies_before_the_group_stands_is_not_waited_for(store: Any) -> None:
+    report_death(store, 2, "was ended by signal 9")
+    with pytest.raises(LostRankError, match="rank 2 was ended by signal 9"):
+        meet(members(0), 60)
+
+
+def test_connections_are_cut_but_not_those_that_are_kept() -> None:
+    with ExitStack() as opened:
+        server = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = server.getsockname()
+
+        def pair() -> tuple[socket.socket, socket.socket]:
+            near = opened.enter_context(socket.create_connection(address))
+            return near, opened.enter_context(server.accept()[0])
+
+        before, _ = pair()
+        kept = open_sockets()
+        cut, other = pair()
+        cut_connections(kept, port=address[1])  # The port of the store.
+        cut.send(b"a")
+        assert other.recv(1) == b"a"
+        cut_connections(kept, port=0)
+        assert other.recv(1) == b""
+        assert before.send(b"a") == 1
+        pair()  # The listening socket is left alone.
