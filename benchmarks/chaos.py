@@ -1,0 +1,305 @@
+"""Disturbs real runs by a schedule of faults, and checks that nothing is lost or counted twice.
+
+    .venv/bin/python benchmarks/chaos.py [--faults 100] [--seed 1] [--modes ranks,torchrun]
+        [--kinds kill,stop]
+
+Each mode of `MODES` trains a tiny AdLoCo run on a small disk of its own, with the faults that fit
+it (`chaos_run.py`). After each fault the run goes on as its user would let it: by the launcher's
+own restart, or by the same line again. At its end it must have the numbers of a run without faults,
+as `chaos_checks.py` says, and leave no process behind. A table says for each mode and kind of fault
+how many were survived, how many recorded rounds were trained again, and how long it took until a
+round was complete that was begun after the fault. It is also written beside this file (--out), as
+Markdown, with a CSV line for each fault. Goodput is the part of the time that the rounds would have
+taken without faults; the rest is start-up.
+
+Everything happens in private namespaces for processes, networks and mounts, which the kernel
+removes with this program. Linux allows them to root, and to others where user namespaces are
+allowed; elsewhere the program ends with one sentence and exit code 2. Exit code 1: a check failed,
+and the run's folder and output were copied for you to read.
+"""
+
+import argparse
+import csv
+import ctypes
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from chaos_checks import Fault, RunFiles, problems, schedule
+from chaos_run import FAULTS, DisturbedRun, Outcome
+from links_network import (
+    DEVICE,
+    PRIVATE_FOLDER,
+    LinkShape,
+    LinksRefusedError,
+    Network,
+    address,
+    call,
+    die_with_parent,
+    enter_private_namespaces,
+    namespace,
+)
+
+INSIDE, CLONE_NEWPID = "CHAOS_INSIDE", 0x20000000
+WORK, DISK = PRIVATE_FOLDER / "chaos", "48m"
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+SETTINGS = f"""
+--data.path {WORK}/text.txt --data.cache {WORK}/cache --data.tokenizer bytes
+--data.context_tokens 32 --model.hidden_size 32 --model.num_layers 1 --model.num_heads 2
+--model.num_kv_heads 2 --model.intermediate_size 48 --method.num_trainers 2
+--method.workers_per_trainer 2 --method.sync_every 10 --batch.eta 0.5 --batch.initial 4
+--batch.minimum 4 --batch.maximum 16 --learning_rate.shape constant --evaluation.windows 8
+--run.tokens 0 --run.trackers none --run.checkpoint_every 1 --run.keep_checkpoints 3
+--run.timeout_seconds 5 --run.grace_seconds 10
+""".split()
+"""25,184 parameters, two trainers of two workers that merge after round 3, and rounds of about half
+a second. Muon and the blocks of 4 bits, which the recipe has, make a percent of a changed bit.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """A way to start a run."""
+
+    kinds: Sequence[str]
+    """The faults that fit it."""
+    flags: str = ""
+    launchers: Sequence[str] = ("",)
+    """Words before `-m adloco`, by node; several nodes have a network of their own each."""
+    undisturbed: str = "one"
+    """The mode whose run without faults has the same numbers, to the last bit."""
+
+
+def torchrun(node: int) -> str:
+    """The launcher of one of two nodes, either of which may be away."""
+    quick = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+    return (
+        "-m torch.distributed.run --nnodes 1:2 --nproc-per-node 1 --max-restarts 100 "
+        f"--rdzv-backend c10d --rdzv-endpoint {address(0)}:29400 --local-addr {address(node)} "
+        f"--rdzv-conf is_host={str(node == 0).lower()},{quick} --shutdown-timeout 10"
+    )
+
+
+EVERYWHERE = ("kill", "stop", "term", "disk", "damage")
+MODES = {
+    "one": Mode(kinds=EVERYWHERE),
+    "ranks": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 2"),
+    "torchrun": Mode(
+        kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open"),
+        launchers=(torchrun(0), torchrun(1)),
+    ),
+    "shards": Mode(
+        kinds=(*EVERYWHERE, "launcher"),
+        flags="--ranks 2 --placement.shard_size 2 --inner.optimizer adamw",
+        undisturbed="shards",
+    ),
+}
+
+
+def main() -> int:
+    arguments = parse()
+    if INSIDE not in os.environ:
+        return in_namespaces()
+    die_with_parent(0)  # Process 1 sees no parent.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    call("mount", "-t", "proc", "proc", "/proc")
+    kinds = {
+        mode: [kind for kind in MODES[mode].kinds if kind in arguments.kinds]
+        for mode in arguments.modes
+    }
+    campaign = Campaign(schedule(kinds, arguments.faults, arguments.seed), arguments.seed)
+    for mode in arguments.modes:
+        campaign.disturb(mode)
+    campaign.write(arguments.out)
+    return 1 if any(campaign.wrong.values()) else 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=20, help="number of faults (default: 20)")
+    parser.add_argument("--seed", type=int, default=0, help="of faults and runs (default: 0)")
+    choices = {"modes": [*MODES], "kinds": [*FAULTS]}
+    for name, known in choices.items():
+        parser.add_argument(f"--{name}", default=",".join(known), help="default: %(default)s")
+    beside = Path(__file__).with_suffix("")
+    parser.add_argument("--out", type=Path, default=beside, help="files to write, without suffix")
+    arguments = parser.parse_args()
+    for name, known in choices.items():
+        given = getattr(arguments, name).split(",")
+        if unknown := sorted({*given} - {*known}):
+            parser.error(f"--{name} takes {', '.join(known)}, got {', '.join(unknown)}")
+        setattr(arguments, name, given)
+    return arguments
+
+
+def in_namespaces() -> int:
+    """Run this program again as process 1 of private namespaces and return its exit code."""
+    try:
+        enter_private_namespaces()
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWPID) != 0:
+            raise LinksRefusedError(os.strerror(ctypes.get_errno()))
+    except LinksRefusedError as error:
+        print(f"chaos.py: {error}", file=sys.stderr)
+        return 2
+    child = subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {INSIDE: "1"})
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: child.send_signal(number))
+    return child.wait()
+
+
+class Campaign:
+    """The runs of all modes, and what became of their faults."""
+
+    def __init__(self, faults: dict[str, list[Fault]], seed: int) -> None:
+        self.wrong: dict[str, list[str]] = {}
+        """What went wrong in each mode."""
+        self._faults = faults
+        self._outcomes: dict[str, list[Outcome]] = {}
+        self._goodput: dict[str, float] = {}
+        self._undisturbed: dict[str, RunFiles] = {}
+        WORK.mkdir()
+        draw = random.Random(seed)
+        text = (" ".join(draw.choices(WORDS, k=8)) for _ in range(2400))
+        (WORK / "text.txt").write_text("\n".join(text))
+        # All modes have the same rounds, and so the same numbers; four come after the last fault.
+        last = max((fault.round for of_mode in faults.values() for fault in of_mode), default=0)
+        self._settings = [*SETTINGS, "--run.seed", str(seed), "--run.rounds", str(last + 4)]
+
+    def disturb(self, name: str) -> None:
+        """Train in a mode with its faults, and check the result."""
+        mode = MODES[name]
+        if mode.undisturbed not in self._undisturbed:
+            print(f"{mode.undisturbed:<9} without faults ...", flush=True)
+            _, wrong, files = self._train(mode.undisturbed, [])
+            if files is None:
+                sys.exit(f"chaos.py: the run without faults failed: {'; '.join(wrong)}")
+            self._undisturbed[mode.undisturbed] = files
+        run, wrong, files = self._train(name, self._faults[name])
+        self._outcomes[name], self._goodput[name], self.wrong[name] = run.outcomes, 0.0, wrong
+        if files is not None:
+            wrong += problems(files, self._undisturbed[mode.undisturbed])
+            moments = [0.0, *(record["seconds"] for record in files.records)]
+            usual = statistics.median(after - before for before, after in pairwise(moments))
+            self._goodput[name] = len(files.records) * usual / run.seconds if run.seconds else 0.0
+        wrong += [
+            f"{outcome.repeated} rounds were trained again after {outcome.fault}"
+            for outcome in run.outcomes
+            if outcome.too_many_repeated
+        ]
+        print(
+            f"{name:<9} {told(wrong)}; started {run.starts} times, "
+            f"goodput {self._goodput[name]:.0%}",
+            flush=True,
+        )
+        if wrong:
+            kept = tempfile.mkdtemp(prefix=f"adloco-chaos-{name}-")
+            shutil.copytree(WORK / name, kept, dirs_exist_ok=True)
+            shutil.copy(WORK / f"{name}.log", kept)
+            print(f"{name:<9} its files are in {kept}", flush=True)
+
+    def _train(
+        self, name: str, faults: Sequence[Fault]
+    ) -> tuple[DisturbedRun, list[str], RunFiles | None]:
+        """Train a run on a small disk; return it, what went wrong, and what it has left."""
+        mode, disk, environment = MODES[name], WORK / name, {"OMP_NUM_THREADS": "1"}
+        disk.mkdir(exist_ok=True)
+        call("mount", "-t", "tmpfs", "-o", f"size={DISK}", "chaos", disk)
+        words = ["-m", "adloco", "train", "adloco", "--restart", "--run.folder", f"{disk}/run"]
+        words += [*self._settings, *mode.flags.split()]
+        lines = [[sys.executable, *launcher.split(), *words] for launcher in mode.launchers]
+        with ExitStack() as network:
+            if len(lines) > 1:
+                cable = LinkShape(bits_per_second=0, latency_seconds=0, loss=0, mtu=1500)
+                network.enter_context(Network(len(lines), cable))
+                lines = [
+                    ["ip", "netns", "exec", namespace(node), *line]
+                    for node, line in enumerate(lines)
+                ]
+                environment |= {
+                    "GLOO_SOCKET_IFNAME": DEVICE,
+                    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+                }
+            run = DisturbedRun(
+                lines,
+                environment,
+                disk / "run",
+                WORK / f"{name}.log",
+                faults,
+                lambda outcome: show(name, outcome),
+            )
+            wrong = run.train()
+        try:
+            return run, wrong, RunFiles.read(disk / "run", WORK / "cache")
+        except (OSError, ValueError) as error:
+            return run, [*wrong, str(error)], None
+
+    def write(self, out: Path) -> None:
+        """Print the tables, and write them and a CSV line for each fault."""
+        text = "\n".join([*self._rows_of_faults(), "", *self._rows_of_modes(), ""])
+        print(text, flush=True)
+        out.with_suffix(".md").write_text(text)
+        with out.with_suffix(".csv").open("w", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow(["mode", "fault", "after_round", "repeated_rounds", "recovery_seconds"])
+            for mode, outcomes in self._outcomes.items():
+                for outcome in outcomes:
+                    known = outcome.recovery is not None
+                    seconds = f"{outcome.recovery:.1f}" if known else ""
+                    kind = outcome.fault.kind
+                    lines.writerow([mode, kind, outcome.recorded, outcome.repeated, seconds])
+
+    def _rows_of_faults(self) -> list[str]:
+        rows = [
+            "| mode | fault | survived | rounds repeated | seconds to go on, median | worst |",
+            "|---|---|---:|---:|---:|---:|",
+        ]
+        for mode, faults in self._faults.items():
+            for kind in FAULTS:
+                planned = sum(fault.kind == kind for fault in faults)
+                found = [one for one in self._outcomes[mode] if one.fault.kind == kind]
+                times = [one.recovery for one in found if one.recovery is not None]
+                seconds = f"{statistics.median(times):.1f} | {max(times):.1f}" if times else "- | -"
+                most = max((one.repeated for one in found), default=0)
+                if planned:
+                    survived = f"{len(times)} of {planned}"
+                    rows.append(f"| {mode} | {kind} | {survived} | {most} | {seconds} |")
+        return rows
+
+    def _rows_of_modes(self) -> list[str]:
+        return [
+            "| mode | result | goodput |",
+            "|---|---|---:|",
+            *(
+                f"| {mode} | {told(wrong)} | {self._goodput[mode]:.0%} |"
+                for mode, wrong in self.wrong.items()
+            ),
+        ]
+
+
+def told(wrong: Sequence[str]) -> str:
+    return "; ".join(wrong) or "as without faults"
+
+
+def show(mode: str, outcome: Outcome) -> None:
+    print(
+        f"{mode:<9} {outcome.fault.kind:<9} after round {outcome.recorded:>3}: went on after "
+        f"{outcome.recovery:5.1f} s",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""Decides which faults `chaos.py` injects and when, and what must be true of a run afterwards."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from adloco.run.checkpoint import DAMAGED, newest
+
+START_SECONDS, ROUND_SECONDS = 8.0, 0.6
+"""About what passes before the first round, and what a round takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault, and when it comes."""
+
+    kind: str
+    round: int
+    """It comes after this round was recorded (0: after the start), ..."""
+    delay: float
+    """... so many seconds later."""
+    victim: int
+    """Which rank or node it hits, modulo how many there are."""
+    seconds: float
+    """How long it lasts, if it is one that passes."""
+
+
+def schedule(kinds: Mapping[str, Sequence[str]], count: int, seed: int) -> dict[str, list[Fault]]:
+    """Faults by mode: every kind in every mode as often as any other, in an order that is drawn.
+
+    Args:
+        kinds: The kinds of faults of each mode.
+        count: Number of faults.
+        seed: The same seed gives the same faults.
+    """
+    draw = random.Random(seed)
+    chosen: dict[str, list[Fault]] = {mode: [] for mode in kinds}
+    deck: list[tuple[str, str]] = []
+    for _ in range(count):
+        if not deck:
+            deck = [(mode, kind) for mode in kinds for kind in kinds[mode]]
+            draw.shuffle(deck)
+        mode, kind = deck.pop()
+        before = chosen[mode][-1].round + 1 if chosen[mode] else -1
+        # Two checkpoints must be there before the newest is damaged.
+        round = max(before + draw.randint(1, 3), 2 if kind == "damage" else 0)
+        chosen[mode].append(
+            Fault(
+                kind=kind,
+                round=round,
+                delay=draw.random() * (ROUND_SECONDS if round else START_SECONDS),
+                victim=draw.randrange(100),
+                seconds=draw.uniform(1, 12),
+            )
+        )
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFiles:
+    """What a run has left in its folder."""
+
+    records: list[dict[str, Any]]
+    steps: list[dict[str, Any]]
+    tensors: dict[str, torch.Tensor]
+    """Parameters and optimizer states of the newest checkpoint, by name."""
+    files: frozenset[str]
+
+    @staticmethod
+    def read(folder: Path, cache: Path) -> "RunFiles":
+        """Read a run's folder, and the names in its token cache."""
+        tensors = load_file(newest(folder / "checkpoints") / "tensors.safetensors")
+        return RunFiles(
+            records=_lines(folder / "metrics.jsonl"),
+            steps=_lines(folder / "steps.jsonl"),
+            tensors={
+                name: tensor.clone()  # The file is memory-mapped, and a busy disk stays mounted.
+                for name, tensor in tensors.items()
+                if name.startswith("algorithm.")
+            },
+            files=names_below(folder) | names_below(cache),
+        )
+
+
+def names_below(folder: Path) -> frozenset[str]:
+    """All names in a folder and below it, without checkpoints: which are kept depends on faults."""
+    names = (path.relative_to(folder) for path in folder.rglob("*"))
+    return frozenset(
+        str(name)
+        for name in names
+        if not any(part.startswith(("round-", DAMAGED)) for part in name.parts)
+    )
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def problems(run: RunFiles, undisturbed: RunFiles) -> list[str]:
+    """What is wrong with a run after its faults, a sentence each.
+
+    Args:
+        run: The run.
+        undisturbed: A run of the same recipe and seed without faults.
+    """
+    return [
+        *wrong_rounds(run.records, len(undisturbed.records)),
+        *wrong_samples(run.records, run.steps),
+        *wrong_decisions(run.records, undisturbed.records),
+        *wrong_tensors(run.tensors, undisturbed.tensors),
+        *(f"{name} is left over" for name in sorted(run.files - undisturbed.files)),
+        *(f"{name} is missing" for name in sorted(undisturbed.files - run.files)),
+    ]
+
+
+def wrong_rounds(records: Sequence[Mapping[str, Any]], rounds: int) -> list[str]:
+    """Rounds of 1 to `rounds` that are recorded never or twice, and their order."""
+    found = [record["round"] for record in records]
+    times = Counter(found)
+    return [
+        f"round {number} is recorded {times[number]} times"
+        for number in sorted({*times, *range(1, rounds + 1)})
+        if times[number] != (1 <= number <= rounds)
+    ] or [
+        f"round {second} is recorded after round {first}"
+        for first, second in pairwise(found)
+        if second < first
+    ]
+
+
+def wrong_samples(
+    records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Inner steps that are recorded twice, and rounds whose samples are not their steps'."""
+    names = ("round", "trainer", "worker", "inner_step")
+    times = Counter(tuple(step[name] for name in names) for step in steps)
+    twice = [
+        f"inner step {dict(zip(names, step, strict=True))} is recorded {count} times"
+        for step, count in times.items()
+        if count > 1
+    ]
+    of_steps: Counter[int] = Counter()
+    for step in steps:
+        of_steps[step["round"]] += step["samples"]
+    totals = [0, *(record["samples"] for record in records)]
+    return twice + [
+        f"round {record['round']} counts {after - before} samples, but its steps have "
+        f"{of_steps[record['round']]}"
+        for record, (before, after) in zip(records, pairwise(totals), strict=True)
+        if after - before != of_steps[record["round"]]
+    ]
+
+
+def wrong_decisions(
+    records: Sequence[Mapping[str, Any]], undisturbed: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """The first round whose counters, batches or merges are not those of the undisturbed run."""
+    for ours, theirs in zip(records, undisturbed, strict=False):
+        for name, value in _decided(ours).items():
+            if value != _decided(theirs)[name]:
+                return [
+                    f"{name} of round {ours['round']} is {value}, and {_decided(theirs)[name]} "
+                    "without faults"
+                ]
+    return []
+
+
+def _decided(record: Mapping[str, Any]) -> dict[str, Any]:
+    of_round = ("round", "tokens", "samples", "inner_steps", "syncs", "learning_rate", "merges")
+    of_trainer = ("trainer", "workers", "requested_batch", "trainer_batch")
+    return {name: record[name] for name in of_round} | {
+        name: [trainer[name] for trainer in record["trainers"]] for name in of_trainer
+    }
+
+
+def wrong_tensors(
+    tensors: Mapping[str, torch.Tensor], undisturbed: Mapping[str, torch.Tensor]
+) -> list[str]:
+    """Parameters and optimizer states that are not those of the undisturbed run, bit for bit."""
+    if tensors.keys() != undisturbed.keys():
+        return [f"only one run has {', '.join(sorted(tensors.keys() ^ undisturbed.keys()))}"]
+    differing = [name for name in tensors if not torch.equal(tensors[name], undisturbed[name])]
+    return [
+        f"{len(differing)} of {len(tensors)} tensors differ, the first is {name}"
+        for name in differing[:1]
+    ]

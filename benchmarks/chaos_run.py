@@ -1,0 +1,322 @@
+"""A run whose processes, disk and links `chaos.py` disturbs, and the user who starts it again.
+
+It is in namespaces of its own, where the benchmark is process 1: all other processes that the
+kernel shows there belong to the run.
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos_checks import Fault
+from links_network import DEVICE, address, call, namespace
+
+from adloco.run.checkpoint import newest
+
+TICK_SECONDS, STALL_SECONDS, ORPHAN_SECONDS, AGAIN_SECONDS = 0.02, 150.0, 5.0, 1.0
+NODE = "CHAOS_NODE"
+"""The variable that tells the processes of nodes apart."""
+NOWHERE = "02:00:00:00:00:99"
+"""A hardware address that no interface has."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the run."""
+
+    pid: int
+    rank: int
+    """-1: a launcher, or a run without ranks."""
+    node: int
+    stopped: bool
+
+    @staticmethod
+    def all() -> list["Process"]:
+        """All processes of the run that have not ended, by rank."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+            except OSError:  # It has ended meanwhile.
+                continue
+            of = dict(word.split("=", 1) for word in words if "=" in word)
+            if state not in "ZX" and NODE in of:  # Z, X: it has ended.
+                rank, node = int(of.get("RANK", "-1")), int(of[NODE])
+                found.append(Process(int(folder.name), rank, node, state == "T"))
+        return sorted(found, key=lambda process: (process.rank, process.pid))
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What a fault has cost."""
+
+    fault: Fault
+    struck: float
+    recorded: int
+    """Rounds that were recorded when it struck."""
+    trained_by: frozenset[int]
+    """The processes that trained then."""
+    passes: bool = False
+    """True if it passes by itself."""
+    repeated: int = 0
+    """Recorded rounds that were trained again."""
+    on_full_disk: int = 0
+    """Rounds that were recorded while there was no room for a checkpoint."""
+    recovery: float | None = None
+    """Seconds until a round was complete that was begun after the fault; None: it never was."""
+
+    def see(self, round: int, trained_by: frozenset[int], moment: float) -> bool:
+        """Take note of a round; True if it is the first that was begun after the fault.
+
+        Those that survive may still complete the round before.
+        """
+        later = round > self.recorded + 1 and (self.passes or trained_by != self.trained_by)
+        if self.recovery is not None or not (later or trained_by - self.trained_by):
+            return False
+        self.recovery = moment - self.struck
+        return True
+
+    @property
+    def too_many_repeated(self) -> bool:
+        """True beyond the round of the fault, that of a checkpoint which was damaged, and those
+        for whose checkpoints the disk had no room.
+        """
+        return self.repeated > 1 + (self.fault.kind == "damage") + self.on_full_disk
+
+
+class DisturbedRun:
+    """A run, from its start to its end.
+
+    Args:
+        lines: The command line of each node.
+        environment: Variables of its processes.
+        folder: The run's folder, alone on a small disk.
+        log: The file for the output of all nodes.
+        faults: The faults, in their order.
+        show: Called with each fault from which the run has recovered.
+    """
+
+    def __init__(
+        self,
+        lines: Sequence[Sequence[str]],
+        environment: Mapping[str, str],
+        folder: Path,
+        log: Path,
+        faults: Sequence[Fault],
+        show: Callable[[Outcome], None],
+    ) -> None:
+        self.outcomes: list[Outcome] = []
+        self.starts = 0
+        """How often a line was started, by a user or a scheduler."""
+        self.seconds = 0.0
+        """From the first start to the end."""
+        self._lines, self._environment, self._folder, self._log = lines, environment, folder, log
+        self._faults, self._show = list(faults), show
+        self._filler = folder.parent / "filler"
+        self._nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self._away: set[int] = set()
+        self._ended: dict[int, float] = {}
+        self._passing: tuple[float, Callable[[], object]] | None = None
+        self._seen: set[tuple[int, float]] = set()
+        self._moved = time.monotonic()
+        self._reached = {0: self._moved}
+
+    def train(self) -> list[str]:
+        """Train until the budget is spent and return what went wrong, a sentence each."""
+        began = time.monotonic()
+        for node in range(len(self._lines)):
+            self._start(node)
+        try:
+            while self._away or any(launcher.poll() != 0 for launcher in self._nodes.values()):
+                self._look()
+                if time.monotonic() - self._moved > STALL_SECONDS:
+                    return [f"no round was complete within {STALL_SECONDS:g} s of the one before"]
+                if self._passing and time.monotonic() >= self._passing[0]:
+                    self._passing[1]()
+                    self._passing = None
+                if self._faults and self._is_due(self._faults[0]) and self._strike(self._faults[0]):
+                    del self._faults[0]
+                self._start_again()
+                time.sleep(TICK_SECONDS)
+            self._look()
+            self.seconds = time.monotonic() - began
+            orphans = self._orphans()
+            return [
+                *(f"the run ended before its fault {fault}" for fault in self._faults),
+                *orphans,
+            ]
+        finally:
+            for process in Process.all():
+                kill(process)
+            for launcher in self._nodes.values():
+                launcher.wait()
+
+    def _start(self, node: int) -> None:
+        self._note(f"node {node} is started")
+        self.starts += 1
+        with self._log.open("ab") as log:
+            self._nodes[node] = subprocess.Popen(
+                self._lines[node],
+                env=os.environ | self._environment | {NODE: str(node)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _start_again(self) -> None:
+        """Start what has failed by the same line, as a user or a scheduler does."""
+        for node, launcher in self._nodes.items():
+            if launcher.poll() and node not in self._away and not self._filler.exists():
+                ended = self._ended.setdefault(launcher.pid, time.monotonic())
+                if time.monotonic() - ended > AGAIN_SECONDS:
+                    self._start(node)
+
+    def _orphans(self) -> list[str]:
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while (left := Process.all()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return [f"{process} outlives the run" for process in left]
+
+    def _look(self) -> None:
+        """See whether a round was recorded since the last look."""
+        try:
+            with (self._folder / "metrics.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+                line: dict[str, Any] = json.loads(file.read().split(b"\n")[-2])
+        except (OSError, IndexError, ValueError):
+            return
+        round, key = line["round"], (line["round"], line["seconds"])
+        if key in self._seen:  # It is the newest again, because a restart has cut later ones.
+            return
+        self._seen.add(key)
+        self._moved = time.monotonic()
+        if self.outcomes:
+            outcome = self.outcomes[-1]
+            outcome.repeated += round in self._reached
+            outcome.on_full_disk += self._filler.exists()
+            if outcome.see(round, self._trained_by(), self._moved):
+                self._show(outcome)
+        self._reached.setdefault(round, self._moved)
+
+    def _is_due(self, fault: Fault) -> bool:
+        """True if the last fault is over and the moment of this one has come."""
+        over = not self.outcomes or self.outcomes[-1].recovery is not None
+        moment = self._reached.get(fault.round, math.inf) + fault.delay
+        return over and not self._passing and time.monotonic() >= moment
+
+    def _ranks(self) -> list[Process]:
+        """The processes that train, by rank; in a run without ranks the one that was started."""
+        processes = Process.all()
+        alone = "--ranks" not in self._lines[0] and len(self._lines) == 1
+        return processes[:1] if alone else [one for one in processes if one.rank >= 0]
+
+    def _trained_by(self) -> frozenset[int]:
+        return frozenset(process.pid for process in self._ranks() if not process.stopped)
+
+    def _strike(self, fault: Fault) -> bool:
+        """Inject a fault; False if there is nothing yet that it could hit."""
+        ranks, node = self._ranks(), fault.victim % len(self._lines)
+        if not ranks or self._nodes[node].poll() is not None:
+            return False
+        recorded = max(self._reached)
+        self._note(f"{fault.kind} after round {recorded}")
+        self._moved = time.monotonic()
+        outcome = Outcome(
+            fault=fault, struck=self._moved, recorded=recorded, trained_by=self._trained_by()
+        )
+        self.outcomes.append(outcome)
+        heal = FAULTS[fault.kind](self, ranks[fault.victim % len(ranks)], node)
+        if heal:
+            outcome.passes = True
+            self._passing = (self._moved + fault.seconds, heal)
+        return True
+
+    def _note(self, text: str) -> None:
+        with self._log.open("a") as log:
+            log.write(f"== {time.strftime('%X')} {text}\n")
+
+    # The faults: each gets the rank and the node that it hits, and returns what ends it if it
+    # passes by itself.
+
+    def kill_rank(self, rank: Process, node: int) -> None:
+        """SIGKILL of a rank."""
+        kill(rank)
+
+    def stop_rank(self, rank: Process, node: int) -> Callable[[], object] | None:
+        """SIGSTOP of a rank; a process without others goes on after a while."""
+        os.kill(rank.pid, signal.SIGSTOP)
+        return None if rank.rank >= 0 else lambda: os.kill(rank.pid, signal.SIGCONT)
+
+    def terminate_node(self, rank: Process, node: int) -> None:
+        """SIGTERM of a node's launcher, which ends gracefully."""
+        self._nodes[node].terminate()
+
+    def kill_launcher(self, rank: Process, node: int) -> None:
+        """SIGKILL of a node's launcher, but not of its ranks."""
+        self._nodes[node].kill()
+
+    def fill_disk(self, rank: Process, node: int) -> Callable[[], object]:
+        """The disk of the run is full for a while."""
+        with suppress(OSError), self._filler.open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        return self._filler.unlink
+
+    def damage_checkpoint(self, rank: Process, node: int) -> None:
+        """SIGKILL of all ranks, and a flipped bit in the newest checkpoint."""
+        for process in self._ranks():
+            kill(process)
+        file = newest(self._folder / "checkpoints") / "tensors.safetensors"
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+
+    def leave(self, rank: Process, node: int) -> Callable[[], object]:
+        """A node loses its power, and comes back after a while."""
+        self._away.add(node)
+        for process in Process.all():
+            if process.node == node:
+                kill(process)
+        return lambda: self._away.remove(node)
+
+    def cut_link(self, rank: Process, node: int) -> Callable[[], object]:
+        """Nothing passes the link of a node for a while."""
+        link = ("ip", "-n", namespace(node), "link", "set", DEVICE)
+        call(*link, "down")
+        return lambda: call(*link, "up")
+
+    def half_open_link(self, rank: Process, node: int) -> Callable[[], object]:
+        """Nothing that a node sends arrives for a while, but it receives."""
+        neighbour, other = (
+            ("ip", "-n", namespace(node), "neigh"),
+            (address(1 - node), "dev", DEVICE),
+        )
+        call(*neighbour, "replace", *other, "lladdr", NOWHERE, "nud", "permanent")
+        return lambda: call(*neighbour, "del", *other)
+
+
+def kill(process: Process) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+
+
+FAULTS: dict[str, Callable[[DisturbedRun, Process, int], Callable[[], object] | None]] = {
+    "kill": DisturbedRun.kill_rank,
+    "stop": DisturbedRun.stop_rank,
+    "term": DisturbedRun.terminate_node,
+    "launcher": DisturbedRun.kill_launcher,
+    "disk": DisturbedRun.fill_disk,
+    "damage": DisturbedRun.damage_checkpoint,
+    "leave": DisturbedRun.leave,
+    "cut": DisturbedRun.cut_link,
+    "half-open": DisturbedRun.half_open_link,
+}
