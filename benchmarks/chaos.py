@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from chaos_checks import Fault, RunFiles, problems, schedule
-from chaos_run import FAULTS, DisturbedRun, Outcome
+from chaos_checks import Fault, Outcome, RunFiles, problems, schedule
+from chaos_run import FAULTS, DisturbedRun
 from links_network import (
     DEVICE,
     PRIVATE_FOLDER,

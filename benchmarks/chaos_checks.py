@@ -1,4 +1,6 @@
-"""Decides which faults `chaos.py` injects and when, and what must be true of a run afterwards."""
+"""Decides which faults `chaos.py` injects and when, what each has cost, and what must be true of a
+run afterwards.
+"""
 
 import json
 import random
@@ -31,6 +33,44 @@ class Fault:
     """Which rank or node it hits, modulo how many there are."""
     seconds: float
     """How long it lasts, if it is one that passes."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What a fault has cost."""
+
+    fault: Fault
+    struck: float
+    recorded: int
+    """Rounds that were recorded when it struck."""
+    trained_by: frozenset[int]
+    """The processes that trained then."""
+    passes: bool = False
+    """True if it passes by itself."""
+    repeated: int = 0
+    """Recorded rounds that were trained again."""
+    on_full_disk: int = 0
+    """Rounds that were recorded while there was no room for a checkpoint."""
+    recovery: float | None = None
+    """Seconds until a round was complete that was begun after the fault; None: it never was."""
+
+    def see(self, round: int, trained_by: frozenset[int], moment: float) -> bool:
+        """Take note of a round; True if it is the first that was begun after the fault.
+
+        Those that survive may still complete the round before.
+        """
+        later = round > self.recorded + 1 and (self.passes or trained_by != self.trained_by)
+        if self.recovery is not None or not (later or trained_by - self.trained_by):
+            return False
+        self.recovery = moment - self.struck
+        return True
+
+    @property
+    def too_many_repeated(self) -> bool:
+        """True beyond the round of the fault, that of a checkpoint which was damaged, and those
+        for whose checkpoints the disk had no room.
+        """
+        return self.repeated > 1 + (self.fault.kind == "damage") + self.on_full_disk
 
 
 def schedule(kinds: Mapping[str, Sequence[str]], count: int, seed: int) -> dict[str, list[Fault]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos_checks import Fault
+from chaos_checks import Fault, Outcome
 from links_network import DEVICE, address, call, namespace
 
 from adloco.run.checkpoint import newest
@@ -49,48 +49,10 @@ class Process:
             except OSError:  # It has ended meanwhile.
                 continue
             of = dict(word.split("=", 1) for word in words if "=" in word)
-            if state not in "ZX" and NODE in of:  # Z, X: it has ended.
-                rank, node = int(of.get("RANK", "-1")), int(of[NODE])
+            if folder.name != "1" and state not in "ZX":  # Z, X: it has ended.
+                rank, node = int(of.get("RANK", "-1")), int(of.get(NODE, "-1"))
                 found.append(Process(int(folder.name), rank, node, state == "T"))
         return sorted(found, key=lambda process: (process.rank, process.pid))
-
-
-@dataclass(kw_only=True)
-class Outcome:
-    """What a fault has cost."""
-
-    fault: Fault
-    struck: float
-    recorded: int
-    """Rounds that were recorded when it struck."""
-    trained_by: frozenset[int]
-    """The processes that trained then."""
-    passes: bool = False
-    """True if it passes by itself."""
-    repeated: int = 0
-    """Recorded rounds that were trained again."""
-    on_full_disk: int = 0
-    """Rounds that were recorded while there was no room for a checkpoint."""
-    recovery: float | None = None
-    """Seconds until a round was complete that was begun after the fault; None: it never was."""
-
-    def see(self, round: int, trained_by: frozenset[int], moment: float) -> bool:
-        """Take note of a round; True if it is the first that was begun after the fault.
-
-        Those that survive may still complete the round before.
-        """
-        later = round > self.recorded + 1 and (self.passes or trained_by != self.trained_by)
-        if self.recovery is not None or not (later or trained_by - self.trained_by):
-            return False
-        self.recovery = moment - self.struck
-        return True
-
-    @property
-    def too_many_repeated(self) -> bool:
-        """True beyond the round of the fault, that of a checkpoint which was damaged, and those
-        for whose checkpoints the disk had no room.
-        """
-        return self.repeated > 1 + (self.fault.kind == "damage") + self.on_full_disk
 
 
 class DisturbedRun:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from adloco.run import checkpoint
-from benchmarks.chaos_checks import RunFiles, problems, schedule
+from benchmarks.chaos_checks import Fault, Outcome, RunFiles, problems, schedule
 
 PROGRAM = Path(__file__).parents[1] / "benchmarks" / "chaos.py"
 KINDS = {"one": ["kill", "damage"], "ranks": ["kill", "stop", "term"]}
@@ -31,6 +31,44 @@ def test_a_seed_decides_the_schedule() -> None:
         rounds = [fault.round for fault in faults[mode]]
         assert rounds == sorted({*rounds})
     assert min(fault.round for fault in faults["one"] if fault.kind == "damage") >= 2
+
+
+def outcome(kind: str, *, passes: bool = False) -> Outcome:
+    """A fault in round 5 of a run that two processes train."""
+    fault = Fault(kind=kind, round=4, delay=0.1, victim=0, seconds=1)
+    return Outcome(
+        fault=fault, struck=10.0, recorded=4, trained_by=frozenset({1, 2}), passes=passes
+    )
+
+
+def test_a_run_goes_on_with_the_first_round_begun_after_the_fault() -> None:
+    killed = outcome("kill")
+    assert not killed.see(5, frozenset({2}), 10.1), "a survivor completes the round of the fault"
+    assert killed.recovery is None
+    assert killed.see(5, frozenset({3, 4}), 17.0)
+    assert killed.recovery == 7
+    assert not killed.see(6, frozenset({3, 4}), 18.0)
+    assert killed.recovery == 7
+    assert outcome("kill").see(6, frozenset({2}), 11.0), "in place, by those that are left"
+    orphans = outcome("launcher")
+    assert not orphans.see(6, frozenset({1, 2}), 11.0)
+    waited = outcome("cut", passes=True)
+    assert not waited.see(5, frozenset({1, 2}), 10.1)
+    assert waited.see(6, frozenset({1, 2}), 12.0)
+
+
+def test_more_than_a_round_is_repeated() -> None:
+    for kind, allowed in (("kill", 1), ("damage", 2)):
+        cost = outcome(kind)
+        cost.repeated = allowed
+        assert not cost.too_many_repeated
+        cost.repeated += 1
+        assert cost.too_many_repeated
+    full = outcome("disk", passes=True)
+    full.repeated, full.on_full_disk = 3, 2
+    assert not full.too_many_repeated
+    full.on_full_disk = 1
+    assert full.too_many_repeated
 
 
 def record(round: int) -> dict[str, Any]:
