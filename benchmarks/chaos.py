@@ -142,18 +142,17 @@ def parse() -> argparse.Namespace:
         if unknown := sorted({*given} - {*known}):
             parser.error(f"--{name} takes {', '.join(known)}, got {', '.join(unknown)}")
         setattr(arguments, name, given)
+    if not {kind for mode in arguments.modes for kind in MODES[mode].kinds} & {*arguments.kinds}:
+        parser.error("none of these --kinds fits one of these --modes")
     return arguments
 
 
 def in_namespaces() -> int:
     """Run this program again as process 1 of private namespaces and return its exit code."""
-    try:
-        enter_private_namespaces()
-        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWPID) != 0:
-            raise LinksRefusedError(os.strerror(ctypes.get_errno()))
-    except LinksRefusedError as error:
-        print(f"chaos.py: {error}", file=sys.stderr)
-        return 2
+    enter_private_namespaces()
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWPID) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise LinksRefusedError(f"a namespace for processes cannot be made here ({reason})")
     child = subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {INSIDE: "1"})
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: child.send_signal(number))
@@ -252,7 +251,7 @@ class Campaign:
         print(text, flush=True)
         out.with_suffix(".md").write_text(text)
         with out.with_suffix(".csv").open("w", newline="") as file:
-            lines = csv.writer(file)
+            lines = csv.writer(file, lineterminator="\n")
             lines.writerow(["mode", "fault", "after_round", "repeated_rounds", "recovery_seconds"])
             for mode, outcomes in self._outcomes.items():
                 for outcome in outcomes:
@@ -302,4 +301,8 @@ def show(mode: str, outcome: Outcome) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except LinksRefusedError as error:
+        print(f"chaos.py: {error}", file=sys.stderr)
+        sys.exit(2)

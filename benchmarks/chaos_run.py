@@ -37,6 +37,8 @@ class Process:
     """-1: a launcher, or a run without ranks."""
     node: int
     stopped: bool
+    orphan: bool
+    """True for a rank whose launcher has ended."""
 
     @staticmethod
     def all() -> list["Process"]:
@@ -44,14 +46,16 @@ class Process:
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
                 words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
             except OSError:  # It has ended meanwhile.
                 continue
             of = dict(word.split("=", 1) for word in words if "=" in word)
             if folder.name != "1" and state not in "ZX":  # Z, X: it has ended.
                 rank, node = int(of.get("RANK", "-1")), int(of.get(NODE, "-1"))
-                found.append(Process(int(folder.name), rank, node, state == "T"))
+                found.append(
+                    Process(int(folder.name), rank, node, state == "T", rank >= 0 and parent == "1")
+                )
         return sorted(found, key=lambda process: (process.rank, process.pid))
 
 
@@ -186,7 +190,8 @@ class DisturbedRun:
 
     def _strike(self, fault: Fault) -> bool:
         """Inject a fault; False if there is nothing yet that it could hit."""
-        ranks, node = self._ranks(), fault.victim % len(self._lines)
+        ranks = [process for process in self._ranks() if not process.orphan]
+        node = fault.victim % len(self._lines)
         if not ranks or self._nodes[node].poll() is not None:
             return False
         recorded = max(self._reached)
