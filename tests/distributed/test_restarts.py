@@ -1,9 +1,13 @@
 """Ranks that torchrun starts again: what it sets in the environment decides what works."""
 
+import socket
+
 import pytest
 import torch.distributed as dist
 
-from adloco.distributed.launch.restarts import check_restarts, of_this_start
+from adloco.distributed.launch.launcher import process_group
+from adloco.distributed.launch.restarts import check_restarts, check_store, of_this_start
+from adloco.errors import LostRankError
 
 
 @pytest.mark.parametrize(
@@ -40,3 +44,24 @@ def test_a_restart_does_not_read_what_ranks_before_it_wrote(
     of_this_start(store).set("address", "old")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert of_this_start(store).check(["address"]) == found
+
+
+def test_a_rank_whose_launcher_was_killed_before_they_met_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as launcher:
+        port = launcher.getsockname()[1]
+        for name, value in {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "WORLD_SIZE": "2",
+            "RANK": "1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        check_store()
+    with pytest.raises(LostRankError, match="the process that started the ranks is gone"):
+        process_group().__enter__()
+    # Rank 0 keeps the store, and may not have started yet.
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    check_store()

@@ -11,7 +11,7 @@ from torch.distributed.rendezvous import rendezvous
 from adloco.distributed.launch.connections import cut_connections, open_sockets
 from adloco.distributed.launch.failures import End, meet, shared_failures
 from adloco.distributed.launch.quorum import Quorum, connect, first_quorum
-from adloco.distributed.launch.restarts import check_restarts, store_outlives_ranks
+from adloco.distributed.launch.restarts import check_restarts, check_store, store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
@@ -71,6 +71,7 @@ def process_group(
     quorum = quorum or first_quorum()
     assert quorum is not None, "only a process that was started later has none"
     check_restarts()
+    check_store()
     timeout = longest_wait(timeout_seconds)
     kept, port = open_sockets(), int(os.environ["MASTER_PORT"])
     # Rank 0 keeps the store if no launcher does.

@@ -7,13 +7,15 @@ make a new store for each start.
 """
 
 import os
+import socket
 from typing import Any
 
 import torch.distributed as dist
 
-from adloco.errors import require
+from adloco.errors import LostRankError, require
 
 VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+CONNECT_SECONDS = 20.0
 
 
 def of_this_start(store: Any) -> Any:
@@ -32,6 +34,22 @@ def check_restarts() -> None:
         "restarted ranks would find the addresses of the old ones; set that variable on all "
         "machines",
     )
+
+
+def check_store() -> None:
+    """Raise LostRankError if the launcher that keeps the store is gone before this rank meets it.
+
+    torch would try to reach it for as long as ranks wait for each other.
+    """
+    if not store_outlives_ranks():
+        return
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        socket.create_connection(address, CONNECT_SECONDS).close()
+    except ConnectionRefusedError as error:
+        raise LostRankError("the process that started the ranks is gone") from error
+    except OSError:  # A slow network, for instance: torch tries for longer.
+        return
 
 
 def store_outlives_ranks() -> bool:
