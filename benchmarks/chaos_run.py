@@ -102,7 +102,7 @@ class DisturbedRun:
         for node in range(len(self._lines)):
             self._start(node)
         try:
-            while self._away or any(launcher.poll() != 0 for launcher in self._nodes.values()):
+            while self._passing or not self._over():
                 self._look()
                 if time.monotonic() - self._moved > STALL_SECONDS:
                     return [f"no round was complete within {STALL_SECONDS:g} s of the one before"]
@@ -139,12 +139,23 @@ class DisturbedRun:
             )
 
     def _start_again(self) -> None:
-        """Start what has failed by the same line, as a user or a scheduler does."""
+        """Start what has failed by the same line, as a user or a scheduler does until the run is
+        complete.
+        """
+        if any(launcher.poll() == 0 for launcher in self._nodes.values()):
+            return
         for node, launcher in self._nodes.items():
             if launcher.poll() and node not in self._away and not self._filler.exists():
                 ended = self._ended.setdefault(launcher.pid, time.monotonic())
                 if time.monotonic() - ended > AGAIN_SECONDS:
                     self._start(node)
+
+    def _over(self) -> bool:
+        """True if a node has completed the run and the others have ended too. With the first of
+        them goes the store of torchrun, so the others may end with an error.
+        """
+        codes = [launcher.poll() for launcher in self._nodes.values()]
+        return 0 in codes and None not in codes
 
     def _orphans(self) -> list[str]:
         deadline = time.monotonic() + ORPHAN_SECONDS
