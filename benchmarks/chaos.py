@@ -94,6 +94,8 @@ EVERYWHERE = ("kill", "stop", "term", "disk", "damage")
 MODES = {
     "one": Mode(kinds=EVERYWHERE),
     "ranks": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 2"),
+    # The ranks that are left go on in place, and a new one joins them.
+    "place": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 3 --run.on_loss replace"),
     "torchrun": Mode(
         kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open"),
         launchers=(torchrun(0), torchrun(1)),
