@@ -33,14 +33,15 @@ from adloco import (
     OuterOptimizer,
     Problem,
     SwitchMode,
+    Syncing,
     TensorSource,
     place,
 )
 from adloco.algorithms.model_state import Replica
-from adloco.algorithms.outer_sync import OuterSync, Syncing
+from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.comm.process_group import GroupComm
 from adloco.distributed.testing import run_on_ranks
-from adloco.models.llama import LlamaShape, build_llama
+from adloco.models.sources.llama import LlamaShape, build_llama
 from adloco.rules.sync_schedule import SyncEvent
 from adloco.tasks.language_model import next_token_loss
 

@@ -19,7 +19,7 @@ from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.merge import Merge
 from adloco.rules.moments import GradientEstimate
 from adloco.tasks.evaluation_settings import EvaluationSettings
-from adloco.tasks.language_model import LanguageModelSettings
+from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.task import Task
 
 

@@ -18,7 +18,7 @@ from collections import Counter
 import torch
 
 from adloco.distributed.parallel.gradient_norms import squared_norm
-from adloco.models.llama import LlamaShape, build_llama
+from adloco.models.sources.llama import LlamaShape, build_llama
 from adloco.tasks.language_model import next_token_loss
 
 warm, seconds = sys.argv[1] == "warm", float(sys.argv[2])

@@ -13,9 +13,9 @@ from pathlib import Path
 from adloco import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder
-from adloco.models.llama import LlamaShape
-from adloco.models.named_model import NamedModel
 from adloco.models.source import ModelOptions
+from adloco.models.sources.llama import LlamaShape
+from adloco.models.sources.named_model import NamedModel
 from adloco.models.weights import StoredWeights
 
 HEAD = "AutoModelForCausalLM"

@@ -5,10 +5,18 @@ from adloco.algorithms.diloco import DiLoCo
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.muon import InnerMuon
 from adloco.algorithms.inner.sgd import InnerSGD
-from adloco.algorithms.merging import MergeFates, Merging
-from adloco.algorithms.method import Batching, Execution, GradientTest, Method, Problem, Source
+from adloco.algorithms.method import (
+    Batching,
+    Execution,
+    GradientTest,
+    Merging,
+    Method,
+    OuterMemory,
+    Problem,
+    Source,
+    Syncing,
+)
 from adloco.algorithms.optimizers import OuterOptimizer
-from adloco.algorithms.outer_sync import OuterMemory, Syncing
 from adloco.algorithms.reports import RoundReport
 from adloco.data.sources import TensorSource
 from adloco.distributed.codecs.bf16 import Bf16
@@ -28,6 +36,7 @@ from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.gate import Gate
 from adloco.rules.learning_rate import LearningRate
+from adloco.rules.merge import MergeFates
 from adloco.rules.merge_policies.largest_with_smallest import MergeLargestWithSmallest
 from adloco.rules.merge_policies.smallest import MergeSmallest
 from adloco.rules.moments import estimate, group_moments

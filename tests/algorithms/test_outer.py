@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from adloco import DiLoCo
+from adloco import DiLoCo, OuterOptimizer
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.traffic import Traffic
 from tests.problems import (
@@ -160,3 +160,20 @@ def test_refusal() -> None:
         ValueError, match="models must have one model for each of the 3 workers here, got 1"
     ):
         DiLoCo(linear(), outer=None, sync_every=1, num_workers=3)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.0, 0.9, 1.0, 1, -0.1, "0.9", True])
+@pytest.mark.parametrize("nesterov", [None, False, True, 0])
+def test_settings_of_sgd_that_are_not_tried_are_fine(momentum: object, nesterov: object) -> None:
+    """A usual momentum is taken without importing torch; what is tried fails as in torch."""
+    given = {"momentum": momentum, "nesterov": nesterov}
+    options = {name: value for name, value in given.items() if value is not None}
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    try:
+        torch.optim.SGD([weight], lr=0.7, fused=True, **options).step()  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        with pytest.raises(ValueError, match="options do not fit"):
+            OuterOptimizer(options=options)
+    else:
+        OuterOptimizer(options=options)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder
-from adloco.models.llama import LlamaShape, build_llama
-from adloco.models.named_model import NamedModel
 from adloco.models.source import Head, ModelOptions
+from adloco.models.sources.llama import LlamaShape, build_llama
+from adloco.models.sources.named_model import NamedModel
 from adloco.tasks.language_model import next_token_loss
 from tests.problems import cases, tokens
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from adloco.models.module import Logits, ModuleBuilder, ModuleConfig, PlainModule
+from adloco.models.module import Logits, ModuleBuilder
 from adloco.models.source import Head, ModelOptions
+from adloco.models.sources.plain_module import ModuleConfig, PlainModule
 
 
 class Twice(nn.Module):

@@ -19,8 +19,8 @@ from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, S
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder
-from adloco.models.named_model import NamedModel
 from adloco.models.source import Head, ModelOptions
+from adloco.models.sources.named_model import NamedModel
 from adloco.run.start import model_builder
 from adloco.tasks.language_model import next_token_loss
 from tests.problems import cases, tokens

@@ -15,8 +15,8 @@ from adloco.report.drawing import save_figure
 from adloco.report.plots import draw_plots
 from adloco.report.step_losses import step_losses
 from adloco.run.records import Records
-from adloco.tasks.classification import ClassificationSettings
-from adloco.tasks.language_model import LanguageModelSettings
+from adloco.tasks.kinds.classification_settings import ClassificationSettings
+from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 
 
 class Loaded(HTMLParser):

@@ -15,11 +15,12 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.data.byte_tokenizer import ByteTokenizer
 from adloco.data.data_settings import DataSettings
 from adloco.models.build import ModelBuilder
-from adloco.models.named_model import NamedModel
 from adloco.models.source import ModelOptions
+from adloco.models.sources.named_model import NamedModel
 from adloco.run.training_run import TrainingRun
-from adloco.tasks.classification import Classification, ClassificationSettings
+from adloco.tasks.classification import Classification
 from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.kinds.classification_settings import ClassificationSettings
 from adloco.tasks.labelled_texts import LabelledTexts
 
 BERT = (

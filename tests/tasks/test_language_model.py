@@ -13,7 +13,7 @@ from torch import nn
 from adloco import InnerAdamW
 from adloco.cli.main import main
 from adloco.data.sources import TokenSource
-from adloco.models.llama import LlamaShape, build_llama
+from adloco.models.sources.llama import LlamaShape, build_llama
 from adloco.tasks.language_model import (
     evaluation_windows,
     generate,

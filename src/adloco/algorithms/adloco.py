@@ -13,11 +13,10 @@ from torch import nn
 from adloco.algorithms.building import build_workers, check_sections
 from adloco.algorithms.choosing import auto_controller, check_auto
 from adloco.algorithms.evaluation import Share, evaluate
-from adloco.algorithms.merging import Merging
-from adloco.algorithms.method import Batching, Execution, Method, Problem
+from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizers import InnerFactory, check_shards
-from adloco.algorithms.outer_sync import OuterSync, Syncing
+from adloco.algorithms.outer_sync import OuterSync
 from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.round import Phase, Round, RoundParts, average_replicas

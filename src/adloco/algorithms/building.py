@@ -3,12 +3,11 @@
 import copy
 
 from adloco.algorithms.dropout import uses_dropout
-from adloco.algorithms.method import Batching, Execution, Method, Problem
+from adloco.algorithms.method import Batching, Execution, Method, Problem, Syncing
 from adloco.algorithms.optimizers import InnerFactory
-from adloco.algorithms.outer_sync import Syncing
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
-from adloco.distributed.comm.compressed import keeps_residuals
+from adloco.distributed.codecs.codec import keeps_residuals
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require

@@ -1,19 +1,23 @@
 """Connects a run with its settings that are `auto`: which they are, and what a round measured."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adloco.algorithms.method import Batching, Method
-from adloco.algorithms.reporting import WorkerRound
 from adloco.algorithms.reports import TrainerReport
-from adloco.algorithms.worker import RoundTask
 from adloco.errors import require
 from adloco.rules.auto import AutoController, AutoLimits, Chosen, MeasuredRound
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge import MergePolicy
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
+
+if TYPE_CHECKING:
+    from adloco.algorithms.reporting import WorkerRound
+    from adloco.algorithms.worker import RoundTask
 
 
 def check_auto(

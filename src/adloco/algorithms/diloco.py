@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import nn
 
+from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, all_tensors, copy_all
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.algorithms.outer_sync import OuterMemory, OuterSync, Syncing
-from adloco.distributed.codecs.codec import WireFormat
-from adloco.distributed.comm.compressed import keeps_residuals
+from adloco.algorithms.outer_sync import OuterSync
+from adloco.distributed.codecs.codec import WireFormat, keeps_residuals
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement

@@ -6,8 +6,6 @@ the requested batch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
@@ -15,60 +13,7 @@ from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.placement.placement import Placement
-from adloco.errors import require
-from adloco.rules.merge import Merge, MergePolicy, assign_workers
-from adloco.rules.merge_policies.no_merge import NoMerge
-
-FATES = {
-    "parameters": ("weighted", "uniform", "survivor"),
-    "outer_momentum": ("weighted", "survivor", "reset"),
-    "inner_state": ("keep", "mean", "reset"),
-    "streams": ("keep", "balance"),
-    "requested_batch": ("survivor", "weighted", "sum"),
-}
-"""The allowed fates of each thing that trainers own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeFates:
-    """What happens to each thing that trainers own when they merge."""
-
-    parameters: Literal["weighted", "uniform", "survivor"] = "weighted"
-    """Global parameters. weighted: the merged trainers' mean, weighted by requested batch; uniform:
-    their plain mean; survivor: the survivor's own.
-    """
-    outer_momentum: Literal["weighted", "survivor", "reset"] = "weighted"
-    """State of the outer optimizer. weighted: the merged trainers' mean, weighted by requested
-    batch; survivor: the survivor's own; reset: empty, as at the start."""
-    inner_state: Literal["keep", "mean", "reset"] = "keep"
-    """Inner optimizer state and residuals of the merged trainers' workers. keep: each worker keeps
-    its own; mean: their mean, weighted by requested batch; reset: empty, as at the start."""
-    streams: Literal["keep", "balance"] = "keep"
-    """keep: each worker keeps its data stream; balance: the least-read streams go to the trainers
-    with the largest requests per worker.
-    """
-    requested_batch: Literal["survivor", "weighted", "sum"] = "survivor"
-    """survivor: the survivor's own; weighted: the merged trainers' mean, weighted by requested
-    batch; sum: their sum. At most batch.maximum.
-    """
-
-    def __post_init__(self) -> None:
-        for name, allowed in FATES.items():
-            require(
-                getattr(self, name) in allowed,
-                f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
-                f"got {getattr(self, name)!r}",
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Merging:
-    """The settings of merges."""
-
-    policy: MergePolicy = field(default_factory=NoMerge)
-    """Which trainers merge, and when."""
-    fates: MergeFates = field(default_factory=MergeFates)
-    """What happens to parameters, momentum, inner state, streams and requests."""
+from adloco.rules.merge import Merge, MergeFates, assign_workers
 
 
 def apply_merge(

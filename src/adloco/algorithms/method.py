@@ -3,26 +3,34 @@
 Each section of a recipe is passed unchanged to the mechanism that uses it.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
-from torch import Tensor, nn
-
-from adloco.distributed.parallel.layers import Fill
+from adloco.algorithms.optimizers import OuterFactory
+from adloco.distributed.codecs.codec import WireFormat, feedback
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.controller import BatchGuards
-from adloco.rules.merge import MergePolicy
+from adloco.rules.gate import Gate
+from adloco.rules.merge import MergeFates, MergePolicy
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.nonfinite import OnNonFinite
 from adloco.rules.shares import EqualShares, Shares
 from adloco.rules.switch import SwitchMode
+from adloco.rules.sync_schedule import Streaming
 
-LossFunction = Callable[[Any, Any], Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from adloco.distributed.parallel.layers import Fill
+
+LossFunction = Callable[[Any, Any], "Tensor"]
 """(model, batch) -> mean loss over the batch's samples."""
 
 
@@ -151,6 +159,58 @@ class Batching:
     """What fits in memory, and when gradients are accumulated."""
     shares: Shares = field(default_factory=EqualShares)
     """How the batch is split over the trainer's workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterMemory:
+    """Where and in which data type a trainer keeps the tensors that only syncs need."""
+
+    on_host: bool = False
+    """Keep global parameters, outer optimizer state and residuals (what syncs have left unsent) in
+    host memory. The device then holds one fragment at a time, or one for each trainer if fragments
+    are in flight."""
+    dtype: Literal["fp32", "model"] = "fp32"
+    """Data type of global parameters and outer optimizer state. fp32: at least float32, whatever
+    the model's type; model: the model's own. For a bf16 model this takes half the memory, but
+    rounding loses small outer steps."""
+
+    def __post_init__(self) -> None:
+        require(self.dtype in ("fp32", "model"), f"dtype must be fp32 or model, got {self.dtype!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Syncing:
+    """How the workers of a trainer are synced."""
+
+    outer: OuterFactory | None
+    """Builds the outer optimizer; None: the workers' mean becomes the global parameters."""
+    codec: WireFormat | None = None
+    """Wire format of pseudo-gradients; None: they are sent uncompressed."""
+    streaming: Streaming = field(default_factory=Streaming)
+    """The schedule of syncs within a round."""
+    memory: OuterMemory = field(default_factory=OuterMemory)
+    """Where and in which data type global parameters are kept."""
+    gate: Gate = field(default_factory=Gate)
+    """Which workers a sync leaves out."""
+
+    @property
+    def residual_in_params(self) -> bool:
+        """True if a worker keeps its residual (what a sync leaves unsent) in its parameters."""
+        return feedback(self.codec) == "in params"
+
+    def diverges(self, num_workers: int) -> bool:
+        """True if this many workers of a trainer have different parameters between rounds."""
+        return self.streaming.replicas_diverge or (self.residual_in_params and num_workers > 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merging:
+    """The settings of merges."""
+
+    policy: MergePolicy = field(default_factory=NoMerge)
+    """Which trainers merge, and when."""
+    fates: MergeFates = field(default_factory=MergeFates)
+    """What happens to parameters, momentum, inner state, streams and requests."""
 
 
 @dataclass(frozen=True, kw_only=True)

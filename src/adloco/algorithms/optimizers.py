@@ -1,16 +1,18 @@
 """Protocols of inner and outer optimizers, and the outer optimizer by its name in torch.optim."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-
-from adloco.distributed.dtensor import is_sharded
 from adloco.errors import require
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
 
 class InnerFactory(Protocol):
@@ -26,24 +28,17 @@ class OuterFactory(Protocol):
 
 
 ELEMENTWISE = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.ASGD,
+    *("SGD", "ASGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam"),
+    *("Adagrad", "Adadelta", "RMSprop"),
 )
-"""Optimizers that update each element without the others of its tensor, so they compute the same on
-shards as on whole tensors.
+"""Optimizers of torch that update each element without the others of its tensor, so they compute
+the same on shards as on whole tensors.
 """
 
 
 def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
     """Raise ValueError for an optimizer that might compute something else on several shards."""
+    elementwise = {getattr(torch.optim, name) for name in ELEMENTWISE}
     for optimizer in optimizers:
         name = type(optimizer).__name__
         known = (
@@ -53,7 +48,7 @@ def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
         advice = (
             "use placement.shard_size 1 (replicas are no problem), or an optimizer such as AdamW"
         )
-        require(shards == 1 or type(optimizer) in ELEMENTWISE, f"{known}; {advice}")
+        require(shards == 1 or type(optimizer) in elementwise, f"{known}; {advice}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +73,31 @@ class OuterOptimizer:
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"lr must be > 0, got {self.lr}")
-        kind = getattr(torch.optim, self.optimizer, None)
-        known = isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+        if not self._is_usual():  # Other optimizers are tried, and importing torch takes seconds.
+            self._try()
+
+    def _is_usual(self) -> bool:
+        """True for SGD with nothing but a usual momentum, which torch accepts."""
+        options = dict(self.options)
+        momentum, nesterov = options.pop("momentum", 0.0), options.pop("nesterov", False)
+        return (
+            self.optimizer == "SGD"
+            and not options
+            and isinstance(momentum, float)
+            and 0 <= momentum < 1
+            and (nesterov is False or (nesterov is True and momentum > 0))
+        )
+
+    def _try(self) -> None:
+        """Raise ValueError unless torch has the optimizer and it can take a step."""
+        kind, base = getattr(torch.optim, self.optimizer, None), torch.optim.Optimizer
+        known = isinstance(kind, type) and issubclass(kind, base) and kind is not base
         require(
             known,
             "optimizer must name an optimizer of torch.optim such as SGD or Adam, got "
             f"{self.optimizer!r}",
         )
-        parameters = [nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))]
+        parameters = [torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         try:
@@ -118,6 +130,8 @@ def _fused_is_right(kind: type[Optimizer], parameters: Sequence[Tensor]) -> bool
     Fused kernels cannot handle sharded tensors. On CPUs, torch 2.13's fused SGD updates only the
     last elements of float16 and bfloat16 tensors, those after the last full SIMD block.
     """
+    from adloco.distributed.dtensor import is_sharded
+
     if any(map(is_sharded, parameters)):
         return False
     half_on_cpu = any(

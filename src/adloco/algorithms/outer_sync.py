@@ -9,68 +9,19 @@ parameters may be cut into fragments that are synced one after another while tra
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, optimizer_tensors
-from adloco.algorithms.optimizers import OuterFactory
-from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.codec import feedback
 from adloco.distributed.comm.buckets import sum_dtype
 from adloco.distributed.comm.comm import Comm, Contributions, Work, rounded_origin
-from adloco.distributed.comm.compressed import feedback
 from adloco.distributed.dtensor import copied, in_memory_of, local
 from adloco.errors import require
-from adloco.rules.gate import Gate
-from adloco.rules.sync_schedule import Streaming, SyncEvent
-
-
-@dataclass(frozen=True, kw_only=True)
-class OuterMemory:
-    """Where and in which data type a trainer keeps the tensors that only syncs need."""
-
-    on_host: bool = False
-    """Keep global parameters, outer optimizer state and residuals (what syncs have left unsent) in
-    host memory. The device then holds one fragment at a time, or one for each trainer if fragments
-    are in flight."""
-    dtype: Literal["fp32", "model"] = "fp32"
-    """Data type of global parameters and outer optimizer state. fp32: at least float32, whatever
-    the model's type; model: the model's own. For a bf16 model this takes half the memory, but
-    rounding loses small outer steps."""
-
-    def __post_init__(self) -> None:
-        require(self.dtype in ("fp32", "model"), f"dtype must be fp32 or model, got {self.dtype!r}")
-
-    def of(self, dtype: torch.dtype) -> torch.dtype:
-        """The data type of the global parameters of a model whose parameters have this type."""
-        return sum_dtype(dtype) if self.dtype == "fp32" else dtype
-
-
-@dataclass(frozen=True, kw_only=True)
-class Syncing:
-    """How the workers of a trainer are synced."""
-
-    outer: OuterFactory | None
-    """Builds the outer optimizer; None: the workers' mean becomes the global parameters."""
-    codec: WireFormat | None = None
-    """Wire format of pseudo-gradients; None: they are sent uncompressed."""
-    streaming: Streaming = field(default_factory=Streaming)
-    """The schedule of syncs within a round."""
-    memory: OuterMemory = field(default_factory=OuterMemory)
-    """Where and in which data type global parameters are kept."""
-    gate: Gate = field(default_factory=Gate)
-    """Which workers a sync leaves out."""
-
-    @property
-    def residual_in_params(self) -> bool:
-        """True if a worker keeps its residual (what a sync leaves unsent) in its parameters."""
-        return feedback(self.codec) == "in params"
-
-    def diverges(self, num_workers: int) -> bool:
-        """True if this many workers of a trainer have different parameters between rounds."""
-        return self.streaming.replicas_diverge or (self.residual_in_params and num_workers > 1)
+from adloco.rules.sync_schedule import SyncEvent
 
 
 class OuterSync:
@@ -89,7 +40,9 @@ class OuterSync:
         memory = syncing.memory
         self.global_params = [
             nn.Parameter(
-                copied(parameter, to_host=memory.on_host, dtype=memory.of(parameter.dtype))
+                copied(
+                    parameter, to_host=memory.on_host, dtype=_kept_dtype(memory, parameter.dtype)
+                )
             )
             for parameter in replica.params
         ]
@@ -284,3 +237,8 @@ class OuterSync:
 
     def _pick(self, fragment: int, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[index] for index in self.fragments[fragment]]
+
+
+def _kept_dtype(memory: OuterMemory, dtype: torch.dtype) -> torch.dtype:
+    """The data type of the global parameters of a model whose parameters have this type."""
+    return sum_dtype(dtype) if memory.dtype == "fp32" else dtype

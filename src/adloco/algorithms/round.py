@@ -13,9 +13,8 @@ from threading import Event
 
 from adloco.algorithms.choosing import measured_round
 from adloco.algorithms.gating import judge_workers, weights_of
-from adloco.algorithms.merging import Merging, apply_merge
-from adloco.algorithms.method import Batching
-from adloco.algorithms.outer_sync import Syncing
+from adloco.algorithms.merging import apply_merge
+from adloco.algorithms.method import Batching, Merging, Syncing
 from adloco.algorithms.planning import Planner, agreed_pass_limit
 from adloco.algorithms.reporting import (
     WorkerRound,

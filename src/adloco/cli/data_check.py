@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from adloco.data.data_settings import DataSettings
     from adloco.data.token_cache import TokenCache
     from adloco.data.tokenizers import Tokenizer
-    from adloco.tasks.classification import ClassificationSettings
+    from adloco.tasks.kinds.classification_settings import ClassificationSettings
 
 SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 240

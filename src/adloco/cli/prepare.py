@@ -51,7 +51,7 @@ def run(arguments: Namespace) -> int:
     from adloco.data.token_cache import reachable
     from adloco.distributed.launch.local_ranks import INTERRUPTED
     from adloco.distributed.placement.one_process import num_cores
-    from adloco.tasks.classification import ClassificationSettings
+    from adloco.tasks.kinds.classification_settings import ClassificationSettings
 
     console = open_console()
     recipe = read_recipe(arguments)

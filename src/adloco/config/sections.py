@@ -9,16 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from adloco.algorithms.choosing import check_auto
-from adloco.algorithms.merging import MergeFates, Merging
-from adloco.algorithms.method import Batching, GradientTest, Method
+from adloco.algorithms.method import (
+    Batching,
+    GradientTest,
+    Merging,
+    Method,
+    OuterMemory,
+    Syncing,
+)
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, OuterMean
-from adloco.algorithms.outer_sync import OuterMemory, Syncing
 from adloco.config.register import Register, summary
 from adloco.config.settings import MemorySettings, PlacementSettings, ProfileSettings, RunSettings
 from adloco.data.data_settings import DataSettings
-from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.codec import WireFormat, keeps_residuals
 from adloco.distributed.codecs.plain import PlainWire
-from adloco.distributed.comm.compressed import keeps_residuals
 from adloco.errors import require
 from adloco.models.source import ModelOptions, ModelSource
 from adloco.rules.auto import AutoLimits
@@ -26,7 +30,7 @@ from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
 from adloco.rules.controller import BatchGuards
 from adloco.rules.gate import SMALLEST, Gate
 from adloco.rules.learning_rate import LearningRate
-from adloco.rules.merge import MergePolicy
+from adloco.rules.merge import MergeFates, MergePolicy
 from adloco.rules.shares import Shares
 from adloco.rules.spikes import Spikes
 from adloco.rules.switch import SwitchMode
@@ -67,8 +71,8 @@ class Section:
 BATCH_RULES = Register(package="adloco.rules.batch_rules", protocol=BatchRule)
 MERGE_POLICIES = Register(package="adloco.rules.merge_policies", protocol=MergePolicy)
 SHARES = Register(package="adloco.rules.shares", protocol=Shares)
-TASKS = Register(package="adloco.tasks", protocol=TaskSettings)
-MODEL_SOURCES = Register(package="adloco.models", protocol=ModelSource)
+TASKS = Register(package="adloco.tasks.kinds", protocol=TaskSettings)
+MODEL_SOURCES = Register(package="adloco.models.sources", protocol=ModelSource)
 INNER_OPTIMIZERS = Register(package="adloco.algorithms.inner", protocol=InnerFactory)
 OUTER_UPDATES = Register(package="adloco.algorithms.optimizers", protocol=OuterFactory)
 WIRE_FORMATS = Register(package="adloco.distributed.codecs", protocol=WireFormat)

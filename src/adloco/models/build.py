@@ -23,9 +23,6 @@ from adloco.errors import require
 from adloco.models.source import Head, ModelOptions, is_causal
 from adloco.models.weights import StoredWeights, find_weights
 
-MOST_LAYERS = 1 << 12
-"""More layers are a mistake; even without memory they would take minutes to build."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBuilder:

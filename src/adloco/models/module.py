@@ -1,11 +1,11 @@
-"""A plain `nn.Module` of the user's own, from a function that is named by a dotted path."""
+"""Building a plain `nn.Module` of the user's own, so that it can be called as others are."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,25 +13,11 @@ from torch import Tensor, nn
 from adloco.distributed.parallel.layers import Fill
 from adloco.dotted_path import load_object
 from adloco.errors import require
-from adloco.models.source import Builder, Head, ModelOptions, is_causal
+from adloco.models.source import Head, ModelOptions, is_causal
+from adloco.models.sources.plain_module import ModuleConfig
 from adloco.models.weights import StoredWeights
 
 CONFIG = "module.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleConfig:
-    """The dotted path of the user's function, and what it is called with."""
-
-    model_type: ClassVar[str] = "module"
-
-    factory: str
-    arguments: Mapping[str, Any]
-    vocab_size: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
 
 
 class Logits(NamedTuple):
@@ -153,27 +139,3 @@ class ModuleBuilder:
     @staticmethod
     def load_config(folder: Path) -> ModuleConfig:
         return ModuleConfig(**json.loads((folder / CONFIG).read_text()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlainModule:
-    """A plain torch.nn.Module of your own, for language modelling; see docs/extending.md."""
-
-    key: ClassVar[str] = "module"
-    builder: ClassVar[type[Builder]] = ModuleBuilder
-    for_transformers: ClassVar[bool] = False
-    weights: ClassVar[str] = ""
-
-    factory: str
-    """Dotted path of a function that returns the module, for instance mypackage.models:build. The
-    function is called with vocab_size, the tokenizer's number of ids. The module takes input_ids of
-    shape [samples, tokens] and returns logits of shape [samples, tokens, vocab_size], or an object
-    with these as .logits.
-    """
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of the function, for instance { width = 64 }."""
-
-    def config(self, vocab_size: int) -> ModuleConfig:
-        found = load_object(self.factory)
-        require(callable(found), f"factory {self.factory!r} must be callable, got {found!r}")
-        return ModuleConfig(factory=self.factory, arguments=self.arguments, vocab_size=vocab_size)

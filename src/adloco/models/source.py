@@ -1,14 +1,19 @@
 """Protocols of model sources and builders, and the options that all models share."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
-from adloco.distributed.parallel.layers import Fill
-from adloco.models.weights import StoredWeights
+    from adloco.distributed.parallel.layers import Fill
+    from adloco.models.weights import StoredWeights
 
+MOST_LAYERS = 1 << 12
+"""More layers are a mistake; even without memory they would take minutes to build."""
 Head = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 """Class in transformers that puts the task's head on a model."""
 
@@ -25,14 +30,14 @@ class Builder(Protocol):
     """
 
     def __init__(
-        self, *, config: Any, head: Head, options: "ModelOptions", seed: int, weights: str = ""
+        self, *, config: Any, head: Head, options: ModelOptions, seed: int, weights: str = ""
     ) -> None: ...
 
     @property
     def config(self) -> Any: ...
 
     @property
-    def options(self) -> "ModelOptions": ...
+    def options(self) -> ModelOptions: ...
 
     @property
     def weights(self) -> str:

@@ -1,5 +1,5 @@
-"""Which trainers merge, and where the freed workers go (AdLoCo section 3.2, arXiv 2508.18182;
-docs/method.md).
+"""Which trainers merge, what happens to the things they own, and where the freed workers go (AdLoCo
+section 3.2, arXiv 2508.18182; docs/method.md).
 
 A trainer that requests a small batch is far from its noise floor, so little is lost if it is
 merged. The published policy therefore merges the trainers with the smallest requests. Their
@@ -9,7 +9,18 @@ request among them; the others are absorbed, and their workers are freed for oth
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+from adloco.errors import require
+
+FATES = {
+    "parameters": ("weighted", "uniform", "survivor"),
+    "outer_momentum": ("weighted", "survivor", "reset"),
+    "inner_state": ("keep", "mean", "reset"),
+    "streams": ("keep", "balance"),
+    "requested_batch": ("survivor", "weighted", "sum"),
+}
+"""The allowed fates of each thing that trainers own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +47,38 @@ class MergePolicy(Protocol):
             requests: Requested batch of each living trainer by id, in samples.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeFates:
+    """What happens to each thing that trainers own when they merge."""
+
+    parameters: Literal["weighted", "uniform", "survivor"] = "weighted"
+    """Global parameters. weighted: the merged trainers' mean, weighted by requested batch; uniform:
+    their plain mean; survivor: the survivor's own.
+    """
+    outer_momentum: Literal["weighted", "survivor", "reset"] = "weighted"
+    """State of the outer optimizer. weighted: the merged trainers' mean, weighted by requested
+    batch; survivor: the survivor's own; reset: empty, as at the start."""
+    inner_state: Literal["keep", "mean", "reset"] = "keep"
+    """Inner optimizer state and residuals of the merged trainers' workers. keep: each worker keeps
+    its own; mean: their mean, weighted by requested batch; reset: empty, as at the start."""
+    streams: Literal["keep", "balance"] = "keep"
+    """keep: each worker keeps its data stream; balance: the least-read streams go to the trainers
+    with the largest requests per worker.
+    """
+    requested_batch: Literal["survivor", "weighted", "sum"] = "survivor"
+    """survivor: the survivor's own; weighted: the merged trainers' mean, weighted by requested
+    batch; sum: their sum. At most batch.maximum.
+    """
+
+    def __post_init__(self) -> None:
+        for name, allowed in FATES.items():
+            require(
+                getattr(self, name) in allowed,
+                f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
+                f"got {getattr(self, name)!r}",
+            )
 
 
 def assign_workers(

@@ -1,12 +1,17 @@
 """A run's budget: when it is spent, and how many inner steps of the next round it allows."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from adloco.algorithms.run_state import RunState
 from adloco.config.sections import Recipe
 from adloco.metrics import Record
+
+if TYPE_CHECKING:
+    from adloco.algorithms.run_state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +23,7 @@ class Budget:
     tokens_per_sample: int
 
     @staticmethod
-    def of(recipe: Recipe) -> "Budget":
+    def of(recipe: Recipe) -> Budget:
         """The budget that a recipe states."""
         return Budget(
             limits={name: limit for name, limit in recipe.run.limits.items() if limit},

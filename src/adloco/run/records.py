@@ -3,6 +3,8 @@ step of each worker) and out_of_memory.jsonl (a line each time memory ran out in
 not be repeated); and the summary of a whole run.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adloco.algorithms.reports import RoundReport
 from adloco.errors import require
@@ -25,9 +27,11 @@ from adloco.metrics import (
     validation,
     values,
 )
-from adloco.run.memory_use import Usage
 from adloco.run.record_check import memory_fault, record_fault, round_fault, step_fault
 from adloco.whole_file import to_disk, write_text
+
+if TYPE_CHECKING:
+    from adloco.run.memory_use import Usage
 
 METRICS, STEPS, OUT_OF_MEMORY = "metrics.jsonl", "steps.jsonl", "out_of_memory.jsonl"
 

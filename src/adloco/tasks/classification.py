@@ -8,9 +8,8 @@ enters neither the loss nor a gradient.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,98 +22,63 @@ from adloco.data.rows import left_out
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 from adloco.distributed.device import to_device
 from adloco.errors import require
-from adloco.metrics import Metric, Unit
-from adloco.models.source import Head
-from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.kinds.classification_settings import ClassificationSettings
 from adloco.tasks.labelled_texts import (
     TEXTS_AT_ONCE,
     LabelledSource,
     LabelledTexts,
     LongestText,
 )
-from adloco.tasks.task import Task
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassificationSettings:
-    """Predict the label of a text."""
-
-    key: ClassVar[str] = "classification"
-
-    head: ClassVar[Head] = "AutoModelForSequenceClassification"
-    pipeline: ClassVar[str] = "text-classification"
-    packed: ClassVar[bool] = False
-    generates: ClassVar[bool] = False
-    counted: ClassVar[str] = "texts"
-    measures: ClassVar[tuple[Metric, ...]] = (
-        Metric("loss", "loss", Unit("nats per text", ".4f"), panel="loss"),
-        Metric("accuracy", "accuracy", Unit("", ".2%"), better="higher", panel="accuracy"),
+def open_classification(
+    settings: ClassificationSettings,
+    data: DataSettings,
+    tokenizer: Tokenizer | None,
+    everything: bool,
+) -> "Classification":
+    """Open the task with its data; the arguments are those of `TaskSettings.open`."""
+    require(
+        not data.streaming,
+        "data.streaming is for language models: a classification run reads its texts at the "
+        "start; set it to false",
     )
-
-    label_column: str = "label"
-    """Column that holds the label, a whole number from 0."""
-    evaluation_per_class: int = 500
-    """Validation texts of each class: the first ones are taken. 0: all texts."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.evaluation_per_class >= 0,
-            f"task.evaluation_per_class must be >= 0, got {self.evaluation_per_class}",
-        )
-
-    def measured(self, means: Sequence[float]) -> dict[str, float]:
-        return dict(zip(("loss", "accuracy"), means, strict=True))
-
-    def open(
-        self,
-        data: DataSettings,
-        evaluation: EvaluationSettings,
-        tokenizer: Tokenizer | None = None,
-        *,
-        everything: bool = False,
-    ) -> Task:
-        require(
-            not data.streaming,
-            "data.streaming is for language models: a classification run reads its texts at the "
-            "start; set it to false",
+    require(
+        not data.tokenizer.startswith("bpe:"),
+        f"data.tokenizer must be bytes or a Hugging Face tokenizer here, got {data.tokenizer!r}",
+    )
+    own = tokenizer or make_tokenizer(data.tokenizer, ())
+    train, validation = (
+        LabelledTexts.read(data, split, settings.label_column, own)
+        for split in ("train", "validation")
+    )
+    # Without a validation split both read the same rows, so each has counted every row that
+    # was left out.
+    skipped = (
+        train.skipped + validation.skipped
+        if data.validation_split
+        else train.skipped | validation.skipped
+    )
+    if everything:
+        validation = train.joined(validation)
+    else:
+        few, many = len(set(train.labels)), len(set(validation.labels))
+        advice = (
+            "data.samples takes the first rows, which may be sorted by label: raise it, or "
+            "shuffle the rows"
         )
         require(
-            not data.tokenizer.startswith("bpe:"),
-            "data.tokenizer must be bytes or a Hugging Face tokenizer here, got "
-            f"{data.tokenizer!r}",
+            few > 1 and few >= many,
+            f"the texts to train on have {few} classes, but there are {max(many, 2)} or more; "
+            f"{advice}",
         )
-        own = tokenizer or make_tokenizer(data.tokenizer, ())
-        train, validation = (
-            LabelledTexts.read(data, split, self.label_column, own)
-            for split in ("train", "validation")
-        )
-        # Without a validation split both read the same rows, so each has counted every row that
-        # was left out.
-        skipped = (
-            train.skipped + validation.skipped
-            if data.validation_split
-            else train.skipped | validation.skipped
-        )
-        if everything:
-            validation = train.joined(validation)
-        else:
-            few, many = len(set(train.labels)), len(set(validation.labels))
-            advice = (
-                "data.samples takes the first rows, which may be sorted by label: raise it, or "
-                "shuffle the rows"
-            )
-            require(
-                few > 1 and few >= many,
-                f"the texts to train on have {few} classes, but there are {max(many, 2)} or more; "
-                f"{advice}",
-            )
-        return Classification(
-            train,
-            validation,
-            validation.balanced(0 if everything else self.evaluation_per_class, train.num_classes),
-            own,
-            skipped,
-        )
+    return Classification(
+        train,
+        validation,
+        validation.balanced(0 if everything else settings.evaluation_per_class, train.num_classes),
+        own,
+        skipped,
+    )
 
 
 class Classification:

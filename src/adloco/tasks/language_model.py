@@ -3,9 +3,8 @@ generation. No padding anywhere.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +16,9 @@ from adloco.data.sources import TokenSource
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.data.tokenizers import Tokenizer
 from adloco.errors import require
-from adloco.metrics import Metric, Unit
-from adloco.models.source import Head
 from adloco.tasks.evaluation_settings import EvaluationSettings
-from adloco.tasks.task import Task
 
 EVALUATION_WINDOWS_AT_ONCE = 32
-LARGEST_EXPONENT = 700.0
-"""The exponential of much larger numbers is not a finite float64."""
 CHECKED_TOKENS = 16
 """Number of tokens with which `validate_model` calls the model."""
 LEAK = 1e-6
@@ -33,57 +27,31 @@ largest logit, when the last token changes.
 """
 
 
-def perplexity(loss: float) -> float:
-    """The exponential of a loss in nats per token, always a finite number."""
-    return math.exp(min(loss, LARGEST_EXPONENT))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LanguageModelSettings:
-    """Predict each token of packed documents from those before it."""
-
-    key: ClassVar[str] = "language-model"
-
-    head: ClassVar[Head] = "AutoModelForCausalLM"
-    pipeline: ClassVar[str] = "text-generation"
-    packed: ClassVar[bool] = True
-    generates: ClassVar[bool] = True
-    counted: ClassVar[str] = "tokens"
-    measures: ClassVar[tuple[Metric, ...]] = (
-        Metric("loss", "loss", Unit("nats per token", ".4f"), panel="loss"),
-        Metric("perplexity", "perplexity", Unit("", ".3f"), of_loss=perplexity),
+def open_language_model(
+    data: DataSettings,
+    evaluation: EvaluationSettings,
+    tokenizer: Tokenizer | None,
+    everything: bool,
+) -> "LanguageModel":
+    """Open the task with its data; the arguments are those of `TaskSettings.open`."""
+    cache = open_cache(data, tokenizer)
+    tokens = cache.everything() if everything else cache.validation
+    held_out = (
+        ", hold out more of it (data.validation_fraction, data.validation_samples) or lower "
+        "data.context_tokens"
     )
-
-    def measured(self, means: Sequence[float]) -> dict[str, float]:
-        (loss,) = means
-        return {"loss": loss, "perplexity": perplexity(loss)}
-
-    def open(
-        self,
-        data: DataSettings,
-        evaluation: EvaluationSettings,
-        tokenizer: Tokenizer | None = None,
-        *,
-        everything: bool = False,
-    ) -> Task:
-        cache = open_cache(data, tokenizer)
-        tokens = cache.everything() if everything else cache.validation
-        held_out = (
-            ", hold out more of it (data.validation_fraction, data.validation_samples) or lower "
-            "data.context_tokens"
-        )
-        require(
-            len(tokens)
-            # Each predicted token has one before it, so a window takes one token more.
-            > data.context_tokens,
-            f"{data.source} is too short for one window of {data.context_tokens} tokens: a window "
-            f"takes {data.context_tokens + 1}, "
-            f"and there are {len(tokens)} to evaluate on; give more "
-            f"text{'' if everything else held_out}",
-        )
-        return LanguageModel(
-            cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows
-        )
+    require(
+        len(tokens)
+        # Each predicted token has one before it, so a window takes one token more.
+        > data.context_tokens,
+        f"{data.source} is too short for one window of {data.context_tokens} tokens: a window "
+        f"takes {data.context_tokens + 1}, "
+        f"and there are {len(tokens)} to evaluate on; give more "
+        f"text{'' if everything else held_out}",
+    )
+    return LanguageModel(
+        cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows
+    )
 
 
 class LanguageModel:

@@ -3,18 +3,21 @@
 A task is one file with its settings, its batches, its loss and its evaluation.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
-from adloco.algorithms.method import Source
-from adloco.data.data_settings import DataSettings
-from adloco.data.tokenizers import Tokenizer
-from adloco.metrics import Metric
-from adloco.models.source import Head
-from adloco.tasks.evaluation_settings import EvaluationSettings
+    from adloco.algorithms.method import Source
+    from adloco.data.data_settings import DataSettings
+    from adloco.data.tokenizers import Tokenizer
+    from adloco.metrics import Metric
+    from adloco.models.source import Head
+    from adloco.tasks.evaluation_settings import EvaluationSettings
 
 
 class Task(Protocol):

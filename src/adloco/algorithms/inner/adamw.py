@@ -1,14 +1,17 @@
 """AdamW as an inner optimizer (arXiv 1711.05101)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING, ClassVar
 
 from adloco.algorithms.inner.shared import check_betas, check_rates, decay_groups, trainable
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

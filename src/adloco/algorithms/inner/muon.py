@@ -1,15 +1,18 @@
 """Muon as an inner optimizer, scaled as in Moonlight (arXiv 2502.16982)."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.shared import check_betas, check_momentum, check_rates, trainable
 from adloco.errors import require
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,16 @@
 """SGD with momentum as an inner optimizer."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import nn
-from torch.optim import Optimizer
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from adloco.algorithms.inner.shared import check_momentum, check_rates, decay_groups, trainable
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

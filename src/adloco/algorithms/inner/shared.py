@@ -1,11 +1,14 @@
 """Code that the inner optimizers share: checks of their settings, and groups of parameters."""
 
-from collections.abc import Sequence
-from typing import Any
+from __future__ import annotations
 
-from torch import Tensor, nn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from adloco.errors import require
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def check_rates(*, lr: float, weight_decay: float) -> None:

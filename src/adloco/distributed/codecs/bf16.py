@@ -1,12 +1,15 @@
 """bfloat16 as a wire format."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.codecs.codec import ErrorFeedback, to_bf16, to_bytes, to_numbers
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,18 @@ sends the largest values of each chunk, as SparseLoCo does (arXiv 2508.15706). 2
 feedback (MuLoCo, arXiv 2505.23725): a worker keeps what a sync leaves unsent, and sends it later.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from adloco.errors import require
+from adloco.late import torch
 
-BF16_MAX = torch.finfo(torch.bfloat16).max
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BF16_MAX = (2 - 2**-7) * 2.0**127
 """The largest finite bfloat16."""
 
 
@@ -101,6 +104,22 @@ class ErrorFeedback:
             0 <= self.error_feedback <= 1,
             f"error_feedback must be in [0, 1], got {self.error_feedback}",
         )
+
+
+def keeps_residuals(codec: WireFormat | None) -> bool:
+    """True if workers keep what a sync leaves unsent."""
+    return codec is not None and codec.error_feedback > 0
+
+
+def feedback(codec: WireFormat | None) -> Literal["none", "in memory", "in params"]:
+    """Where the residual of error feedback is kept.
+
+    none: the residual is dropped. in memory: in tensors of its own. in params: in the worker's
+    parameters.
+    """
+    if codec is None or not keeps_residuals(codec):
+        return "none"
+    return "in params" if codec.residual_in_params else "in memory"
 
 
 def normalised(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,9 @@
 """A wire format with 2 bits for each value: a sign, and one of two magnitudes of its block."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.codecs.codec import (
     ErrorFeedback,
@@ -14,6 +13,10 @@ from adloco.distributed.codecs.codec import (
     to_bytes,
 )
 from adloco.errors import require
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

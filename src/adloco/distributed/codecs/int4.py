@@ -1,13 +1,16 @@
 """A wire format with 4 bits for each value: signed powers of two (E3M0), scaled for each block."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.codecs.codec import ErrorFeedback, normalised, to_bytes, to_numbers
 from adloco.errors import require
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 E3M0 = tuple(
     sign * magnitude for sign in (1.0, -1.0) for magnitude in (*(2.0**-k for k in range(7)), 0.0)

@@ -1,13 +1,16 @@
 """A wire format with 8 bits for each value: integers with a scale for each block."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.codecs.codec import ErrorFeedback, normalised, to_bytes, to_numbers
 from adloco.errors import require
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INT8_MAX = 127
 

@@ -1,8 +1,13 @@
 """Packing integers of a few bits each into bytes, without gaps."""
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def packed_size(count: int, bits: int) -> int:
@@ -23,7 +28,9 @@ def packed(numbers: Tensor, bits: int) -> Tensor:
     rows, count = numbers.shape
     size = packed_size(count, bits)
     ones = numbers[:, :, None] >> torch.arange(bits, device=numbers.device) & 1
-    octets = functional.pad(ones.flatten(1), (0, 8 * size - count * bits)).view(rows, size, 8)
+    octets = torch.nn.functional.pad(ones.flatten(1), (0, 8 * size - count * bits)).view(
+        rows, size, 8
+    )
     return (octets << torch.arange(8, device=numbers.device)).sum(dim=2).to(torch.uint8)
 
 

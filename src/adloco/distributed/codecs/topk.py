@@ -1,10 +1,9 @@
 """A wire format that sends the largest values of each chunk, with an index and two bits each."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.codecs.codec import (
     ErrorFeedback,
@@ -15,6 +14,10 @@ from adloco.distributed.codecs.codec import (
 )
 from adloco.distributed.codecs.packing import packed, packed_size, unpacked
 from adloco.errors import require
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ either, as long as shards are whole blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,22 +27,6 @@ of shape (rows, block).
 
 Join = Callable[[Tensor, int, bool], Tensor]
 """(slice, rows, sharded) -> all rows, gathered from an island's ranks with the same tensors."""
-
-
-def keeps_residuals(codec: WireFormat | None) -> bool:
-    """True if workers keep what a sync leaves unsent."""
-    return codec is not None and codec.error_feedback > 0
-
-
-def feedback(codec: WireFormat | None) -> Literal["none", "in memory", "in params"]:
-    """Where the residual of error feedback is kept.
-
-    none: the residual is dropped. in memory: in tensors of its own. in params: in the worker's
-    parameters.
-    """
-    if codec is None or not keeps_residuals(codec):
-        return "none"
-    return "in params" if codec.residual_in_params else "in memory"
 
 
 class CompressedSum:

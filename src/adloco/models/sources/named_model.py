@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from adloco.errors import require
-from adloco.models.build import MOST_LAYERS, ModelBuilder
-from adloco.models.source import Builder
+from adloco.models.source import MOST_LAYERS, Builder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +14,6 @@ class NamedModel:
     """Any model of transformers, trained or from scratch: model.pretrained must be given."""
 
     key: ClassVar[str] = "transformers"
-    builder: ClassVar[type[Builder]] = ModelBuilder
     for_transformers: ClassVar[bool] = True
 
     name: str
@@ -28,6 +26,12 @@ class NamedModel:
     """
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Values to replace in the model's configuration, for instance { num_hidden_layers = 2 }."""
+
+    @property
+    def builder(self) -> type[Builder]:
+        from adloco.models.build import ModelBuilder
+
+        return ModelBuilder
 
     @property
     def weights(self) -> str:

@@ -1,13 +1,15 @@
 """Llamas of shipped shapes, with random weights."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from __future__ import annotations
 
-from torch import nn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adloco.errors import require
-from adloco.models.build import MOST_LAYERS, ModelBuilder
-from adloco.models.source import Builder, ModelOptions
+from adloco.models.source import MOST_LAYERS, Builder, ModelOptions
+
+if TYPE_CHECKING:
+    from torch import nn
 
 LARGEST_SIZE = 1 << 24
 """Sizes from here on are mistakes, and their products overflow."""
@@ -43,7 +45,6 @@ class LlamaShape:
     """A Llama with random weights. A size of 0 stands for the size of model.shape."""
 
     key: ClassVar[str] = "llama"
-    builder: ClassVar[type[Builder]] = ModelBuilder
     for_transformers: ClassVar[bool] = True
 
     shape: Literal["nano", "microllama", "tinyllama", "openllama-3b"] = "nano"
@@ -127,6 +128,12 @@ class LlamaShape:
         )
 
     @property
+    def builder(self) -> type[Builder]:
+        from adloco.models.build import ModelBuilder
+
+        return ModelBuilder
+
+    @property
     def weights(self) -> str:
         return ""
 
@@ -155,6 +162,8 @@ def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
         vocab_size: Number of ids of the tokenizer, for a shape without a vocabulary.
         seed: Seed of the weights.
     """
+    from adloco.models.build import ModelBuilder
+
     return ModelBuilder(
         config=shape.config(vocab_size),
         head="AutoModelForCausalLM",

@@ -1,0 +1,1 @@
+"""Kinds of tasks: the settings of each, in a file each. No torch is imported."""

@@ -1,0 +1,60 @@
+"""The settings of sequence classification, and what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from adloco.errors import require
+from adloco.metrics import Metric, Unit
+from adloco.models.source import Head
+
+if TYPE_CHECKING:
+    from adloco.data.data_settings import DataSettings
+    from adloco.data.tokenizers import Tokenizer
+    from adloco.tasks.evaluation_settings import EvaluationSettings
+    from adloco.tasks.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationSettings:
+    """Predict the label of a text."""
+
+    key: ClassVar[str] = "classification"
+
+    head: ClassVar[Head] = "AutoModelForSequenceClassification"
+    pipeline: ClassVar[str] = "text-classification"
+    packed: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
+    counted: ClassVar[str] = "texts"
+    measures: ClassVar[tuple[Metric, ...]] = (
+        Metric("loss", "loss", Unit("nats per text", ".4f"), panel="loss"),
+        Metric("accuracy", "accuracy", Unit("", ".2%"), better="higher", panel="accuracy"),
+    )
+
+    label_column: str = "label"
+    """Column that holds the label, a whole number from 0."""
+    evaluation_per_class: int = 500
+    """Validation texts of each class: the first ones are taken. 0: all texts."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.evaluation_per_class >= 0,
+            f"task.evaluation_per_class must be >= 0, got {self.evaluation_per_class}",
+        )
+
+    def measured(self, means: Sequence[float]) -> dict[str, float]:
+        return dict(zip(("loss", "accuracy"), means, strict=True))
+
+    def open(
+        self,
+        data: DataSettings,
+        evaluation: EvaluationSettings,
+        tokenizer: Tokenizer | None = None,
+        *,
+        everything: bool = False,
+    ) -> Task:
+        from adloco.tasks.classification import open_classification
+
+        return open_classification(self, data, tokenizer, everything)

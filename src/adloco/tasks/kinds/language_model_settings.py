@@ -1,0 +1,58 @@
+"""The settings of causal language modelling, and what it measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from adloco.metrics import Metric, Unit
+from adloco.models.source import Head
+
+if TYPE_CHECKING:
+    from adloco.data.data_settings import DataSettings
+    from adloco.data.tokenizers import Tokenizer
+    from adloco.tasks.evaluation_settings import EvaluationSettings
+    from adloco.tasks.task import Task
+
+LARGEST_EXPONENT = 700.0
+"""The exponential of much larger numbers is not a finite float64."""
+
+
+def perplexity(loss: float) -> float:
+    """The exponential of a loss in nats per token, always a finite number."""
+    return math.exp(min(loss, LARGEST_EXPONENT))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelSettings:
+    """Predict each token of packed documents from those before it."""
+
+    key: ClassVar[str] = "language-model"
+
+    head: ClassVar[Head] = "AutoModelForCausalLM"
+    pipeline: ClassVar[str] = "text-generation"
+    packed: ClassVar[bool] = True
+    generates: ClassVar[bool] = True
+    counted: ClassVar[str] = "tokens"
+    measures: ClassVar[tuple[Metric, ...]] = (
+        Metric("loss", "loss", Unit("nats per token", ".4f"), panel="loss"),
+        Metric("perplexity", "perplexity", Unit("", ".3f"), of_loss=perplexity),
+    )
+
+    def measured(self, means: Sequence[float]) -> dict[str, float]:
+        (loss,) = means
+        return {"loss": loss, "perplexity": perplexity(loss)}
+
+    def open(
+        self,
+        data: DataSettings,
+        evaluation: EvaluationSettings,
+        tokenizer: Tokenizer | None = None,
+        *,
+        everything: bool = False,
+    ) -> Task:
+        from adloco.tasks.language_model import open_language_model
+
+        return open_language_model(data, evaluation, tokenizer, everything)
