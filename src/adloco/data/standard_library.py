@@ -1,5 +1,6 @@
 """The default corpus: the source of Python's own standard library."""
 
+import os
 import sysconfig
 from collections.abc import Iterator
 from itertools import islice
@@ -37,12 +38,16 @@ class StandardLibrary:
             yield number, {self.text_column: text}
 
     def _texts(self) -> Iterator[str]:
-        root = Path(sysconfig.get_path("stdlib"))
         seen: set[str] = set()
-        for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
-            if NOT_LIBRARY.intersection(path.relative_to(root).parts):
-                continue
+        for path in sorted(_files(), key=Path.as_posix):
             text = path.read_bytes().decode("utf-8", errors="replace")
             if "\ufffd" not in text and text not in seen and text.strip():
                 seen.add(text)
                 yield text
+
+
+def _files() -> Iterator[Path]:
+    """The library's files. Other folders are not searched: packages can have many files."""
+    for folder, inside, names in os.walk(sysconfig.get_path("stdlib")):
+        inside[:] = set(inside) - NOT_LIBRARY
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
