@@ -40,6 +40,7 @@ ROOMS = {
     },
     "run": {
         "errors",
+        "late",
         "whole_file",
         "metrics",
         "rules",

@@ -45,14 +45,15 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: Namespace) -> int:
     from adloco.report.gradient_plot import draw_gradients
+    from adloco.run.gradient_files import write_gradients
     from adloco.run.trained import load_trained
-    from adloco.run.trained_gradients import measure_gradients, write_gradients
+    from adloco.run.trained_gradients import measure_gradients
 
     console = open_console()
     with shown_progress(console, "gradients") as advance:
         trained = load_trained(arguments.run_folder, arguments.trainer, arguments.checkpoint)
         content = measure_gradients(trained, arguments.samples, arguments.batch, advance)
-    path = write_gradients(trained, content)
+    path = write_gradients(trained.stored.folder, content)
     picture = draw_gradients(content, path.with_suffix(".png"))
     console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
     console.print(_table(content))

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from adloco.report.drawing import COLOURS, GREY, MARKS, save_figure
 from adloco.report.html import embedded
-from adloco.run.trained_gradients import read_gradients
+from adloco.run.gradient_files import read_gradients
 
 ROW = 0.24
 """Height of a bar, in inches."""

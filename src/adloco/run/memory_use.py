@@ -7,15 +7,16 @@ clear_refs). On other systems a phase's peak is the peak of the process so far, 
 is not known (None).
 """
 
+from __future__ import annotations
+
 import contextlib
 import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from adloco.errors import require
+from adloco.late import torch
 
 PHASES = ("inner_steps", "sync", "evaluation", "checkpoint")
 SNAPSHOT_EVENTS = 100_000

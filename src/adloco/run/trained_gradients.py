@@ -1,10 +1,9 @@
-"""Measures the gradients of a run's model at a checkpoint, and keeps the results in its folder."""
+"""Measures the gradients of a run's model at a checkpoint."""
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from adloco.algorithms.full_gradient import FullGradient, cut_into_batches
@@ -12,8 +11,7 @@ from adloco.algorithms.parameter_parts import parameter_parts
 from adloco.errors import NonFiniteLossError, require
 from adloco.rules.deviations import Deviations, Spread
 from adloco.run.environment import choose_precision
-from adloco.run.folder import GRADIENTS
-from adloco.run.records import finite, read_json, write_json
+from adloco.run.records import finite
 from adloco.run.trained import Trained, own_task
 
 DEFAULT_SAMPLES = 512
@@ -87,20 +85,6 @@ def measure_gradients(
         )
     content: dict[str, Any] = finite(_content(found, trained, size))
     return content
-
-
-def write_gradients(trained: Trained, content: dict[str, Any]) -> Path:
-    """Write the content as a file in the run's folder `gradients`, and return its path."""
-    folder = trained.stored.folder / GRADIENTS
-    folder.mkdir(exist_ok=True)
-    path = folder / f"round-{content['round']:06d}-trainer-{content['trainer']}.json"
-    write_json(path, content)
-    return path
-
-
-def read_gradients(run: Path) -> dict[Path, dict[str, Any]]:
-    """The content of every such file of a run by its path, the earliest round first."""
-    return {path: read_json(path) for path in sorted(run.glob(f"{GRADIENTS}/*.json"))}
 
 
 def _content(found: Deviations, trained: Trained, batch: int) -> dict[str, Any]:
