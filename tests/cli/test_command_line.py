@@ -14,12 +14,14 @@ import pytest
 from adloco.cli.arguments import COMMON_SETTINGS, take_settings
 from adloco.cli.main import COMMANDS, build_parser, main
 from adloco.cli.settings_help import KnownSetting, known_settings
-from adloco.config.recipe import build_recipe, read_values, shipped_recipes
+from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
+from adloco.config.shipped import shipped_recipes
 
-NAMES = ["train", "compare", "sweep", "ablate", "plan", "runs", "prepare", "probe", "config"]
-NAMES += ["convert", "evaluate", "generate", "gradients", "export", "report", "completion"]
+NAMES = ["train", "compare", "sweep", "ablate", "plan", "runs", "recipes", "prepare", "probe"]
+NAMES += ["config", "convert", "evaluate", "generate", "gradients", "export", "report"]
+NAMES += ["completion"]
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -41,6 +43,7 @@ HELP, SETTINGS = 300, 480
         *((line, HELP) for line in ("--help", "--version", "train --help", "trian", "train --x")),
         *((line, SETTINGS) for line in ("config", "train --help-settings", "completion bash")),
         ("runs .", SETTINGS),
+        ("recipes", HELP),
     ],
 )
 def test_few_modules_are_imported_where_nothing_is_computed(
@@ -89,6 +92,20 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert re.findall(r"^    (\w+)  +\w", text, re.MULTILINE) == NAMES
     assert len(COMMANDS) == len(NAMES)
     assert printed(["--version"], capsys) == f"adloco {metadata.version('adloco')}\n"
+
+
+def test_recipes_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(["recipes"], capsys).splitlines()
+    assert [line.split()[0] for line in lines] == shipped_recipes()
+    for line in lines:
+        assert re.fullmatch(r"\S+ +[A-Z].{20,}\.", line) and len(line) <= 80
+
+
+def test_config_marks_what_differs_from_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(["config", "ddp", "--inner.lr", "0.5"], capsys).splitlines()
+    assert 'name = "ddp"  # default: ""' in lines
+    assert "lr = 0.5  # default: 0.002" in lines
+    assert 'optimizer = "adamw"' in lines
 
 
 def test_comparisons_have_three_seeds_and_a_search_has_one() -> None:
@@ -192,7 +209,7 @@ def test_settings_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None
     ]
     first, second = (printed(words, capsys) for words in lines)
     assert first == second
-    assert "seed = 7\n" in first and 'update = "mean"\n' in first
+    assert "seed = 7  # default: 0\n" in first and 'update = "mean"  # default' in first
 
 
 def test_a_prompt_may_look_like_a_setting() -> None:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adloco.cli.main import main
-from adloco.config.recipe import build_recipe, override, read_values, shipped_recipes
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings, to_toml
+from adloco.config.shipped import shipped_recipes
 
 NUMBERS = st.one_of(
     st.integers(),

@@ -8,8 +8,9 @@ import pytest
 
 from adloco import BatchGuards, InnerSGD, MergeSmallest, NormTest, OuterOptimizer, SwitchMode
 from adloco.algorithms.optimizers import OuterMean
-from adloco.config.recipe import build_recipe, override, read_values, shipped_recipes
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import settings, to_toml, to_values
+from adloco.config.shipped import shipped_recipes
 
 
 def test_what_is_shipped() -> None:

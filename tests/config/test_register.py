@@ -127,7 +127,7 @@ def test_a_rule_of_the_users_own() -> None:
     recipe = build_recipe(values)
     assert recipe.batch.requested(None, at(150)) == 8
     text = to_toml(recipe, with_meanings=True)
-    assert 'rule = "my_rules:Doubling"\n' in text
+    assert 'rule = "my_rules:Doubling"  # default: "constant"\n' in text
     assert "# Samples from one doubling to the next.\nevery_samples = 50" in text
     assert build_recipe(tomllib.loads(text)) == recipe
     assert all(setting.meaning for setting in settings(recipe))

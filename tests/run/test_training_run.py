@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
-from adloco.config.recipe import build_recipe, override, read_values, shipped_recipes
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.shipped import shipped_recipes
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.training_run import TrainingRun
 from tests.problems import SHARED_DATA, cases, needs_shared_data, without_timings

@@ -59,8 +59,9 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: Namespace) -> int:
     from adloco.cli.main import build_parser
     from adloco.cli.settings_help import known_settings
-    from adloco.config.recipe import build_recipe, read_values, shipped_recipes
+    from adloco.config.recipe import build_recipe, read_values
     from adloco.config.sections import SECTIONS
+    from adloco.config.shipped import shipped_recipes
 
     _, commands = build_parser()
     settings = list(known_settings(build_recipe(read_values("adloco"))))

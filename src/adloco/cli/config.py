@@ -11,7 +11,8 @@ def add_parser(commands: Commands) -> None:
         "config",
         run,
         summary="print a recipe with every setting and its meaning",
-        description="Print a recipe with every setting and its meaning, as a TOML file.",
+        description="Print a recipe with every setting and its meaning, as a TOML file. The\n"
+        "default stands beside a value that differs from it.",
         takes_settings=True,
     )
 

@@ -3,11 +3,11 @@
 import argparse
 import functools
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from adloco.cli.arguments import read_recipe
-from adloco.config.recipe_text import field_meanings, named_settings
+from adloco.config.recipe_text import defaults, field_meanings, named_settings
 from adloco.config.sections import SECTIONS, Recipe
 from adloco.errors import require
 
@@ -113,28 +113,16 @@ def known_settings(recipe: Recipe) -> Iterator[KnownSetting]:
             name, chosen_by = f"{section}.{key}", ""
             if choice and name not in values:
                 words = [
-                    word for word, kind in choice.register.classes.items() if key in _defaults(kind)
+                    word for word, kind in choice.register.classes.items() if key in defaults(kind)
                 ]
                 chosen_by = f"{section}.{choice.key} {' or '.join(words)}"
             yield KnownSetting(
                 name=name,
                 meaning=field_meanings(owner)[key],
                 hint=get_type_hints(owner)[key],
-                default=values.get(name, _defaults(owner)[key]),
+                default=values.get(name, defaults(owner)[key]),
                 chosen_by=chosen_by,
             )
-
-
-def _defaults(owner: type) -> dict[str, Any]:
-    """The default of each field of a dataclass; None for a field that must be given."""
-    return {
-        field.name: field.default_factory()
-        if field.default_factory is not MISSING
-        else None
-        if field.default is MISSING
-        else field.default
-        for field in fields(owner)
-    }
 
 
 def _as_flag(value: Any) -> str:

@@ -9,13 +9,13 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pydantic
 
 from adloco.config.sections import SECTIONS, Recipe
+from adloco.config.shipped import shipped_recipes, shipped_text
 from adloco.errors import require
 
 Values = dict[str, dict[str, Any]]
@@ -24,15 +24,6 @@ SMALLEST, LARGEST = 1e-38, 1e38
 """Sizes of numbers other than 0, about those of float32: their squares fit in float64."""
 LONGEST_SHOWN = 200
 """Characters of a value in a message."""
-
-
-def shipped_recipes() -> list[str]:
-    """Names of the recipes inside the package."""
-    return sorted(
-        Path(entry.name).stem
-        for entry in resources.files("adloco.recipes").iterdir()
-        if entry.name.endswith(".toml")
-    )
 
 
 def read_values(recipe: str) -> Values:
@@ -45,7 +36,7 @@ def read_values(recipe: str) -> Values:
         ValueError: There is no such recipe, or it is not valid TOML in UTF-8.
     """
     if recipe in shipped_recipes():
-        text = resources.files("adloco.recipes").joinpath(f"{recipe}.toml").read_text()
+        text = shipped_text(recipe)
     else:
         path = Path(recipe)
         names = ", ".join(shipped_recipes())

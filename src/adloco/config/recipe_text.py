@@ -3,7 +3,7 @@
 import functools
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import docstring_parser
@@ -22,6 +22,8 @@ class Setting:
     value: Any
     meaning: str
     """Help text."""
+    default: Any
+    """None if the setting must be given."""
 
 
 def settings(recipe: Recipe) -> Iterator[Setting]:
@@ -34,16 +36,18 @@ def settings(recipe: Recipe) -> Iterator[Setting]:
                 key=section.choice.key,
                 value=section.choice.register.name_of(type(owner)),
                 meaning=section.choice.help(),
+                default=section.choice.default,
             )
         for part in [*([section.chosen] if section.choice else []), *section.parts]:
             owner = getattr(recipe, part)
-            meanings = field_meanings(owner.__class__)
+            meanings, given = field_meanings(owner.__class__), defaults(owner.__class__)
             for field in fields(owner):
                 yield Setting(
                     section=name,
                     key=field.name,
                     value=getattr(owner, field.name),
                     meaning=meanings.get(field.name, ""),
+                    default=given[field.name],
                 )
 
 
@@ -57,7 +61,8 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
 
     Args:
         recipe: The recipe to write.
-        with_meanings: Put the help text of each setting above it, as a comment.
+        with_meanings: Put the help text of each setting above it as a comment, and the default
+            beside a value that differs from it.
 
     Raises:
         ValueError: A setting has a value that TOML cannot represent.
@@ -71,7 +76,10 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
         if with_meanings:
             lines += [f"# {line}" for line in setting.meaning.splitlines()]
         try:
-            lines.append(toml_line(setting.key, setting.value))
+            line = toml_line(setting.key, setting.value)
+            if with_meanings and setting.default not in (None, setting.value):
+                line += f"  # {toml_line('default', setting.default).replace(' =', ':', 1)}"
+            lines.append(line)
         except TypeError as error:  # Only a user's own class can have such a default.
             raise ValueError(
                 f"{setting.section}.{setting.key} is {setting.value!r}, which a recipe cannot "
@@ -83,6 +91,18 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
 def to_values(recipe: Recipe) -> Values:
     """Plain values of all settings, by section and key."""
     return tomllib.loads(to_toml(recipe))
+
+
+def defaults(owner: type) -> dict[str, Any]:
+    """The default of each field of a dataclass; None for a field that must be given."""
+    return {
+        field.name: field.default_factory()
+        if field.default_factory is not MISSING
+        else None
+        if field.default is MISSING
+        else field.default
+        for field in fields(owner)
+    }
 
 
 @functools.cache

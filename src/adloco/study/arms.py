@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adloco.config.recipe import build_recipe, override, read_values, shipped_recipes
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
+from adloco.config.shipped import shipped_recipes
 from adloco.errors import require
 from adloco.run.folder import RECIPE, SUMMARY, finished
 
