@@ -4,6 +4,7 @@ from argparse import Namespace
 
 from adloco.cli.arguments import Commands, add_command
 from adloco.cli.study_arguments import add_study_arguments
+from adloco.config.sizes import read_number
 from adloco.errors import require
 
 UNTIL = ("tokens", "rounds", "inner_steps", "syncs")
@@ -44,12 +45,13 @@ def until_settings(until: list[str] | None) -> list[tuple[str, str]]:
     """The settings that give every run this budget and no other."""
     if not until:
         return []
-    unit, number = until
+    unit, text = until
+    number = read_number(text)
     require(
-        unit in UNTIL and number.replace("_", "").isdecimal() and int(number) > 0,
-        f"--until must be one of {', '.join(UNTIL)} and a number > 0, got {unit!r} {number!r}",
+        unit in UNTIL and isinstance(number, int) and number > 0,
+        f"--until must be one of {', '.join(UNTIL)} and a number > 0, got {unit!r} {text!r}",
     )
-    return [(f"run.{name}", number if name == unit else "0") for name in UNTIL]
+    return [(f"run.{name}", str(number) if name == unit else "0") for name in UNTIL]
 
 
 def run(arguments: Namespace) -> int:

@@ -16,6 +16,7 @@ import pydantic
 
 from adloco.config.sections import SECTIONS, Recipe
 from adloco.config.shipped import shipped_recipes, shipped_text
+from adloco.config.sizes import read_gib, read_number
 from adloco.errors import require
 
 Values = dict[str, dict[str, Any]]
@@ -192,6 +193,9 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
     section = name.partition(".")[0]
     if isinstance(value, FlagText):
         value = str(value) if hint is str else _parse_flag(value)
+    if isinstance(value, str) and hint is not str:
+        number = read_gib(value) if name.endswith(".gib") else read_number(value)
+        value = value if number is None else number
     wrong_bool = isinstance(value, bool) and hint is not bool
     try:
         return pydantic.TypeAdapter(hint).validate_python([value] if wrong_bool else value)

@@ -1,0 +1,46 @@
+"""Numbers and sizes as people write them."""
+
+import pytest
+
+from adloco.cli.compare import until_settings
+from adloco.config.recipe import build_recipe, override
+from adloco.config.sizes import read_gib, read_number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("600k", 600_000), ("1M", 1_000_000), ("1.1M", 1_100_000), ("2B", 2 * 10**9)),
+        *(("1e6", 1_000_000), ("1_000", 1000), ("7", 7), ("0.5", 0.5), ("1.5e-1", None)),
+        *(("1m", None), ("M", None), ("auto", None), ("1 kB", None), ("-1M", None), ("", None)),
+    ],
+)
+def test_a_number(text: str, number: float | None) -> None:
+    found = read_number(text)
+    assert found == number
+    assert type(found) is type(number)
+
+
+@pytest.mark.parametrize(
+    ("text", "gib"),
+    [("2GiB", 2), ("512 MiB", 0.5), ("1GB", 1e9 / 2**30), ("2G", None), ("2", None)],
+)
+def test_a_size_of_memory(text: str, gib: float | None) -> None:
+    assert read_gib(text) == gib
+
+
+def test_they_are_settings() -> None:
+    flags = [("run.tokens", "1.5M"), ("memory.gib", "512MiB"), ("batch.initial", "1e1")]
+    recipe = build_recipe(override({"auto": {"every": "2k"}, "memory": {}}, flags))
+    assert (recipe.run.tokens, recipe.memory.gib) == (1_500_000, 0.5)
+    assert (recipe.guards.initial, recipe.auto.every) == (10, 2000)
+    assert ("run.tokens", "600000") in until_settings(["tokens", "600k"])
+
+
+def test_a_name_stays_a_name() -> None:
+    assert build_recipe(override({}, [("run.name", "1M")])).run.name == "1M"
+
+
+def test_a_size_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="run.tokens must be a valid integer.* got '1m'"):
+        build_recipe(override({}, [("run.tokens", "1m")]))
