@@ -75,6 +75,11 @@ from tests.conftest import WaitForSteps
         (["--unknown"], "unrecognized arguments: --unknown; see adloco train --help"),
         (["--resum=x"], "unrecognized arguments: --resum=x (did you mean --resume?)"),
         (["--r"], "unrecognized arguments: --r"),
+        (["--lr", "5"], "(did you mean --inner.lr or --outer.lr?)"),
+        (["--sync-every=5"], "(did you mean --method.sync_every?)"),
+        (["--H", "5"], "(did you mean --method.sync_every?)"),
+        (["--batch-sise", "5"], "(did you mean --batch.initial?)"),
+        (["--momentum", "0"], "(did you mean --inner.momentum or --outer.options?)"),
         (["--tokens", "5"], "(did you mean --run.tokens?); see adloco train --help"),
         (["--ranks", "two"], "argument --ranks: invalid int value: 'two'; see adloco train --help"),
         (

@@ -14,6 +14,7 @@ import pytest
 from adloco.cli.arguments import COMMON_SETTINGS, take_settings
 from adloco.cli.main import COMMANDS, build_parser, main
 from adloco.cli.settings_help import KnownSetting, known_settings
+from adloco.config.finding import ALIASES, setting_names
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
@@ -40,9 +41,9 @@ HELP, SETTINGS = 300, 480
 @pytest.mark.parametrize(
     ("line", "most"),
     [
-        *((line, HELP) for line in ("--help", "--version", "train --help", "trian", "train --x")),
+        *((line, HELP) for line in ("--help", "--version", "train --help", "trian")),
         *((line, SETTINGS) for line in ("config", "train --help-settings", "completion bash")),
-        ("runs .", SETTINGS),
+        *((line, SETTINGS) for line in ("runs .", "train --x")),
         ("recipes", HELP),
     ],
 )
@@ -179,6 +180,31 @@ def test_help_on_settings(
         and "(must be given)" in plain
     )
     assert ("With batch.rule norm-test" in plain) == (recipe == "diloco")
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "number"),
+    [
+        ("lr", ["inner.lr", "outer.lr"], 2),
+        ("H", ["method.sync_every"], 150),
+        ("dropout", ["run.seed"], 2),
+        ("batch-size", ["batch.initial"], 1),
+    ],
+)
+def test_a_search(
+    text: str, names: list[str], number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = re.findall(r"^  --(\S+)", printed(["config", "--search", text], capsys), re.MULTILINE)
+    assert {*names} <= {*found} and len(found) <= number
+
+
+def test_a_search_without_result(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--search", "momentun"]) == 2
+    assert "(did you mean --search inner.momentum or" in capsys.readouterr().err
+
+
+def test_other_names_stand_for_settings() -> None:
+    assert {*ALIASES.values()} <= {*setting_names()} == {*known()}
 
 
 def test_help_on_a_section(capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,6 +131,8 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"training": {"lr": 1}}, r"\[training\] \(did you mean inner.lr or outer.lr\?\)"),
+        ({"method": {"H": 5}}, r"method.H is not a .* \(did you mean method.sync_every\?\)"),
         ({"bach": {}}, r"no recipe section \[bach\] \(did you mean 'batch'\?\)"),
         (
             {"run": {"token": 1}},

@@ -6,7 +6,7 @@ from adloco.cli.arguments import Commands, add_command, read_recipe
 
 
 def add_parser(commands: Commands) -> None:
-    add_command(
+    parser = add_command(
         commands,
         "config",
         run,
@@ -15,9 +15,18 @@ def add_parser(commands: Commands) -> None:
         "default stands beside a value that differs from it.",
         takes_settings=True,
     )
+    parser.add_argument(
+        "--search",
+        metavar="TEXT",
+        help="print the settings with this in their name or meaning, and exit",
+    )
 
 
 def run(arguments: Namespace) -> int:
+    if arguments.search is not None:
+        from adloco.cli.settings_help import print_found
+
+        return print_found(arguments)
     from adloco.config.recipe_text import to_toml
 
     print(to_toml(read_recipe(arguments), with_meanings=True), end="")

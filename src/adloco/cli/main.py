@@ -12,7 +12,6 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import fields
 from importlib import metadata
 
 from adloco.cli import (
@@ -36,7 +35,6 @@ from adloco.cli import (
 )
 from adloco.cli.arguments import Commands, Parser, take_settings
 from adloco.cli.terminal import print_error
-from adloco.config.settings import RunSettings
 from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError, exit_code
 
 # Each module has `add_parser` and `run`. Only `run` imports torch and transformers, which takes
@@ -152,15 +150,20 @@ def _parse(words: list[str]) -> Namespace:
 
 
 def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
-    """A suggestion for an unknown word: a setting of [run] without its section, or the nearest
-    option.
+    """A suggestion for an unknown word: settings without their section or by another name, or the
+    nearest option.
     """
     option = word.partition("=")[0]
-    meant = {name: name for name in re.findall(r"--[\w.-]+", command.format_usage())}
+    if not option.startswith("--"):
+        return ""
+    options = re.findall(r"--[\w.-]+", command.format_usage())
+    meant = difflib.get_close_matches(option, options, n=1)
     if takes_settings:
-        meant |= {f"--{field.name}": f"--run.{field.name}" for field in fields(RunSettings)}
-    nearest = difflib.get_close_matches(option, meant, n=1) if option.startswith("--") else []
-    return f" (did you mean {meant[nearest[0]]}?)" if nearest else ""
+        from adloco.config.finding import settings_meant, settings_near
+
+        named = settings_meant(option) or ([] if meant else settings_near(option))
+        meant = [f"--{name}" for name in named] or meant
+    return f" (did you mean {' or '.join(meant)}?)" if meant else ""
 
 
 def _is_for_users(error: Exception) -> bool:

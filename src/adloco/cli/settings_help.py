@@ -2,11 +2,13 @@
 
 import argparse
 import functools
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from adloco.cli.arguments import read_recipe
+from adloco.config.finding import settings_meant, settings_near
 from adloco.config.recipe_text import defaults, field_meanings, named_settings
 from adloco.config.sections import SECTIONS, Recipe
 from adloco.errors import require
@@ -52,13 +54,38 @@ def print_settings(arguments: argparse.Namespace) -> int:
         section in ("", *SECTIONS),
         f"--help-settings must name a section, got {section!r}; sections are {', '.join(SECTIONS)}",
     )
-    sections = [section] if section else list(SECTIONS)
-    print(settings_help(read_recipe(arguments), sections), end="")
+    known = known_settings(read_recipe(arguments))
+    print(
+        settings_help(each for each in known if not section or each.name.startswith(f"{section}.")),
+        end="",
+    )
     return 0
 
 
-def settings_help(recipe: Recipe, sections: list[str]) -> str:
-    """Help on the settings of these sections, as wide as the terminal.
+def print_found(arguments: argparse.Namespace) -> int:
+    """Print help on the settings that `arguments.search` may mean, or that speak of it."""
+    text = arguments.search
+    meant = settings_meant(text)
+    word = re.compile(rf"\b{re.escape(text)}", re.IGNORECASE)
+    found = [
+        setting
+        for setting in known_settings(read_recipe(arguments))
+        if setting.name in meant
+        or (len(text) > 1 and (text.lower() in setting.name or word.search(setting.meaning)))
+    ]
+    near = [f"--search {name}" for name in settings_near(text)]
+    require(
+        bool(found),
+        f"no setting has {text!r} in its name or meaning"
+        + (f" (did you mean {' or '.join(near)}?)" if near else "")
+        + "; adloco config --help-settings lists all",
+    )
+    print(settings_help(found), end="")
+    return 0
+
+
+def settings_help(settings: Iterable[KnownSetting]) -> str:
+    """Help on these settings by section, as wide as the terminal.
 
     A default is the recipe's value; for a setting of a class that the recipe does not choose, it is
     that class's default.
@@ -68,19 +95,20 @@ def settings_help(recipe: Recipe, sections: list[str]) -> str:
         add_help=False,
         formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=6),
     )
-    groups = {section: parser.add_argument_group(f"[{section}]") for section in sections}
-    for setting in known_settings(recipe):
+    groups: dict[str, Any] = {}
+    for setting in settings:
         section = setting.name.partition(".")[0]
-        if section in groups:
-            needs = f"With {setting.chosen_by}. " if setting.chosen_by else ""
-            required = setting.default is None
-            default = "must be given" if required else f"default: {_as_flag(setting.default)}"
-            hidden = setting.choices if setting.placeholder == "NAME" else ()
-            names = f" One of {', '.join(hidden)}." if hidden else ""
-            text = f"{needs}{setting.meaning}{names} ({default})"
-            groups[section].add_argument(
-                f"--{setting.name}", metavar=setting.placeholder, help=text.replace("%", "%%")
-            )
+        if section not in groups:
+            groups[section] = parser.add_argument_group(f"[{section}]")
+        needs = f"With {setting.chosen_by}. " if setting.chosen_by else ""
+        required = setting.default is None
+        default = "must be given" if required else f"default: {_as_flag(setting.default)}"
+        hidden = setting.choices if setting.placeholder == "NAME" else ()
+        names = f" One of {', '.join(hidden)}." if hidden else ""
+        text = f"{needs}{setting.meaning}{names} ({default})"
+        groups[section].add_argument(
+            f"--{setting.name}", metavar=setting.placeholder, help=text.replace("%", "%%")
+        )
     return parser.format_help()
 
 

@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 import pydantic
 
+from adloco.config.finding import settings_meant
 from adloco.config.sections import SECTIONS, Recipe
 from adloco.config.shipped import shipped_recipes, shipped_text
 from adloco.config.sizes import read_gib, read_number
@@ -114,8 +115,9 @@ def build_recipe(values: Values) -> Recipe:
     for section in values:
         require(
             section in SECTIONS,
-            f"there is no recipe section [{section}]{_suggest(section, list(SECTIONS))}; sections "
-            f"are {', '.join(SECTIONS)}",
+            f"there is no recipe section [{section}]"
+            f"{_suggest(section, list(SECTIONS), [(section, key) for key in values[section]])}; "
+            f"sections are {', '.join(SECTIONS)}",
         )
     built: dict[str, Any] = {}
     for name in SECTIONS:
@@ -133,8 +135,8 @@ def _build_section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
             allowed = sorted([*known, *([choice.key] if choice else [])])
             require(
                 key in known,
-                f"{name}.{key} is not a setting of [{name}]{where}{_suggest(key, allowed)}; "
-                f"settings are {', '.join(allowed)}",
+                f"{name}.{key} is not a setting of [{name}]{where}"
+                f"{_suggest(key, allowed, [(name, key)])}; settings are {', '.join(allowed)}",
             )
     return {part: _construct(name, owner, values) for part, owner in classes.items()}
 
@@ -270,6 +272,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-def _suggest(word: str, allowed: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(word, allowed, n=1)
-    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
+def _suggest(word: str, allowed: Sequence[str], settings: Sequence[tuple[str, str]] = ()) -> str:
+    """What was meant by a word that is not allowed, or by settings of that (section, key)."""
+    meant = [
+        name
+        for section, key in settings
+        for name in settings_meant(key)
+        if f"{section}.{key}" not in settings_meant(key)
+    ]
+    meant = meant or [repr(name) for name in difflib.get_close_matches(word, allowed, n=1)]
+    return f" (did you mean {' or '.join(meant)}?)" if meant else ""
