@@ -14,7 +14,7 @@ import pytest
 from adloco.cli.arguments import COMMON_SETTINGS, take_settings
 from adloco.cli.main import COMMANDS, build_parser, main
 from adloco.cli.settings_help import KnownSetting, known_settings
-from adloco.config.finding import ALIASES, setting_names
+from adloco.config.finding import ALIASES, setting_names, switches
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
@@ -203,6 +203,10 @@ def test_a_search_without_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(did you mean --search inner.momentum or" in capsys.readouterr().err
 
 
+def test_switches_are_the_settings_that_are_true_or_false() -> None:
+    assert switches() == {name for name, setting in known().items() if setting.hint is bool}
+
+
 def test_other_names_stand_for_settings() -> None:
     assert {*ALIASES.values()} <= {*setting_names()} == {*known()}
 
@@ -219,6 +223,13 @@ def test_help_on_a_section(capsys: pytest.CaptureFixture[str]) -> None:
         (["x", "--a.b", "1", "y", "--c.d=2=3"], [("a.b", "1"), ("c.d", "2=3")], "x y"),
         (["--a.b", "--c.d", "x"], [("a.b", "--c.d")], "x"),
         (["--a.b="], [("a.b", "")], ""),
+        (["--run.compile", "x"], [("run.compile", "true")], "x"),
+        (
+            ["--batch.grow_only", "--run.compile"],
+            [("batch.grow_only", "true"), ("run.compile", "true")],
+            "",
+        ),
+        (["x", "--run.compile", "no", "y"], [("run.compile", "no")], "x y"),
         (["--resume=runs/1.5", "./a.toml", "-1.5"], [], "--resume=runs/1.5 ./a.toml -1.5"),
     ],
 )

@@ -28,6 +28,7 @@ COMMON_SETTINGS = {
     "wire.format": "number format of what workers send",
 }
 """The settings that the help of a command lists, with their meanings."""
+TRUTHS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 SETTINGS_INTRODUCTION = """\
 settings:
   Any setting of the recipe can be given as --section.key VALUE, anywhere on the
@@ -138,7 +139,8 @@ def take_settings(
 
     Returns:
         (section.key, value) of every --section.key VALUE or --section.key=VALUE, and the other
-        words. A list gives a pair for each value, and replaces one before it.
+        words. A setting that is true or false needs no value to be true. A list gives a pair for
+        each value, and replaces one before it.
 
     Raises:
         ValueError: A setting has no value.
@@ -151,6 +153,9 @@ def take_settings(
         if not word.startswith("--") or "." not in name:
             others.append(word)
             continue
+        if not equals and _is_bare_switch(name, left):
+            settings.append((name, "true"))
+            continue
         if not equals and (not left or (lists and left[0].startswith("--"))):
             raise ValueError(f"{word} needs a value, as in {word} VALUE")
         # A list that is given again replaces the first.
@@ -159,6 +164,15 @@ def take_settings(
         while lists and left and not left[0].startswith("--"):
             settings.append((name, left.pop(0)))
     return settings, others
+
+
+def _is_bare_switch(name: str, left: Sequence[str]) -> bool:
+    """True if a setting that is true or false has no value before the words that are left."""
+    if left and left[0].lower() in TRUTHS:
+        return False
+    from adloco.config.finding import switches
+
+    return name in switches()
 
 
 def read_recipe(arguments: argparse.Namespace) -> "Recipe":

@@ -3,7 +3,7 @@
 import difflib
 from dataclasses import fields
 
-from adloco.config.sections import SECTIONS
+from adloco.config.sections import SECTIONS, Section
 
 ALIASES = {
     "batch": "batch.initial",
@@ -48,12 +48,22 @@ def setting_names() -> list[str]:
     """section.key of every setting that a recipe can have, in the order of the sections."""
     names: dict[str, None] = {}
     for section, content in SECTIONS.items():
-        owners = [*content.parts.values()]
         if content.choice:
             names[f"{section}.{content.choice.key}"] = None
-            owners = [*content.choice.register.classes.values(), *owners]
-        names |= {f"{section}.{field.name}": None for owner in owners for field in fields(owner)}
+        every = (field for owner in _owners(content) for field in fields(owner))
+        names |= {f"{section}.{field.name}": None for field in every}
     return list(names)
+
+
+def switches() -> set[str]:
+    """section.key of every setting that is true or false."""
+    return {
+        f"{section}.{field.name}"
+        for section, content in SECTIONS.items()
+        for owner in _owners(content)
+        for field in fields(owner)
+        if field.type in (bool, "bool")
+    }
 
 
 def settings_meant(word: str) -> list[str]:
@@ -73,6 +83,12 @@ def settings_near(word: str) -> list[str]:
     known = {name.partition(".")[2] for name in setting_names()} | ALIASES.keys()
     nearest = difflib.get_close_matches(_key(word), known, n=1)
     return settings_meant(nearest[0]) if nearest else []
+
+
+def _owners(content: Section) -> list[type]:
+    """The classes whose fields can be settings of a section."""
+    chosen = content.choice.register.classes.values() if content.choice else ()
+    return [*chosen, *content.parts.values()]
 
 
 def _key(word: str) -> str:
