@@ -41,9 +41,9 @@ HELP, SETTINGS = 300, 480
 @pytest.mark.parametrize(
     ("line", "most"),
     [
-        *((line, HELP) for line in ("--help", "--version", "train --help", "trian")),
+        *((line, HELP) for line in ("--help", "--version", "compare --help", "trian")),
         *((line, SETTINGS) for line in ("config", "train --help-settings", "completion bash")),
-        *((line, SETTINGS) for line in ("runs .", "train --x")),
+        *((line, SETTINGS) for line in ("runs .", "train --x", "train --help")),
         ("recipes", HELP),
     ],
 )
@@ -131,6 +131,20 @@ def test_help_fits_80_columns(
         for setting in COMMON_SETTINGS:
             assert f"--{setting} " in text
         assert "--help-settings" in text
+
+
+def test_the_help_of_train_lists_settings_by_section(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each setting of the default recipe stands there once, those used often first."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = printed(["train", "--help"], capsys)
+    listed = re.findall(r"^  --(\w+\.\w+) ", text, re.MULTILINE)
+    recipe = build_recipe(read_values("adloco"))
+    assert listed[: len(COMMON_SETTINGS)] == list(COMMON_SETTINGS)
+    assert sorted(listed) == sorted(named_settings(recipe))
+    assert re.findall(r"^\[(\w+)\]$", text, re.MULTILINE) == list(SECTIONS)
+    assert f"how many tokens to train on [{recipe.run.tokens}]" in " ".join(text.split())
 
 
 def known() -> dict[str, KnownSetting]:

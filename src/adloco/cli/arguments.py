@@ -32,12 +32,18 @@ TRUTHS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 SETTINGS_INTRODUCTION = """\
 settings:
   Any setting of the recipe can be given as --section.key VALUE, anywhere on the
-  line. Often used are:
+  line; adloco train --help lists them all. Often used are:
 """
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are ValueErrors of one sentence."""
+
+    overview: Callable[[], str] | None = None
+    """Makes a text that stands below the help, when that is asked for; None: nothing does."""
+
+    def format_help(self) -> str:
+        return super().format_help() + (self.overview() if self.overview else "")
 
     def error(self, message: str) -> NoReturn:
         """Raise the message; argparse would print the usage and exit."""

@@ -3,18 +3,29 @@
 import argparse
 import functools
 import re
+import shutil
+import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from adloco.cli.arguments import COMMON_SETTINGS as COMMON
 from adloco.cli.arguments import read_recipe
 from adloco.config.finding import settings_meant, settings_near
+from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import defaults, field_meanings, named_settings
 from adloco.config.sections import SECTIONS, Recipe
 from adloco.errors import require
 
 WIDEST_CHOICES = 60
 """Longest list of choices behind a flag; a longer one would not fit in 80 columns."""
+BRIEF_NAME = 29
+"""Columns for the name of a setting in the overview."""
+SETTINGS_NOTES = (
+    "  Each can be given as --section.key VALUE, anywhere on the line. Numbers may",
+    "  be 600k, 1.5M, 1e6, or 2GiB for memory. --help-settings SECTION says all about",
+    "  a section, and adloco config --search TEXT finds settings.",
+)
 PLACEHOLDERS = {int: "N", float: "NUMBER", str: "TEXT"}
 
 
@@ -112,6 +123,23 @@ def settings_help(settings: Iterable[KnownSetting]) -> str:
     return parser.format_help()
 
 
+def settings_overview() -> str:
+    """One sentence on each setting that the default recipe has, those used often first."""
+    named = {
+        setting.name: setting
+        for setting in known_settings(build_recipe(read_values("adloco")))
+        if not setting.chosen_by
+    }
+    groups = {"used often": [replace(named[name], meaning=text) for name, text in COMMON.items()]}
+    for name, setting in named.items():
+        if name not in COMMON:
+            groups.setdefault(name.partition(".")[0], []).append(setting)
+    lines = ["", "settings, with their values in the recipe adloco:", *SETTINGS_NOTES]
+    for title, settings in groups.items():
+        lines += ["", f"[{title}]" if title in SECTIONS else f"{title}:", *map(_brief, settings)]
+    return "\n".join([*lines, ""])
+
+
 def known_settings(recipe: Recipe) -> Iterator[KnownSetting]:
     """Every setting once: those of the recipe, and those that other choices would add to it, for
     instance another `batch.rule`.
@@ -151,6 +179,19 @@ def known_settings(recipe: Recipe) -> Iterator[KnownSetting]:
                 default=values.get(name, defaults(owner)[key]),
                 chosen_by=chosen_by,
             )
+
+
+def _brief(setting: KnownSetting) -> str:
+    """The first sentence on a setting and its value, as wide as the terminal."""
+    sentence = re.split(r"(?<=[a-z)])[.;](?= |$)", setting.meaning)[0]
+    begin = f"  --{setting.name:<{BRIEF_NAME}}  "
+    return textwrap.fill(
+        f"{sentence} [{_as_flag(setting.default)}]",
+        width=shutil.get_terminal_size().columns - 2,
+        initial_indent=begin,
+        subsequent_indent=" " * (BRIEF_NAME + 6),
+        break_on_hyphens=False,
+    )
 
 
 def _as_flag(value: Any) -> str:

@@ -33,6 +33,13 @@ def add_parser(commands: Commands) -> None:
         "also each time that a rank is lost",
     )
     add_ranks(parser)
+    parser.epilog, parser.overview = None, _settings_overview
+
+
+def _settings_overview() -> str:
+    from adloco.cli.settings_help import settings_overview
+
+    return settings_overview()
 
 
 def run(arguments: Namespace) -> int:
