@@ -279,7 +279,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
 
-@pytest.fixture(scope="module", params=["bash", "zsh"])
+@pytest.fixture(scope="module", params=["bash", "zsh", "fish"])
 def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A shell, and a script that completes in it."""
     if shutil.which(request.param) is None:
@@ -292,6 +292,14 @@ def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def complete(shell: list[str], words: list[str]) -> list[str]:
     """Completions that the shell offers for the last word."""
+    if shell[0] == "fish":
+        line = " ".join(words).replace(" = ", "=")
+        code = f"source {shell[1]}; complete -C '{line}'"
+        done = subprocess.run(
+            ["fish", "-c", code], capture_output=True, text=True, cwd=Path(shell[1]).parent
+        )
+        assert done.returncode == 0 and done.stderr == ""
+        return [word.rpartition("=")[2] for word in done.stdout.split()]
     quoted = " ".join(f"'{word}'" for word in words)
     name, script = shell
     # zsh calls completions of bash like this.
@@ -319,11 +327,11 @@ def complete(shell: list[str], words: list[str]) -> list[str]:
         ("adloco generate --te", ["--temperature"]),
         ("adloco generate --run.s", []),
         ("adloco train --resume ru", []),  # The shell completes files.
-        ("adloco completion ", ["bash", "zsh"]),
+        ("adloco completion ", ["bash", "zsh", "fish"]),
     ],
 )
 def test_completion(shell: list[str], words: str, expected: list[str]) -> None:
-    assert complete(shell, words.split(" ")) == expected
+    assert sorted(complete(shell, words.split(" "))) == sorted(expected)
 
 
 def test_the_shell_calls_it_for_adloco(shell: list[str], tmp_path: Path) -> None:
@@ -333,7 +341,7 @@ def test_the_shell_calls_it_for_adloco(shell: list[str], tmp_path: Path) -> None
             ["bash", "-c", f"source {script}; complete -p adloco"], capture_output=True, text=True
         )
         assert done.stdout == "complete -o default -F _adloco adloco\n"
-    else:
+    elif name == "zsh":
         # compinit keeps a list of functions in the home folder.
         done = subprocess.run(
             ["zsh", "-c", f"source {script}; print -r -- $_comps[adloco]"],

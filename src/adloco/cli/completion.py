@@ -4,7 +4,7 @@ settings and their values.
 
 import re
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 
 from adloco.cli.arguments import Commands, add_command
@@ -30,7 +30,7 @@ _adloco() {{
             *)
                 case "${{COMP_WORDS[1]}}" in
                     {with_settings}) words="{recipes}" ;;
-                    completion) words="bash zsh" ;;
+                    completion) words="{shells}" ;;
                 esac ;;
         esac
     fi
@@ -39,6 +39,7 @@ _adloco() {{
 # Where nothing fits, the shell completes the names of files.
 complete -o default -F _adloco adloco
 """
+SHELLS = ("bash", "zsh", "fish")
 ZSH_START = "autoload -Uz compinit bashcompinit && compinit && bashcompinit"
 
 
@@ -47,13 +48,14 @@ def add_parser(commands: Commands) -> None:
         commands,
         "completion",
         run,
-        summary="print a script that completes `adloco` in bash or zsh",
+        summary="print a script that completes `adloco` in a shell",
         description="Print a script that completes commands, options, recipes, settings and their\n"
         "values. Write it to a file once, and let the shell read it when it starts:\n\n"
         "  adloco completion bash > ~/.adloco-completion\n"
-        "  echo 'source ~/.adloco-completion' >> ~/.bashrc",
+        "  echo 'source ~/.adloco-completion' >> ~/.bashrc\n\n"
+        "fish reads it from ~/.config/fish/completions/adloco.fish by itself.",
     )
-    parser.add_argument("shell", choices=["bash", "zsh"], metavar="{bash,zsh}", help="the shell")
+    parser.add_argument("shell", choices=SHELLS, metavar="{bash,zsh,fish}", help="the shell")
 
 
 def run(arguments: Namespace) -> int:
@@ -74,7 +76,13 @@ def run(arguments: Namespace) -> int:
         + (flags if takes[name] else [])
         for name, parser in commands.choices.items()
     }
-    values = {f"--{setting.name}": setting.choices for setting in settings if setting.choices}
+    values: dict[str, Sequence[str]] = {
+        f"--{setting.name}": setting.choices for setting in settings if setting.choices
+    }
+    values["--help-settings"] = list(SECTIONS)
+    if arguments.shell == "fish":
+        print(_fish(options, values, takes, shipped_recipes()), end="")
+        return 0
     print(
         SCRIPT.format(
             version=metadata.version("adloco"),
@@ -82,9 +90,10 @@ def run(arguments: Namespace) -> int:
             start=ZSH_START if arguments.shell == "zsh" else "",
             commands=" ".join(commands.choices),
             options=_cases({name: sorted(words) for name, words in options.items()}),
-            values=_cases(values | {"--help-settings": list(SECTIONS)}),
+            values=_cases(values),
             with_settings="|".join(name for name, has_settings in takes.items() if has_settings),
             recipes=" ".join(shipped_recipes()),
+            shells=" ".join(SHELLS),
         ),
         end="",
     )
@@ -94,3 +103,35 @@ def run(arguments: Namespace) -> int:
 def _cases(words: dict[str, Sequence[str]]) -> str:
     """Branches of a shell's `case`, one for each key."""
     return "\n".join(f'            {key}) words="{" ".join(words[key])}" ;;' for key in words)
+
+
+def _fish(
+    options: Mapping[str, Sequence[str]],
+    values: Mapping[str, Sequence[str]],
+    takes_settings: Mapping[str, object],
+    recipes: Sequence[str],
+) -> str:
+    """The script for fish: a line for each option, with the commands that have it."""
+
+    def after(commands: Iterable[str]) -> str:
+        return f"complete -c adloco -n '__fish_seen_subcommand_from {' '.join(commands)}'"
+
+    begin = "complete -c adloco -n __fish_use_subcommand"
+    version = metadata.version("adloco")
+    named = [name for name, takes in takes_settings.items() if takes]
+    lines = [
+        f"# Completion of adloco {version}, written by `adloco completion fish`.",
+        f"{begin} -f -a '{' '.join(options)}'",
+        f"{begin} -l help",
+        f"{begin} -l version",
+        f"{after(['completion'])} -f -a '{' '.join(SHELLS)}'",
+        f"{after(named)} -a '{' '.join(recipes)}'",
+    ]
+    for option in sorted({option for known in options.values() for option in known}):
+        line = f"{after(name for name in options if option in options[name])} -l {option[2:]}"
+        if option in values:
+            line += f" -x -a '{' '.join(values[option])}'"
+        elif "." in option:
+            line += " -r"
+        lines.append(line)
+    return "\n".join([*lines, ""])
