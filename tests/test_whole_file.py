@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adloco import whole_file
-from adloco.run.checkpoint import save
+from adloco.run.part_file import write_part
 from adloco.whole_file import write_text
 
 
@@ -61,8 +61,7 @@ def test_the_target_of_a_link_is_left_as_it_is(link: str, tmp_path: Path) -> Non
 
 def test_files_and_checkpoints_of_a_private_user_are_private(private: None, tmp_path: Path) -> None:
     write_text(tmp_path / "page.html", "new")
-    checkpoint = save(tmp_path / "checkpoints", "round-000001", {"number": 1}, keep=1)
-    files = [tmp_path / "page.html", *checkpoint.iterdir()]
+    write_part(tmp_path, "run", {"number": 1})
+    files = list(tmp_path.iterdir())
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
-    assert checkpoint.stat().st_mode & 0o777 == 0o700
     assert len(files) == 4

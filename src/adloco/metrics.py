@@ -102,6 +102,7 @@ ROUND = _table(
     Metric("bytes_communicated", "sent per worker", TRAFFIC, panel="communication"),
     Metric("bytes_sent", "left each worker", TRAFFIC),
     Metric("bytes_inside", "sent inside islands, per rank", TRAFFIC, panel="communication"),
+    Metric("bytes_checkpoint", "of checkpoints, between islands", TRAFFIC),
     Metric("bytes_ddp_equivalent", "sent by DDP in as many steps", TRAFFIC, panel="communication"),
     Metric("seconds", "time", SECONDS),
     Metric("tokens_per_second", "tokens/s", Unit("tokens/s", ",.0f")),

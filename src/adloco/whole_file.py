@@ -3,6 +3,8 @@
 import errno
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -16,18 +18,27 @@ def write_text(file: Path, text: str) -> None:
 
 def write_bytes(file: Path, content: bytes) -> None:
     """Write a file atomically; see `write_text`."""
+    # "x" follows no link that somebody put in the place of the temporary file.
+    with written_whole(file) as temporary, temporary.open("xb") as out:
+        out.write(content)
+    to_disk(file.parent)
+
+
+@contextmanager
+def written_whole(file: Path) -> Iterator[Path]:
+    """Yield a temporary path for a file's content; the file is there when the context has ended.
+
+    Its content is on disk then. Its name is after a `to_disk` of the folder.
+    """
     temporary = file.with_name(f".{file.name}")
     try:
         temporary.unlink(missing_ok=True)
-        # "x" follows no link that somebody put in the place of the temporary file.
-        with temporary.open("xb") as out:
-            out.write(content)
+        yield temporary
         to_disk(temporary)
         temporary.replace(file)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)  # Its room may be needed: the disk may be full.
         raise
-    to_disk(file.parent)
 
 
 def to_disk(path: Path) -> None:

@@ -250,7 +250,7 @@ def test_stop_and_go_on_is_the_same_run() -> None:
     with pytest.raises(ValueError, match="a round is in progress"):
         stopped.evaluate(lambda model, part, parts: (0.0, 1.0))
     state = copy.deepcopy(stopped.state_dict())
-    assert {worker["inner_step"] for worker in state["workers"].values()} != {3}
+    assert {worker["inner_step"] for worker in state["run"]["workers"].values()} != {3}
 
     resumed = fresh()
     resumed.load_state_dict(state)

@@ -80,17 +80,19 @@ def test_a_round_with_a_spike_is_undone(settings: dict[str, Any]) -> None:
     before = copy.deepcopy(run.state_dict())
     (report,) = run.rounds(1)
     assert seen(report) == (1, CALM * H + 2, 1)
-    samples = before["samples"] + sum(step.samples for step in report.steps)
+    counters = before["run"]
+    samples = counters["samples"] + sum(step.samples for step in report.steps)
     assert report.samples == samples, "they count as trained on"
     after = run.state_dict()
-    for worker, saved in before["workers"].items():
-        now = after["workers"][worker]
-        assert now["position"] == saved["position"] + (samples - before["samples"]) // 2
+    for worker, saved in counters["workers"].items():
+        now = after["run"]["workers"][worker]
+        assert now["position"] == saved["position"] + (samples - counters["samples"]) // 2
+        inner, now_inner = (state[f"worker-{worker}"]["inner"] for state in (before, after))
         for key in ("params", "buffers", "counters", "residuals", "optimizers"):
-            if saved[key] or key != "params":
-                assert equal(now[key], saved[key]), key
-    assert equal(after["trainers"][0]["outer"], before["trainers"][0]["outer"])
-    assert after["trainers"][0]["controller"] == before["trainers"][0]["controller"]
+            if inner[key] or key != "params":
+                assert equal(now_inner[key], inner[key]), key
+    assert equal(after["trainer-0"]["outer"], before["trainer-0"]["outer"])
+    assert after["run"]["trainers"][0]["controller"] == counters["trainers"][0]["controller"]
     assert [seen(report) for report in run.rounds(2)] == [(0, None, 0)] * 2
 
 

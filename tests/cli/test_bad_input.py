@@ -12,6 +12,7 @@ import pytest
 
 from adloco.cli.main import main
 from adloco.run import checkpoint
+from adloco.run.part_file import read_part, write_part
 from tests.conftest import WaitForSteps
 
 
@@ -237,17 +238,18 @@ def test_a_changed_model_or_tokenizer(
         )
     # Checkpoints of earlier versions say nothing of these files.
     newest = checkpoint.newest(finished / "checkpoints")
-    state = checkpoint.load(newest)
+    state = read_part(newest, "run")
     del state["run"]["files"]
-    checkpoint.save(newest.parent, newest.name, state, keep=1)
+    write_part(newest, "run", state)
     for words in READERS:
         assert main([*words, str(finished)]) == 0
 
 
 def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    state = checkpoint.load(checkpoint.newest(finished / "checkpoints"))
+    newest = checkpoint.newest(finished / "checkpoints")
+    state = read_part(newest, "run")
     del state["run"]["recipe"]["wire.residual_in_params"]
-    checkpoint.save(finished / "checkpoints", "round-999999", state, keep=1)
+    write_part(newest, "run", state)
     for words in READERS:
         refused(
             [*words, str(finished)],
@@ -273,18 +275,18 @@ def test_damaged_and_foreign_checkpoints(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest = checkpoint.newest(finished / "checkpoints")
-    with (newest / "tensors.safetensors").open("r+b") as file:
+    with (newest / "trainer-0.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         last = file.read(1)
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last[0] ^ 1]))
     refused(
         ["evaluate", str(finished)],
-        "is damaged (tensors.safetensors does not match its checksum); adloco train --resume goes "
-        "on from the one before",
+        "is damaged (trainer-0.safetensors does not match its checksum); adloco train --resume "
+        "goes on from the one before",
         capsys,
     )
-    checkpoint.save(finished / "checkpoints", "round-999999", {"somebody": "else's"}, keep=2)
+    write_part(newest, "run", {"somebody": "else's"})
     for words in READERS:
         refused([*words, str(finished)], "was not written by a run", capsys)
 

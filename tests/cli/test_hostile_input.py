@@ -40,9 +40,9 @@ DAMAGED = {
     "run/environment.json": REPORT,
     "run/recipe.toml": EVALUATE,
     "run/model/config.json": EVALUATE,
-    "run/checkpoints/*/state.json": EVALUATE,
-    "run/checkpoints/*/checksums.json": EVALUATE,
-    "run/checkpoints/*/tensors.safetensors": EVALUATE,
+    "run/checkpoints/*/run.json": EVALUATE,
+    "run/checkpoints/*/run.sha256": EVALUATE,
+    "run/checkpoints/*/trainer-0.safetensors": EVALUATE,
     "cache/*/meta.json": EVALUATE,
 }
 """File of a run or its cache -> a command that reads it."""

@@ -120,12 +120,7 @@ def test_two_machines_of_two_ranks(hosts: None, small: list[str], tmp_path: Path
     assert [machine.returncode for machine in machines] == [0, 0], [error for _, error in outputs]
     assert sum(out.count("validation loss") for out, _ in outputs) == 1
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    # The last checkpoint takes the second worker's two AdamW moments to the first machine.
-    needed = {
-        "adloco-a": summary["bytes"],
-        "adloco-b": summary["bytes"] + 2 * 4 * summary["num_parameters"],
-    }
-    # Headers, acknowledgements, scalars and records come on top of that; island traffic, which is
-    # many times as much, does not.
+    # Headers, acknowledgements, scalars and records come on top of that. Checkpoints do not, and
+    # neither does island traffic, which is many times as much.
     for host in HOSTS:
-        assert needed[host] < sent(host) < 1.15 * needed[host] < summary["bytes_inside"]
+        assert summary["bytes"] < sent(host) < 1.15 * summary["bytes"] < summary["bytes_inside"]

@@ -142,7 +142,8 @@ def test_every_scenario_on_every_placement(
         )
         assert (
             without
-            or results[0][name]["state"]["bytes"][0] == one_process[name]["state"]["bytes"][0]
+            or results[0][name]["state"]["run"]["bytes"][0]
+            == one_process[name]["state"]["run"]["bytes"][0]
         ), "bytes between workers"
         assert_same_bits([result[name] for result in results], shards)
         reports = [result[name]["reports"] for result in results]

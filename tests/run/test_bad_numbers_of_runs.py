@@ -22,6 +22,7 @@ def test_an_infinite_outer_state_is_not_saved(small: list[str], tmp_path: Path) 
         match=r"global parameters of trainer 0; .*; the last good checkpoint is .*round-00000",
     ):
         for record in run.rounds():
+            run.saving.wait()
             good = list_checkpoints(tmp_path / "run" / "checkpoints")
             assert good[-1].name.startswith(f"round-{record['round']:06d}")
             run.algorithm.trainers[0].outer.momentum()[0].view(-1)[0] = math.inf

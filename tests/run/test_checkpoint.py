@@ -1,5 +1,6 @@
-"""Checkpoints: what goes in comes out, damage is found, old ones go, nothing is half-written."""
+"""Checkpoints: what goes in comes out, damage is found, old ones go, no part is half-written."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from adloco import whole_file
 from adloco.run import checkpoint
+from adloco.run.part_file import DamagedCheckpointError, read_part, write_part
 
 STATE: dict[str, Any] = {
     "tensors": [
@@ -37,91 +40,104 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and left == right
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    assert same(checkpoint.load(checkpoint.save(tmp_path, "a", STATE, keep=1)), STATE)
+def save(folder: Path, name: str) -> Path:
+    """A checkpoint of nothing but its part `run`."""
+    (folder / name).mkdir()
+    write_part(folder / name, "run", {})
+    return folder / name
 
 
-def test_no_pickle(tmp_path: Path) -> None:
-    files = sorted(path.name for path in checkpoint.save(tmp_path, "a", STATE, keep=1).iterdir())
-    assert files == ["checksums.json", "state.json", "tensors.safetensors"]
-    json.loads((tmp_path / "a" / "state.json").read_text())
+@pytest.mark.parametrize("state", [STATE, {}], ids=["all kinds", "nothing"])
+def test_round_trip(state: dict[str, Any], tmp_path: Path) -> None:
+    write_part(tmp_path, "worker-0", state)
+    assert same(read_part(tmp_path, "worker-0"), state)
+    assert read_part(tmp_path, "worker-1") is None
+
+
+def test_no_pickle_and_checksums_that_others_can_check(tmp_path: Path) -> None:
+    """`sha256sum --check` reads lines of a checksum, two spaces and a name."""
+    write_part(tmp_path, "a", STATE)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "a.safetensors", "a.sha256"}
+    json.loads((tmp_path / "a.json").read_text())
+    lines = [
+        f"{hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in ("a.json", "a.safetensors")
+    ]
+    assert (tmp_path / "a.sha256").read_text() == "".join(lines)
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.json", "a.sha256"])
+def test_a_flipped_bit_is_found(name: str, tmp_path: Path) -> None:
+    write_part(tmp_path, "a", STATE)
+    content = bytearray((tmp_path / name).read_bytes())
+    content[len(content) // 4] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(
+        DamagedCheckpointError,
+        match=(
+            "is damaged .a.[a-z]* does not match its checksum.; adloco train --resume goes on from "
+            "the one before"
+        ),
+    ):
+        read_part(tmp_path, "a")
+
+
+def test_a_part_is_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill after any of the steps of a part leaves it unread, until all are on disk."""
+    steps: list[tuple[str, bool]] = []
+
+    def note(path: Path) -> None:
+        steps.append((path.name, read_part(tmp_path, "a") is not None))
+
+    monkeypatch.setattr(whole_file, "to_disk", note)
+    write_part(tmp_path, "a", STATE)
+    folder = tmp_path.name
+    assert steps == [
+        (".a.json", False),
+        (".a.safetensors", False),
+        (".a.sha256", False),
+        (folder, True),
+    ]
+
+
+def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="which a state cannot hold"):
+        write_part(tmp_path, "a", {"bad": object()})
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for name in ("round-1", "round-2", "round-3"):
-        checkpoint.save(tmp_path, name, STATE, keep=2)
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["round-2", "round-3"]
+        save(tmp_path, name)
+    (tmp_path / "round-0").mkdir()
+    write_part(tmp_path / "round-0", "worker-1", {})
+    checkpoint.remove_old(tmp_path, "round-3", 2)
+    assert [path.name for path in checkpoint.list_all(tmp_path)] == ["round-2", "round-3"]
+    checkpoint.remove_old(tmp_path, "round-3", 1)
     assert checkpoint.newest(tmp_path).name == "round-3"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
-def test_damage_is_found(tmp_path: Path, name: str) -> None:
-    saved = checkpoint.save(tmp_path, "a", STATE, keep=1)
-    content = bytearray((saved / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (saved / name).write_bytes(content)
-    with pytest.raises(
-        ValueError,
-        match=(
-            f"is damaged .{name} does not match its checksum.; adloco train --resume goes on from "
-            "the one before"
-        ),
-    ):
-        checkpoint.load(saved)
+def test_what_killed_saves_of_earlier_versions_have_left_is_removed(tmp_path: Path) -> None:
+    """Killed twice: while writing, and between the two renames of a replacement."""
+    save(tmp_path, "round-1").rename(tmp_path / ".replaced-round-1")
+    (tmp_path / ".writing-abc").mkdir()
+    checkpoint.remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["round-1"]
+    (tmp_path / ".replaced-round-1").mkdir()
+    checkpoint.remove_leftovers(tmp_path)
+    assert checkpoint.list_checkpoints(tmp_path) == [tmp_path / "round-1"]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_foreign_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no checkpoint"):
         checkpoint.newest(tmp_path)
-    with pytest.raises(ValueError, match="is damaged .checksums.json cannot be read."):
-        checkpoint.load(tmp_path)
-    (tmp_path / "checksums.json").write_text("[1]")
-    with pytest.raises(ValueError, match="is damaged .checksums.json cannot be read."):
-        checkpoint.load(tmp_path)
-
-
-def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, "round-1", STATE, keep=1)
-    with pytest.raises(AssertionError, match="which a state cannot hold"):
-        checkpoint.save(tmp_path, "round-2", {"bad": object()}, keep=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["round-1"]
-
-
-def test_what_killed_saves_have_left_is_removed(tmp_path: Path) -> None:
-    """Killed twice: while writing, and between the two renames of a replacement."""
-    checkpoint.save(tmp_path, "round-1", STATE, keep=2)
-    (tmp_path / ".writing-abc").mkdir()
-    (tmp_path / ".writing-abc" / "tensors.safetensors").write_bytes(b"half")
-    (tmp_path / "round-1").rename(tmp_path / ".replaced-round-1")
-    checkpoint.remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["round-1"]
-    assert same(checkpoint.load(tmp_path / "round-1"), STATE)
-
-    (tmp_path / ".writing-abc").mkdir()
-    (tmp_path / ".replaced-round-1").mkdir()
-    checkpoint.save(tmp_path, "round-1", {"later": 1}, keep=2)
-    assert [path.name for path in tmp_path.iterdir()] == ["round-1"]
-    assert checkpoint.load(tmp_path / "round-1") == {"later": 1}
-
-
-def test_a_checkpoint_counts_when_it_is_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its files, then its folder, then its name in the folder of all."""
-    synced: list[Path] = []
-    seen: list[bool] = []
-
-    def note(path: Path) -> None:
-        synced.append(path)
-        seen.append((tmp_path / "a").exists())
-
-    monkeypatch.setattr(checkpoint, "to_disk", note)
-    checkpoint.save(tmp_path, "a", STATE, keep=1)
-    assert {path.name for path in synced[:3]} == {
-        "checksums.json",
-        "state.json",
-        "tensors.safetensors",
-    }
-    assert {path.parent for path in synced[:3]} == {synced[3]}
-    assert synced[4:] == [tmp_path]
-    assert seen == [False, False, False, False, True]
+    with pytest.raises(ValueError, match="is damaged .run is missing."):
+        checkpoint.Checkpoint(tmp_path).need("run")
+    for content in (b"\xff{", b"[1]"):
+        (tmp_path / "run.sha256").write_bytes(content)
+        with pytest.raises(ValueError, match="is damaged .run."):
+            checkpoint.Checkpoint(tmp_path).need("run")

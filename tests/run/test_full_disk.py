@@ -4,6 +4,7 @@ import errno
 import json
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from adloco.cli import training_loop
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.testing import run_on_ranks
 from adloco.errors import RunWarning
-from adloco.run import checkpoint, records
+from adloco.run import checkpoint, part_file, records, saving
 from adloco.run.training_run import TrainingRun
 from tests.problems import without_timings
 
@@ -35,6 +37,33 @@ def at(calls: set[int], real: Callable[..., Any], instead: Callable[..., Any] = 
         return (instead if next(count) in calls else real)(*arguments, **named)
 
     return call
+
+
+def in_round(
+    number: int, real: Callable[..., Any], instead: Callable[..., Any] = full
+) -> Callable[..., Any]:
+    """The function, which meets a full disk in the checkpoint of this round."""
+
+    def call(tensors: Any, path: Path) -> Any:
+        missing = path.parent.name.startswith(f"round-{number:06d}")
+        return (instead if missing else real)(tensors, path)
+
+    return call
+
+
+class AtOnce:
+    """Does what a thread would do before the run goes on, so that tests know when it is done."""
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        pass
+
+    def submit(self, function: Callable[..., None], *arguments: Any) -> Future[None]:
+        done: Future[None] = Future()
+        try:
+            done.set_result(function(*arguments))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
@@ -59,7 +88,8 @@ def test_a_run_goes_on_and_saves_when_there_is_room(
     def unwritten(*arguments: Any) -> None:
         raise SafetensorError(f"I/O error: {NO_ROOM} (os error 28)")
 
-    monkeypatch.setattr(checkpoint, "save_file", at({2}, checkpoint.save_file, unwritten))
+    monkeypatch.setattr(part_file, "save_file", in_round(2, part_file.save_file, unwritten))
+    monkeypatch.setattr(saving, "ThreadPoolExecutor", AtOnce)
     assert main(words) == 0
     run, said = tmp_path / "run", capsys.readouterr()
     warning = (
@@ -76,8 +106,10 @@ def test_a_run_goes_on_and_saves_when_there_is_room(
 
 
 def train_on_full_disk(words: list[str]) -> int:
-    """A rank that has no room for its second checkpoint."""
-    checkpoint.save_file = at({2}, checkpoint.save_file)
+    """A rank that has no room for its second checkpoint, if it is rank 1."""
+    if this_rank() == 1:
+        part_file.save_file = in_round(2, part_file.save_file)
+    saving.ThreadPoolExecutor = AtOnce  # type: ignore[misc, assignment]
     given, _ = take_settings(words)
     run = TrainingRun.create(build_recipe(override(read_values("diloco"), given)))
     with warnings.catch_warnings():
@@ -102,7 +134,7 @@ def test_without_its_last_checkpoint_a_run_has_not_ended(
 ) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "save_file", at({3}, checkpoint.save_file))
+        later.setattr(part_file, "save_file", in_round(4, part_file.save_file))
         assert main(words) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert error == (
@@ -151,7 +183,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(checkpoint, "to_disk", full)
+    monkeypatch.setattr(part_file, "save_file", full)
     assert main(words) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert f"the run cannot begin in {tmp_path / 'run'} ({NO_ROOM}); make room there" in error

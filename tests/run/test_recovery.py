@@ -2,20 +2,24 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from adloco import place
+from adloco import place, whole_file
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.testing import run_on_ranks
-from adloco.run import checkpoint, records
-from adloco.run.recovery import load_newest_good, set_aside
+from adloco.run import part_file, records
+from adloco.run.checkpoint import list_all, list_checkpoints
+from adloco.run.part_file import write_part
+from adloco.run.recovery import clear_unusable, load_newest_good
 from adloco.run.training_run import TrainingRun
 from tests.problems import without_timings
 
@@ -31,73 +35,115 @@ def numbers(file: Path) -> list[dict[str, Any]]:
     return [without_timings(json.loads(line)) for line in file.read_text().splitlines()]
 
 
-def damage(kind: str, folder: Path) -> str:
+NUMBERS = {"trainers": [{"trainer": 0, "workers": [0, 1]}]}
+PARTS = ("run", "trainer-0", "worker-0", "worker-1")
+
+
+def save(folder: Path, number: int, parts: Sequence[str] = PARTS) -> Path:
+    """Parts of a checkpoint of a trainer with two workers."""
+    checkpoint = folder / f"round-{number}"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        numbers = {"algorithm": NUMBERS} if part == "run" else {}
+        write_part(checkpoint, part, {**numbers, "round": number, "tensor": torch.ones(3)})
+    return checkpoint
+
+
+def damage(kind: str, checkpoint: Path) -> str:
     """Damage a checkpoint; returns what is said about it."""
     if kind == "flipped":
-        flip(folder / "tensors.safetensors")
-        return "tensors.safetensors does not match its checksum"
+        flip(checkpoint / "worker-1.safetensors")
+        return "worker-1.safetensors does not match its checksum"
     if kind == "missing":
-        (folder / "state.json").unlink()
-        return "state.json does not match its checksum"
-    if kind == "unreadable":
-        (folder / "checksums.json").write_bytes(b"\xff{")
-    else:
-        (folder / "checksums.json").unlink()
-    return "checksums.json cannot be read"
+        (checkpoint / "run.json").unlink()
+        return "run.json does not match its checksum"
+    (checkpoint / "trainer-0.sha256").write_bytes(b"\xff{")
+    return "trainer-0.sha256 cannot be read"
 
 
-@pytest.mark.parametrize("kind", ["flipped", "missing", "unreadable", "without checksums"])
+@pytest.mark.parametrize("kind", ["flipped", "missing", "unreadable"])
 def test_the_newest_good_checkpoint_is_found(kind: str, tmp_path: Path) -> None:
     for number in range(1, 5):
-        checkpoint.save(tmp_path, f"round-{number}", {"round": number}, keep=4)
-    found = damage(kind, tmp_path / "round-4")
+        save(tmp_path, number)
+    text = damage(kind, tmp_path / "round-4")
     damage("flipped", tmp_path / "round-3")
-    chosen, state, damaged = load_newest_good(tmp_path, OneProcess())
-    assert (chosen.name, state) == ("round-2", {"round": 2})
-    assert set_aside(damaged, chosen)[0] == (
-        f"checkpoint {tmp_path / 'round-4'} is damaged ({found}) and is now called "
+    found = load_newest_good(tmp_path, OneProcess())
+    assert found.checkpoint.name == "round-2"
+    assert {part: state["round"] for part, state in found.parts.items()} == dict.fromkeys(PARTS, 2)
+    assert clear_unusable(tmp_path, found, OneProcess())[0] == (
+        f"checkpoint {tmp_path / 'round-4'} is damaged ({text}) and is now called "
         "damaged-round-4; the run goes on from round-2"
     )
-    assert [path.name for path in checkpoint.list_all(tmp_path)] == ["round-1", "round-2"]
+    assert [path.name for path in list_all(tmp_path)] == ["round-1", "round-2"]
     # Of the same round, damaged again.
-    checkpoint.save(tmp_path, "round-4", {"round": 4}, keep=4)
-    damage(kind, tmp_path / "round-4")
-    chosen, _, damaged = load_newest_good(tmp_path, OneProcess())
-    assert len(set_aside(damaged, chosen)) == 1
+    damage(kind, save(tmp_path, 4))
+    clear_unusable(tmp_path, load_newest_good(tmp_path, OneProcess()), OneProcess())
+    assert not (tmp_path / "round-4").exists()
     for name in ("round-1", "round-2"):
-        flip(tmp_path / name / "state.json")
-    with pytest.raises(ValueError, match=r"no checkpoint in .* is good \(round-2: state.json does"):
+        flip(tmp_path / name / "run.json")
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is good \(round-2: run.json does"):
         load_newest_good(tmp_path, OneProcess())
-    assert len(checkpoint.list_checkpoints(tmp_path)) == 2, "nothing is renamed then"
+    assert len(list_all(tmp_path)) == 2, "nothing is renamed then"
 
 
-def chosen_by_a_rank(folders: list[Path]) -> str:
-    """What a rank that reads its own folder goes on from."""
+@pytest.mark.parametrize("written", [PARTS[:3], PARTS[1:]], ids=["a worker", "run"])
+def test_a_save_that_was_cut_off_does_not_count(written: Sequence[str], tmp_path: Path) -> None:
+    """Killed between two parts: on another island, or on that of rank 0."""
+    save(tmp_path, 1)
+    cut = save(tmp_path, 2, written)
+    found = load_newest_good(tmp_path, OneProcess())
+    assert found.checkpoint.name == "round-1"
+    (lacks,) = {*PARTS} - {*written}
+    assert clear_unusable(tmp_path, found, OneProcess()) == [
+        f"checkpoint {cut} was not written to its end ({lacks} is missing) and is removed; the run "
+        "goes on from round-1"
+    ]
+    assert list_all(tmp_path) == [tmp_path / "round-1"]
+
+
+def found_by_a_rank(folders: list[Path]) -> tuple[str, list[str], int]:
+    """What a rank that reads its own folder goes on from, and the bytes it has received."""
     try:
-        return load_newest_good(folders[this_rank()], place(2))[0].name
+        placement = place(2)
+        found = load_newest_good(folders[this_rank()], placement)
+        clear_unusable(folders[this_rank()], found, placement)
     except ValueError as error:
-        return str(error)
+        return str(error), [], 0
+    assert {part["round"] for part in found.parts.values()} == {int(found.checkpoint.name[-1])}
+    return found.checkpoint.name, sorted(found.parts), found.bytes_received
 
 
-def test_rank_0_chooses_for_all(tmp_path: Path) -> None:
-    folders = [tmp_path / "zero", tmp_path / "one"]
-    for folder in folders:
-        for number in range(1, 4):
-            checkpoint.save(folder, f"round-{number}", {"round": number}, keep=3)
-    flip(folders[0] / "round-3" / "state.json")
-    assert run_on_ranks(chosen_by_a_rank, 2, folders) == ["round-2", "round-2"]
-    flip(folders[1] / "round-2" / "state.json")
-    of_zero, of_one = run_on_ranks(chosen_by_a_rank, 2, folders)
-    assert of_zero == "round-2"
-    assert of_one.startswith(f"checkpoint {folders[1] / 'round-2'} is damaged (state.json")
+def test_islands_without_a_shared_folder(tmp_path: Path) -> None:
+    """Each has what it has written; of three checkpoints only the first is good everywhere."""
+    zero, one = folders = [tmp_path / "zero", tmp_path / "one"]
+    for number in range(1, 4):
+        save(zero, number, PARTS[:3])
+    for number in (1, 2):
+        save(one, number, PARTS[3:])
+    flip(one / "round-2" / "worker-1.json")
+    expected = [
+        ("round-1", ["run", "trainer-0", "worker-0"], 0),
+        ("round-1", ["run", "trainer-0", "worker-1"], 2 * 3 * 4),
+    ]
+    assert run_on_ranks(found_by_a_rank, 2, folders) == expected
+    assert [path.name for path in sorted(zero.iterdir())] == ["damaged-round-2", "round-1"]
+    assert [path.name for path in sorted(one.iterdir())] == ["damaged-round-2", "round-1"]
+    (one / "round-1" / "worker-1.sha256").unlink()
+    sentence = (
+        f"no checkpoint in {zero} is good (round-1: worker-1 is missing); bring back the files, or "
+        "start the run again in another folder"
+    )
+    first, second = run_on_ranks(found_by_a_rank, 2, folders)
+    assert first[0] == sentence
+    assert second[0] == sentence.replace("zero", "one")
 
 
 def test_a_checkpoint_of_another_version_is_not_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", "adloco checkpoint 99")
-        checkpoint.save(tmp_path, "round-1", {}, keep=1)
+        later.setattr(part_file, "FORMAT", "adloco checkpoint 99")
+        save(tmp_path, 1)
     with pytest.raises(ValueError, match="has format 'adloco checkpoint 99'"):
         load_newest_good(tmp_path, OneProcess())
 
@@ -105,33 +151,29 @@ def test_a_checkpoint_of_another_version_is_not_set_aside(
 def test_a_damaged_run_goes_on_bit_for_bit(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The newest checkpoint is damaged, a kill has come between the two renames of the one before,
-    and a line of an earlier round is lost.
-    """
+    """The newest checkpoint is damaged, and a line of an earlier round is lost."""
     run = tmp_path / "run"
     often = ["--run.tokens", "4096", "--run.checkpoint_every", "1"]
     assert main(["train", "diloco", *small, *often]) == 0
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     expected = numbers(run / "metrics.jsonl")
-    before, newest = checkpoint.list_checkpoints(run / "checkpoints")
-    before.rename(before.with_name(f".replaced-{before.name}"))
-    tensors = (newest / "tensors.safetensors").read_bytes()
-    flip(newest / "tensors.safetensors")
+    before, newest = list_checkpoints(run / "checkpoints")
+    tensors = (newest / "worker-0.safetensors").read_bytes()
+    flip(newest / "worker-0.safetensors")
     (run / "metrics.jsonl").write_text("".join(lines[:1] + lines[2:]))
-    (run / "checkpoints" / ".writing-killed").mkdir()
     capsys.readouterr()
     assert main(["train", "--resume", str(run)]) == 0
     said = capsys.readouterr().out
     log = (run / "train.log").read_text()
     for text in (
-        f"checkpoint {newest} is damaged (tensors.safetensors does not match its checksum) and is "
-        f"now called damaged-{newest.name}; the run goes on from {before.name}",
+        f"checkpoint {newest} is damaged (worker-0.safetensors does not match its checksum) and "
+        f"is now called damaged-{newest.name}; the run goes on from {before.name}",
         f"{run / 'metrics.jsonl'} has lost the lines of round 2; the run goes on from its "
         f"checkpoint of round {len(lines) - 1}",
     ):
         assert text in said
         assert f"WARNING {text}" in log
-    assert (newest / "tensors.safetensors").read_bytes() == tensors
+    assert (newest / "worker-0.safetensors").read_bytes() == tensors
     assert numbers(run / "metrics.jsonl") == [*expected[:1], *expected[2:]]
     assert not list((run / "checkpoints").glob(".*"))
 
@@ -155,12 +197,14 @@ def test_records_are_on_disk_before_a_checkpoint_counts(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(checkpoint, "to_disk", lambda path: synced.append(path.name))
+    monkeypatch.setattr(whole_file, "to_disk", lambda path: synced.append(path.name))
     monkeypatch.setattr(records, "to_disk", lambda path: synced.append(path.name))
     flags, _ = take_settings([*small, "--run.tokens", "2048", "--run.checkpoint_every", "1"])
-    rounds = TrainingRun.create(build_recipe(override(read_values("single"), flags))).rounds()
-    first = synced.copy()
-    next(rounds)
-    assert first[-1] == "checkpoints"
-    assert synced[len(first) :][:3] == ["metrics.jsonl", "steps.jsonl", "run"]
-    assert len(synced) == len(first) + 3 + 5
+    run = TrainingRun.create(build_recipe(override(read_values("single"), flags)))
+    assert synced[-2] == ".run.sha256"
+    synced.clear()
+    next(run.rounds())
+    run.saving.wait()
+    assert synced[:3] == ["metrics.jsonl", "steps.jsonl", "run"]
+    files = [name for name in synced[3:] if name.endswith(".sha256")]
+    assert files == [".trainer-0.sha256", ".worker-0.sha256", ".run.sha256"]

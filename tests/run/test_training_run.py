@@ -394,12 +394,15 @@ def test_resume_is_bit_for_bit_across_merges_twice(small: list[str], tmp_path: P
     assert main(["train", "--resume", str(parts)]) == 0
     assert numbers(parts) == expected
     assert lines(parts / "steps.jsonl") == lines(whole / "steps.jsonl")
-    last = [
-        load_file(list_checkpoints(folder / "checkpoints")[-1] / "tensors.safetensors")
-        for folder in (whole, parts)
-    ]
-    assert last[0].keys() == last[1].keys()
-    assert all(last[0][key].equal(last[1][key]) for key in last[0])
+    newest = [list_checkpoints(folder / "checkpoints")[-1] for folder in (whole, parts)]
+    names = [{path.name for path in checkpoint.iterdir()} for checkpoint in newest]
+    assert names[0] == names[1]
+    tensors = [name for name in names[0] if name.endswith(".safetensors")]
+    assert len(tensors) == 5, "run, a trainer that is left, and three workers"
+    for name in tensors:
+        first, second = (load_file(checkpoint / name) for checkpoint in newest)
+        assert first.keys() == second.keys()
+        assert all(first[key].equal(second[key]) for key in first)
 
 
 def make_run(name: str, words: list[str]) -> TrainingRun:

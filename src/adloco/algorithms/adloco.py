@@ -21,6 +21,7 @@ from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.round import Phase, Round, RoundParts, average_replicas
 from adloco.algorithms.run_state import RunState
+from adloco.algorithms.state_parts import RUN, split_whole
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.metered import SyncMeter
@@ -247,16 +248,32 @@ class AdLoCo:
         """Everything that a run needs to continue with the same bits.
 
         Call it on all ranks, between rounds or after `stop`. The result is complete on rank 0. Its
-        tensors are the live ones, which training changes.
+        tensors are copies in host memory.
         """
-        return self.state.state_dict(self.placement) | {"bytes": list(self._bytes_handed())}
+        return dict(sorted(self.placement.collect(list(self.state_parts().items()))))
+
+    def state_parts(self) -> dict[str, Any]:
+        """The entries of `state_dict` that were made on this rank, to be saved by it.
+
+        Call it on all ranks, between rounds or after `stop`. Those of all ranks together are a
+        whole `state_dict`.
+        """
+        parts, handed = self.state.parts(self.placement), self._bytes_handed()
+        return {
+            name: {**part, "bytes": list(handed)} if name == RUN else part
+            for name, part in parts.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`. Call it on all ranks."""
-        self.state.load_state_dict(
-            state, self.placement, lambda trainer: self._new_trainer(trainer, range(0))
+        """Continue from a `state_dict`, or from those of its entries that `local_parts` names.
+
+        Call it on all ranks. A state that an earlier version returned is good too.
+        """
+        parts = state if RUN in state else split_whole(state)
+        self.state.load_parts(
+            parts, self.placement, lambda trainer: self._new_trainer(trainer, range(0))
         )
-        self._bytes_before = self.placement.total_bytes() - Bytes(*state["bytes"])
+        self._bytes_before = self.placement.total_bytes() - Bytes(*parts[RUN]["bytes"])
         self._parts.halted.clear()
         self._round = Round(self.state, self._parts, 0) if self.state.in_round else None
 

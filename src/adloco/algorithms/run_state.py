@@ -1,11 +1,13 @@
 """The state of a run: its trainers, its workers and its counters."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.rollback import RoundStart
+from adloco.algorithms.state_parts import RUN, trainer_part, worker_part
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
@@ -117,22 +119,42 @@ class RunState:
                 where = f"the global parameters of trainer {trainer.id}"
                 trainer.outer.require_finite(where, worker.replica.names, worker.engine.sum)
 
-    def state_dict(self, placement: Placement) -> dict[str, Any]:
-        """The state by name. Called on all ranks; complete on rank 0.
+    def parts(self, placement: Placement) -> dict[str, Any]:
+        """Copies of the state in host memory, by part; see `state_parts`. Called on all ranks.
 
-        Tensors are the live ones, which training changes.
+        Returns:
+            On the first rank of each island: the parts of its workers, and of the trainers whose
+            first worker it has; on rank 0 also `run`. Nothing on other ranks.
         """
-        kept = [
-            trainer.state_dict()
+        before = self.before or RoundStart(outers={}, workers={})
+        parts: dict[str, Any] = {
+            trainer_part(trainer.id): {
+                "outer": trainer.outer.state_dict(),
+                "before": before.outers.get(trainer.id),
+            }
             for trainer in self.trainers.values()
             if placement.local(trainer.worker_ids[:1])
-        ]
+        }
         with_params = self.in_round or self.diverged
-        workers = [
-            (str(worker.id), worker.state_dict(with_params=with_params))
-            for worker in self.workers.values()
-        ]
-        before = self.before or RoundStart(outers={}, workers={})
+        for worker in self.workers.values():
+            inner = worker.tensors(with_params=with_params)
+            parts[worker_part(worker.id)] = {
+                "inner": inner,
+                "before": before.workers.get(worker.id),
+            }
+        parts = placement.gather_shards(parts, keep=placement.is_island_first)
+        here = [(str(worker.id), worker.numbers()) for worker in self.workers.values()]
+        workers = dict(placement.collect(here))
+        if not placement.is_island_first:
+            return {}
+        numbers = {RUN: copy.deepcopy(self._numbers(workers))} if placement.is_rank_zero else {}
+        return numbers | parts
+
+    def _numbers(self, workers: Mapping[str, Any]) -> dict[str, Any]:
+        """The part `run`.
+
+        workers: The numbers of all workers, by id.
+        """
         return {
             "rounds_done": self.rounds_done,
             "samples": self.samples,
@@ -148,54 +170,57 @@ class RunState:
             },
             "auto": self.auto.state_dict(),
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
-            "trainers": placement.collect(placement.gather_shards(kept)),
-            "workers": dict(placement.collect(placement.gather_shards(workers))),
-            "outers_before": self._collected(before.outers, placement),
-            "workers_before": self._collected(before.workers, placement),
+            "trainers": [trainer.numbers() for trainer in self.trainers.values()],
+            "workers": dict(workers),
         }
 
-    @staticmethod
-    def _collected(states: Mapping[int, Any], placement: Placement) -> dict[str, Any]:
-        named = [(str(key), value) for key, value in states.items()]
-        return dict(placement.collect(placement.gather_shards(named)))
-
-    def load_state_dict(
+    def load_parts(
         self,
-        state: Mapping[str, Any],
+        parts: Mapping[str, Any],
         placement: Placement,
         new_trainer: Callable[[int], Trainer],
     ) -> None:
-        """Continue from a `state_dict`. Called on all ranks.
+        """Continue from the parts of a state. Called on all ranks.
 
         Args:
-            state: The saved state, whole on every rank.
+            parts: `run`, and at least what `local_parts` names.
             placement: Where all workers live.
             new_trainer: Makes a trainer with the given id, whose state is then loaded.
         """
         for trainer in self.trainers.values():
             trainer.outer.discard_in_flight()
-        self.rounds_done, self.samples = state["rounds_done"], state["samples"]
-        self.inner_steps, self.syncs = state["inner_steps"], state["syncs"]
-        self.round_steps, self.events_done = state["round_steps"], state["events_done"]
-        self.diverged, self.pass_limit = state["diverged"], state["pass_limit"]
+        numbers = parts[RUN]
+        self._load_numbers(numbers)
+        self.trainers = {}
+        for saved in sorted(numbers["trainers"], key=lambda saved: int(saved["trainer"])):
+            trainer = new_trainer(int(saved["trainer"]))
+            trainer.load_numbers(saved)
+            self.trainers[trainer.id] = trainer
+        here = [
+            trainer for trainer in self.trainers.values() if placement.local(trainer.worker_ids)
+        ]
+        for trainer in here:
+            trainer.outer.load_state_dict(parts[trainer_part(trainer.id)]["outer"])
+            trainer.outer.broadcast_all(self.replicas(trainer, placement))
+        for worker in self.workers.values():
+            worker.load_numbers(numbers["workers"][str(worker.id)])
+            worker.load_tensors(parts[worker_part(worker.id)]["inner"])
+        outers = {trainer.id: parts[trainer_part(trainer.id)]["before"] for trainer in here}
+        workers = {worker: parts[worker_part(worker)]["before"] for worker in self.workers}
+        self.before = RoundStart(outers=outers, workers=workers) if all(outers.values()) else None
+
+    def _load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Continue from the counters in the part `run`."""
+        self.rounds_done, self.samples = numbers["rounds_done"], numbers["samples"]
+        self.inner_steps, self.syncs = numbers["inner_steps"], numbers["syncs"]
+        self.round_steps, self.events_done = numbers["round_steps"], numbers["events_done"]
+        self.diverged, self.pass_limit = numbers["diverged"], numbers["pass_limit"]
         self.verdicts = {
             int(worker): [Verdict(**verdict) for verdict in verdicts]
-            for worker, verdicts in state.get("verdicts", {}).items()  # Older ones have none.
+            for worker, verdicts in numbers.get("verdicts", {}).items()  # Older ones have none.
         }
-        self.auto.load_state_dict(state["auto"])
-        self.speeds = {int(worker): speed for worker, speed in state["speeds"].items()}
-        workers = {int(worker): saved for worker, saved in state["workers"].items()}
-        self.last_samples = {worker: saved["round_samples"] for worker, saved in workers.items()}
-        self.trainers = {}
-        for saved in sorted(state["trainers"], key=lambda saved: int(saved["trainer"])):
-            trainer = new_trainer(int(saved["trainer"]))
-            trainer.load_state_dict(saved)
-            trainer.outer.broadcast_all(self.replicas(trainer, placement))
-            self.trainers[trainer.id] = trainer
-        for worker in self.workers.values():
-            worker.load_state_dict(workers[worker.id])
-        outers, workers_before = (
-            {int(key): saved for key, saved in state.get(name, {}).items()}
-            for name in ("outers_before", "workers_before")
-        )
-        self.before = RoundStart(outers=outers, workers=workers_before) if outers else None
+        self.auto.load_state_dict(numbers["auto"])
+        self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}
+        self.last_samples = {
+            int(worker): saved["round_samples"] for worker, saved in numbers["workers"].items()
+        }

@@ -80,22 +80,22 @@ class Trainer:
         self.samples += samples
         self.controller.update(pooled(moments), self.samples, decay, eta)
 
-    def state_dict(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, Any]:
+        """The part of its state that every process has; the rest is that of `outer`."""
         return {
             "trainer": self.id,
-            "workers": self.worker_ids,
+            "workers": list(self.worker_ids),
             "samples": self.samples,
             "losses": self.losses.to_numbers(),
             "controller": self.controller.state_dict(),
-            "outer": self.outer.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.worker_ids = list(state["workers"])
-        self.samples = state["samples"]
-        self.losses = LossRange(*state.get("losses", ()))  # Older checkpoints have none.
-        self.controller.load_state_dict(state["controller"])
-        self.outer.load_state_dict(state["outer"])
+    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Continue from `numbers`."""
+        self.worker_ids = list(numbers["workers"])
+        self.samples = numbers["samples"]
+        self.losses = LossRange(*numbers.get("losses", ()))  # Older checkpoints have none.
+        self.controller.load_state_dict(numbers["controller"])
 
 
 def pooled(moments: Sequence[Moments]) -> GradientEstimate | None:

@@ -335,29 +335,27 @@ class Worker:
         finally:
             copy_all(own, live)
 
-    def state_dict(self, *, with_params: bool) -> dict[str, Any]:
-        """The state to resume from.
-
-        Args:
-            with_params: Include parameters and buffers, because they differ from the trainer's
-                global ones (in the middle of a round).
-        """
+    def numbers(self) -> dict[str, Any]:
+        """The part of its state that is plain numbers; the rest is `tensors`."""
         return {
             "stream": self.stream,
             "position": self.position,
             "inner_step": self.inner_step,
             "round_samples": self.round_samples,
             "busy_seconds": self.busy_seconds,
-            "losses": self.losses,
+            "losses": list(self.losses),
             "skipped_steps": self.skipped_steps,
             "restarts": self.restarts,
             "moments": self.moments.to_numbers(),
             "sync": self.sync.to_numbers(),
-            **self.tensors(with_params=with_params),
         }
 
     def tensors(self, *, with_params: bool) -> dict[str, Any]:
-        """The live tensors of the state; with_params as in `state_dict`."""
+        """The live tensors of the state.
+
+        with_params: Include parameters and buffers, because they differ from the trainer's global
+            ones (in the middle of a round).
+        """
         return {
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "counters": list(self.counters),
@@ -366,16 +364,16 @@ class Worker:
             "buffers": list(self.replica.buffers) if with_params else [],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.stream, self.position = state["stream"], state["position"]
-        self.inner_step, self.round_samples = state["inner_step"], state["round_samples"]
-        self.busy_seconds = state["busy_seconds"]
-        self.losses = list(state["losses"])
-        self.skipped_steps = state.get("skipped_steps", 0)  # Older checkpoints have none.
-        self.restarts = state.get("restarts", 0)
-        self.moments = Moments.from_numbers(state["moments"])
-        self.sync = SyncStats.from_numbers(state["sync"])
-        self.load_tensors(state)
+    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Continue from `numbers`."""
+        self.stream, self.position = numbers["stream"], numbers["position"]
+        self.inner_step, self.round_samples = numbers["inner_step"], numbers["round_samples"]
+        self.busy_seconds = numbers["busy_seconds"]
+        self.losses = list(numbers["losses"])
+        self.skipped_steps = numbers.get("skipped_steps", 0)  # Older checkpoints have none.
+        self.restarts = numbers.get("restarts", 0)
+        self.moments = Moments.from_numbers(numbers["moments"])
+        self.sync = SyncStats.from_numbers(numbers["sync"])
 
     def load_tensors(self, state: Mapping[str, Any]) -> None:
         """Set the tensors of the state to copies of those of `tensors`."""

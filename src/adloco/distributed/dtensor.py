@@ -130,18 +130,21 @@ def scattered(tensor: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def gather_shards(value: Any) -> Any:
-    """A copy on the CPU of any nesting of dictionaries, lists and tuples, with whole tensors.
+def gather_shards(value: Any, *, keep: bool = True) -> Any:
+    """A copy in host memory of any nesting of dictionaries, lists and tuples, with whole tensors.
 
     Called on all ranks of an island, because each sharded tensor is gathered from them.
+
+    keep: False on ranks that need no copy: their tensors are empty.
     """
-    if isinstance(value, DTensor):
-        sharded: DTensor = value.detach()  # type: ignore[assignment]
-        return sharded.full_tensor().cpu()
     if isinstance(value, Tensor):
-        return value.detach().cpu()
+        whole = value.detach()
+        if isinstance(whole, DTensor):
+            whole = whole.full_tensor()
+        return whole.to("cpu", copy=True).contiguous() if keep else torch.empty(0)
     if isinstance(value, Mapping):
-        return {key: gather_shards(item) for key, item in value.items()}
+        return {key: gather_shards(item, keep=keep) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return type(value)(gather_shards(item) for item in value)  # type: ignore[call-arg]
+        items = (gather_shards(item, keep=keep) for item in value)
+        return type(value)(items)  # type: ignore[call-arg]
     return value

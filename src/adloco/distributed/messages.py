@@ -30,6 +30,13 @@ def broadcast_state(state: State, source: int = 0) -> State:
     return state
 
 
+def all_states(state: State) -> list[State]:
+    """The states of all ranks, in the order of the ranks, on every rank; for small ones."""
+    if not dist.is_initialized():
+        return [state]
+    return [broadcast_state(state, rank) for rank in range(dist.get_world_size())]
+
+
 def send_state(state: Any, receiver: int) -> None:
     """Send a state to a rank that calls `receive_state`."""
     _give(state, lambda part: dist.send(part, receiver))

@@ -1,100 +1,61 @@
-"""Writes and reads checkpoints atomically: tensors as safetensors, everything else as JSON, with
-checksums of both files. No pickle; `distributed/plain_state.py` says what a state may contain.
+"""The checkpoints of a run: folders with the parts of its state.
+
+Every island writes the parts of its own workers (`part_file.py`) into the folder as it sees it. On
+a shared file system they meet in one folder; without one, each machine has its own parts. A
+checkpoint is complete if all parts are there that its part `run` lists. A kill can leave a folder
+that is not.
 """
 
-import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-
-from adloco.distributed.plain_state import join_state, split_state
+from adloco.algorithms.state_parts import RUN
 from adloco.errors import require
-from adloco.whole_file import checksum, to_disk
+from adloco.run import part_file, whole_checkpoint
+from adloco.run.part_file import DamagedCheckpointError, read_part
+from adloco.run.whole_checkpoint import is_whole, read_whole
 
-FORMAT = "adloco checkpoint 2"
-TENSORS, STATE, CHECKSUMS = "tensors.safetensors", "state.json", "checksums.json"
 WRITING, REPLACED = ".writing-", ".replaced-"
-"""What the names of folders begin with while a checkpoint is written, and while it takes the place
-of one of the same name.
+"""What the names of folders begin with that killed saves of earlier versions have left: of a
+checkpoint that was written, and of one in whose place it was to go.
 """
 DAMAGED = "damaged-"
-"""What the names of damaged checkpoints begin with that `set_aside` has renamed."""
+"""What the names of damaged checkpoints begin with that a resume has set aside."""
 
 
-class DamagedCheckpointError(ValueError):
-    """A file of a checkpoint is missing or not what was written.
+class Checkpoint:
+    """A checkpoint that is read part by part."""
 
-    Attributes:
-        checkpoint: Its folder.
-        damage: Which files, and what is wrong with them.
-    """
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._whole: dict[str, Any] = {}
 
-    def __init__(self, checkpoint: Path, damage: str) -> None:
-        super().__init__(
-            f"checkpoint {checkpoint} is damaged ({damage}); adloco train --resume goes on from "
-            "the one before"
-        )
-        self.checkpoint = checkpoint
-        self.damage = damage
+    def read(self, part: str) -> Any:
+        """A part of its state, with tensors on the CPU; None if it is not here.
 
+        Raises:
+            DamagedCheckpointError: A file is damaged.
+            ValueError: Another version wrote it.
+        """
+        if not is_whole(self.folder):
+            return read_part(self.folder, part)
+        self._whole = self._whole or read_whole(self.folder)
+        return self._whole.get(part)
 
-def save(folder: Path, name: str, state: Any, keep: int) -> Path:
-    """Write a checkpoint and remove all but the newest `keep`, and what killed saves have left.
-
-    When it returns, the checkpoint is on disk, also after a power cut.
-
-    Args:
-        folder: Folder of all checkpoints of the run.
-        name: Name of this checkpoint's subfolder. Names must sort by age.
-        state: See `distributed/plain_state.py` for what it may contain.
-        keep: Number of checkpoints to keep, this one included.
-
-    Returns:
-        The checkpoint's folder.
-
-    Raises:
-        OSError: It cannot be written; what was there before is as it was.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder)
-    temporary = Path(tempfile.mkdtemp(prefix=WRITING, dir=folder))
-    try:
-        plain, tensors = split_state(state)
-        whole = {path: tensor.detach().cpu().contiguous() for path, tensor in tensors.items()}
-        try:
-            save_file(whole, temporary / TENSORS)
-        except SafetensorError as error:  # On a full disk, for instance.
-            raise OSError(str(error)) from error
-        (temporary / STATE).write_text(json.dumps({"format": FORMAT, "state": plain}))
-        (temporary / CHECKSUMS).write_text(
-            json.dumps({part: checksum(temporary / part) for part in (TENSORS, STATE)})
-        )
-        make_readable(temporary)
-        for path in (*temporary.iterdir(), temporary):
-            to_disk(path)
-        target = folder / name
-        if target.exists():
-            target.replace(folder / f"{REPLACED}{name}")
-        temporary.replace(target)
-        to_disk(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        remove_leftovers(folder)
-    oldest = list_checkpoints(folder)[-keep:][0]
-    for old in list_all(folder):
-        if old < oldest:
-            shutil.rmtree(old, ignore_errors=True)
-    return target
+    def need(self, part: str) -> Any:
+        """Read a part; DamagedCheckpointError if it is not here."""
+        state = self.read(part)
+        if state is None:
+            raise DamagedCheckpointError(self.folder, f"{part} is missing")
+        return state
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed saves have left. Call it only with the run's lock held.
+    """Remove what killed saves of earlier versions have left.
 
-    A checkpoint that was to be replaced gets its name back if the new one did not get there.
+    Call it only with the run's lock held. A checkpoint that was to be replaced gets its name back
+    if the new one did not get there.
     """
     for unfinished in folder.glob(f"{WRITING}*"):
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -104,6 +65,13 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(replaced, ignore_errors=True)
         else:
             replaced.replace(target)
+
+
+def remove_old(folder: Path, newest: str, keep: int) -> None:
+    """Remove all checkpoints but the newest, which is complete, and `keep` - 1 before it."""
+    before = [path for path in list_all(folder) if path.name < newest]
+    for old in before[: max(0, len(before) - keep + 1)]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def make_readable(folder: Path) -> None:
@@ -120,18 +88,19 @@ def make_readable(folder: Path) -> None:
 
 
 def list_all(folder: Path) -> list[Path]:
-    """Checkpoints in a folder, damaged ones included that were not set aside, oldest first."""
+    """Checkpoints in a folder, oldest first, with damaged and incomplete ones."""
     return sorted(
         path
         for path in folder.glob("*")
-        if any((path / part).exists() for part in (TENSORS, STATE, CHECKSUMS))
+        if (is_whole(path) or any(path.glob(f"*{part_file.STATE}")))
         and not path.name.startswith((".", DAMAGED))
     )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints in a folder, oldest first."""
-    return [path for path in list_all(folder) if (path / CHECKSUMS).exists()]
+    """Checkpoints in a folder that have their last part, `run`, oldest first."""
+    last = (whole_checkpoint.CHECKSUMS, f"{RUN}{part_file.CHECKSUMS}")
+    return [path for path in list_all(folder) if any((path / file).exists() for file in last)]
 
 
 def newest(folder: Path) -> Path:
@@ -153,38 +122,3 @@ def of_round(folder: Path, round: int) -> Path:
         "(run.keep_checkpoints, run.checkpoint_every)",
     )
     return found[-1]
-
-
-def load(checkpoint: Path) -> Any:
-    """Read the state of a checkpoint, with its tensors on the CPU.
-
-    Raises:
-        DamagedCheckpointError: A file is missing or damaged.
-        ValueError: Another version or program wrote it.
-    """
-    try:
-        expected = dict(json.loads((checkpoint / CHECKSUMS).read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise DamagedCheckpointError(checkpoint, f"{CHECKSUMS} cannot be read") from error
-    wrong = [
-        part for part in (TENSORS, STATE) if not _matches(checkpoint / part, expected.get(part))
-    ]
-    if wrong:
-        raise DamagedCheckpointError(checkpoint, f"{', '.join(wrong)} does not match its checksum")
-    saved = json.loads((checkpoint / STATE).read_text())
-    require(
-        saved.get("format") == FORMAT,
-        f"checkpoint {checkpoint} has format {saved.get('format')!r}, but this version of adloco "
-        f"reads {FORMAT!r}; use the version that wrote it",
-    )
-    # Copies, because the file may be memory-mapped and removed later.
-    tensors = {path: found.clone() for path, found in load_file(checkpoint / TENSORS).items()}
-    return join_state(saved["state"], tensors)
-
-
-def _matches(file: Path, expected: Any) -> bool:
-    """True if the file can be read and has this checksum."""
-    try:
-        return bool(checksum(file) == expected)
-    except OSError:
-        return False

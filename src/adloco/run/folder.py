@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.errors import require
+from adloco.run.checkpoint import DAMAGED, list_checkpoints
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
 ENVIRONMENT = "environment.json"
@@ -122,7 +123,8 @@ def not_begun(folder: Path) -> bool:
     if not (folder / ENVIRONMENT).is_file():  # The first file of a run.
         return False
     names = {path.name for path in folder.iterdir()}
-    saved = [path for path in (folder / CHECKPOINTS).glob("*") if not path.name.startswith(".")]
+    checkpoints = folder / CHECKPOINTS
+    saved = list_checkpoints(checkpoints) or any(checkpoints.glob(f"{DAMAGED}*"))
     return names <= {*PREPARED, LOCK, f".{RECIPE}"} and not saved
 
 

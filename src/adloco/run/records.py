@@ -70,6 +70,7 @@ def round_record(
     tokens_per_second: float,
     rows_read: int | None,
     rows_per_second: float | None,
+    bytes_checkpoint: int,
     memory_bytes: int,
     memory: Usage,
     measured: Mapping[int, Mapping[str, float]],
@@ -84,6 +85,7 @@ def round_record(
         tokens_per_second: In this round's training alone.
         rows_read: Rows of a stream read so far; None without a stream.
         rows_per_second: Mean since this process began.
+        bytes_checkpoint: Bytes of checkpoints that crossed between islands so far.
         memory_bytes: Peak of this process so far.
         memory: Memory by phase.
         measured: Each measure by name, by trainer; empty if the round was not evaluated.
@@ -95,6 +97,7 @@ def round_record(
         "rows_read": rows_read,
         "rows_per_second": None if rows_per_second is None else round(rows_per_second, 1),
         "learning_rate": report.trainers[0].learning_rate,
+        "bytes_checkpoint": bytes_checkpoint,
         "memory_bytes": memory_bytes,
     }
 

@@ -1,68 +1,201 @@
-"""Finds the checkpoint from which a run goes on: the newest one that is not damaged."""
+"""Finds the checkpoint from which a run goes on: the newest one of which every part is good.
+
+Every process reads the parts that it needs in the folder that it sees. What it does not find there,
+a process that has it sends.
+"""
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adloco.algorithms.state_parts import RUN, local_parts
 from adloco.distributed.placement.placement import Placement
+from adloco.distributed.plain_state import split_state
+from adloco.distributed.traffic import num_bytes
 from adloco.errors import require
-from adloco.run import checkpoint
-from adloco.run.checkpoint import DAMAGED, DamagedCheckpointError
+from adloco.run.checkpoint import DAMAGED, Checkpoint, list_all
+from adloco.run.machine_folders import in_turn
+from adloco.run.part_file import DamagedCheckpointError
 
 
-def load_newest_good(
-    folder: Path, placement: Placement
-) -> tuple[Path, Any, list[DamagedCheckpointError]]:
-    """Load the newest checkpoint that is not damaged. Every rank loads the one that rank 0 chooses.
+@dataclass(frozen=True, kw_only=True)
+class Unusable:
+    """A checkpoint that lacks parts."""
+
+    name: str
+    damage: str
+    """What is damaged in it; empty if files are only missing."""
+    missing: str
+    """The parts that no process has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovered:
+    """The checkpoint from which a run goes on."""
+
+    checkpoint: Path
+    parts: dict[str, Any]
+    """Its parts that this process needs, with `run`."""
+    unusable: Sequence[Unusable]
+    """The newer ones."""
+    bytes_received: int
+    """Bytes of parts that this process has received from another island."""
+
+
+def load_newest_good(folder: Path, placement: Placement) -> Recovered:
+    """Load the newest checkpoint of which every part is good somewhere. Called on all ranks.
 
     Args:
         folder: Folder of all checkpoints of the run.
         placement: The ranks.
 
-    Returns:
-        The checkpoint, its state, and on rank 0 the damaged ones that are newer.
-
     Raises:
-        ValueError: No checkpoint is good, or the chosen one is damaged where this rank reads it.
+        ValueError: No checkpoint is good, or another version wrote it.
     """
-    names = placement.agree([path.name for path in reversed(checkpoint.list_all(folder))])
+    there = placement.all_values([path.name for path in list_all(folder)])
+    names = sorted({name for names in there for name in names}, reverse=True)
     require(bool(names), f"{folder} has no checkpoint; start the run again in another folder")
-    damaged: list[DamagedCheckpointError] = []
+    unusable: list[Unusable] = []
     for name in names:
-        problem, state = None, None
-        try:
-            state = checkpoint.load(folder / name)
-        except DamagedCheckpointError as error:
-            problem = error
-        if placement.agree(problem is None):
-            if problem:
-                raise problem
-            return folder / name, state, damaged
-        if problem:
-            damaged.append(problem)
-    found = "; ".join(f"{error.checkpoint.name}: {error.damage}" for error in damaged)
+        sharing = _Sharing(Checkpoint(folder / name), placement)
+        lost = sharing.get([RUN])
+        if not lost:
+            numbers = sharing.parts[RUN]["algorithm"] if _known(sharing.parts[RUN]) else None
+            lost = sharing.get(local_parts(numbers, placement) if numbers else [])
+        if not lost:
+            return Recovered(
+                checkpoint=folder / name,
+                parts=sharing.parts,
+                unusable=unusable,
+                bytes_received=sharing.bytes_received,
+            )
+        damage = "; ".join(sorted({text for text in lost.values() if text}))
+        missing = ", ".join(lost)
+        unusable.append(Unusable(name=name, damage=damage, missing=missing))
+    found = "; ".join(f"{each.name}: {_reason(each)}" for each in unusable)
     raise ValueError(
-        f"no checkpoint in {folder} is good ({found}); start the run again in another folder"
+        f"no checkpoint in {folder} is good ({found}); bring back the files, or start the run "
+        "again in another folder"
     )
 
 
-def set_aside(damaged: Sequence[DamagedCheckpointError], chosen: Path) -> list[str]:
-    """Rename damaged checkpoints, so that they do not count any more.
+class _Sharing:
+    """The parts of a checkpoint that this process has, and how it gets others."""
+
+    def __init__(self, checkpoint: Checkpoint, placement: Placement) -> None:
+        self.parts: dict[str, Any] = {}
+        self.bytes_received = 0
+        self._checkpoint = checkpoint
+        self._placement = placement
+
+    def get(self, wanted: Sequence[str]) -> dict[str, str]:
+        """Read these parts, or receive them from other ranks. Called on all ranks.
+
+        Returns:
+            The parts that nobody has, and what is damaged in each; the same on all ranks.
+        """
+        placement = self._placement
+        spare: dict[str, Any] = {}
+        damage: dict[str, str] = {}
+
+        def read(part: str, into: dict[str, Any]) -> None:
+            try:
+                state = self._checkpoint.read(part)
+            except DamagedCheckpointError as error:
+                damage[part] = error.damage
+                return
+            if state is not None:
+                into[part] = state
+
+        for part in wanted:
+            read(part, self.parts)
+        lacking = placement.all_values([part for part in wanted if part not in self.parts])
+        asked = sorted({part for parts in lacking for part in parts})
+        if not asked:
+            return {}
+        for part in asked:
+            if part not in wanted:
+                read(part, spare)
+        having = placement.all_values([part for part in asked if part in {**self.parts, **spare}])
+        damaged = placement.all_values(damage)
+        lost = {
+            part: next((texts[part] for texts in damaged if part in texts), "")
+            for part in asked
+            if not any(part in parts for parts in having)
+        }
+        if lost:
+            return lost
+        for part in asked:
+            receivers = [rank for rank, parts in enumerate(lacking) if part in parts]
+            senders = [rank for rank, parts in enumerate(having) if part in parts]
+            for receiver in receivers:
+                self._transfer(part, spare, senders, receiver)
+                senders.append(receiver)
+        return {}
+
+    def _transfer(
+        self, part: str, spare: dict[str, Any], senders: Sequence[int], receiver: int
+    ) -> None:
+        """Send a part from one of the ranks that have it, if there is one from the same island."""
+        placement = self._placement
+        island = receiver // placement.ranks_per_worker
+        sender = min(senders, key=lambda rank: (rank // placement.ranks_per_worker != island, rank))
+        if placement.rank not in (sender, receiver):
+            return
+        state = placement.transfer(self.parts.get(part, spare.get(part)), sender, receiver)
+        if placement.rank == receiver:
+            self.parts[part] = state
+            if sender // placement.ranks_per_worker != island:
+                self.bytes_received += num_bytes(list(split_state(state)[1].values()))
+
+
+def _known(run: Any) -> bool:
+    """True if the part `run` was written by a run."""
+    return isinstance(run, dict) and "algorithm" in run
+
+
+def _reason(unusable: Unusable) -> str:
+    return unusable.damage or f"{unusable.missing} is missing"
+
+
+def clear_unusable(folder: Path, found: Recovered, placement: Placement) -> list[str]:
+    """Rename damaged checkpoints and remove incomplete ones, so that they do not count any more.
 
     Args:
-        damaged: The checkpoints.
-        chosen: The checkpoint from which the run goes on.
+        folder: Folder of all checkpoints of the run.
+        found: The checkpoint from which the run goes on, and the newer ones. Called on all ranks.
+        placement: The ranks.
 
     Returns:
         A sentence for each.
     """
-    for error in damaged:
-        target = error.checkpoint.with_name(f"{DAMAGED}{error.checkpoint.name}")
-        shutil.rmtree(target, ignore_errors=True)  # Of the same round, damaged before.
-        error.checkpoint.replace(target)
+
+    def clear() -> None:
+        for each in found.unusable:
+            if each.damage:
+                _rename(folder / each.name, folder / f"{DAMAGED}{each.name}")
+            else:
+                shutil.rmtree(folder / each.name, ignore_errors=True)
+
+    in_turn(placement, clear)
+    goes_on = f"the run goes on from {found.checkpoint.name}"
     return [
-        f"checkpoint {error.checkpoint} is damaged ({error.damage}) and is now called "
-        f"{DAMAGED}{error.checkpoint.name}; the run goes on from {chosen.name}"
-        for error in damaged
+        f"checkpoint {folder / each.name} is damaged ({each.damage}) and is now called "
+        f"{DAMAGED}{each.name}; {goes_on}"
+        if each.damage
+        else f"checkpoint {folder / each.name} was not written to its end ({each.missing} is "
+        f"missing) and is removed; {goes_on}"
+        for each in found.unusable
     ]
+
+
+def _rename(checkpoint: Path, target: Path) -> None:
+    try:
+        checkpoint.replace(target)
+    except FileNotFoundError:
+        return  # Another island has renamed it, or it is on another machine.
+    except OSError:
+        shutil.rmtree(target, ignore_errors=True)  # Of the same round, damaged before.
+        checkpoint.replace(target)

@@ -1,77 +1,170 @@
-"""The checkpoints that a run writes, without which it goes on while there is no room for them."""
+"""The checkpoints that a run writes, in the background while it trains; without room for them it
+goes on.
+"""
 
+import shutil
+import socket
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from adloco.algorithms.state_parts import RUN
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import RunWarning
-from adloco.run import checkpoint
+from adloco.run.checkpoint import remove_old
 from adloco.run.folder import CHECKPOINTS
+from adloco.run.part_file import write_part
+
+Content = Callable[[], dict[str, Any]]
+"""Makes the parts that this process writes, with tensors that training does not change; called in
+all processes.
+"""
 
 
 class Saving:
-    """Writes checkpoints, and knows the newest."""
+    """Writes checkpoints, and knows the newest. All methods but `wait` are called on all ranks."""
 
-    def __init__(self, folder: Path, *, writes: bool, keep: int) -> None:
+    def __init__(self, folder: Path, placement: Placement, keep: int) -> None:
         """
         Args:
             folder: The run's folder.
-            writes: True if this process writes files; all others only help to make the content.
+            placement: The ranks.
             keep: Checkpoints to keep.
         """
         self.newest = ""
-        """Name of the newest checkpoint."""
+        """Name of the newest checkpoint that all ranks have written."""
         self.seconds = 0.0
-        """Seconds that it took; a resumed run knows those of the one before."""
-        self.in_progress = False
-        """True while a checkpoint is made."""
+        """Seconds that this process took for its parts of the newest; a resumed run knows those of
+        the one before.
+        """
+        self.snapshot: Mapping[str, Any] = {}
+        """This process's parts of the last checkpoint that was begun, in host memory."""
         self.missing = False
-        """True if the last checkpoint that was due found no room."""
+        """True if the last checkpoint that was due found no room, and no other was begun."""
         self._folder = folder
-        self._writes = writes
+        self._placement = placement
         self._keep = keep
+        self._copying = self._warned = False
+        self._began = 0.0
+        self._name = ""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._written: Future[None] | None = None
 
-    def save(self, name: str, content: Callable[[], dict[str, Any]]) -> None:
-        """Write a checkpoint.
+    @property
+    def in_progress(self) -> bool:
+        """True while this process makes or writes its parts of a checkpoint."""
+        return self._copying or not (self._written is None or self._written.done())
 
-        Args:
-            name: Its name.
-            content: Makes what it contains; called in all processes.
+    def wait(self) -> None:
+        """Wait until this process has written its parts, or has found no room for them."""
+        if self._written:
+            self._written.exception()
+
+    def save(self, name: str, content: Content) -> None:
+        """Write a checkpoint and wait for all ranks. The part `run` comes last of all.
 
         Raises:
-            OSError: There is no room for it; only where files are written.
+            OSError: A rank has no room for it.
         """
-        self.in_progress, began = True, time.monotonic()
-        try:
-            state = content()
-            if self._writes:
-                checkpoint.save(self._folder / CHECKPOINTS, name, state, self._keep)
-        finally:
-            self.in_progress, self.seconds = False, time.monotonic() - began
-        self.newest, self.missing = name, False
+        parts = self._copy(content)
+        numbers = {RUN: parts.pop(RUN)} if RUN in parts else {}
+        for some in (parts, numbers):
+            self._begin(name, some)
+            self.wait()
+            self._look()
+        self.snapshot = parts | numbers
 
-    def try_to_save(self, name: str, content: Callable[[], dict[str, Any]], *, last: bool) -> None:
-        """Save as `save` does; if there is no room, warn, unless this is the last checkpoint.
+    def try_to_save(self, name: str, content: Content, *, last: bool) -> None:
+        """Write a checkpoint: the last one as `save` does, others in the background.
 
         Raises:
             ValueError: There is no room for the last checkpoint.
         """
+        self.wait()
+        self.look()
+        if name == self.newest:  # No step was trained since the run was resumed.
+            return
+        if not last:
+            self._begin(name, self._copy(content))
+            return
         try:
             self.save(name, content)
         except OSError as error:
-            problem = f"cannot be written in {self._folder} ({error.strerror or error})"
-            if last:
-                raise ValueError(
-                    f"the last checkpoint of the run {problem}; make room there, then go on from "
-                    f"{self.newest} with: adloco train --resume {self._folder}"
-                ) from error
-            if not self.missing:
+            raise ValueError(
+                f"the last checkpoint of the run {self._problem(error)}; make room there, then go "
+                f"on from {self.newest} with: adloco train --resume {self._folder}"
+            ) from error
+
+    def look(self) -> None:
+        """Learn if all ranks have written what was begun; warn if one had no room."""
+        try:
+            self._look()
+        except OSError as error:
+            if not self._warned:
                 warnings.warn(
-                    f"a checkpoint {problem}; the run goes on and tries again after each round, "
-                    f"and the newest checkpoint is {self.newest}",
+                    f"a checkpoint {self._problem(error)}; the run goes on and tries again after "
+                    f"each round, and the newest checkpoint is {self.newest}",
                     RunWarning,
                     stacklevel=2,
                 )
-            self.missing = True
+            self.missing = self._warned = True
+
+    def _problem(self, error: OSError) -> str:
+        return f"cannot be written in {self._folder} ({error.strerror or error})"
+
+    def _copy(self, content: Content) -> dict[str, Any]:
+        self._copying, self._began, self.snapshot = True, time.monotonic(), {}
+        try:
+            return content()
+        finally:
+            self._copying = False
+
+    def _begin(self, name: str, parts: dict[str, Any]) -> None:
+        self._name, self.snapshot, self.missing = name, parts, False
+        self._written = self._pool.submit(self._write, self._folder / CHECKPOINTS / name, parts)
+
+    def _write(self, folder: Path, parts: Mapping[str, Any]) -> None:
+        try:
+            if parts:
+                folder.mkdir(parents=True, exist_ok=True)
+            for part in sorted(parts, key=lambda part: part == RUN):
+                write_part(folder, part, parts[part])
+        finally:
+            self.seconds = time.monotonic() - self._began
+
+    def _look(self) -> None:
+        """Learn if all ranks have written what was begun, and remove old checkpoints.
+
+        Raises:
+            OSError: One of them had no room.
+        """
+        if self._written is None:
+            return
+        error = self._written.exception() if self._written.done() else None
+        if error and not isinstance(error, OSError):
+            raise error
+        state = 1 if error else 0 if self._written.done() else 2
+        most = self._placement.largest(state)
+        if most == 2:  # A rank still writes.
+            return
+        name, self._name, self._written = self._name, "", None
+        checkpoints = self._folder / CHECKPOINTS
+        if most:
+            reasons = self._placement.all_values(_reason(error, self._placement))
+            if self._placement.is_island_first:
+                shutil.rmtree(checkpoints / name, ignore_errors=True)
+            raise OSError(next(filter(None, reasons)))
+        self.newest, self._warned = name, False
+        if self._placement.is_island_first:
+            remove_old(checkpoints, name, self._keep)
+
+
+def _reason(error: BaseException | None, placement: Placement) -> str:
+    """Why this process could not write; empty if it could."""
+    if not isinstance(error, OSError):
+        return ""
+    where = "" if placement.is_rank_zero else f" on {socket.gethostname()}"
+    return f"{error.strerror or error}{where}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from adloco.algorithms.state_parts import RUN
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
@@ -86,7 +87,7 @@ class StoredRun:
     settings.
     """
     algorithm: dict[str, Any]
-    """`AdLoCo.state_dict()` at the checkpoint."""
+    """The part `run` of `AdLoCo.state_dict()` at the checkpoint: counters and plain numbers."""
     changes: Sequence[Changed]
     """Settings that decide the numbers and are others than at the checkpoint."""
 
@@ -108,7 +109,7 @@ def read_run(
     recipe = resumed_recipe(folder, flags)
     kept = folder / CHECKPOINTS
     chosen = checkpoint.newest(kept) if round is None else checkpoint.of_round(kept, round)
-    return stored_run(folder, recipe, chosen, checkpoint.load(chosen))
+    return stored_run(folder, recipe, chosen, checkpoint.Checkpoint(chosen).need(RUN))
 
 
 def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> StoredRun:
@@ -118,7 +119,7 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
         folder: The run's folder.
         recipe: From `resumed_recipe`.
         chosen: The checkpoint.
-        state: What it holds.
+        state: Its part `run`.
 
     Raises:
         ValueError: Another program wrote the checkpoint, or the recipe was changed.

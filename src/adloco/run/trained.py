@@ -6,9 +6,11 @@ from pathlib import Path
 from torch import nn
 
 from adloco.algorithms.model_state import averaged_buffers, copy_all
+from adloco.algorithms.state_parts import trainer_part, workers_of
 from adloco.config.recipe import named_in_section
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
+from adloco.run.checkpoint import Checkpoint
 from adloco.run.environment import choose_device
 from adloco.run.folder import MODEL
 from adloco.run.records import Records
@@ -16,16 +18,12 @@ from adloco.run.stored import StoredRun, check_corpus, read_run
 from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.task import Task
 
-STATES = ("trainers", "workers")
-"""What has tensors in the state of a run."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """A model with the global parameters of one trainer."""
 
     stored: StoredRun
-    """The run, without the states of its trainers and workers."""
     model: nn.Module
     trainer: int
 
@@ -43,16 +41,17 @@ def load_trained(folder: Path, trainer: int | None = None, round: int | None = N
             be read.
     """
     stored = read_run(folder, round=round)
-    saved = {entry["trainer"]: entry for entry in stored.algorithm["trainers"]}
+    living = sorted(workers_of(stored.algorithm))
     if trainer is None:
-        chosen = _best_trainer(folder, stored.algorithm["rounds_done"], sorted(saved))
+        chosen = _best_trainer(folder, stored.algorithm["rounds_done"], living)
     else:
         chosen = trainer
     require(
-        chosen in saved,
+        chosen in living,
         f"there is no trainer {chosen} in {stored.checkpoint}; its trainers are "
-        f"{', '.join(map(str, sorted(saved)))}",
+        f"{', '.join(map(str, living))}",
     )
+    outer = Checkpoint(stored.checkpoint).need(trainer_part(chosen))["outer"]
     recipe = stored.recipe
     build = recipe.model.builder
     builder = build(
@@ -63,11 +62,9 @@ def load_trained(folder: Path, trainer: int | None = None, round: int | None = N
     )
     with named_in_section("model", recipe.model):
         model = builder.whole().to(choose_device(recipe.run.device))
-    copy_all(saved[chosen]["outer"]["params"], trainable(model))
-    copy_all(saved[chosen]["outer"]["buffers"], averaged_buffers(model))
-    # Without the tensors of the checkpoint, which take several times the memory of the model.
-    counters = {key: value for key, value in stored.algorithm.items() if key not in STATES}
-    return Trained(stored=replace(stored, algorithm=counters), model=model, trainer=chosen)
+    copy_all(outer["params"], trainable(model))
+    copy_all(outer["buffers"], averaged_buffers(model))
+    return Trained(stored=stored, model=model, trainer=chosen)
 
 
 def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from adloco.algorithms.reports import RoundReport
+from adloco.algorithms.state_parts import RUN
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
@@ -33,9 +35,10 @@ from adloco.run.folder import (
     not_begun,
 )
 from adloco.run.lengthening import keep_budget, with_longer_schedule
+from adloco.run.machine_folders import check_machine, fetch_folder, in_turn
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.records import Records, round_record, summarise, write_json
-from adloco.run.recovery import load_newest_good, set_aside
+from adloco.run.recovery import clear_unusable, load_newest_good
 from adloco.run.saving import Saving
 from adloco.run.start import (
     RunParts,
@@ -95,9 +98,7 @@ class TrainingRun:
         self.task = parts.task
         self.notices = parts.notices
         """What a person should know before the first round."""
-        self.saving = Saving(
-            folder, writes=placement.is_rank_zero, keep=recipe.run.keep_checkpoints
-        )
+        self.saving = Saving(folder, placement, recipe.run.keep_checkpoints)
         if stored:
             self.saving.newest = stored.checkpoint.name
             self.saving.seconds = stored.about.get("checkpoint_seconds", 0.0)
@@ -124,6 +125,7 @@ class TrainingRun:
         self._files: dict[str, str] = {}
         self._rows_before = self.task.rows_read() or 0
         self._seconds_before = 0.0
+        self._bytes_checkpoint = 0
         self._clock = Clock()
 
     @staticmethod
@@ -142,9 +144,8 @@ class TrainingRun:
         named = replace(parts.recipe, run=replace(parts.recipe.run, folder=str(folder)))
         run = TrainingRun(replace(parts, recipe=named), folder)
         try:
-            if run.placement.is_rank_zero:
-                run._write_folder()
-                run._files = file_checksums(folder)
+            run._write_folder()
+            run._files = file_checksums(folder)
             run.saving.save(run._checkpoint_name(), run._checkpoint)
         except OSError as error:
             raise ValueError(
@@ -154,15 +155,31 @@ class TrainingRun:
         return run
 
     def _write_folder(self) -> None:
-        write_json(
-            self.folder / ENVIRONMENT,
-            describe_environment(self.device, self._parts.precision, self.recipe.run.seed)
-            | {"notices": self.notices},
-        )
-        write_text(self.folder / RECIPE, to_toml(self.recipe))
-        (self.folder / TOKENIZER).mkdir(exist_ok=True)
-        self.task.tokenizer.save(self.folder / TOKENIZER)
-        self._parts.builder.save_config(self.folder / MODEL)
+        """Write what describes the run, on each machine that does not see what rank 0 wrote."""
+        written = self.placement.agree(to_toml(self.recipe))
+        problem = ""
+
+        def write() -> None:
+            nonlocal problem
+            if not self.placement.is_rank_zero:
+                problem = check_machine(self.folder, written)
+                described = (ENVIRONMENT, RECIPE, TOKENIZER, MODEL)
+                if problem or all((self.folder / name).exists() for name in described):
+                    return
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(
+                self.folder / ENVIRONMENT,
+                describe_environment(self.device, self._parts.precision, self.recipe.run.seed)
+                | {"notices": self.notices},
+            )
+            write_text(self.folder / RECIPE, to_toml(self.recipe))
+            (self.folder / TOKENIZER).mkdir(exist_ok=True)
+            self.task.tokenizer.save(self.folder / TOKENIZER)
+            self._parts.builder.save_config(self.folder / MODEL)
+
+        in_turn(self.placement, write)
+        problems = list(filter(None, self.placement.all_values(problem)))
+        require(not problems, "; ".join(problems))
 
     @staticmethod
     def resume(
@@ -181,6 +198,7 @@ class TrainingRun:
         Raises:
             ValueError: The folder is in use or has no good checkpoint, or the settings cannot work.
         """
+        fetch_folder(folder)
         recipe = resumed_recipe(folder, flags)
         placement = place_workers(recipe)
         # Locked before anything is changed, so that a run in use is left as it is.
@@ -188,25 +206,33 @@ class TrainingRun:
             if placement.is_rank_zero:
                 checkpoint.remove_leftovers(folder / CHECKPOINTS)
             if placement.agree(not_begun(folder)):
+                in_turn(placement, lambda: rmtree(folder / CHECKPOINTS, ignore_errors=True))
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
                 return TrainingRun._begin(prepare_new_run(recipe, placement), folder)
-            chosen, state, damaged = load_newest_good(folder / CHECKPOINTS, placement)
-            stored = stored_run(folder, recipe, chosen, state)
+            found = load_newest_good(folder / CHECKPOINTS, placement)
+            stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
             run = TrainingRun(prepare_run(stored.recipe, placement, stored), folder, stored)
             check_corpus(stored, run.task)
-            run.algorithm.load_state_dict(stored.algorithm)
+            run.algorithm.load_state_dict({**found.parts, RUN: stored.algorithm})
             run.algorithm.state.skip_samples(skipped_by(stored.changes))
             run.notices += [change.text for change in stored.changes]
             run._take_limit(placement.agree(run.records.pass_limit()))
             set_rng_state(stored.about["rng"], run.device)
             run._clock.set(stored.about["seconds"])
+            run._bytes_checkpoint = stored.about.get("bytes_checkpoint", 0)
+            run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
             run._files = file_checksums(folder)
+
+            def keep_settings() -> None:
+                keep_budget(folder, stored.recipe)
+                keep_changes(folder, stored.recipe, stored.changes)
+
+            in_turn(placement, keep_settings)
+            sentences = clear_unusable(folder / CHECKPOINTS, found, placement)
             if placement.is_rank_zero:
                 at = run._point(run.algorithm.state.saved_samples)
                 run.starts.resume(at, run.records.newest(), kind)
-                keep_budget(folder, stored.recipe)
-                keep_changes(folder, stored.recipe, stored.changes)
-                run.notices += set_aside(damaged, chosen)
+                run.notices += sentences
                 run.notices += run.records.cut(run.algorithm.state.rounds_done)
             run.history = placement.agree(run.records.read())
         return run
@@ -245,9 +271,12 @@ class TrainingRun:
             self._rows_before = self.task.rows_read() or 0
             self.starts.begin(self._point(self.algorithm.state.samples_so_far))
             with self._clock.running():
-                for record in self._train():
-                    self._trackers.log(record)
-                    yield record
+                try:
+                    for record in self._train():
+                        self._trackers.log(record)
+                        yield record
+                finally:
+                    self.saving.wait()
 
     def _point(self, samples: int) -> Point:
         """How far the run has come, with so many samples."""
@@ -275,7 +304,8 @@ class TrainingRun:
                 self.records.add(record, report)
             self.history.append(record)
             due = report.round % self.recipe.run.checkpoint_every == 0
-            if self.finished or due or self.placement.agree(self.saving.missing):
+            self.saving.look()
+            if self.finished or due or self.saving.missing:
                 self._save(last=self.finished)
             yield record
 
@@ -301,15 +331,14 @@ class TrainingRun:
 
     def _with_checkpoint(self, error: NonFiniteLossError) -> NonFiniteLossError:
         """The error, with the checkpoint to go on from."""
-        # Another rank may not have written the first checkpoint yet.
-        saved = checkpoint.list_checkpoints(self.folder / CHECKPOINTS)[-1:]
-        good = "".join(
-            f"; the last good checkpoint is {found}; adloco train --resume {self.folder} goes on "
-            "from there, with a lower --inner.lr or --method.max_grad_norm, with "
-            "--run.on_nonfinite skip, or with --data.skip_samples N past N samples of each stream"
-            for found in saved
+        saved = self.saving.newest
+        good = (
+            f"; the last good checkpoint is {self.folder / CHECKPOINTS / saved}; adloco train "
+            f"--resume {self.folder} goes on from there, with a lower --inner.lr or "
+            "--method.max_grad_norm, with --run.on_nonfinite skip, or with --data.skip_samples N "
+            "past N samples of each stream"
         )
-        return NonFiniteLossError(f"{error}{good}")
+        return NonFiniteLossError(f"{error}{good if saved else ''}")
 
     def stop(self) -> None:
         """End after the inner steps in progress and save; `resume` continues from there."""
@@ -361,6 +390,7 @@ class TrainingRun:
             tokens_per_second=tokens_per_second,
             rows_read=progress.rows,
             rows_per_second=progress.rows_per_second,
+            bytes_checkpoint=self._bytes_checkpoint,
             memory_bytes=self._memory.peak_bytes,
             memory=self._memory.take(),
         )
@@ -386,11 +416,15 @@ class TrainingRun:
     def _checkpoint_name(self) -> str:
         """Rounds and inner steps so far; names sort by age."""
         state, workers = self.algorithm.state, self.algorithm.workers.values()
-        begun = max(worker.inner_step for worker in workers) if state.in_round else 0
+        # Those of the worker that is furthest: the same name on all ranks.
+        here = max(worker.inner_step for worker in workers) if state.in_round else 0
+        begun = int(self.placement.largest(here))
         return f"round-{state.rounds_done:06d}-step-{state.inner_steps + begun:08d}"
 
     def _checkpoint(self) -> dict[str, Any]:
-        """The content of a checkpoint; NonFiniteLossError if it has infinite numbers."""
+        """The parts of a checkpoint that this process writes; NonFiniteLossError if the state has
+        infinite numbers.
+        """
         try:
             self.algorithm.state.require_finite(self.placement)
         except NonFiniteLossError as error:
@@ -403,9 +437,11 @@ class TrainingRun:
             "recipe": deciding_settings(self.recipe),
             "tokens": self.recipe.run.tokens,
             "files": self._files,
+            "bytes_checkpoint": self._bytes_checkpoint,
         }
         with self._memory.phase("checkpoint"):
-            state = self.algorithm.state_dict()
+            parts = self.algorithm.state_parts()
         if self.placement.is_rank_zero:
             self.records.to_disk()  # First, so that they have every round of a checkpoint.
-        return {"run": about, "algorithm": state}
+            parts[RUN] = {"run": about, "algorithm": parts[RUN]}
+        return parts

@@ -18,6 +18,7 @@ from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import BufferPool
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.layers import Fill
 from adloco.distributed.parallel.single import SingleDevice
@@ -43,6 +44,14 @@ class OneProcess:
         _set_up_matrix_products()
 
     @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def is_island_first(self) -> bool:
+        return True
+
+    @property
     def is_rank_zero(self) -> bool:
         return True
 
@@ -55,7 +64,14 @@ class OneProcess:
     def broadcast_model(self, model: nn.Module) -> None:
         return
 
-    def gather_shards(self, state: Item) -> Item:
+    def gather_shards(self, state: Item, *, keep: bool = True) -> Item:
+        gathered: Item = gather_shards(state, keep=keep)
+        return gathered
+
+    def all_values(self, value: Item) -> list[Item]:
+        return [value]
+
+    def transfer(self, state: Item | None, sender: int, receiver: int) -> Item | None:
         return state
 
     def collect(self, items: Sequence[Item]) -> list[Item]:

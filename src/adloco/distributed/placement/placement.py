@@ -33,6 +33,16 @@ class Placement(Protocol):
     """Bytes that this process has given to collectives."""
 
     @property
+    def rank(self) -> int:
+        """Number of this process among `num_ranks`."""
+        ...
+
+    @property
+    def is_island_first(self) -> bool:
+        """True in the process that writes the state of its island's workers."""
+        ...
+
+    @property
     def is_rank_zero(self) -> bool:
         """True in the process that writes files and shows progress."""
         ...
@@ -110,10 +120,32 @@ class Placement(Protocol):
         """
         ...
 
-    def gather_shards(self, state: Item) -> Item:
-        """A copy of a state in which sharded tensors are whole; over several ranks, on the CPU.
+    def gather_shards(self, state: Item, *, keep: bool = True) -> Item:
+        """A copy of a state in host memory in which sharded tensors are whole.
 
         Called on all ranks of an island, in the same order.
+
+        keep: False on a rank that only helps the others: its copy has empty tensors.
+        """
+        ...
+
+    def all_values(self, value: Item) -> list[Item]:
+        """The values of all ranks, in the order of the ranks; for small ones.
+
+        Used for checkpoints, and not counted as traffic.
+        """
+        ...
+
+    def transfer(self, state: Item | None, sender: int, receiver: int) -> Item | None:
+        """Send a state from one rank to another; only these two call it.
+
+        Args:
+            state: What the sender sends; not used on the receiver.
+            sender: The rank that has it.
+            receiver: The rank that needs it.
+
+        Returns:
+            The state, on both.
         """
         ...
 

@@ -24,7 +24,7 @@ from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.comm.process_group import GroupComm
 from adloco.distributed.dtensor import gather_shards
-from adloco.distributed.messages import broadcast_state, receive_state, send_state
+from adloco.distributed.messages import all_states, broadcast_state, receive_state, send_state
 from adloco.distributed.parallel.ddp import ReplicatedModel
 from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.fsdp import ShardedModel
@@ -101,6 +101,10 @@ class Ranks:
         # Every rank has the same intra-operator threads, however many workers it hosts, because
         # the numbers must not depend on the placement.
         torch.set_num_threads(1)
+
+    @property
+    def is_island_first(self) -> bool:
+        return self._position == 0
 
     @property
     def is_rank_zero(self) -> bool:
@@ -201,13 +205,23 @@ class Ranks:
         if self.is_rank_zero:
             for rank in range(self.ranks_per_worker, self.num_ranks, self.ranks_per_worker):
                 collected += receive_state(rank)
-        elif self._position == 0:
+        elif self.is_island_first:
             send_state(collected, 0)
         return collected
 
-    def gather_shards(self, state: Item) -> Item:
-        gathered: Item = gather_shards(state)
+    def gather_shards(self, state: Item, *, keep: bool = True) -> Item:
+        gathered: Item = gather_shards(state, keep=keep)
         return gathered
+
+    def all_values(self, value: Item) -> list[Item]:
+        return all_states(value)
+
+    def transfer(self, state: Item | None, sender: int, receiver: int) -> Item | None:
+        if self.rank == sender:
+            send_state(state, receiver)
+            return state
+        received: Item = receive_state(sender)
+        return received
 
     def agree(self, value: Item) -> Item:
         return broadcast_state(value)

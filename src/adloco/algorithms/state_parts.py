@@ -1,0 +1,79 @@
+"""The parts of a run's state, each of which is written, read and sent by itself.
+
+`run` has what every process needs: counters, and the plain numbers of all trainers and workers.
+`trainer-N` has the tensors of a trainer's outer state, and `worker-N` those of a worker. Only the
+processes that serve the trainer or the worker need them.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from adloco.distributed.placement.placement import Placement
+
+RUN = "run"
+
+
+def trainer_part(trainer: int) -> str:
+    """Name of the part with the tensors of a trainer."""
+    return f"trainer-{trainer}"
+
+
+def worker_part(worker: int) -> str:
+    """Name of the part with the tensors of a worker."""
+    return f"worker-{worker}"
+
+
+def workers_of(numbers: Mapping[str, Any]) -> dict[int, list[int]]:
+    """The workers of each trainer, by its id.
+
+    numbers: The part `run`.
+    """
+    return {int(entry["trainer"]): list(entry["workers"]) for entry in numbers["trainers"]}
+
+
+def all_parts(numbers: Mapping[str, Any]) -> list[str]:
+    """Names of the parts that belong to a part `run`, without itself."""
+    trainers = workers_of(numbers)
+    workers = sorted(worker for ids in trainers.values() for worker in ids)
+    return [*map(trainer_part, sorted(trainers)), *map(worker_part, workers)]
+
+
+def local_parts(numbers: Mapping[str, Any], placement: Placement) -> list[str]:
+    """Names of the parts that this process needs, without `run`.
+
+    Args:
+        numbers: The part `run`.
+        placement: Where all workers live.
+    """
+    trainers = workers_of(numbers)
+    here = {trainer: placement.local(workers) for trainer, workers in sorted(trainers.items())}
+    workers = sorted(worker for ids in here.values() for worker in ids)
+    return [
+        *(trainer_part(trainer) for trainer in here if here[trainer]),
+        *map(worker_part, workers),
+    ]
+
+
+def split_whole(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a state that an earlier version of adloco saved as one."""
+    tensors = ("optimizers", "counters", "residuals", "params", "buffers")
+    trainers, workers = state["trainers"], state["workers"]
+    outers, inners = state.get("outers_before", {}), state.get("workers_before", {})
+    rest = {key: value for key, value in state.items() if not key.endswith("_before")}
+    numbers = {
+        **rest,
+        "trainers": [_without(entry, ["outer"]) for entry in trainers],
+        "workers": {worker: _without(entry, tensors) for worker, entry in workers.items()},
+    }
+    parts: dict[str, Any] = {RUN: numbers}
+    for entry in trainers:
+        before = outers.get(str(entry["trainer"]))
+        parts[trainer_part(int(entry["trainer"]))] = {"outer": entry["outer"], "before": before}
+    for worker, entry in workers.items():
+        own = {key: entry[key] for key in tensors}
+        parts[worker_part(int(worker))] = {"inner": own, "before": inners.get(worker)}
+    return parts
+
+
+def _without(entry: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in names}

@@ -1,0 +1,76 @@
+"""The run's folder on machines that share no file system: each has its own, of the same path.
+
+Nothing here asks whether a file system is shared. What a machine's folder has already stays.
+"""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from adloco.distributed.launch.launcher import this_rank
+from adloco.distributed.messages import all_states, broadcast_state
+from adloco.distributed.placement.placement import Placement
+from adloco.run.checkpoint import list_all
+from adloco.run.folder import CHECKPOINTS, ENVIRONMENT, MODEL, RECIPE, TOKENIZER
+from adloco.whole_file import write_bytes
+
+
+def in_turn(placement: Placement, act: Callable[[], None]) -> None:
+    """Call a function on the first rank of each island, one after another, on rank 0 first.
+
+    Called on all ranks, so that islands that share a folder are not in each other's way.
+    """
+    for first in range(0, placement.num_ranks, placement.ranks_per_worker):
+        if placement.rank == first:
+            act()
+        placement.any(False)  # Waits for all ranks.
+
+
+def check_machine(folder: Path, recipe: str) -> str:
+    """A sentence that says that a machine's folder has another run in it; empty if it has not.
+
+    Args:
+        folder: The folder of a run that begins.
+        recipe: The recipe that rank 0 has written into its folder.
+    """
+    file = folder / RECIPE
+    other = file.is_file() and file.read_text() != recipe
+    if not (other or list_all(folder / CHECKPOINTS)):
+        return ""
+    return (
+        f"run folder {str(folder)!r} has another run on {socket.gethostname()}; remove it there, "
+        "or use another --run.folder"
+    )
+
+
+def fetch_folder(folder: Path) -> None:
+    """Give ranks that do not see the run's recipe what describes the run in rank 0's folder.
+
+    Called on all ranks, before the run is read.
+    """
+    lacking = all_states(not (folder / RECIPE).is_file())
+    if lacking[0] or not any(lacking):
+        return
+    files = broadcast_state(_description(folder) if this_rank() == 0 else {})
+    for rank in [rank for rank, lacks in enumerate(lacking) if lacks]:
+        # One after another, because some of them may see the same folder.
+        if this_rank() == rank and not (folder / RECIPE).is_file():
+            for name, content in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(folder / name, content.numpy().tobytes())
+        broadcast_state(None, rank)
+
+
+def _description(folder: Path) -> dict[str, torch.Tensor]:
+    """Bytes of the files that describe a run, by their path in its folder; its recipe is last."""
+    below = [path for name in (MODEL, TOKENIZER) for path in sorted((folder / name).rglob("*"))]
+    files = [*below, folder / ENVIRONMENT, folder / RECIPE]
+    return {
+        file.relative_to(folder).as_posix(): torch.frombuffer(
+            bytearray(file.read_bytes()), dtype=torch.uint8
+        )
+        for file in files
+        if file.is_file() and file.stat().st_size
+    }

@@ -1,0 +1,112 @@
+"""Writes and reads a part of a checkpoint: its tensors as safetensors, everything else as JSON, and
+the checksums of both, which are written last. No pickle; `distributed/plain_state.py` says what a
+state may contain.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from adloco.distributed.plain_state import join_state, split_state
+from adloco.errors import require
+from adloco.whole_file import checksum, write_text, written_whole
+
+FORMAT = "adloco checkpoint 3"
+TENSORS, STATE, CHECKSUMS = ".safetensors", ".json", ".sha256"
+"""How the names of a part's files end. `sha256sum --check` reads the last one too."""
+
+
+class DamagedCheckpointError(ValueError):
+    """A file of a checkpoint is missing or not what was written.
+
+    Attributes:
+        checkpoint: Its folder.
+        damage: Which files, and what is wrong with them.
+    """
+
+    def __init__(self, checkpoint: Path, damage: str) -> None:
+        super().__init__(
+            f"checkpoint {checkpoint} is damaged ({damage}); adloco train --resume goes on from "
+            "the one before"
+        )
+        self.checkpoint = checkpoint
+        self.damage = damage
+
+
+def write_part(checkpoint: Path, name: str, state: Any) -> None:
+    """Write a part of a checkpoint. When it returns, the part is on disk, also after a power cut.
+
+    Args:
+        checkpoint: The checkpoint's folder, which exists.
+        name: Name of the part.
+        state: Its content, with contiguous tensors on the CPU.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    files = [f"{name}{end}" for end in (STATE, TENSORS)]
+    plain, tensors = split_state(state)
+    with written_whole(checkpoint / files[0]) as temporary, temporary.open("x") as out:
+        json.dump({"format": FORMAT, "state": plain}, out)
+    with written_whole(checkpoint / files[1]) as temporary:
+        try:
+            save_file(tensors, temporary)
+        except SafetensorError as error:  # On a full disk, for instance.
+            raise OSError(str(error)) from error
+        # safetensors lets only the owner read its file.
+        temporary.chmod((checkpoint / files[0]).stat().st_mode & 0o777)
+    lines = [f"{checksum(checkpoint / file)}  {file}\n" for file in files]
+    write_text(checkpoint / f"{name}{CHECKSUMS}", "".join(lines))
+
+
+def read_part(checkpoint: Path, name: str) -> Any:
+    """The content of a part, with its tensors on the CPU; None if it was not written, or not whole.
+
+    Raises:
+        DamagedCheckpointError: A file is missing or damaged.
+        ValueError: Another version wrote it.
+    """
+    checksums = checkpoint / f"{name}{CHECKSUMS}"
+    if not checksums.exists():
+        return None
+    try:
+        expected = {line[66:]: line[:64] for line in checksums.read_text().splitlines()}
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpointError(checkpoint, f"{checksums.name} cannot be read") from error
+    files = [f"{name}{end}" for end in (TENSORS, STATE)]
+    check(checkpoint, {file: expected.get(file) for file in files})
+    saved = json.loads((checkpoint / files[1]).read_text())
+    require_format(checkpoint, saved.get("format"), FORMAT)
+    return join_state(saved["state"], read_tensors(checkpoint / files[0]))
+
+
+def check(checkpoint: Path, expected: dict[str, Any]) -> None:
+    """Raise DamagedCheckpointError unless these files have these checksums."""
+    wrong = [file for file in expected if not _matches(checkpoint / file, expected[file])]
+    if wrong:
+        raise DamagedCheckpointError(checkpoint, f"{', '.join(wrong)} does not match its checksum")
+
+
+def require_format(checkpoint: Path, found: Any, expected: str) -> None:
+    """Raise ValueError if a checkpoint has another format."""
+    require(
+        found == expected,
+        f"checkpoint {checkpoint} has format {found!r}, but this version of adloco reads "
+        f"{expected!r}; use the version that wrote it",
+    )
+
+
+def read_tensors(file: Path) -> dict[str, Any]:
+    """The tensors of a file, in memory of their own: the file may be removed later."""
+    return {path: found.clone() for path, found in load_file(file).items()}
+
+
+def _matches(file: Path, expected: Any) -> bool:
+    """True if the file can be read and has this checksum."""
+    try:
+        return bool(checksum(file) == expected)
+    except OSError:
+        return False

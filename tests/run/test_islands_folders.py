@@ -1,0 +1,94 @@
+"""Checkpoints of islands that share no folder, in ranks that each work in a folder of their own."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from adloco.cli.arguments import take_settings
+from adloco.cli.main import main
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.launch.launcher import this_rank
+from adloco.distributed.testing import run_on_ranks
+from adloco.run.training_run import TrainingRun
+from tests.problems import without_timings
+from tests.run.test_training_run import numbers
+
+ROUND_2 = "checkpoints/round-000002-step-00000008"
+CONFIG = ("--run.tokens", "4096", "--run.checkpoint_every", "1", "--run.folder", "run")
+
+
+def begin(machines: list[Path], words: list[str]) -> str:
+    """Train two rounds; returns what is said to a rank whose machine has another run there."""
+    os.chdir(machines[this_rank()])
+    flags, _ = take_settings(words)
+    recipe = build_recipe(override(read_values("diloco"), flags))
+    if this_rank() == 1:
+        Path("run/checkpoints/round-1").mkdir(parents=True)
+        Path("run/checkpoints/round-1/worker-1.json").touch()
+    problem = ""
+    try:
+        TrainingRun.create(recipe)
+    except ValueError as error:
+        problem = str(error)
+    shutil.rmtree("run", ignore_errors=True)
+    for record in TrainingRun.create(recipe).rounds():
+        if record["round"] == 2:
+            break
+    return problem
+
+
+def go_on(machines: list[Path], lost: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Go on without the files of rank 1's machine, then with its worker's on rank 0's."""
+    os.chdir(machines[this_rank()])
+    problem = ""
+    try:
+        TrainingRun.resume(Path("run"))
+    except ValueError as error:
+        problem = str(error)
+    if this_rank() == 0:
+        for file in (lost / ROUND_2).glob("worker-1.*"):
+            shutil.copy(file, Path("run") / ROUND_2)
+    run = TrainingRun.resume(Path("run"))
+    list(run.rounds())
+    return problem, run.history
+
+
+def test_each_keeps_its_own_parts_and_fetches_what_it_lacks(
+    small: list[str], tmp_path: Path
+) -> None:
+    assert main(["train", "diloco", *small, *CONFIG[:4]]) == 0
+    expected = numbers(tmp_path / "run")
+    machines = [tmp_path / "zero", tmp_path / "one"]
+    for machine in machines:
+        machine.mkdir()
+    zero, one = (machine / "run" for machine in machines)
+    problems = run_on_ranks(begin, 2, machines, [*small, *CONFIG])
+    assert problems[0] == problems[1]
+    assert problems[0].startswith("run folder 'run' has another run on ")
+    for folder, parts in ((zero, {"run", "trainer-0", "worker-0"}), (one, {"worker-1"})):
+        assert {file.stem for file in (folder / ROUND_2).iterdir()} == parts
+    crossing = [(zero, "run"), (zero, "trainer-0"), (one, "worker-1")]
+    crossed = sum(
+        tensor.numel() * tensor.element_size()
+        for folder, part in crossing
+        for tensor in load_file(folder / ROUND_2 / f"{part}.safetensors").values()
+    )
+
+    lost = tmp_path / "lost"
+    one.rename(lost)
+    (of_zero, history), (of_one, _) = run_on_ranks(go_on, 2, machines, lost)
+    assert of_zero == of_one
+    assert "round-000002-step-00000008: worker-1 is missing" in of_zero
+    assert [line.pop("bytes_checkpoint") for line in history] == [0, 0, crossed, crossed]
+    assert all(line.pop("bytes_checkpoint") == 0 for line in expected)
+    assert [without_timings(line) for line in history] == expected
+    assert {path.name for path in one.iterdir()} == {
+        "checkpoints",
+        "environment.json",
+        "model",
+        "recipe.toml",
+        "tokenizer",
+    }
