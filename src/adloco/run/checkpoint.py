@@ -89,12 +89,7 @@ def make_readable(folder: Path) -> None:
 
 def list_all(folder: Path) -> list[Path]:
     """Checkpoints in a folder, oldest first, with damaged and incomplete ones."""
-    return sorted(
-        path
-        for path in folder.glob("*")
-        if (is_whole(path) or any(path.glob(f"*{part_file.STATE}")))
-        and not path.name.startswith((".", DAMAGED))
-    )
+    return sorted(path for path in folder.glob("round-*") if path.is_dir())
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

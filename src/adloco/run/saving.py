@@ -69,13 +69,12 @@ class Saving:
         Raises:
             OSError: A rank has no room for it.
         """
-        parts = self._copy(content)
-        numbers = {RUN: parts.pop(RUN)} if RUN in parts else {}
-        for some in (parts, numbers):
-            self._begin(name, some)
+        self._copy(content)
+        for last in (False, True):
+            parts = {part: self.snapshot[part] for part in self.snapshot if (part == RUN) is last}
+            self._begin(name, parts)
             self.wait()
             self._look()
-        self.snapshot = parts | numbers
 
     def try_to_save(self, name: str, content: Content, *, last: bool) -> None:
         """Write a checkpoint: the last one as `save` does, others in the background.
@@ -88,7 +87,8 @@ class Saving:
         if name == self.newest:  # No step was trained since the run was resumed.
             return
         if not last:
-            self._begin(name, self._copy(content))
+            self._copy(content)
+            self._begin(name, self.snapshot)
             return
         try:
             self.save(name, content)
@@ -103,7 +103,7 @@ class Saving:
         try:
             self._look()
         except OSError as error:
-            if not self._warned:
+            if not self._warned and self._placement.is_rank_zero:
                 warnings.warn(
                     f"a checkpoint {self._problem(error)}; the run goes on and tries again after "
                     f"each round, and the newest checkpoint is {self.newest}",
@@ -115,15 +115,15 @@ class Saving:
     def _problem(self, error: OSError) -> str:
         return f"cannot be written in {self._folder} ({error.strerror or error})"
 
-    def _copy(self, content: Content) -> dict[str, Any]:
+    def _copy(self, content: Content) -> None:
         self._copying, self._began, self.snapshot = True, time.monotonic(), {}
         try:
-            return content()
+            self.snapshot = content()
         finally:
             self._copying = False
 
-    def _begin(self, name: str, parts: dict[str, Any]) -> None:
-        self._name, self.snapshot, self.missing = name, parts, False
+    def _begin(self, name: str, parts: Mapping[str, Any]) -> None:
+        self._name, self.missing = name, False
         self._written = self._pool.submit(self._write, self._folder / CHECKPOINTS / name, parts)
 
     def _write(self, folder: Path, parts: Mapping[str, Any]) -> None:
@@ -143,11 +143,11 @@ class Saving:
         """
         if self._written is None:
             return
-        error = self._written.exception() if self._written.done() else None
+        done = self._written.done()
+        error = self._written.exception() if done else None
         if error and not isinstance(error, OSError):
             raise error
-        state = 1 if error else 0 if self._written.done() else 2
-        most = self._placement.largest(state)
+        most = self._placement.largest(2 if not done else 1 if error else 0)
         if most == 2:  # A rank still writes.
             return
         name, self._name, self._written = self._name, "", None
