@@ -117,14 +117,15 @@ class RunFiles:
     @staticmethod
     def read(folder: Path, cache: Path) -> "RunFiles":
         """Read a run's folder, and the names in its token cache."""
-        tensors = load_file(newest(folder / "checkpoints") / "tensors.safetensors")
+        parts = sorted(newest(folder / "checkpoints").glob("*-*.safetensors"))
         return RunFiles(
             records=_lines(folder / "metrics.jsonl"),
             steps=_lines(folder / "steps.jsonl"),
             tensors={
-                name: tensor.clone()  # The file is memory-mapped, and a busy disk stays mounted.
-                for name, tensor in tensors.items()
-                if name.startswith("algorithm.")
+                # A copy: the file is memory-mapped, and a busy disk stays mounted.
+                f"{part.stem}.{name}": tensor.clone()
+                for part in parts
+                for name, tensor in load_file(part).items()
             },
             files=names_below(folder) | names_below(cache),
         )

@@ -253,7 +253,7 @@ class DisturbedRun:
         """SIGKILL of all ranks, and a flipped bit in the newest checkpoint."""
         for process in self._ranks():
             kill(process)
-        file = newest(self._folder / "checkpoints") / "tensors.safetensors"
+        file = newest(self._folder / "checkpoints") / "worker-0.safetensors"
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.write_bytes(content)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from adloco.run import checkpoint
+from adloco.run.part_file import write_part
 from benchmarks.chaos_checks import Fault, Outcome, RunFiles, problems, schedule
 
 PROGRAM = Path(__file__).parents[1] / "benchmarks" / "chaos.py"
@@ -100,8 +100,10 @@ def folder(tmp_path: Path) -> Path:
     for name, content in lines.items():
         text = "".join(json.dumps(line) + "\n" for line in content)
         (run / f"{name}.jsonl").write_text(text)
-    state = {"algorithm": {"params": torch.ones(2)}, "run": {"rng": torch.ones(1)}}
-    checkpoint.save(run / "checkpoints", "round-000003-step-00000003", state, keep=1)
+    checkpoint = run / "checkpoints" / "round-000003-step-00000003"
+    checkpoint.mkdir(parents=True)
+    write_part(checkpoint, "trainer-0", {"params": torch.ones(2)})
+    write_part(checkpoint, "run", {"rng": torch.ones(1)})
     (tmp_path / "cache").mkdir()
     return run
 
@@ -112,7 +114,7 @@ def read(folder: Path) -> RunFiles:
 
 def test_a_run_is_as_it_was_without_faults(folder: Path) -> None:
     undisturbed = read(folder)
-    assert list(undisturbed.tensors) == ["algorithm.params"]
+    assert list(undisturbed.tensors) == ["trainer-0.params"]
     # Which checkpoints are kept depends on the faults.
     (folder / "checkpoints" / "damaged-round-000001-step-00000001").mkdir()
     assert problems(read(folder), undisturbed) == []
@@ -159,10 +161,10 @@ def test_a_decision_differs(folder: Path) -> None:
 def test_a_parameter_differs_in_its_last_bit(folder: Path) -> None:
     run = read(folder)
     changed = torch.tensor([1.0, 1.0 + 2**-23])
-    assert problems(replace(run, tensors={"algorithm.params": changed}), run) == [
-        "1 of 1 tensors differ, the first is algorithm.params"
+    assert problems(replace(run, tensors={"trainer-0.params": changed}), run) == [
+        "1 of 1 tensors differ, the first is trainer-0.params"
     ]
-    assert problems(replace(run, tensors={}), run) == ["only one run has algorithm.params"]
+    assert problems(replace(run, tensors={}), run) == ["only one run has trainer-0.params"]
 
 
 @pytest.mark.parametrize(
