@@ -13,7 +13,9 @@ from adloco.cli.main import main
 from adloco.cli.run_text import interruptions_text
 from adloco.cli.view import LiveView
 from adloco.errors import RunWarning
-from adloco.run import checkpoint, starts
+from adloco.run import starts
+from adloco.run.checkpoint import newest
+from adloco.run.part_file import read_part
 from adloco.run.starts import Point, Start, Starts, losses, read_starts, start_after
 from adloco.run.training_run import TrainingRun
 from tests.run.test_training_run import lines, make_run
@@ -107,7 +109,7 @@ def test_a_run_that_died_and_one_that_was_stopped(
     records = list(itertools.islice(run.rounds(), 2))
     records += itertools.islice(run.rounds(), 1)  # In the same process, so that nothing is lost.
     assert records[2]["seconds"] > records[1]["seconds"]
-    saved = checkpoint.load(checkpoint.newest(folder / "checkpoints"))["run"]["seconds"]
+    saved = read_part(newest(folder / "checkpoints"), "run")["run"]["seconds"]
 
     run = TrainingRun.resume(folder)
     rounds, passes = run.rounds(), itertools.count(1)
