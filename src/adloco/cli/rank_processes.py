@@ -79,4 +79,6 @@ class RankEnd:
         if log.hasHandlers():  # Else logging itself would print the message, before training.
             log.error("%s", message)
         print_error(message, f"adloco (rank {this_rank()})")
+        if self.run:
+            self.run.saving.wait()
         os._exit(code)

@@ -111,6 +111,7 @@ class _Part:
         run = self._ending.run
         assert run is not None and self._quorum is not None
         self._ending.run = None
+        run.saving.wait()  # What is begun is good for all to go on from.
         shape, most = _shape(run), run.recipe.method.num_workers
         try:
             self._quorum = next_quorum(self._quorum, shape, most, self._known.timeout_seconds)
