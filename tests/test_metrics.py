@@ -67,7 +67,9 @@ def test_only_a_task_knows_its_measures() -> None:
     source = Path(adloco.__file__).parent
     others = [path for path in source.rglob("*.py") if "tasks" not in path.parts]
     assert [
-        path.name for path in others if re.search(r'["_](accuracy|perplexity)', path.read_text())
+        path.name
+        for path in others
+        if re.search(r'["_](accuracy|perplexity|bits_per_byte)', path.read_text())
     ] == []
     assert [
         path.name for path in (source / "cli").rglob("*.py") if "is_causal" in path.read_text()
@@ -77,13 +79,16 @@ def test_only_a_task_knows_its_measures() -> None:
 @pytest.mark.parametrize("kind", TASKS.classes)
 def test_a_task_measures_what_it_declares(kind: str) -> None:
     task = TASKS.classes[kind]()
-    means = [0.25] if kind == "language-model" else [0.25, 0.75]
+    means = [0.25, 0.75]
     measured = task.measured(means)
     assert list(measured) == [measure.name for measure in task.measures]
     assert (task.measures[0].name, measured["loss"]) == ("loss", 0.25)
     if kind == "language-model":
         assert measured["perplexity"] == math.exp(0.25)
-        assert math.isfinite(task.measured([1e9])["perplexity"])
+        assert measured["bits_per_byte"] == pytest.approx(0.25 / math.log(2) / 0.75)
+        assert math.isfinite(task.measured([1e9, 1.0])["perplexity"])
+        # No text, or a tokenizer that does not say how much text its tokens stand for.
+        assert all("bits_per_byte" not in task.measured([1.0, size]) for size in (0.0, math.nan))
 
 
 def test_numbers_are_shown_with_their_unit() -> None:

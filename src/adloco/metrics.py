@@ -52,6 +52,8 @@ class Metric:
     """Which values of a measure are better."""
     panel: str = ""
     """Name of the plot that shows it; empty for none."""
+    short: str = ""
+    """Name of a measure in a line about a round; empty for its label."""
     of_loss: Callable[[float], float] | None = None
     """A measure as a function of the loss, by which it is also known in training; None if it needs
     more than the loss."""
@@ -69,6 +71,11 @@ class Metric:
         """Label of an axis that shows the metric."""
         unit = self.unit.shown or self.unit.name
         return f"{self.label} ({unit})" if unit not in ("", self.label) else self.label
+
+    @property
+    def leading(self) -> bool:
+        """True for a measure that is shown with every round: it has a plot or a short name."""
+        return bool(self.panel or self.short)
 
     @property
     def whole(self) -> bool:
@@ -199,6 +206,26 @@ def validation(measure: Metric, per: Per = "round", *, panel: str | None = None)
         per=per,
         panel=panel,
     )
+
+
+def known_measures(measures: Sequence[Metric], records: Sequence[Record]) -> list[Metric]:
+    """The loss, and the other measures that follow from it or that some record has: records of
+    earlier versions, or of some tokenizers, lack others.
+
+    Args:
+        measures: What the task measures in an evaluation, the loss first.
+        records: The lines of metrics.jsonl.
+    """
+    loss, *others = measures
+    return [
+        loss,
+        *(
+            measure
+            for measure in others
+            if measure.of_loss
+            or any(record.get(validation(measure).name) is not None for record in records)
+        ),
+    ]
 
 
 def rows(record: Record, per: Per) -> list[Mapping[str, Any]]:

@@ -147,6 +147,9 @@ def test_recipes_on_islands(
     assert [line["tokens"] for line in mine] == [line["tokens"] for line in expected]
     for line, other in zip(mine, expected, strict=True):
         assert line["val_loss"] == pytest.approx(other["val_loss"], rel=1e-3)
+        # The ranks' shares of the text add up to its bytes.
+        bits, expected_bits = (row["val_bits_per_byte"] / row["val_loss"] for row in (line, other))
+        assert bits == pytest.approx(expected_bits, rel=1e-12)
         assert [row["requested_batch"] for row in line["trainers"]] == [
             row["requested_batch"] for row in other["trainers"]
         ]

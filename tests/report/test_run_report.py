@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -63,11 +64,15 @@ def test_the_page_and_the_pictures_show_the_records(
     axes = [axis["name"] for axis in shown["axes"]]
     assert axes == ["tokens", "inner_steps", "round", "syncs", "bytes_sent", "seconds"]
     labels = [measure["label"] for measure in shown["measures"]]
-    assert labels == ["loss (nats per token)", "perplexity"]
+    assert labels == ["loss (nats per token)", "perplexity", "bits per byte"]
     validation, train, of_steps = shown["curves"]
     for axis in axes:
         assert validation["axes"][axis] == train["axes"][axis] == [r[axis] for r in records]
     assert validation["measures"]["val_loss"] == [record["val_loss"] for record in records]
+    bits = [record["val_bits_per_byte"] for record in records]
+    assert validation["measures"]["val_bits_per_byte"] == bits
+    assert bits[-1] == pytest.approx(records[-1]["val_loss"] / math.log(2), rel=0.01), "of bytes"
+    assert ">validation bits per byte</th>" in page and f">{bits[-1]:.3f}</td>" in page
     rounds = [record["train_loss"] for record in records]
     assert train["measures"]["val_loss"] == rounds
     assert train["measures"]["val_perplexity"] == [math.exp(loss) for loss in rounds]
@@ -90,6 +95,42 @@ def test_the_page_and_the_pictures_show_the_records(
     (scale,) = inner_steps.child_axes
     assert scale.get_ylabel() == "perplexity"
     assert scale.yaxis.get_major_formatter()(math.log(12), 0) == "12"
+
+
+def test_runs_of_earlier_versions_have_no_bits_per_byte(
+    small: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are reported, compared and resumed; the rounds after that have the number."""
+    monkeypatch.setattr("adloco.report.compare_plots.draw_comparison", lambda *_: [])
+    run, study = tmp_path / "run", tmp_path / "study"
+    constant = ["--learning_rate.shape", "constant"]
+    assert main(["train", "diloco", *small, "--run.tokens", "1000", *constant]) == 0
+    lines = Records(run).read()
+    for row in (row for line in lines for row in (line, *line["trainers"])):
+        del row["val_bits_per_byte"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    recipe = (run / "recipe.toml").read_text()
+    (other / "recipe.toml").write_text(recipe.replace("seed = 0", "seed = 1"))
+    compare = ["compare", str(run), str(other), "--run.folder", str(study)]
+    for words, page in (
+        (["report", str(run)], run / "report.html"),
+        (compare, study / "compare.html"),
+    ):
+        assert main(words) == 0
+        text = page.read_text()
+        assert "validation perplexity" in text and "bits per byte" not in text
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "--run.tokens", "2000"]) == 0
+    assert ", bpb " in capsys.readouterr().out
+    assert "bits per byte" in (run / "report.html").read_text()
+    found = [line.get("val_bits_per_byte") for line in Records(run).read()]
+    assert found[0] is None and found[-1] > 0
+    assert main([*compare, "--force"]) == 0
+    assert "validation bits per byte" in (study / "compare.html").read_text()
 
 
 def record(tokens: int, requested: int, trained: int) -> Record:

@@ -2,8 +2,11 @@
 what comes next.
 """
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,8 +15,11 @@ from torch import nn
 
 from adloco import InnerAdamW
 from adloco.cli.main import main
+from adloco.data.data_settings import DataSettings
 from adloco.data.sources import TokenSource
 from adloco.models.sources.llama import LlamaShape, build_llama
+from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.language_model import (
     evaluation_windows,
     generate,
@@ -76,6 +82,47 @@ def test_evaluation_sums_over_tokens_however_it_is_shared() -> None:
             / 41
         )
     assert whole[0] / whole[1] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "streaming"), [("bytes", False), ("bpe:300", False), ("bpe:300", True)]
+)
+def test_bits_per_byte_are_those_of_the_evaluated_text(
+    tokenizer: str, streaming: bool, corpus: Path, tmp_path: Path
+) -> None:
+    """The bytes are counted by decoding what each window predicts, without the ends of texts."""
+    data = DataSettings(
+        path=str(corpus), cache=str(tmp_path / "cache"), tokenizer=tokenizer, context_tokens=200
+    )
+    if streaming:
+        pytest.importorskip("datasets", reason="datasets is not installed")
+        rows = [json.dumps({"text": file.read_text()}) for file in sorted(corpus.iterdir())]
+        (tmp_path / "rows").mkdir()
+        (tmp_path / "rows" / "train.jsonl").write_text("\n".join(rows))
+        data = replace(
+            data, path="", dataset=str(tmp_path / "rows"), streaming=True, validation_samples=4
+        )
+    settings = LanguageModelSettings()
+    task = settings.open(data, EvaluationSettings(windows=0))
+    model = build_llama(TINY, vocab_size=task.tokenizer.vocab_size, seed=0)
+    nats, size, count = task.measure(model, torch.device("cpu"), 8)
+    tokens = cast(TokenSource, task.largest_source())
+    predicted = tokens.windows(evaluation_windows(tokens, 0))[:, 1:].tolist()
+    end = task.tokenizer.end_of_text
+    ends = sum(window.count(end) for window in predicted)
+    texts = [task.tokenizer.decode([i for i in window if i != end]) for window in predicted]
+    by_hand = sum(len(text.encode()) for text in texts)
+    assert ends > 0 and size == by_hand
+
+    bits = settings.measured([nats / count, size / count])["bits_per_byte"]
+    assert bits == pytest.approx(nats / math.log(2) / by_hand, rel=1e-12)
+    if tokenizer == "bytes":
+        assert by_hand == count - ends
+        assert bits == pytest.approx(nats / count / math.log(2), rel=2 * ends / count)
+    if streaming:  # What is fetched later is trained on.
+        task.train_source(1, 0, 1).read(0, 20, 1)
+    parts = [task.measure(model, torch.device("cpu"), 8, part, 3) for part in range(3)]
+    assert [sum(column) for column in zip(*parts, strict=True)][1:] == [size, count]
 
 
 def test_same_seed_same_model() -> None:

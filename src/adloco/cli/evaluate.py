@@ -52,6 +52,7 @@ def run(arguments: Namespace) -> int:
     numbers = [
         f"{measure.label} {measure.text(measured[measure.name])} {measure.unit.name}".rstrip()
         for measure in recipe.task.measures
+        if measure.name in measured
     ]
     console.print(f"{', '.join(numbers)}, over {count:,} {recipe.task.counted}", soft_wrap=True)
     return 0

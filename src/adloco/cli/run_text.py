@@ -35,7 +35,7 @@ def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
         "; ".join(
             _first_to_last(validation(measure), run.history, summary)
             for measure in run.recipe.task.measures
-            if measure.panel
+            if measure.leading and summary[f"final_{validation(measure).name}"] is not None
         ),
         f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, "
         f"{clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
@@ -160,11 +160,11 @@ def interruptions_text(starts: Sequence[Start], seconds: float) -> str:
 
 
 def measured_text(row: Record, measures: Sequence[Metric]) -> str:
-    """The validation loss, then the task's other measures that have a plot, with their names."""
+    """The validation loss, then the task's other leading measures that the row has, by name."""
     texts = [
-        f"{measure.label} {measure.text(row.get(validation(measure).name))}"
+        f"{measure.short or measure.label} {measure.text(row[validation(measure).name])}"
         for measure in measures
-        if measure.panel
+        if measure.leading and row.get(validation(measure).name) is not None
     ]
     return ", ".join(texts).removeprefix(f"{measures[0].label} ")
 

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adloco.data.transformers_tokenizer import END_OF_TEXT, byte_level, without_special_tokens
 
 BYTES = "bytes.json"
@@ -32,6 +35,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", errors="replace")
+
+    def id_bytes(self) -> NDArray[np.float64]:
+        return np.ones(self.vocab_size)
 
     def to_transformers(self, *, whole: bool) -> Any:
         import tokenizers

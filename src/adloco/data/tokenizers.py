@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adloco.data.byte_tokenizer import BYTES, ByteTokenizer
 from adloco.data.transformers_tokenizer import (
     END_OF_TEXT,
@@ -57,6 +60,10 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids."""
+        ...
+
+    def id_bytes(self) -> NDArray[np.float64]:
+        """UTF-8 bytes of the text that each id stands for, [vocab_size]; nan if not known."""
         ...
 
     def to_transformers(self, *, whole: bool) -> Any:

@@ -4,9 +4,13 @@ import copy
 import hashlib
 import importlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from adloco.errors import require
 
@@ -23,6 +27,10 @@ BARE_VOCABULARIES = {
 """Vocabulary file -> class of transformers, for a folder without a file that names the class."""
 SENTENCEPIECE = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
 """Module -> package to install; transformers needs them to read a tokenizer.model."""
+BYTE_LEVEL_SPACE = "\u0120"
+"""How byte-level tokenizers write a space; each character of their vocabulary is a byte."""
+SINGLE_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""How other tokenizers write a byte of a character that their vocabulary lacks."""
 
 
 class TransformersTokenizer:
@@ -73,6 +81,28 @@ class TransformersTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
+
+    def id_bytes(self) -> NDArray[np.float64]:
+        sizes = np.full(self.vocab_size, np.nan)
+        # A tokenizer in plain Python, or one that joins words with spaces, has no decoder.
+        decoder = self._tokenizer.is_fast and self._tokenizer.backend_tokenizer.decoder
+        if not decoder:
+            return sizes
+        byte_level = decoder.decode([BYTE_LEVEL_SPACE]) == " "
+        # A space at the beginning of a text may be left out, so a letter comes before each piece.
+        letter = self._tokenizer.tokenize("a")
+        least = len(decoder.decode(letter).encode())
+        for piece, number in self._tokenizer.get_vocab().items():
+            if byte_level:
+                sizes[number] = len(piece)
+            elif SINGLE_BYTE.fullmatch(piece):
+                sizes[number] = 1
+            else:
+                sizes[number] = len(decoder.decode([*letter, piece]).encode()) - least
+        for number, added in self._tokenizer.added_tokens_decoder.items():
+            # `encode` adds no special tokens, so their characters are in the text.
+            sizes[number] = len(added.content.encode())
+        return sizes
 
     def to_transformers(self, *, whole: bool) -> Any:
         tokenizer = copy.deepcopy(self._tokenizer)

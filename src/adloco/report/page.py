@@ -19,6 +19,7 @@ from adloco.metrics import (
     Record,
     aggregate,
     change_text,
+    known_measures,
     rows,
     validation,
 )
@@ -73,8 +74,9 @@ def _content(
     environment: dict[str, Any],
 ) -> dict[str, Any]:
     last = records[-1]
-    measures = [validation(measure) for measure in recipe.task.measures]
-    shown = [measure for measure in measures if measure.panel]
+    declared = known_measures(recipe.task.measures, records)
+    measures = [validation(measure) for measure in declared]
+    shown = [measure for measure in measures if measure.leading]
     ratio = (
         last["bytes_ddp_equivalent"] / last["bytes_communicated"]
         if last["syncs"] and last["bytes_communicated"]
@@ -120,7 +122,7 @@ def _content(
             *_cards([ROUND["seconds"]], records),
         ],
         "sync_cards": _sync_cards(records),
-        "curves": _curves(recipe.task.measures, records, steps),
+        "curves": _curves(declared, records, steps),
         "images": [
             # The curves show the measures already, where scripts run.
             embedded(image) | {"without_script": image.stem in {metric.panel for metric in shown}}

@@ -183,7 +183,13 @@ def compare(
                 for link in links
             },
         },
-        measures=measures,
+        measures=tuple(
+            measure
+            for measure in measures
+            # Runs of earlier versions lack some.
+            if measure is measures[0]
+            or any(value is not None for run in curves for value in run.measures[measure.name])
+        ),
         targets=tuple(targets),
         replicas=replicas,
         equal=tuple(held_equal(runs)),

@@ -4,15 +4,18 @@ generation. No padding anywhere.
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.sources import TokenSource
+from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.data.tokenizers import Tokenizer
 from adloco.errors import require
@@ -130,11 +133,15 @@ class LanguageModel:
     def measure(
         self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
     ) -> list[float]:
-        return list(
-            loss_on_windows(
-                model, self._validation, self._windows, device, part, parts, at_once=at_once
-            )
+        nats, count = loss_on_windows(
+            model, self._validation, self._windows, device, part, parts, at_once=at_once
         )
+        return [nats, float(self._window_bytes[part::parts].sum()), count]
+
+    @cached_property
+    def _window_bytes(self) -> NDArray[np.float64]:
+        """Bytes of text that the predicted tokens of each evaluated window stand for."""
+        return predicted_bytes(self.tokenizer, self._validation, self._windows)
 
 
 def next_token_loss(model: Any, ids: Tensor) -> Tensor:

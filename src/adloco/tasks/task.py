@@ -142,7 +142,9 @@ class TaskSettings(Protocol):
         ...
 
     def measured(self, means: Sequence[float]) -> dict[str, float]:
-        """Each measure by name, from the means of what `Task.measure` adds up."""
+        """Each measure by name, from the means of what `Task.measure` adds up; a measure that is
+        not known is left out.
+        """
         ...
 
     def open(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from adloco.tasks.evaluation_settings import EvaluationSettings
     from adloco.tasks.task import Task
 
+LN_2 = math.log(2)
 LARGEST_EXPONENT = 700.0
 """The exponential of much larger numbers is not a finite float64."""
 
@@ -39,11 +40,14 @@ class LanguageModelSettings:
     measures: ClassVar[tuple[Metric, ...]] = (
         Metric("loss", "loss", Unit("nats per token", ".4f"), panel="loss"),
         Metric("perplexity", "perplexity", Unit("", ".3f"), of_loss=perplexity),
+        Metric("bits_per_byte", "bits per byte", Unit("", ".3f"), short="bpb"),
     )
 
     def measured(self, means: Sequence[float]) -> dict[str, float]:
-        (loss,) = means
-        return {"loss": loss, "perplexity": perplexity(loss)}
+        loss, token_bytes = means
+        found = {"loss": loss, "perplexity": perplexity(loss)}
+        # It is nan if the tokenizer does not keep the whole of a text.
+        return found | ({"bits_per_byte": loss / LN_2 / token_bytes} if token_bytes > 0 else {})
 
     def open(
         self,

@@ -1,0 +1,80 @@
+"""The UTF-8 bytes of text that tokens stand for, with which losses per token become bits per byte:
+a measure that does not depend on the tokenizer.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adloco.data.sources import TokenSource
+from adloco.data.tokenizers import Tokenizer
+from adloco.data.transformers_tokenizer import PROBE
+
+WINDOWS_AT_ONCE = 1024
+"""Windows whose tokens are in memory together while their bytes are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBytes:
+    """How many bytes of the text each token of packed documents stands for."""
+
+    of_id: NDArray[np.float64]
+    """Bytes of each id in the middle of a text, [vocabulary]: 0 for the end-of-text id, nan for an
+    id whose bytes are not known.
+    """
+    end_of_text: int
+    added: int
+    """Bytes that the tokenizer puts before each text: 1 if it begins every text with a space."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        """The bytes of a tokenizer's ids; all nan if it does not keep the whole of a text, as one
+        that leaves out spaces.
+        """
+        of_id = tokenizer.id_bytes()
+        of_id[tokenizer.end_of_text] = 0
+        if tokenizer.unknown is not None:
+            of_id[tokenizer.unknown] = np.nan
+        letter, probe = tokenizer.encode(["a", PROBE])
+        added = of_id[letter].sum() - 1
+        whole = tokenizer.decode(probe) == PROBE
+        if not (whole and of_id[probe].sum() - added == len(PROBE.encode())):
+            return cls(of_id=np.full_like(of_id, np.nan), end_of_text=-1, added=0)
+        return cls(of_id=of_id, end_of_text=tokenizer.end_of_text, added=int(added))
+
+    def predicted(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The bytes of the tokens that are predicted in each window: all but its first.
+
+        Args:
+            tokens: Ids of packed documents, [windows, tokens of a window].
+
+        Returns:
+            Whole numbers, [windows]; nan for a window with a token whose bytes are not known.
+        """
+        before, predicted = tokens[:, :-1], tokens[:, 1:]
+        first = (before == self.end_of_text) & (predicted != self.end_of_text)
+        counts: NDArray[np.float64] = self.of_id[predicted].sum(1) - self.added * first.sum(1)
+        return counts
+
+
+def predicted_bytes(
+    tokenizer: Tokenizer, source: TokenSource, indices: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The bytes of text that the predicted tokens of each of these windows stand for.
+
+    Args:
+        tokenizer: Has made the tokens.
+        source: Windows of tokens.
+        indices: Which of its windows.
+
+    Returns:
+        As `TokenBytes.predicted`.
+    """
+    token_bytes = TokenBytes.of(tokenizer)
+    chunks = np.array_split(indices, math.ceil(len(indices) / WINDOWS_AT_ONCE))
+    return np.concatenate(
+        [token_bytes.predicted(source.windows(chunk).numpy()) for chunk in chunks]
+    )
