@@ -33,9 +33,11 @@ def requirements() -> dict[str, list[int]]:
 
 
 def constraints(name: str) -> dict[str, list[int]]:
-    """The version that a constraints file names of each package."""
-    lines = (ROOT / name).read_text().splitlines()
-    return versions([line for line in lines if not line.startswith("#")], "==")
+    """The version that a constraints file names of each package, which it names once."""
+    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+    found = versions(lines, "==")
+    assert len(found) == len(lines), f"{name} names a package twice"
+    return found
 
 
 def versions(lines: list[str], relation: str) -> dict[str, list[int]]:
