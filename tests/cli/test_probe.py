@@ -108,8 +108,8 @@ def test_ranks_agree_and_training_takes_it(
         (
             [],
             (
-                "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this "
-                "process may take"
+                "the largest micro-batch cannot be found on a CPU without memory.gib, the memory "
+                "that this process may take; set it, as in --memory.gib 4"
             ),
         ),
         (

@@ -206,8 +206,8 @@ def _free_bytes(gib: float, device: torch.device) -> int:
         return int(gib * 2**30) - held_bytes(device)
     require(
         device.type == "cuda",
-        "switch.max_micro_batch auto needs memory.gib on a CPU: the memory that this process may "
-        "take (recipe section [memory])",
+        "the largest micro-batch cannot be found on a CPU without memory.gib, the memory that this "
+        "process may take; set it, as in --memory.gib 4 (recipe section [memory])",
     )
     return (
         torch.cuda.mem_get_info(device)[0]
