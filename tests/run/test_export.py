@@ -1,11 +1,13 @@
 """What is exported is what was trained: the same logits in transformers, the same loss."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from adloco.cli.main import main
 from adloco.run.trained import load_trained
@@ -21,7 +23,8 @@ def test_exported_is_trained(
     assert main(["train", "adloco", *small]) == 0
     assert main(["evaluate", str(run), "--windows", "8"]) == 0
     said = capsys.readouterr().out
-    assert main(["export", str(run), "--to", str(folder)]) == 0
+    flags = ["--license", "apache-2.0", "--language", "no,en"]
+    assert main(["export", str(run), "--to", str(folder), *flags]) == 0
     assert f"from_pretrained({str(folder)!r})" in capsys.readouterr().out
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder)
     trained = load_trained(run)
@@ -48,11 +51,20 @@ def test_exported_is_trained(
     text = generator("alpha", max_new_tokens=5, do_sample=False)[0]["generated_text"]
     assert text.startswith("alpha") and len(text) > len("alpha")
     card = (folder / "README.md").read_text()
-    assert (
-        "final_val_loss" in card
-        and "[method]" in card
-        and card.startswith("---\nlibrary_name: transformers")
-    )
+    assert "[method]" in card
+    assert yaml.safe_load(card.split("---\n")[1]) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "license": "apache-2.0",
+        "language": ["no", "en"],
+        "tags": ["adloco"],
+    }
+    results = dict(re.findall(r"^\| (.+) \| (.+) \|$", card, re.MULTILINE))
+    summary = json.loads((run / "summary.json").read_text())
+    assert results["final validation loss (nats per token)"] == f"{summary['final_val_loss']:.4f}"
+    assert results["sent per worker (MB)"] == f"{summary['bytes'] / 1e6:,.1f}"
+    assert results["parameters"] == f"{summary['num_parameters']:,}"
+    assert not {"None", "-", "0"} & set(results.values())
 
 
 def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +117,13 @@ def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         )
         == 0
     )
-    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "exported")]) == 0
+    export = ["export", str(tmp_path / "run"), "--to", str(tmp_path / "exported")]
+    assert main([*export, "--labels", "bad,good,fair"]) == 2
+    assert "--labels must be 2 different names, one for each class, got 'bad,good,fair'" in (
+        capsys.readouterr().err
+    )
+    assert main([*export, "--labels", "bad,good"]) == 0
+    assert 'license: "unknown"' in (tmp_path / "exported" / "README.md").read_text()
     classifier = pipeline("text-classification", model=str(tmp_path / "exported"))
     trained = load_trained(tmp_path / "run")
     ids = torch.tensor(trained.stored.tokenizer.encode_whole(["good xxx"], 16))
@@ -113,7 +131,7 @@ def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     expected = int(
         trained.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.argmax()
     )
-    assert classifier("good xxx")[0]["label"] == f"LABEL_{expected}"
+    assert classifier("good xxx")[0]["label"] == ["bad", "good"][expected]
 
 
 def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,4 +144,8 @@ def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (
         main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "y"), "--trainer", "7"]) == 2
     )
+    assert (
+        main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "y"), "--labels", "a,b"]) == 2
+    )
+    assert "names the classes of a classifier" in capsys.readouterr().err
     assert not (tmp_path / "y").exists()

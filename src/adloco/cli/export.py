@@ -24,6 +24,24 @@ def add_parser(commands: Commands) -> None:
         metavar="FOLDER",
         help="folder to write; it must not exist yet",
     )
+    parser.add_argument(
+        "--license",
+        default="unknown",
+        metavar="ID",
+        help="licence for the model card, as in apache-2.0 (default: unknown)",
+    )
+    parser.add_argument(
+        "--language",
+        default="",
+        metavar="CODE,...",
+        help="languages for the model card, as in en,de (default: none stated)",
+    )
+    parser.add_argument(
+        "--labels",
+        default="",
+        metavar="NAME,...",
+        help="names of a classifier's classes 0, 1, ... (default: LABEL_0, LABEL_1, ...)",
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -33,6 +51,17 @@ def run(arguments: Namespace) -> int:
     folder: Path = arguments.to
     console = open_console()
     with console.status("writing the model ..."):
-        export(load_trained(arguments.run_folder, arguments.trainer), folder)
+        export(
+            load_trained(arguments.run_folder, arguments.trainer),
+            folder,
+            license_id=arguments.license,
+            languages=_names(arguments.language),
+            labels=_names(arguments.labels),
+        )
     console.print(f"{folder}: load it with from_pretrained({str(folder)!r})", soft_wrap=True)
     return 0
+
+
+def _names(text: str) -> list[str]:
+    """The words of a text such as en,de."""
+    return [word.strip() for word in text.split(",")] if text else []

@@ -2,24 +2,43 @@
 a model card with the recipe and the results.
 """
 
+import json
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from adloco.config.recipe_text import to_toml
 from adloco.errors import require
+from adloco.metrics import validation
 from adloco.run.checkpoint import make_readable
-from adloco.run.records import Records, summarise
+from adloco.run.records import SUMMARY, Records, summarise
 from adloco.run.trained import Trained
 
 
-def export(trained: Trained, folder: Path) -> None:
+def export(
+    trained: Trained,
+    folder: Path,
+    *,
+    license_id: str = "unknown",
+    languages: Sequence[str] = (),
+    labels: Sequence[str] = (),
+) -> None:
     """Write the model's folder atomically.
 
+    Args:
+        trained: The run's model, which gets the names of `labels`.
+        folder: A folder that does not exist.
+        license_id: The licence that the model card states, by Hugging Face's name for it.
+        languages: The languages that the card states, as ISO 639 codes; none if empty.
+        labels: Names of a classifier's classes, in the order of their numbers; if empty, they are
+            called LABEL_0, LABEL_1 and so on.
+
     Raises:
-        ValueError: The folder exists already, or transformers cannot load such a model.
+        ValueError: The folder exists already, transformers cannot load such a model, or the labels
+            are not one different name for each class.
     """
     source = trained.stored.recipe.model
     require(
@@ -30,6 +49,8 @@ def export(trained: Trained, folder: Path) -> None:
     require(
         not folder.exists(), f"--to {str(folder)!r} exists already; give a folder that does not"
     )
+    if labels:
+        _name_classes(trained, labels)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".exporting-", dir=folder.parent))
     try:
@@ -50,32 +71,42 @@ def export(trained: Trained, folder: Path) -> None:
             getattr(model.config, "max_position_embeddings", tokenizer.model_max_length),
         )
         tokenizer.save_pretrained(temporary)
-        (temporary / "README.md").write_text(_card(trained))
+        (temporary / "README.md").write_text(_card(trained, license_id, languages))
         make_readable(temporary)
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _card(trained: Trained) -> str:
+def _name_classes(trained: Trained, labels: Sequence[str]) -> None:
+    """Give the classes of a classifier these names, which transformers' pipeline then shows."""
+    head = trained.stored.recipe.task.head
+    config: Any = trained.model.config
+    require(
+        head == "AutoModelForSequenceClassification",
+        f"--labels names the classes of a classifier, but the model of {trained.stored.folder} is "
+        f"none ({head}); leave it out",
+    )
+    require(
+        len(set(labels)) == len(labels) == config.num_labels and all(labels),
+        f"--labels must be {config.num_labels} different names, one for each class, got "
+        f"{','.join(labels)!r}",
+    )
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+
+
+def _card(trained: Trained, license_id: str, languages: Sequence[str]) -> str:
     """The model card."""
-    recipe, records = trained.stored.recipe, Records(trained.stored.folder).read()
-    parameters = sum(parameter.numel() for parameter in trained.model.parameters())
-    summary = summarise(
-        records,
-        recipe.task.measures,
-        num_parameters=parameters,
-        recipe=recipe.run.name,
-        trainer=trained.trainer,
-    )
-    results = "\n".join(
-        f"| {name} | {value:,.4f} |" if isinstance(value, float) else f"| {name} | {value} |"
-        for name, value in summary.items()
-    )
+    recipe = trained.stored.recipe
+    results = "\n".join(f"| {name} | {value} |" for name, value in _results(trained))
+    # JSON is YAML, in which the language `no` would be a truth value without quotes.
+    spoken = f"language: {json.dumps(list(languages))}\n" if languages else ""
     return f"""---
 library_name: transformers
 pipeline_tag: {recipe.task.pipeline}
-tags: [adloco]
+license: {json.dumps(license_id)}
+{spoken}tags: [adloco]
 ---
 
 # {recipe.run.name}
@@ -86,7 +117,8 @@ Load it with `{recipe.task.head}.from_pretrained(FOLDER)`.
 
 ## Results
 
-Losses are in nats; bytes are the payload of one worker's reductions with other workers.
+Bytes are the payload of one worker's reductions with other workers.
+What is 0 or was not measured is left out.
 
 | | |
 |---|---|
@@ -97,3 +129,26 @@ Losses are in nats; bytes are the payload of one worker's reductions with other 
 ```toml
 {to_toml(recipe)}```
 """
+
+
+def _results(trained: Trained) -> Iterator[tuple[str, str]]:
+    """Name and value of each result for the model card."""
+    recipe = trained.stored.recipe
+    parameters = sum(parameter.numel() for parameter in trained.model.parameters())
+    summary = summarise(
+        Records(trained.stored.folder).read(),
+        recipe.task.measures,
+        num_parameters=parameters,
+        recipe=recipe.run.name,
+        trainer=trained.trainer,
+    )
+    yield "parameters", f"{parameters:,}"
+    for measure in recipe.task.measures:
+        metric = validation(measure)
+        for which in ("final", "best"):
+            value = summary[f"{which}_{metric.name}"]
+            if value is not None:
+                yield f"{which} {metric.axis}", metric.number(value)
+    for key, metric in SUMMARY.items():
+        if summary[key]:
+            yield metric.axis, metric.number(summary[key])
