@@ -55,6 +55,7 @@ def test_the_page_and_the_pictures_show_the_records(
     assert main(["train", "diloco", *small, "--run.tokens", "2500"]) == 0
     records, steps = Records(tmp_path / "run").read(), list(Records(tmp_path / "run").steps())
     page = (tmp_path / "run" / "report.html").read_text()
+    assert "<title>diloco in run: adloco report</title>" in page
     loaded = Loaded()
     loaded.feed(page)
     assert loaded.found and all(found.startswith("data:") for found in loaded.found)

@@ -58,6 +58,7 @@ def write_report(folder: Path) -> Path:
     environment = read_json(described) if described.exists() else {}
     path = folder / "report.html"
     content = _content(recipe, records, steps, images, environment)
+    content["folder"] = folder.resolve().name
     content["resumed_with"] = [change.text for change in read_changes(folder)]
     starts = read_starts(folder)
     content["interruption_cards"] = interruption_cards(starts, records[-1]["seconds"])
