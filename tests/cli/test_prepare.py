@@ -290,6 +290,8 @@ def test_the_fallback_is_used_loudly(
     assert capsys.readouterr().out.count(said) == 1
     (notice,) = json.loads((tmp_path / "run" / "environment.json").read_text())["notices"]
     assert notice.startswith(said)
+    # The source that could not be reached has left no empty cache.
+    assert sum(path.is_dir() for path in (tmp_path / "cache").iterdir()) == 1
     # The run's own recipe names the source that it used, so that it goes on with that one.
     recipe = (tmp_path / "run" / "recipe.toml").read_text()
     assert f'{second} = "{corpus if second == "path" else dataset}"' in recipe

@@ -196,7 +196,8 @@ def reachable(data: DataSettings) -> str:
     try:
         cache = begin_cache(data)
         if data.dataset and not cache.store.state.complete:
-            next(iter(read_rows(data, "train", {data.text_column: str})), None)
+            with cache.store.removed_on_failure():
+                next(iter(read_rows(data, "train", {data.text_column: str})), None)
     except SourceUnreachableError as error:
         return (
             f"ATTENTION: data.fallback {data.fallback!r} is used instead of {data.source}, which "
