@@ -43,6 +43,30 @@ def test_the_first_budget_that_is_spent_ends_the_run(
     assert last["val_loss"] is not None, "the last round is evaluated"
 
 
+def test_a_budget_of_unusual_size_is_noticed(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One byte is one token: 12 windows of 32 to train on, read five times in 1,920 tokens, which
+    are 8 inner steps of 8 windows.
+    """
+    file, held_out = tmp_path / "text.txt", 64
+    file.write_text("x" * (12 * 32 + 1 + held_out))
+    given = ["train", "diloco", *small, "--data.path", str(file)]
+    given += ["--data.validation_fraction", str(held_out / len(file.read_text()))]
+    long = ["--run.tokens", "1920", "--method.sync_every", "9", "--run.folder"]
+    assert main([*given, *long, str(tmp_path / "long")]) == 0
+    told = capsys.readouterr().out
+    notices = json.loads((tmp_path / "long" / "environment.json").read_text())["notices"]
+    assert [notice.split(":")[0].split(", which")[0] for notice in notices] == [
+        "the budget is 5.0 times the text",
+        "the budget ends after 8 inner steps, within the first round of method.sync_every = 9",
+    ]
+    assert all(notice in told for notice in notices)
+    usual = ["--run.tokens", "1536", "--method.sync_every", "6", "--run.folder"]
+    assert main([*given, *usual, str(tmp_path / "usual")]) == 0
+    assert json.loads((tmp_path / "usual" / "environment.json").read_text())["notices"] == []
+
+
 def test_a_run_made_longer_is_the_longer_run(small: list[str], tmp_path: Path) -> None:
     """Bit for bit, where its first part ends with a whole round: 4096 tokens are four rounds."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -1,4 +1,6 @@
-"""A run's budget: when it is spent, and how many inner steps of the next round it allows."""
+"""A run's budget: when it is spent, how many inner steps of the next round it allows, and what is
+unusual about its size.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,11 @@ from adloco.metrics import Record
 
 if TYPE_CHECKING:
     from adloco.algorithms.run_state import RunState
+
+MANY_PASSES = 4
+"""Text that is repeated up to four times is about as good as new text; after that it teaches less
+with each pass (arXiv 2305.16264).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +56,40 @@ class Budget:
         if "inner_steps" in self.limits:
             steps = min(steps, self.limits["inner_steps"] - state.inner_steps)
         return steps
+
+    def within_first_round(self, state: RunState, samples_per_inner_step: int) -> str:
+        """A notice that the budget is shorter than one round; empty if it is not.
+
+        Args:
+            state: The run before its first round.
+            samples_per_inner_step: As for `round_steps`.
+        """
+        every = state.auto.chosen.sync_every
+        steps = self.round_steps(state, samples_per_inner_step)
+        return (
+            f"the budget ends after {steps} inner steps, within the first round of "
+            f"method.sync_every = {every}: no step follows a full sync, a batch test or a merge, "
+            "so their settings hardly matter; raise the budget (recipe section [run]) or lower "
+            "method.sync_every"
+            if steps < every
+            else ""
+        )
+
+    def many_passes(self, num_samples: int) -> str:
+        """A notice that the budget repeats the text many times; empty if it does not.
+
+        Args:
+            num_samples: Number of samples to train on.
+        """
+        in_text = num_samples * self.tokens_per_sample
+        passes = self.limits.get("tokens", 0) / in_text
+        return (
+            f"the budget is {passes:.1f} times the text, which has {in_text:,} tokens to train on, "
+            f"and text teaches less when it is repeated more than {MANY_PASSES} times; give more "
+            "text, or lower run.tokens"
+            if passes > MANY_PASSES
+            else ""
+        )
 
     def ends_after(self, state: RunState, samples: int, steps: int) -> bool:
         """True if a round of these samples and inner steps is known to be the last. Whether it will

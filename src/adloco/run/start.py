@@ -19,6 +19,7 @@ from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.source import Builder
+from adloco.run.budget import Budget
 from adloco.run.environment import choose_device, choose_precision, code_checksum
 from adloco.run.folder import MODEL
 from adloco.run.micro_batch_probe import outer_copies, probe, rollback_copies
@@ -56,8 +57,10 @@ def prepare_new_run(recipe: Recipe, placement: Placement) -> RunParts:
     recipe, notice = with_reachable_data(recipe, placement)
     recipe = replace(recipe, learning_rate=replace(recipe.learning_rate, total_tokens=total))
     parts = prepare_run(recipe, placement, None)
-    skipped = "" if recipe.data.streaming else parts.task.skipped()
-    notices = (notice, parts.recipe.unused, skipped, read_whole(parts.builder, placement))
+    notices = [notice, parts.recipe.unused, read_whole(parts.builder, placement)]
+    if not recipe.data.streaming:
+        repeated = Budget.of(recipe).many_passes(parts.task.num_train_samples(0))
+        notices += [parts.task.skipped(), repeated]
     return replace(parts, notices=[*parts.notices, *filter(None, notices)])
 
 

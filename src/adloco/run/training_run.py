@@ -107,7 +107,12 @@ class TrainingRun:
         self.history: list[Record] = []
         self.starts = Starts(folder, writes=placement.is_rank_zero)
         self.algorithm = build_algorithm(parts)
+        self._budget = Budget.of(recipe)
         if stored is None:
+            short = self._budget.within_first_round(
+                self.algorithm.state, self.algorithm.samples_per_inner_step
+            )
+            self.notices += [short] if short else []
             self.algorithm.state.skip_samples(self.recipe.data.skip_samples)
             # On every rank, because the ranks of an island compute a sharded model together.
             first = next(iter(self.algorithm.workers.values()))
@@ -115,7 +120,6 @@ class TrainingRun:
             first.engine.after_evaluation()
             require(not problem, problem)
         self._parts = parts
-        self._budget = Budget.of(self.recipe)
         self._snapshot = snapshot_file(folder, self.device) if recipe.profile.memory else None
         self._memory = Memory(self.device)
         self._trackers = Trackers(
