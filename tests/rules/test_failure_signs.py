@@ -123,6 +123,15 @@ def test_a_loss_that_stalls_while_batches_grow(after: float, batch: int, given: 
     assert all_signs(records[:-1], CAP) == []
 
 
+def test_a_loss_above_its_start() -> None:
+    """5% above 2 is 2.1."""
+    sign = only(losses([2, 1.5, 2.11, 2.2, 2.3], [8] * 5))
+    assert (sign.kind, sign.since, sign.round) == ("loss above its start", 3, 5)
+    assert "is 2.3000, and in 3 rounds in a row it was more than 5% above 2.0000" in sign.seen
+    assert all_signs(losses([2, 2.2, 2.09, 2.2, 2.2], [8] * 5), CAP) == []
+    assert all_signs(losses([2, 2.2, 2.2], [8] * 3), CAP) == []
+
+
 def test_trainers_that_diverge() -> None:
     """Round 2 was not evaluated. The gap of the last is 3.45 / 3 - 1 = 15%."""
     rounds = [(3.0, 3.31), (None, None), (3.0, 3.36), (3.0, 3.45)]

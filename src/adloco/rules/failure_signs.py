@@ -29,6 +29,9 @@ STALL_FALL = 0.005
 """In our runs of 30 rounds the loss falls by 5% to 20% in ten rounds; half a percent is noise."""
 STALL_GROWTH = 1.5
 """With batches so much larger, ten rounds train on half as many tokens more as the ten before."""
+ABOVE_ROUNDS = 3
+ABOVE_START = 1.05
+"""A loss hovers around its start where there is nothing to learn; 5% above it is more than that."""
 GAP = 0.1
 """Trainers of the same settings differed by up to 8% in their first evaluations, then by less."""
 GAP_EVALUATIONS = 3
@@ -115,6 +118,7 @@ def newest_signs(records: Sequence[Record], cap: int | None) -> Iterator[Sign]:
     yield from _not_finite(records[-1])
     yield from _left_out(records[-1])
     yield from _stalled(records)
+    yield from _above_start(records)
     yield from _diverging(records)
 
 
@@ -275,6 +279,26 @@ def _stalled(records: Sequence[Record]) -> Iterator[Sign]:
         meaning="The added samples may buy nothing: the learning rate is too low or too high "
         "for the batch, or the model has learnt what it can",
         advice="Try another inner.lr or a lower batch.maximum, or end the run",
+    )
+
+
+def _above_start(records: Sequence[Record]) -> Iterator[Sign]:
+    window = records[1:][-ABOVE_ROUNDS:]
+    start = records[0]["train_loss"]
+    losses = [record["train_loss"] for record in window if _finite(record["train_loss"])]
+    if not _finite(start) or start <= 0 or len(losses) < ABOVE_ROUNDS:
+        return
+    if min(losses) <= ABOVE_START * start:
+        return
+    yield Sign(
+        kind="loss above its start",
+        trainer=None,
+        round=records[-1]["round"],
+        since=window[0]["round"],
+        seen=f"the train loss is {losses[-1]:.4f}, and in {ABOVE_ROUNDS} rounds in a row it was "
+        f"more than {ABOVE_START - 1:.0%} above {start:.4f}, that of the first round",
+        meaning="The run may have diverged: the learning rate is too high, or the data has changed",
+        advice="Begin again with a lower inner.lr or method.max_grad_norm",
     )
 
 
