@@ -5,10 +5,13 @@
 processes that serve the trainer or the worker need them.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from __future__ import annotations
 
-from adloco.distributed.placement.placement import Placement
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # It imports torch, which commands that only list checkpoints do without.
+    from adloco.distributed.placement.placement import Placement
 
 RUN = "run"
 

@@ -6,19 +6,21 @@ values have that path in its place. Python writes floats into JSON with all thei
 and infinity as such, so numbers come back bit for bit.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from adloco.late import torch
 
 
-def split_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
+def split_state(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """The state as plain values with paths in place of its tensors, and the tensors by path."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     return _split(state, "", tensors), tensors
 
 
-def join_state(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+def join_state(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The state that `split_state` split."""
     if not isinstance(plain, dict):
         return plain
@@ -31,8 +33,8 @@ def join_state(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
-def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, Tensor):
+def _split(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
         tensors[path] = value
         return {"tensor": path}
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 """Writes and reads a part of a checkpoint: its tensors as safetensors, everything else as JSON, and
 the checksums of both, which are written last. No pickle; `distributed/plain_state.py` says what a
-state may contain.
+state may contain. safetensors imports torch, which commands that only list checkpoints do without.
 """
 
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from adloco.distributed.plain_state import join_state, split_state
 from adloco.errors import require
@@ -47,6 +46,8 @@ def write_part(checkpoint: Path, name: str, state: Any) -> None:
     Raises:
         OSError: It cannot be written.
     """
+    from safetensors.torch import save_file
+
     files = [f"{name}{end}" for end in (STATE, TENSORS)]
     plain, tensors = split_state(state)
     with written_whole(checkpoint / files[0]) as temporary, temporary.open("x") as out:
@@ -101,6 +102,8 @@ def require_format(checkpoint: Path, found: Any, expected: str) -> None:
 
 def read_tensors(file: Path) -> dict[str, Any]:
     """The tensors of a file, in memory of their own: the file may be removed later."""
+    from safetensors.torch import load_file
+
     return {path: found.clone() for path, found in load_file(file).items()}
 
 
