@@ -4,6 +4,7 @@ returned, all that are left meet again and go on from the newest checkpoint (`ru
 
 from argparse import Namespace
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -54,6 +55,16 @@ def train_with_those_left(arguments: Namespace) -> int:
     return code
 
 
+@dataclass(frozen=True, kw_only=True)
+class _GoingOn:
+    """What a process needs to know to go on with a run after a loss."""
+
+    folder: Path
+    shape: tuple[int, int]
+    """Shards and replicas of an island."""
+    num_workers: int
+
+
 class _Part:
     """This process's part in a run."""
 
@@ -65,8 +76,13 @@ class _Part:
         self._ending = RankEnd()
         self._lost = ""
         """What is known of the rank that was lost last."""
-        if started_later():
-            self._goes_on(arguments.resume or Path(self._known.folder))
+        self._going_on: _GoingOn | None = None
+        """Known as soon as a run is there to go on with."""
+        if quorum is not None and quorum.shape is not None:
+            folder = arguments.resume or Path(self._known.folder)
+            workers = resumed_recipe(folder, ()).method.num_workers
+            self._going_on = _GoingOn(folder=folder, shape=quorum.shape, num_workers=workers)
+            self._goes_on(folder)
 
     def train(self) -> int | None:
         """Train with the ranks of this quorum.
@@ -87,7 +103,7 @@ class _Part:
                 end = self._ending.after_signal
                 code = train(run, console, log, self._settings, end, self._others_wait)
         except LostRankError as error:
-            if not self._meets or self._ending.run is None:
+            if not self._meets or self._going_on is None:
                 raise self._ending.advised(error) from None
             self._lost = str(error)
             return None
@@ -108,18 +124,18 @@ class _Part:
         Raises:
             LostRankError: Too few are left, or they have gone on without this one.
         """
-        run = self._ending.run
-        assert run is not None and self._quorum is not None
-        self._ending.run = None
-        run.saving.wait()  # What is begun is good for all to go on from.
-        shape, most = _shape(run), run.recipe.method.num_workers
+        assert self._going_on is not None and self._quorum is not None
+        run, self._ending.run = self._ending.run, None
+        if run:
+            run.saving.wait()  # What is begun is good for all to go on from.
+        known, shape, seconds = self._going_on, self._going_on.shape, self._known.timeout_seconds
         try:
-            self._quorum = next_quorum(self._quorum, shape, most, self._known.timeout_seconds)
+            self._quorum = next_quorum(self._quorum, shape, known.num_workers, seconds)
         except LostRankError as error:
             raise self._ending.advised(error) from None
         if self._quorum is None:
             return False
-        self._goes_on(run.folder)
+        self._goes_on(known.folder)
         return True
 
     @property
@@ -173,6 +189,12 @@ class _Part:
             )
             self._lost = ""
         self._ending.run, self._ending.folder = run, run.folder
+        placement = run.placement
+        self._going_on = _GoingOn(
+            folder=run.folder,
+            shape=(placement.shards, placement.ranks_per_worker // placement.shards),
+            num_workers=run.recipe.method.num_workers,
+        )
         return run
 
     def _begun(self) -> Path | None:
@@ -191,20 +213,14 @@ class _Part:
 
     def _others_wait(self) -> bool:
         """True, on all ranks, if there are ranks that wait to join. Called between rounds."""
-        run = self._ending.run
-        if not self._meets or run is None:
+        run, known = self._ending.run, self._going_on
+        if not self._meets or run is None or known is None:
             return False
         assert self._quorum is not None
         asked = run.placement.is_rank_zero and can_grow(
-            self._quorum, _shape(run), run.recipe.method.num_workers
+            self._quorum, known.shape, known.num_workers
         )
         return run.placement.agree(asked)
-
-
-def _shape(run: TrainingRun) -> tuple[int, int]:
-    """Shards and replicas of an island."""
-    placement = run.placement
-    return placement.shards, placement.ranks_per_worker // placement.shards
 
 
 def _run_settings(arguments: Namespace) -> RunSettings:

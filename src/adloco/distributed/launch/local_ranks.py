@@ -154,7 +154,7 @@ def _wait_for_those_left(
     # Those that wait to join end with the members.
     while not {*members} <= {*ended} and time.monotonic() < deadline:
         for quorum in later_quorums(store, quorums):
-            quorums, members = quorums + 1, quorum.members
+            quorums, members, deadline = quorums + 1, quorum.members, float("inf")
             for process in quorum.lost:
                 ranks[process].kill()
         for process, code in enumerate(_codes(ranks)):
@@ -163,7 +163,10 @@ def _wait_for_those_left(
             ended.append(process)
             if code == 0:
                 continue
-            if code > 0 and code not in (LOST, INTERRUPTED):
+            # A member that ends because another one is lost does not go on without it, nor do the
+            # others; one that is stopped would never end.
+            gives_up = code == LOST and process in members
+            if gives_up or (code > 0 and code not in (LOST, INTERRUPTED)):
                 deadline = min(deadline, time.monotonic() + FAILING_SECONDS)
                 continue
             report_death(store, process, _ended_by(-code) if code < 0 else "has left")
