@@ -138,6 +138,16 @@ def test_the_end_of_a_run_ends_those_that_wait(store: Any, monkeypatch: pytest.M
     assert first_quorum() is None
 
 
+def test_one_that_waits_ends_with_the_launcher(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(seconds: float) -> None:
+        raise dist.DistNetworkError("Broken pipe")  # What the store raises at the next look.
+
+    monkeypatch.setattr("adloco.distributed.launch.quorum.time.sleep", gone)
+    monkeypatch.setenv("RANK", "4")
+    with pytest.raises(LostRankError, match="ended while this one waited to join"):
+        first_quorum()
+
+
 def test_a_rank_that_dies_before_the_group_stands_is_not_waited_for(store: Any) -> None:
     report_death(store, 2, "was ended by signal 9")
     with pytest.raises(LostRankError, match="rank 2 was ended by signal 9"):

@@ -38,7 +38,7 @@ def test_exported_is_trained(
     task = trained.stored.recipe.task.open(
         trained.stored.recipe.data, trained.stored.recipe.evaluation, trained.stored.tokenizer
     )
-    total, count = task.measure(Wrapped(), torch.device("cpu"), 8)
+    total, _, count = task.measure(Wrapped(), torch.device("cpu"), 8)
     assert f"loss {total / count:.4f} nats per token" in said
     # The loss that transformers itself computes, by its own shift.
     windows = ids[:1]

@@ -88,7 +88,7 @@ def test_a_run_goes_on_and_saves_when_there_is_room(
     def unwritten(*arguments: Any) -> None:
         raise SafetensorError(f"I/O error: {NO_ROOM} (os error 28)")
 
-    monkeypatch.setattr(part_file, "save_file", in_round(2, part_file.save_file, unwritten))
+    monkeypatch.setattr(part_file, "save_tensors", in_round(2, part_file.save_tensors, unwritten))
     monkeypatch.setattr(saving, "ThreadPoolExecutor", AtOnce)
     assert main(words) == 0
     run, said = tmp_path / "run", capsys.readouterr()
@@ -108,7 +108,7 @@ def test_a_run_goes_on_and_saves_when_there_is_room(
 def train_on_full_disk(words: list[str]) -> int:
     """A rank that has no room for its second checkpoint, if it is rank 1."""
     if this_rank() == 1:
-        part_file.save_file = in_round(2, part_file.save_file)
+        part_file.save_tensors = in_round(2, part_file.save_tensors)
     saving.ThreadPoolExecutor = AtOnce  # type: ignore[misc, assignment]
     given, _ = take_settings(words)
     run = TrainingRun.create(build_recipe(override(read_values("diloco"), given)))
@@ -134,7 +134,7 @@ def test_without_its_last_checkpoint_a_run_has_not_ended(
 ) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as later:
-        later.setattr(part_file, "save_file", in_round(4, part_file.save_file))
+        later.setattr(part_file, "save_tensors", in_round(4, part_file.save_tensors))
         assert main(words) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert error == (
@@ -183,7 +183,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(part_file, "save_file", full)
+    monkeypatch.setattr(part_file, "save_tensors", full)
     assert main(words) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert f"the run cannot begin in {tmp_path / 'run'} ({NO_ROOM}); make room there" in error

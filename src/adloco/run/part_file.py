@@ -46,15 +46,13 @@ def write_part(checkpoint: Path, name: str, state: Any) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    from safetensors.torch import save_file
-
     files = [f"{name}{end}" for end in (STATE, TENSORS)]
     plain, tensors = split_state(state)
     with written_whole(checkpoint / files[0]) as temporary, temporary.open("x") as out:
         json.dump({"format": FORMAT, "state": plain}, out)
     with written_whole(checkpoint / files[1]) as temporary:
         try:
-            save_file(tensors, temporary)
+            save_tensors(tensors, temporary)
         except SafetensorError as error:  # On a full disk, for instance.
             raise OSError(str(error)) from error
         # safetensors lets only the owner read its file.
@@ -98,6 +96,13 @@ def require_format(checkpoint: Path, found: Any, expected: str) -> None:
         f"checkpoint {checkpoint} has format {found!r}, but this version of adloco reads "
         f"{expected!r}; use the version that wrote it",
     )
+
+
+def save_tensors(tensors: dict[str, Any], file: Path) -> None:
+    """Write tensors to a file; SafetensorError if that fails."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, file)
 
 
 def read_tensors(file: Path) -> dict[str, Any]:

@@ -172,17 +172,22 @@ def end_all(quorum: Quorum) -> None:
 
 def join(process: int) -> Quorum | None:
     """Ask to join, and wait for the quorum that this process is in; None if the run ends before."""
-    store = connect()
-    number = _newest(store, 0)
-    store.set(f"asks-{store.add('asked', 1)}", str(process))
-    while True:
-        number += 1
-        while not store.check([f"quorum-{number}"]):
-            if store.check([OVER]):
-                return None
-            time.sleep(LOOK_SECONDS)
-        if process in _read(store, number).members:
-            return _decided(store, number, process)
+    try:
+        store = connect()
+        number = _newest(store, 0)
+        store.set(f"asks-{store.add('asked', 1)}", str(process))
+        while True:
+            number += 1
+            while not store.check([f"quorum-{number}"]):
+                if store.check([OVER]):
+                    return None
+                time.sleep(LOOK_SECONDS)
+            if process in _read(store, number).members:
+                return _decided(store, number, process)
+    except dist.DistError as error:
+        raise LostRankError(
+            "the process that started the ranks ended while this one waited to join"
+        ) from error
 
 
 def _present(store: Any, quorum: Quorum, timeout_seconds: float) -> list[int]:
