@@ -34,13 +34,6 @@ def workers_of(numbers: Mapping[str, Any]) -> dict[int, list[int]]:
     return {int(entry["trainer"]): list(entry["workers"]) for entry in numbers["trainers"]}
 
 
-def all_parts(numbers: Mapping[str, Any]) -> list[str]:
-    """Names of the parts that belong to a part `run`, without itself."""
-    trainers = workers_of(numbers)
-    workers = sorted(worker for ids in trainers.values() for worker in ids)
-    return [*map(trainer_part, sorted(trainers)), *map(worker_part, workers)]
-
-
 def local_parts(numbers: Mapping[str, Any], placement: Placement) -> list[str]:
     """Names of the parts that this process needs, without `run`.
 

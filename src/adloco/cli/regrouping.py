@@ -13,7 +13,7 @@ from adloco.cli.arguments import read_recipe
 from adloco.cli.rank_processes import RankEnd
 from adloco.cli.terminal import open_console
 from adloco.cli.train_log import train_log
-from adloco.cli.training_loop import JOINING, train
+from adloco.cli.training_loop import train
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
 from adloco.distributed.launch.quorum import (
@@ -31,6 +31,8 @@ from adloco.run.environment import choose_device
 from adloco.run.starts import Kind
 from adloco.run.stored import CHANGEABLE, begun_run, resumed_recipe
 from adloco.run.training_run import TrainingRun
+
+Settings = list[tuple[str, str]]
 
 
 def train_with_those_left(arguments: Namespace) -> int:
@@ -55,9 +57,15 @@ def train_with_those_left(arguments: Namespace) -> int:
     return code
 
 
+def goes_on_after_loss(settings: RunSettings) -> bool:
+    """True if ranks of a run with these settings go on after one is lost."""
+    # NCCL cannot be left as gloo can.
+    return settings.on_loss == "replace" and choose_device(settings.device).type == "cpu"
+
+
 @dataclass(frozen=True, kw_only=True)
-class _GoingOn:
-    """What a process needs to know to go on with a run after a loss."""
+class _Begun:
+    """What a process needs to know of a run that has begun, to go on with it after a loss."""
 
     folder: Path
     shape: tuple[int, int]
@@ -70,19 +78,21 @@ class _Part:
 
     def __init__(self, arguments: Namespace, quorum: Quorum | None) -> None:
         self._arguments = arguments
-        self._settings: list[tuple[str, str]] = arguments.settings
-        self._known = _run_settings(arguments)
+        self._limits = _run_settings(arguments)
+        # A store that rank 0 keeps can end with it.
+        self._meets = (
+            quorum is not None and goes_on_after_loss(self._limits) and store_outlives_ranks()
+        )
         self._quorum = quorum
         self._ending = RankEnd()
         self._lost = ""
         """What is known of the rank that was lost last."""
-        self._going_on: _GoingOn | None = None
-        """Known as soon as a run is there to go on with."""
+        self._begun: _Begun | None = None
+        """None until there is a run to go on with."""
         if quorum is not None and quorum.shape is not None:
-            folder = arguments.resume or Path(self._known.folder)
+            folder = arguments.resume or Path(self._limits.folder)
             workers = resumed_recipe(folder, ()).method.num_workers
-            self._going_on = _GoingOn(folder=folder, shape=quorum.shape, num_workers=workers)
-            self._goes_on(folder)
+            self._begun = _Begun(folder=folder, shape=quorum.shape, num_workers=workers)
 
     def train(self) -> int | None:
         """Train with the ranks of this quorum.
@@ -98,18 +108,16 @@ class _Part:
         try:
             with ExitStack() as opened, self._group():
                 console = open_console(quiet=this_rank() != 0)
-                run = self._open(console)
+                run, settings = self._open(console)
                 log = opened.enter_context(train_log(run))
                 end = self._ending.after_signal
-                code = train(run, console, log, self._settings, end, self._others_wait)
+                code = train(run, console, log, settings, end, self._others_wait)
         except LostRankError as error:
-            if not self._meets or self._going_on is None:
+            if not self._meets or self._begun is None:
                 raise self._ending.advised(error) from None
             self._lost = str(error)
             return None
-        if code == JOINING:
-            return None
-        if self._quorum:
+        if code is not None and self._quorum:
             end_all(self._quorum)
         return code
 
@@ -124,61 +132,36 @@ class _Part:
         Raises:
             LostRankError: Too few are left, or they have gone on without this one.
         """
-        assert self._going_on is not None and self._quorum is not None
+        begun, quorum = self._begun, self._quorum
+        assert begun is not None and quorum is not None
         run, self._ending.run = self._ending.run, None
         if run:
             run.saving.wait()  # What is begun is good for all to go on from.
-        known, shape, seconds = self._going_on, self._going_on.shape, self._known.timeout_seconds
+        seconds = self._limits.timeout_seconds
         try:
-            self._quorum = next_quorum(self._quorum, shape, known.num_workers, seconds)
+            self._quorum = next_quorum(quorum, begun.shape, begun.num_workers, seconds)
         except LostRankError as error:
             raise self._ending.advised(error) from None
-        if self._quorum is None:
-            return False
-        self._goes_on(known.folder)
-        return True
-
-    @property
-    def _meets(self) -> bool:
-        """True if ranks that are left go on after a loss."""
-        # NCCL cannot be left as gloo can; and a store that rank 0 keeps can end with it.
-        return (
-            self._quorum is not None
-            and self._known.on_loss == "replace"
-            and store_outlives_ranks()
-            and choose_device(self._known.device).type == "cpu"
-        )
-
-    @property
-    def _kind(self) -> Kind:
-        """What starts.jsonl says of a run that goes on."""
-        if self._lost:
-            return "regroup"
-        return "join" if self._quorum and self._quorum.number else "resume"
-
-    def _goes_on(self, folder: Path) -> None:
-        """Take the run in a folder, with the islands of the quorum."""
-        changeable = [(name, text) for name, text in self._arguments.settings if name in CHANGEABLE]
-        assert self._quorum is not None and self._quorum.shape is not None
-        shards, replicas = self._quorum.shape
-        self._settings = [
-            *changeable,
-            ("placement.shard_size", str(shards)),
-            ("placement.replica_size", str(replicas)),
-        ]
-        self._arguments.resume = folder
+        return self._quorum is not None
 
     def _group(self) -> AbstractContextManager[None]:
-        end, seconds = self._ending.after_failure, self._known.timeout_seconds
+        end, seconds = self._ending.after_failure, self._limits.timeout_seconds
         on_loss = self._ending.after_loss if self._meets else None
         return process_group(end, seconds, quorum=self._quorum, on_loss=on_loss)
 
-    def _open(self, console: Console) -> TrainingRun:
-        """Begin the run, or go on with it."""
+    def _open(self, console: Console) -> tuple[TrainingRun, Settings]:
+        """Begin the run, or go on with it; return it and the settings that it was given."""
+        given: Settings = self._arguments.settings
+        folder = self._begun.folder if self._begun else self._arguments.resume or self._restarted()
+        if folder and not self._arguments.resume:
+            given = [(name, text) for name, text in given if name in CHANGEABLE]
+        if self._begun:
+            shards, replicas = map(str, self._begun.shape)
+            shape = [("placement.shard_size", shards), ("placement.replica_size", replicas)]
+            given = [*given, *shape]
         with console.status("reading and tokenising text, building models ..."):
-            folder = self._arguments.resume or self._begun()
             run = (
-                TrainingRun.resume(folder, self._settings, self._kind)
+                TrainingRun.resume(folder, given, self._kind())
                 if folder
                 else TrainingRun.create(read_recipe(self._arguments))
             )
@@ -190,14 +173,20 @@ class _Part:
             self._lost = ""
         self._ending.run, self._ending.folder = run, run.folder
         placement = run.placement
-        self._going_on = _GoingOn(
+        self._begun = _Begun(
             folder=run.folder,
             shape=(placement.shards, placement.ranks_per_worker // placement.shards),
             num_workers=run.recipe.method.num_workers,
         )
-        return run
+        return run, given
 
-    def _begun(self) -> Path | None:
+    def _kind(self) -> Kind:
+        """What starts.jsonl says of a run that goes on."""
+        if self._lost:
+            return "regroup"
+        return "join" if self._quorum and self._quorum.number else "resume"
+
+    def _restarted(self) -> Path | None:
         """The folder of the run that `--restart` goes on with, the same on all ranks; None if it
         has to begin.
         """
@@ -206,20 +195,14 @@ class _Part:
         folder = str(begun_run(read_recipe(self._arguments)) or "")
         if num_ranks() > 1:
             folder = broadcast_state(folder)
-        if not folder:
-            return None
-        self._settings = [(name, text) for name, text in self._settings if name in CHANGEABLE]
-        return Path(folder)
+        return Path(folder) if folder else None
 
     def _others_wait(self) -> bool:
         """True, on all ranks, if there are ranks that wait to join. Called between rounds."""
-        run, known = self._ending.run, self._going_on
-        if not self._meets or run is None or known is None:
+        run, begun, quorum = self._ending.run, self._begun, self._quorum
+        if not self._meets or run is None or begun is None or quorum is None:
             return False
-        assert self._quorum is not None
-        asked = run.placement.is_rank_zero and can_grow(
-            self._quorum, known.shape, known.num_workers
-        )
+        asked = run.placement.is_rank_zero and can_grow(quorum, begun.shape, begun.num_workers)
         return run.placement.agree(asked)
 
 

@@ -72,8 +72,8 @@ def _run_on_ranks(arguments: Namespace) -> int:
     happened `RESTARTS` times without a round in between.
     """
     from adloco.cli.rank_processes import on_ranks
+    from adloco.cli.regrouping import goes_on_after_loss
     from adloco.distributed.launch.local_ranks import INTERRUPTED
-    from adloco.run.environment import choose_device
     from adloco.run.folder import new_folder
     from adloco.run.records import Records
     from adloco.run.stored import begun_run, resumed_recipe
@@ -97,7 +97,7 @@ def _run_on_ranks(arguments: Namespace) -> int:
         records = Records(folder)
         losses = _Losses(records)
         replaces = losses.one_more if arguments.restart else None
-        goes_on = recipe.run.on_loss == "replace" and choose_device(recipe.run.device).type == "cpu"
+        goes_on = goes_on_after_loss(recipe.run)
         limit = records.pass_limit()
         code = on_ranks(count, recipe, begin, others_go_on=goes_on, replaces=replaces)
         while code not in (0, INTERRUPTED):

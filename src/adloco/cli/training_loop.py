@@ -31,9 +31,6 @@ from adloco.rules.failure_signs import Watch
 from adloco.run.time_limits import late_checkpoint, slow_ranks
 from adloco.run.training_run import TrainingRun
 
-JOINING = -1
-"""What `train` returns instead of an exit code if other ranks wait to join."""
-
 
 def train(
     run: TrainingRun,
@@ -42,7 +39,7 @@ def train(
     settings: Sequence[tuple[str, str]],
     end: Callable[[int], None],
     others_wait: Callable[[], bool],
-) -> int:
+) -> int | None:
     """Train until the budget is spent, the user stops the run, or other ranks wait to join.
 
     Args:
@@ -55,7 +52,7 @@ def train(
         others_wait: True, on all ranks, if other ranks wait to join; called between rounds.
 
     Returns:
-        The exit code; `JOINING` if the run was saved for other ranks to join.
+        The exit code; None if the run was saved for other ranks to join.
     """
     return _Training(run, console, log, end, others_wait).run(settings)
 
@@ -78,7 +75,7 @@ class _Training:
         self._log = log
         self._late = ""
 
-    def run(self, settings: Sequence[tuple[str, str]]) -> int:
+    def run(self, settings: Sequence[tuple[str, str]]) -> int | None:
         run = self._run
         self._log_start(settings)
         if run.finished:
@@ -113,7 +110,7 @@ class _Training:
             self._say(left_out, logging.WARNING)
         if joining and not run.finished and not signals:
             self._say("other ranks have come; all go on together")
-            return JOINING
+            return None
         if not run.finished:  # Stopped, here or on another rank.
             for number in signals[:1]:
                 self._log.warning("told to stop by %s", signal.Signals(number).name)

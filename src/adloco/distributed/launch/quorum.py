@@ -21,14 +21,13 @@ from typing import Any
 import torch.distributed as dist
 
 from adloco.distributed.launch.heartbeats import Silence, beats
-from adloco.distributed.launch.restarts import of_this_start
+from adloco.distributed.launch.restarts import CONNECT_SECONDS, of_this_start
 from adloco.errors import LostRankError
 
 LOOK_SECONDS, LOOKS = 0.2, 50
 """A process that is missing at the meeting is lost if so many looks find no sign of life of it."""
 EXPELLED_SECONDS = 3.0
 """How long to wait until a launcher on this machine has ended a process that is taken for lost."""
-CONNECT_SECONDS = 20
 OVER = "over"
 """The key that is set when a run has ended."""
 
