@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.conftest import wait_for
 from tests.problems import without_timings
 
 ADLOCO = [sys.executable, "-m", "adloco"]
-REPLACE = ["--run.on_loss", "replace", "--run.checkpoint_every", "1"]
+REPLACE = ["--run.on_loss", "replace"]
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -25,8 +25,12 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [without_timings(json.loads(line)) for line in lines]
 
 
+def starts(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "starts.jsonl").read_text().splitlines()]
+
+
 def kinds(folder: Path) -> list[str]:
-    return [json.loads(line)["kind"] for line in (folder / "starts.jsonl").read_text().splitlines()]
+    return [start["kind"] for start in starts(folder)]
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
@@ -43,12 +47,15 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
 
 
 def train_and(
-    words: list[str], folder: Path, disturb: Callable[[subprocess.Popen[str]], None]
+    words: list[str],
+    folder: Path,
+    disturb: Callable[[subprocess.Popen[str]], None],
+    saving: Sequence[str] = ("--run.checkpoint_every", "1"),
 ) -> str:
     """Train without end, disturb the ranks after a round, stop after more rounds; return the
     errors.
     """
-    endless = [*ADLOCO, "train", *words, *REPLACE, "--run.tokens", "100000000"]
+    endless = [*ADLOCO, "train", *words, *REPLACE, *saving, "--run.tokens", "100000000"]
     process = subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(folder / "metrics.jsonl")
@@ -77,15 +84,18 @@ def assert_undisturbed(words: list[str], folder: Path, whole: Path) -> None:
 def test_the_others_take_over_the_workers_of_a_killed_rank(
     small: list[str], tmp_path: Path
 ) -> None:
-    """The one that writes is killed."""
+    """The one that writes is killed; the other has its state in memory, and goes on from there."""
     folder, words = tmp_path / "run", ["adloco", *small, "--evaluation.every", "100"]
+    memory = ["--run.copy_every", "1", "--run.checkpoint_every", "1000"]
 
     def kill(process: subprocess.Popen[str]) -> None:
+        until(lambda: len(metrics(folder)) > 1, process)  # So round 1 has been copied.
         os.kill(ranks_of(process)[0], signal.SIGKILL)
         until(lambda: "regroup" in kinds(folder), process)
 
-    train_and([*words, "--ranks", "2"], folder, kill)
+    train_and([*words, "--ranks", "2"], folder, kill, memory)
     assert kinds(folder) == ["begin", "regroup", "stop"]
+    assert starts(folder)[1]["round"] >= 1, "only the first checkpoint was on disk"
     assert_undisturbed(words, folder, tmp_path / "whole")
 
 

@@ -28,6 +28,7 @@ from adloco.distributed.launch.restarts import store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
 from adloco.errors import LostRankError
 from adloco.run.environment import choose_device
+from adloco.run.memory_copies import NO_COPIES, Copies
 from adloco.run.starts import Kind
 from adloco.run.stored import CHANGEABLE, begun_run, resumed_recipe
 from adloco.run.training_run import TrainingRun
@@ -87,6 +88,8 @@ class _Part:
         self._ending = RankEnd()
         self._lost = ""
         """What is known of the rank that was lost last."""
+        self._copies: Copies = NO_COPIES
+        """What this process had in memory of the run when a rank was lost."""
         self._begun: _Begun | None = None
         """None until there is a run to go on with."""
         if quorum is not None and quorum.shape is not None:
@@ -137,6 +140,7 @@ class _Part:
         run, self._ending.run = self._ending.run, None
         if run:
             run.saving.wait()  # What is begun is good for all to go on from.
+            self._copies = run.copies.copies
         seconds = self._limits.timeout_seconds
         try:
             self._quorum = next_quorum(quorum, begun.shape, begun.num_workers, seconds)
@@ -161,7 +165,7 @@ class _Part:
             given = [*given, *shape]
         with console.status("reading and tokenising text, building models ..."):
             run = (
-                TrainingRun.resume(folder, given, self._kind())
+                TrainingRun.resume(folder, given, self._kind(), self._copies)
                 if folder
                 else TrainingRun.create(read_recipe(self._arguments))
             )

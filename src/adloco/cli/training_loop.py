@@ -27,6 +27,7 @@ from adloco.distributed.launch.signals import SECOND_SIGNAL_SECONDS, LastResort,
 from adloco.errors import RunWarning
 from adloco.metrics import Record
 from adloco.report.page import write_report
+from adloco.report.readable import BYTES, readable
 from adloco.rules.failure_signs import Watch
 from adloco.run.time_limits import late_checkpoint, slow_ranks
 from adloco.run.training_run import TrainingRun
@@ -74,6 +75,7 @@ class _Training:
         self._console = console
         self._log = log
         self._late = ""
+        self._copied = False
 
     def run(self, settings: Sequence[tuple[str, str]]) -> int | None:
         run = self._run
@@ -103,6 +105,7 @@ class _Training:
                     saved = run.saving.newest
                     self._log.info("checkpoint %s in %.1f s", saved, run.saving.seconds)
                     self._check_checkpoint_seconds()
+                self._log_copies()
                 if not run.finished and self._others_wait():
                     joining = True
                     run.stop()
@@ -140,6 +143,13 @@ class _Training:
             self._late = late_checkpoint(self._run.recipe.run, self._run.saving.seconds)
             if self._late:
                 self._say(self._late, logging.WARNING)
+
+    def _log_copies(self) -> None:
+        """Log once how much memory the copies of the run's state take here."""
+        if not self._copied and self._run.copies.bytes_kept:
+            self._copied = True
+            size = readable(self._run.copies.bytes_kept, BYTES)
+            self._log.info("copies of this island's state and of another's take %s here", size)
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         style = "bold red" if level > logging.INFO else None

@@ -5,7 +5,8 @@ a process that has it sends.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from adloco.distributed.traffic import num_bytes
 from adloco.errors import require
 from adloco.run.checkpoint import DAMAGED, Checkpoint, list_all
 from adloco.run.machine_folders import in_turn
+from adloco.run.memory_copies import NO_COPIES, Copies
 from adloco.run.part_file import DamagedCheckpointError
 
 
@@ -40,26 +42,29 @@ class Recovered:
     """Its parts that this process needs, with `run`."""
     unusable: Sequence[Unusable]
     """The newer ones."""
+    newest_on_disk: str
+    """Name of the checkpoint, or of the newest one before if memory had parts of it."""
     bytes_received: int
     """Bytes of parts that this process has received from another island."""
 
 
-def load_newest_good(folder: Path, placement: Placement) -> Recovered:
+def load_newest_good(folder: Path, placement: Placement, copies: Copies = NO_COPIES) -> Recovered:
     """Load the newest checkpoint of which every part is good somewhere. Called on all ranks.
 
     Args:
         folder: Folder of all checkpoints of the run.
         placement: The ranks.
+        copies: Parts that this process has in memory.
 
     Raises:
         ValueError: No checkpoint is good, or another version wrote it.
     """
-    there = placement.all_values([path.name for path in list_all(folder)])
-    names = sorted({name for names in there for name in names}, reverse=True)
+    on_disk = _union(placement.all_values([path.name for path in list_all(folder)]))
+    names = sorted(on_disk | _union(placement.all_values(list(copies))), reverse=True)
     require(bool(names), f"{folder} has no checkpoint; start the run again in another folder")
     unusable: list[Unusable] = []
     for name in names:
-        sharing = _Sharing(Checkpoint(folder / name), placement)
+        sharing = _Sharing(Checkpoint(folder / name), copies.get(name, {}), placement)
         lost = sharing.get([RUN])
         if not lost:
             numbers = sharing.parts[RUN]["algorithm"] if _known(sharing.parts[RUN]) else None
@@ -69,6 +74,9 @@ def load_newest_good(folder: Path, placement: Placement) -> Recovered:
                 checkpoint=folder / name,
                 parts=sharing.parts,
                 unusable=unusable,
+                newest_on_disk=max((each for each in on_disk if each < name), default="")
+                if placement.any(sharing.used_copies)
+                else name,
                 bytes_received=sharing.bytes_received,
             )
         damage = "; ".join(sorted({text for text in lost.values() if text}))
@@ -84,10 +92,14 @@ def load_newest_good(folder: Path, placement: Placement) -> Recovered:
 class _Sharing:
     """The parts of a checkpoint that this process has, and how it gets others."""
 
-    def __init__(self, checkpoint: Checkpoint, placement: Placement) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, copies: Mapping[str, Any], placement: Placement
+    ) -> None:
         self.parts: dict[str, Any] = {}
         self.bytes_received = 0
+        self.used_copies = False
         self._checkpoint = checkpoint
+        self._copies = copies
         self._placement = placement
 
     def get(self, wanted: Sequence[str]) -> dict[str, str]:
@@ -101,6 +113,10 @@ class _Sharing:
         damage: dict[str, str] = {}
 
         def read(part: str, into: dict[str, Any]) -> None:
+            if part in self._copies:
+                # Training changes what it goes on from.
+                into[part], self.used_copies = deepcopy(self._copies[part]), True
+                return
             try:
                 state = self._checkpoint.read(part)
             except DamagedCheckpointError as error:
@@ -149,6 +165,10 @@ class _Sharing:
             self.parts[part] = state
             if sender // placement.ranks_per_worker != island:
                 self.bytes_received += num_bytes(list(split_state(state)[1].values()))
+
+
+def _union(names: Sequence[Sequence[str]]) -> set[str]:
+    return {name for of_rank in names for name in of_rank}
 
 
 def _known(run: Any) -> bool:

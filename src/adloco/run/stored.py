@@ -35,6 +35,7 @@ FREE_SETTINGS = {
     "run.grace_seconds",
     "run.timeout_seconds",
     "run.on_loss",
+    "run.copy_every",
     "run.trackers",
     # Where workers live does not change what they compute.
     "placement.shard_size",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -36,10 +37,11 @@ from adloco.run.folder import (
 )
 from adloco.run.lengthening import keep_budget, with_longer_schedule
 from adloco.run.machine_folders import check_machine, fetch_folder, in_turn
+from adloco.run.memory_copies import NO_COPIES, Copies, MemoryCopies
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.records import Records, round_record, summarise, write_json
 from adloco.run.recovery import clear_unusable, load_newest_good
-from adloco.run.saving import Saving
+from adloco.run.saving import Content, Saving
 from adloco.run.start import (
     RunParts,
     build_algorithm,
@@ -100,8 +102,8 @@ class TrainingRun:
         """What a person should know before the first round."""
         self.saving = Saving(folder, placement, recipe.run.keep_checkpoints)
         if stored:
-            self.saving.newest = stored.checkpoint.name
             self.saving.seconds = stored.about.get("checkpoint_seconds", 0.0)
+        self.copies = MemoryCopies(placement, recipe.run.copy_every)
         self.resumed = stored is not None
         self.records = Records(folder)
         self.history: list[Record] = []
@@ -187,7 +189,10 @@ class TrainingRun:
 
     @staticmethod
     def resume(
-        folder: Path, flags: Sequence[tuple[str, str]] = (), kind: Kind = "resume"
+        folder: Path,
+        flags: Sequence[tuple[str, str]] = (),
+        kind: Kind = "resume",
+        copies: Copies = NO_COPIES,
     ) -> "TrainingRun":
         """A run that continues from its newest good checkpoint, bit for bit unless a setting of
         `RECORDED_SETTINGS` changes.
@@ -198,6 +203,7 @@ class TrainingRun:
             folder: The run's folder.
             flags: (section.key, value) of settings that change; see `CHANGEABLE` in `stored`.
             kind: What starts.jsonl says of it.
+            copies: Parts of the run's state that this process has in memory.
 
         Raises:
             ValueError: The folder is in use or has no good checkpoint, or the settings cannot work.
@@ -213,7 +219,7 @@ class TrainingRun:
                 in_turn(placement, lambda: rmtree(folder / CHECKPOINTS, ignore_errors=True))
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
                 return TrainingRun._begin(prepare_new_run(recipe, placement), folder)
-            found = load_newest_good(folder / CHECKPOINTS, placement)
+            found = load_newest_good(folder / CHECKPOINTS, placement, copies)
             stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
             run = TrainingRun(prepare_run(stored.recipe, placement, stored), folder, stored)
             check_corpus(stored, run.task)
@@ -226,6 +232,7 @@ class TrainingRun:
             run._bytes_checkpoint = stored.about.get("bytes_checkpoint", 0)
             run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
             run._files = file_checksums(folder)
+            run.saving.newest = found.newest_on_disk
 
             def keep_settings() -> None:
                 keep_budget(folder, stored.recipe)
@@ -295,7 +302,7 @@ class TrainingRun:
             before, samples = time.monotonic(), self.algorithm.state.samples_so_far
             report = self._round()
             if report is None:
-                self._save(last=True)
+                self._save(self._checkpoint, last=True)
                 return
             if self.finished:
                 # The round can be larger than planned, so `last` can have been False.
@@ -309,8 +316,11 @@ class TrainingRun:
             self.history.append(record)
             due = report.round % self.recipe.run.checkpoint_every == 0
             self.saving.look()
+            content = cache(self._checkpoint)
             if self.finished or due or self.saving.missing:
-                self._save(last=self.finished)
+                self._save(content, last=self.finished)
+            if not self.finished and self.copies.due(report.round):
+                self._bytes_checkpoint += self.copies.keep(self._checkpoint_name(), content())
             yield record
 
     def _round(self) -> RoundReport | None:
@@ -412,8 +422,8 @@ class TrainingRun:
             trainer: self.recipe.task.measured(of_trainer) for trainer, of_trainer in means.items()
         }
 
-    def _save(self, *, last: bool) -> None:
-        self.saving.try_to_save(self._checkpoint_name(), self._checkpoint, last=last)
+    def _save(self, content: Content, *, last: bool) -> None:
+        self.saving.try_to_save(self._checkpoint_name(), content, last=last)
         if last:
             self.starts.stop(self._point(self.algorithm.state.samples_so_far))
 
