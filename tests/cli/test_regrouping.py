@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from adloco.cli.main import main
+from adloco.run.changes import read_changes
 from tests.conftest import wait_for
 from tests.problems import without_timings
 
@@ -97,6 +98,38 @@ def test_the_others_take_over_the_workers_of_a_killed_rank(
     assert kinds(folder) == ["begin", "regroup", "stop"]
     assert starts(folder)[1]["round"] >= 1, "only the first checkpoint was on disk"
     assert_undisturbed(words, folder, tmp_path / "whole")
+
+
+def test_the_others_go_on_without_the_workers_of_a_lost_rank(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told so on the line, or by the loss itself: the same numbers."""
+    folder, words = tmp_path / "run", ["diloco", *small, "--evaluation.every", "100"]
+    words += ["--method.workers_per_trainer", "3"]
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        until(lambda: len(metrics(folder)) > 1, process)
+        os.kill(ranks_of(process)[1], signal.SIGKILL)
+        until(lambda: "regroup" in kinds(folder), process)
+
+    drop = ["--run.on_loss", "drop", "--run.copy_every", "1", "--run.checkpoint_every", "1000"]
+    train_and([*words, "--ranks", "3"], folder, kill, drop)
+    (change,) = read_changes(folder)
+    assert (change.setting, change.before, change.after) == ("method.dropped", "()", "(1,)")
+    assert change.round >= 1, "only the first checkpoint was on disk"
+    ours, after = metrics(folder), change.round
+    assert [line["trainers"][0]["workers"] for line in ours[after - 1 : after + 1]] == [3, 2]
+    whole = ["--run.folder", str(tmp_path / "whole"), "--run.tokens", "100000000"]
+    assert main(["train", *words, *whole, "--run.rounds", str(after)]) == 0
+    resumed = ["--resume", str(tmp_path / "whole"), "--run.rounds", str(len(ours))]
+    assert main(["train", *resumed, "--method.dropped", "[1]"]) == 0
+    theirs = metrics(tmp_path / "whole")
+    for name in ("train_loss", "trainers", "samples"):
+        found = [[line[name] for line in lines[after:-1]] for lines in (ours, theirs)]
+        assert found[0] == found[1]
+    capsys.readouterr()
+    assert main(["train", "--resume", str(folder), "--method.dropped", "[]"]) == 2
+    assert "method.dropped must name the workers [1], which the run in" in capsys.readouterr().err
 
 
 @pytest.mark.nightly

@@ -4,7 +4,7 @@ With one trainer and a constant batch, a run is DiLoCo. If the outer step is als
 is LocalSGD. If there is also only one worker, it is plain training.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.round import Phase, Round, RoundParts, average_replicas
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.state_parts import RUN, split_whole
+from adloco.algorithms.state_parts import RUN, split_whole, without_workers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.metered import SyncMeter
@@ -104,7 +104,8 @@ class AdLoCo:
         for trainer in range(method.num_trainers):
             begin = trainer * method.workers_per_trainer
             ids = range(begin, begin + method.workers_per_trainer)
-            self.state.trainers[trainer] = self._new_trainer(trainer, ids)
+            if living := [worker for worker in ids if worker in method.living_workers]:
+                self.state.trainers[trainer] = self._new_trainer(trainer, living)
         outers = [trainer.outer.optimizer for trainer in self.state.trainers.values()]
         optimizers = [*first.optimizers, *(outer for outer in outers if outer)]
         check_shards(optimizers, self.placement.shards)
@@ -269,10 +270,9 @@ class AdLoCo:
 
         Call it on all ranks. A state that an earlier version returned is good too.
         """
-        parts = state if RUN in state else split_whole(state)
-        self.state.load_parts(
-            parts, self.placement, lambda trainer: self._new_trainer(trainer, range(0))
-        )
+        parts = dict(state if RUN in state else split_whole(state))
+        parts[RUN] = without_workers(parts[RUN], self.method.dropped)
+        self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))
         self._bytes_before = self.placement.total_bytes() - Bytes(*parts[RUN]["bytes"])
         self._parts.halted.clear()
         self._round = Round(self.state, self._parts, 0) if self.state.in_round else None
@@ -281,7 +281,7 @@ class AdLoCo:
         """Bytes that all ranks have given to collectives since the run began."""
         return self.placement.total_bytes() - self._bytes_before
 
-    def _new_trainer(self, trainer: int, worker_ids: range) -> Trainer:
+    def _new_trainer(self, trainer: int, worker_ids: Sequence[int]) -> Trainer:
         outer = OuterSync(self._start, self._syncing, self._fragments)
         controller = BatchController(self._batching.rule, self._batching.guards, self._seed)
         return Trainer(trainer, outer, controller, worker_ids)

@@ -96,7 +96,7 @@ def build_workers(
         with_residuals=keeps_residuals(syncing.codec),
         on_host=syncing.memory.on_host,
     )
-    here = placement.local(range(method.num_workers))
+    here = placement.local(method.living_workers)
     copies = [model, *(copy.deepcopy(model) for _ in here[1:])]
     return {
         worker: Worker(

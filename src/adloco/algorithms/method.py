@@ -80,6 +80,10 @@ class Method:
     """Inner optimizer steps per round (H); auto: 20 at first, then chosen by the run for the least
     time to a loss, from its own seconds of steps and syncs (section [auto]).
     """
+    dropped: tuple[int, ...] = ()
+    """Workers that train no more, by number from 0: those of a lost island, which the others go on
+    without (run.on_loss = drop).
+    """
     max_grad_norm: float = 1.0
     """Largest norm of a worker's gradient at an inner step; larger gradients are scaled down to it.
     0: no limit."""
@@ -92,12 +96,23 @@ class Method:
         )
         positive = self.sync_every == "auto" or self.sync_every >= 1
         require(positive, f"sync_every must be >= 1 or auto, got {self.sync_every}")
+        require(
+            len({*self.dropped}) == len(self.dropped) < self.num_workers
+            and {*self.dropped} <= {*range(self.num_workers)},
+            f"dropped must be some of the workers 0 to {self.num_workers - 1}, not all, got "
+            f"{[*self.dropped]}",
+        )
         require(self.max_grad_norm >= 0, f"max_grad_norm must be >= 0, got {self.max_grad_norm}")
 
     @property
     def num_workers(self) -> int:
-        """Workers of all trainers together."""
+        """Workers of all trainers together, those that are dropped included."""
         return self.num_trainers * self.workers_per_trainer
+
+    @property
+    def living_workers(self) -> tuple[int, ...]:
+        """Ids of the workers that train."""
+        return tuple(worker for worker in range(self.num_workers) if worker not in {*self.dropped})
 
     @property
     def given_sync_every(self) -> int:

@@ -34,6 +34,18 @@ def workers_of(numbers: Mapping[str, Any]) -> dict[int, list[int]]:
     return {int(entry["trainer"]): list(entry["workers"]) for entry in numbers["trainers"]}
 
 
+def without_workers(numbers: Mapping[str, Any], dropped: Collection[int]) -> dict[str, Any]:
+    """The part `run` without these workers, and without trainers that have no others.
+
+    numbers: The part `run`.
+    """
+    trainers = [
+        {**entry, "workers": [worker for worker in entry["workers"] if worker not in dropped]}
+        for entry in numbers["trainers"]
+    ]
+    return {**numbers, "trainers": [entry for entry in trainers if entry["workers"]]}
+
+
 def local_parts(numbers: Mapping[str, Any], placement: Placement) -> list[str]:
     """Names of the parts that this process needs, without `run`.
 

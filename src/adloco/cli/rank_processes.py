@@ -35,7 +35,7 @@ def on_ranks(
     """
     require(count >= 1, f"--ranks must be >= 1, got {count}")
     shape = recipe.placement
-    island_shape(count, recipe.method.num_workers, shape.shard_size, shape.replica_size)
+    island_shape(count, len(recipe.method.living_workers), shape.shard_size, shape.replica_size)
     return start_ranks(
         count, words, recipe.run.grace_seconds, others_go_on=others_go_on, replaces=replaces
     )

@@ -3,12 +3,15 @@ returned, all that are left meet again and go on from the newest checkpoint (`ru
 """
 
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from rich.console import Console
 
+from adloco.algorithms.method import Method
 from adloco.cli.arguments import read_recipe
 from adloco.cli.rank_processes import RankEnd
 from adloco.cli.terminal import open_console
@@ -21,12 +24,14 @@ from adloco.distributed.launch.quorum import (
     can_grow,
     end_all,
     first_quorum,
+    lost_islands,
     next_quorum,
     started_later,
 )
 from adloco.distributed.launch.restarts import store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
 from adloco.errors import LostRankError
+from adloco.run.changes import DROPPED
 from adloco.run.environment import choose_device
 from adloco.run.memory_copies import NO_COPIES, Copies
 from adloco.run.starts import Kind
@@ -61,7 +66,7 @@ def train_with_those_left(arguments: Namespace) -> int:
 def goes_on_after_loss(settings: RunSettings) -> bool:
     """True if ranks of a run with these settings go on after one is lost."""
     # NCCL cannot be left as gloo can.
-    return settings.on_loss == "replace" and choose_device(settings.device).type == "cpu"
+    return settings.on_loss != "stop" and choose_device(settings.device).type == "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,20 @@ class _Begun:
     folder: Path
     shape: tuple[int, int]
     """Shards and replicas of an island."""
-    num_workers: int
+    workers: tuple[int, ...]
+    """Ids of the workers that train."""
+    dropped: tuple[int, ...]
+    """Ids of those that train no more."""
+
+    @staticmethod
+    def of(method: Method, folder: Path, shape: tuple[int, int]) -> "_Begun":
+        workers, dropped = method.living_workers, method.dropped
+        return _Begun(folder=folder, shape=shape, workers=workers, dropped=dropped)
+
+    def without(self, lost: Sequence[int]) -> "_Begun":
+        """The run without these workers."""
+        left = tuple(worker for worker in self.workers if worker not in lost)
+        return replace(self, workers=left, dropped=tuple(sorted({*self.dropped, *lost})))
 
 
 class _Part:
@@ -94,8 +112,7 @@ class _Part:
         """None until there is a run to go on with."""
         if quorum is not None and quorum.shape is not None:
             folder = arguments.resume or Path(self._limits.folder)
-            workers = resumed_recipe(folder, ()).method.num_workers
-            self._begun = _Begun(folder=folder, shape=quorum.shape, num_workers=workers)
+            self._begun = _Begun.of(resumed_recipe(folder, ()).method, folder, quorum.shape)
 
     def train(self) -> int | None:
         """Train with the ranks of this quorum.
@@ -143,9 +160,13 @@ class _Part:
             self._copies = run.copies.copies
         seconds = self._limits.timeout_seconds
         try:
-            self._quorum = next_quorum(quorum, begun.shape, begun.num_workers, seconds)
+            self._quorum = next_quorum(quorum, begun.shape, len(begun.workers), seconds)
         except LostRankError as error:
             raise self._ending.advised(error) from None
+        if self._quorum and run and self._limits.on_loss == "drop":
+            lost = lost_islands(quorum, self._quorum, prod(begun.shape))
+            workers = [worker for worker in begun.workers if run.placement.owner(worker) in lost]
+            self._begun = begun.without(workers)
         return self._quorum is not None
 
     def _group(self) -> AbstractContextManager[None]:
@@ -161,8 +182,10 @@ class _Part:
             given = [(name, text) for name, text in given if name in CHANGEABLE]
         if self._begun:
             shards, replicas = map(str, self._begun.shape)
-            shape = [("placement.shard_size", shards), ("placement.replica_size", replicas)]
-            given = [*given, *shape]
+            sizes = [("placement.shard_size", shards), ("placement.replica_size", replicas)]
+            # A rank that joins has not seen who was lost.
+            dropped = broadcast_state([*self._begun.dropped])
+            given = [*given, *sizes, (DROPPED, str(dropped))]
         with console.status("reading and tokenising text, building models ..."):
             run = (
                 TrainingRun.resume(folder, given, self._kind(), self._copies)
@@ -177,11 +200,8 @@ class _Part:
             self._lost = ""
         self._ending.run, self._ending.folder = run, run.folder
         placement = run.placement
-        self._begun = _Begun(
-            folder=run.folder,
-            shape=(placement.shards, placement.ranks_per_worker // placement.shards),
-            num_workers=run.recipe.method.num_workers,
-        )
+        shape = (placement.shards, placement.ranks_per_worker // placement.shards)
+        self._begun = _Begun.of(run.recipe.method, run.folder, shape)
         return run, given
 
     def _kind(self) -> Kind:
@@ -206,7 +226,7 @@ class _Part:
         run, begun, quorum = self._ending.run, self._begun, self._quorum
         if not self._meets or run is None or begun is None or quorum is None:
             return False
-        asked = run.placement.is_rank_zero and can_grow(quorum, begun.shape, begun.num_workers)
+        asked = run.placement.is_rank_zero and can_grow(quorum, begun.shape, len(begun.workers))
         return run.placement.agree(asked)
 
 

@@ -64,10 +64,11 @@ class RunSettings:
     """A rank that gives no sign of life for so long is lost, and the run ends. A rank that is slow
     is waited for, ten times as long.
     """
-    on_loss: Literal["stop", "replace"] = "stop"
+    on_loss: Literal["stop", "replace", "drop"] = "stop"
     """What to do when a rank is lost. stop: end the run, to be resumed; replace: the ranks that are
     left take over its workers and go on from the newest checkpoint, with the same numbers as if
-    nothing had happened, and take back a rank that returns. Only on CPUs; on GPUs the run ends.
+    nothing had happened, and take back a rank that returns; drop: they go on from there without its
+    workers (method.dropped). Only on CPUs; on GPUs the run ends.
     """
     copy_every: int = 0
     """Rounds from one copy of the run's state in memory to the next; 0: none are made. Each island
@@ -98,7 +99,7 @@ class RunSettings:
         )
         require(
             self.copy_every == 0 or (self.copy_every > 0 and self.on_loss != "stop"),
-            "run.copy_every must be 0, or > 0 with run.on_loss = replace, got "
+            "run.copy_every must be 0, or > 0 with run.on_loss = replace or drop, got "
             f"{self.copy_every} and {self.on_loss}",
         )
         require(

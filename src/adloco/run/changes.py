@@ -3,6 +3,7 @@ numbers that are not finite; and the record of each change in the run folder.
 """
 
 import json
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ from adloco.whole_file import write_text
 
 CHANGES = "changes.jsonl"
 SKIPPED = "data.skip_samples"
+DROPPED = "method.dropped"
 RECORDED_SETTINGS = (
     "inner.lr",
     "method.max_grad_norm",
+    DROPPED,
     SKIPPED,
     "run.on_nonfinite",
     "run.on_spike",
@@ -69,6 +72,11 @@ def changed_settings(
         for name, value in _recorded(recipe).items()
         if before.get(name, value) != value
     ]
+    back = {*literal_eval(before[DROPPED])} - {*recipe.method.dropped}
+    require(
+        not back,
+        f"{DROPPED} must name the workers {sorted(back)}, which the run in {folder} has dropped",
+    )
     for change in changes:
         require(
             change.setting != SKIPPED or int(change.after) > int(change.before),

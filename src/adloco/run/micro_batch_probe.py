@@ -99,7 +99,7 @@ def probe(
     known = placement.agree(None if again else _read(file))
     if known:
         return _from_json(known)
-    together = int(placement.largest(len(placement.local(range(recipe.method.num_workers)))))
+    together = int(placement.largest(len(placement.local(recipe.method.living_workers))))
     # All ranks must decide alike which sizes to try, or some would wait for the others for ever.
     free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
     copies = outer_copies(recipe, placement.device)

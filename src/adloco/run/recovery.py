@@ -5,13 +5,13 @@ a process that has it sends.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adloco.algorithms.state_parts import RUN, local_parts
+from adloco.algorithms.state_parts import RUN, local_parts, without_workers
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.plain_state import split_state
 from adloco.distributed.traffic import num_bytes
@@ -48,13 +48,19 @@ class Recovered:
     """Bytes of parts that this process has received from another island."""
 
 
-def load_newest_good(folder: Path, placement: Placement, copies: Copies = NO_COPIES) -> Recovered:
+def load_newest_good(
+    folder: Path,
+    placement: Placement,
+    copies: Copies = NO_COPIES,
+    dropped: Collection[int] = (),
+) -> Recovered:
     """Load the newest checkpoint of which every part is good somewhere. Called on all ranks.
 
     Args:
         folder: Folder of all checkpoints of the run.
         placement: The ranks.
         copies: Parts that this process has in memory.
+        dropped: Workers whose parts nobody needs.
 
     Raises:
         ValueError: No checkpoint is good, or another version wrote it.
@@ -67,7 +73,8 @@ def load_newest_good(folder: Path, placement: Placement, copies: Copies = NO_COP
         sharing = _Sharing(Checkpoint(folder / name), copies.get(name, {}), placement)
         lost = sharing.get([RUN])
         if not lost:
-            numbers = sharing.parts[RUN]["algorithm"] if _known(sharing.parts[RUN]) else None
+            run = sharing.parts[RUN]
+            numbers = without_workers(run["algorithm"], dropped) if _known(run) else None
             lost = sharing.get(local_parts(numbers, placement) if numbers else [])
         if not lost:
             return Recovered(

@@ -151,6 +151,7 @@ def place_workers(recipe: Recipe) -> Placement:
         shape.replica_size,
         must_agree=shared,
         timeout_seconds=recipe.run.timeout_seconds,
+        dropped=recipe.method.dropped,
     )
 
 
@@ -254,7 +255,7 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     It counts parameters, gradients, AdamW's moments, residuals and outer state, not activations.
     """
     method, device = recipe.method, placement.device
-    workers = len(placement.local(range(method.num_workers)))
+    workers = len(placement.local(method.living_workers))
     residuals = recipe.feedback and not (recipe.outer_memory.on_host and device.type != "cpu")
     copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
     copies += rollback_copies(recipe, workers, device)

@@ -219,7 +219,8 @@ class TrainingRun:
                 in_turn(placement, lambda: rmtree(folder / CHECKPOINTS, ignore_errors=True))
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
                 return TrainingRun._begin(prepare_new_run(recipe, placement), folder)
-            found = load_newest_good(folder / CHECKPOINTS, placement, copies)
+            checkpoints, dropped = folder / CHECKPOINTS, recipe.method.dropped
+            found = load_newest_good(checkpoints, placement, copies, dropped)
             stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
             run = TrainingRun(prepare_run(stored.recipe, placement, stored), folder, stored)
             check_corpus(stored, run.task)

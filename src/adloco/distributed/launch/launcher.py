@@ -1,7 +1,7 @@
 """Joining the process group that torchrun or `start_ranks` prepared, and placing workers."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -164,6 +164,7 @@ def place(
     replica_size: int = 1,
     must_agree: Mapping[str, str] | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    dropped: Collection[int] = (),
 ) -> Placement:
     """Place workers in this process, or over all ranks if called inside `process_group`.
 
@@ -177,6 +178,7 @@ def place(
             0: as many as there are for each worker.
         must_agree: Other settings, by name, that must be the same on all ranks.
         timeout_seconds: As given to `process_group`.
+        dropped: Workers that no rank hosts, by number from 0.
 
     Returns:
         The placement, for `AdLoCo` or `DiLoCo`.
@@ -186,7 +188,8 @@ def place(
             differs between ranks, this machine has too few GPUs, or this process is one of several
             ranks and not inside `process_group`.
     """
-    shards, replicas = island_shape(num_ranks(), num_workers, shard_size, replica_size)
+    workers = [worker for worker in range(num_workers) if worker not in dropped]
+    shards, replicas = island_shape(num_ranks(), len(workers), shard_size, replica_size)
     device = torch.device(device)
     if not dist.is_initialized():
         if num_ranks() > 1:
@@ -210,7 +213,7 @@ def place(
                 f"start at most {found} ranks on it, or use the device cpu"
             )
         torch.cuda.set_device(device)
-    return Ranks(num_workers, device, threads, shards, replicas, timeout_seconds)
+    return Ranks(workers, device, threads, shards, replicas, timeout_seconds)
 
 
 def _check_agreement(mine: dict[str, str]) -> None:

@@ -163,6 +163,16 @@ def next_quorum(
     return _decided(store, number, quorum.process)
 
 
+def lost_islands(before: Quorum, after: Quorum, size: int) -> list[int]:
+    """The islands of a quorum, by number from 0, of which a rank is not in the next one.
+
+    size: Ranks of an island.
+    """
+    members = before.members
+    islands = [members[first : first + size] for first in range(0, len(members), size)]
+    return [number for number, ranks in enumerate(islands) if not {*ranks} <= {*after.members}]
+
+
 def end_all(quorum: Quorum) -> None:
     """Tell processes that wait to join that the run has ended; called by its members."""
     if quorum.number > 0:

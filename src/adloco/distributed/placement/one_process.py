@@ -80,6 +80,9 @@ class OneProcess:
     def agree(self, value: Item) -> Item:
         return value
 
+    def owner(self, worker: int) -> int:
+        return 0
+
     def local(self, worker_ids: Sequence[int]) -> list[int]:
         return list(worker_ids)
 

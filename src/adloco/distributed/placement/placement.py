@@ -51,6 +51,10 @@ class Placement(Protocol):
         """Bytes that all ranks have given to collectives so far."""
         ...
 
+    def owner(self, worker: int) -> int:
+        """Number of the island that hosts the worker. Needs no other rank."""
+        ...
+
     def local(self, worker_ids: Sequence[int]) -> list[int]:
         """The workers among these that live in this process. Needs no other rank."""
         ...

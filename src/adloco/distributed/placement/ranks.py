@@ -51,7 +51,7 @@ class Ranks:
 
     def __init__(
         self,
-        num_workers: int,
+        workers: Sequence[int],
         device: torch.device,
         threads: int,
         shards: int = 1,
@@ -60,7 +60,7 @@ class Ranks:
     ) -> None:
         """
         Args:
-            num_workers: Workers of the run.
+            workers: Ids of the run's workers, rising.
             device: Where the workers of this rank compute.
             threads: Workers of a rank that run at once; see `OneProcess`.
             shards: Ranks over which a worker's parameters are sharded.
@@ -69,7 +69,8 @@ class Ranks:
         """
         self._longest_wait = longest_wait(timeout_seconds)
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self.num_workers = num_workers
+        self.num_workers = len(workers)
+        self._places = {worker: place for place, worker in enumerate(workers)}
         self.device = device
         self.shards = shards
         self.ranks_per_worker = shards * replicas
@@ -111,8 +112,7 @@ class Ranks:
         return self.rank == 0
 
     def owner(self, worker: int) -> int:
-        """Number of the island that hosts the worker."""
-        return worker * self._num_islands // self.num_workers
+        return self._places[worker] * self._num_islands // self.num_workers
 
     def local(self, worker_ids: Sequence[int]) -> list[int]:
         return [worker for worker in worker_ids if self.owner(worker) == self._island]
@@ -169,7 +169,7 @@ class Ranks:
         )
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-        assert list(rows) == self.local(range(self.num_workers)), "one row for each local worker"
+        assert list(rows) == self.local([*self._places]), "one row for each local worker"
         most = -(-self.num_workers // self._num_islands)
         mine = torch.tensor(
             [list(row) for row in rows.values()], dtype=torch.float64, device=self.device
@@ -179,7 +179,7 @@ class Ranks:
             self.traffic.add(num_bytes([mine]), self.num_workers - 1)
         parts = iter(everyone[:: self.ranks_per_worker].tolist())
         islands = [
-            [worker for worker in range(self.num_workers) if self.owner(worker) == island]
+            [worker for worker in self._places if self.owner(worker) == island]
             for island in range(self._num_islands)
         ]
         return {

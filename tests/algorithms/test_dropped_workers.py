@@ -1,0 +1,80 @@
+"""Workers that are dropped from a run: the others go on without them (`method.dropped`)."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from adloco import BatchGuards, place
+from adloco.algorithms.adloco import AdLoCo
+from adloco.distributed.testing import run_on_ranks
+from adloco.rules.merge_policies.smallest import MergeSmallest
+from tests.problems import make_run, regression
+
+
+def run_with(batch: int, dropped: tuple[int, ...], **changes: Any) -> AdLoCo:
+    """A trainer with three workers, or two of two, without some of them; plain means."""
+    sizes = {"workers_per_trainer": 3, "outer": None} | changes
+    data = regression(4)
+    return make_run(data=data, guards=BatchGuards(initial=batch), dropped=dropped, **sizes)
+
+
+def parameters(run: AdLoCo, trainer: int = 0) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in run.model(trainer).parameters()])
+
+
+def test_the_others_go_on_without_a_dropped_worker() -> None:
+    """The new global parameters are the mean of the two that are left, weighted by samples."""
+    whole = run_with(9, ())
+    whole.round()
+    state = whole.state_dict()
+    left, first, third = (
+        run_with(batch, dropped) for batch, dropped in ((5, (1,)), (3, (1, 2)), (2, (0, 1)))
+    )
+    for run in (left, first, third):
+        run.load_state_dict(state)
+        for trainer in run.trainers.values():
+            trainer.controller.requested_batch = {left: 5, first: 3, third: 2}[run]
+        run.round()
+    assert left.trainers[0].worker_ids == [0, 2]
+    expected = (3 * parameters(first) + 2 * parameters(third)) / 5
+    torch.testing.assert_close(parameters(left), expected)
+    assert left.state.samples == whole.state.samples + 5 * 3
+
+
+def test_a_trainer_ends_with_its_last_worker() -> None:
+    policy = MergeSmallest(count=2, every=1, first_round=2)
+    sizes = {"num_trainers": 2, "workers_per_trainer": 2, "merge": policy}
+    whole = run_with(4, (), **sizes)
+    whole.round()
+    left = run_with(4, (0, 1, 3), **sizes)
+    left.load_state_dict(whole.state_dict())
+    assert {number: each.worker_ids for number, each in left.trainers.items()} == {1: [2]}
+    report = left.round()
+    assert report is not None
+    assert not report.merges
+    assert [row.worker for row in report.workers] == [2]
+    assert [*run_with(4, (2, 3), **sizes).trainers] == [0], "also in a run that begins so"
+
+
+def on_ranks() -> tuple[list[int], Any]:
+    run = run_with(6, (1,), placement=place(3, dropped=(1,)))
+    run.round()
+    run.round()
+    return sorted(run.workers), run.state_dict().get("trainer-0")  # On rank 0 only.
+
+
+def test_ranks_share_the_workers_that_are_left() -> None:
+    one = run_with(6, (1,))
+    one.round()
+    one.round()
+    expected = one.state_dict()["trainer-0"]["outer"]["params"][0]
+    (zero, found), (two, _) = run_on_ranks(on_ranks, 2)
+    assert (zero, two) == ([0], [2])
+    assert torch.equal(found["outer"]["params"][0], expected)
+
+
+@pytest.mark.parametrize("dropped", [(0, 1, 2), (3,), (1, 1), (-1,)])
+def test_who_may_be_dropped(dropped: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="dropped must be some of the workers 0 to 2, not all"):
+        run_with(6, dropped)
