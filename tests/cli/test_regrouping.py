@@ -137,6 +137,7 @@ def test_the_others_go_on_without_the_workers_of_a_lost_rank(
     ("ranks", "signals", "extra"),
     [
         (3, [signal.SIGSTOP], ["--run.timeout_seconds", "4"]),
+        (3, [signal.SIGTERM], ["--run.copy_every", "2"]),
         (3, [signal.SIGKILL, signal.SIGKILL], ["--restart"]),
         (4, [signal.SIGKILL], ["--restart", "--placement.shard_size", "2"]),
     ],

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from signal import SIGINT
 
 from rich.console import Console
 
@@ -24,6 +25,7 @@ from adloco.distributed.launch.quorum import (
     can_grow,
     end_all,
     first_quorum,
+    leave,
     lost_islands,
     next_quorum,
     started_later,
@@ -106,6 +108,8 @@ class _Part:
         self._ending = RankEnd()
         self._lost = ""
         """What is known of the rank that was lost last."""
+        self._leaves = False
+        """True if this rank was told to stop and the others go on."""
         self._copies: Copies = NO_COPIES
         """What this process had in memory of the run when a rank was lost."""
         self._begun: _Begun | None = None
@@ -131,13 +135,17 @@ class _Part:
                 run, settings = self._open(console)
                 log = opened.enter_context(train_log(run))
                 end = self._ending.after_signal
-                code = train(run, console, log, settings, end, self._others_wait)
+                code = train(
+                    run, console, log, settings, end, self._others_wait, self._others_go_on
+                )
         except LostRankError as error:
             if not self._meets or self._begun is None:
                 raise self._ending.advised(error) from None
             self._lost = str(error)
             return None
-        if code is not None and self._quorum:
+        if self._quorum and self._leaves:
+            leave(self._quorum)
+        elif self._quorum and code is not None:
             end_all(self._quorum)
         return code
 
@@ -228,6 +236,23 @@ class _Part:
             return False
         asked = run.placement.is_rank_zero and can_grow(quorum, begun.shape, len(begun.workers))
         return run.placement.agree(asked)
+
+    def _others_go_on(self, signals: Sequence[int]) -> bool:
+        """True, on all ranks, if only some were told to stop, and not by Ctrl+C: a machine leaves.
+
+        signals: Those that came here.
+        """
+        run = self._ending.run
+        if not self._meets or run is None:
+            return False
+        everywhere = run.placement.all_values([*signals])
+        told = [rank for rank, numbers in enumerate(everywhere) if numbers]
+        by_hand = any(SIGINT in numbers for numbers in everywhere)
+        if by_hand or len(told) in (0, run.placement.num_ranks):
+            return False
+        self._leaves = bool(signals)
+        self._lost = f"ranks told to leave: {', '.join(map(str, told))}"
+        return True
 
 
 def _run_settings(arguments: Namespace) -> RunSettings:

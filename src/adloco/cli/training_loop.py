@@ -40,8 +40,9 @@ def train(
     settings: Sequence[tuple[str, str]],
     end: Callable[[int], None],
     others_wait: Callable[[], bool],
+    others_go_on: Callable[[Sequence[int]], bool],
 ) -> int | None:
-    """Train until the budget is spent, the user stops the run, or other ranks wait to join.
+    """Train until the budget is spent, the user stops the run, or its ranks are to meet again.
 
     Args:
         run: The run.
@@ -51,11 +52,13 @@ def train(
         end: Called with a signal that came while this rank waited for another one for longer than
             run.grace_seconds. It must end the process.
         others_wait: True, on all ranks, if other ranks wait to join; called between rounds.
+        others_go_on: Called after a stop with the signals that came here. True, on all ranks, if
+            those that were told to stop leave, and the others go on.
 
     Returns:
-        The exit code; None if the run was saved for other ranks to join.
+        The exit code; None if the run was saved for its ranks to meet again.
     """
-    return _Training(run, console, log, end, others_wait).run(settings)
+    return _Training(run, console, log, end, others_wait, others_go_on).run(settings)
 
 
 class _Training:
@@ -68,10 +71,11 @@ class _Training:
         log: logging.Logger,
         end: Callable[[int], None],
         others_wait: Callable[[], bool],
+        others_go_on: Callable[[Sequence[int]], bool],
     ) -> None:
         self._run = run
         self._end = end
-        self._others_wait = others_wait
+        self._others_wait, self._others_go_on = others_wait, others_go_on
         self._console = console
         self._log = log
         self._late = ""
@@ -117,6 +121,11 @@ class _Training:
         if not run.finished:  # Stopped, here or on another rank.
             for number in signals[:1]:
                 self._log.warning("told to stop by %s", signal.Signals(number).name)
+            if self._others_go_on(signals):
+                if not signals:
+                    return None
+                self._say("stopped and saved; the other ranks go on with the run")
+                return INTERRUPTED
             self._log.info("checkpoint %s", run.saving.newest)
             self._say(f"stopped and saved; go on with: adloco train --resume {run.folder}")
             return INTERRUPTED

@@ -35,9 +35,14 @@ class MemoryCopies:
         self._islands = placement.num_ranks // placement.ranks_per_worker
         self._every = every if self._islands > 1 else 0
 
+    @property
+    def made(self) -> bool:
+        """True if this run makes copies."""
+        return self._every > 0
+
     def due(self, round: int) -> bool:
         """True if copies are to be made after this round."""
-        return self._every > 0 and round % self._every == 0
+        return self.made and round % self._every == 0
 
     def keep(self, name: str, parts: Mapping[str, Any]) -> int:
         """Keep the parts of this island, and exchange copies with its neighbours.

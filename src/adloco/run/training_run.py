@@ -302,8 +302,11 @@ class TrainingRun:
         while not self.finished:
             before, samples = time.monotonic(), self.algorithm.state.samples_so_far
             report = self._round()
+            content = cache(self._checkpoint)
             if report is None:
-                self._save(self._checkpoint, last=True)
+                self._save(content, last=True)
+                if self.copies.made:  # This rank may leave, and take its disk along.
+                    self._copy(content)
                 return
             if self.finished:
                 # The round can be larger than planned, so `last` can have been False.
@@ -317,11 +320,10 @@ class TrainingRun:
             self.history.append(record)
             due = report.round % self.recipe.run.checkpoint_every == 0
             self.saving.look()
-            content = cache(self._checkpoint)
             if self.finished or due or self.saving.missing:
                 self._save(content, last=self.finished)
             if not self.finished and self.copies.due(report.round):
-                self._bytes_checkpoint += self.copies.keep(self._checkpoint_name(), content())
+                self._copy(content)
             yield record
 
     def _round(self) -> RoundReport | None:
@@ -427,6 +429,9 @@ class TrainingRun:
         self.saving.try_to_save(self._checkpoint_name(), content, last=last)
         if last:
             self.starts.stop(self._point(self.algorithm.state.samples_so_far))
+
+    def _copy(self, content: Content) -> None:
+        self._bytes_checkpoint += self.copies.keep(self._checkpoint_name(), content())
 
     def _checkpoint_name(self) -> str:
         """Rounds and inner steps so far; names sort by age."""

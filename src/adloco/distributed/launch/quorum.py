@@ -97,7 +97,10 @@ def report_death(store: Any, process: int, how: str) -> None:
         process: Its id.
         how: How it ended: the rest of a sentence about it.
     """
-    keys = of_this_start(store)
+    _note_death(of_this_start(store), process, how)
+
+
+def _note_death(keys: Any, process: int, how: str) -> None:
     keys.set(f"dead-{process}", how)
     keys.add("deaths", 1)
 
@@ -177,6 +180,11 @@ def end_all(quorum: Quorum) -> None:
     """Tell processes that wait to join that the run has ended; called by its members."""
     if quorum.number > 0:
         connect().set(OVER, "")
+
+
+def leave(quorum: Quorum) -> None:
+    """Tell the others that this process ends, and that they go on."""
+    _note_death(connect(), quorum.process, "was told to leave")
 
 
 def join(process: int) -> Quorum | None:
