@@ -96,6 +96,11 @@ MODES = {
     "ranks": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 2"),
     # The ranks that are left go on in place, and a new one joins them.
     "place": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 3 --run.on_loss replace"),
+    # The same without a disk: from copies in the memory of another rank.
+    "memory": Mode(
+        kinds=("kill", "stop"),
+        flags="--ranks 3 --run.on_loss replace --run.copy_every 1 --run.checkpoint_every 1000",
+    ),
     "torchrun": Mode(
         kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open"),
         launchers=(torchrun(0), torchrun(1)),
