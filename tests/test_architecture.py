@@ -62,6 +62,7 @@ ROOMS = {
         "config",
         "run",
     },
+    "cluster": {"errors", "distributed", "algorithms", "config"},
     "study": {"errors", "metrics", "rules", "distributed", "config", "run", "plan"},
     "report": {
         "errors",
@@ -92,6 +93,7 @@ ROOMS = {
         "run",
         "plan",
         "study",
+        "cluster",
         "report",
     },
 }

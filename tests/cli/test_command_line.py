@@ -22,7 +22,7 @@ from adloco.config.shipped import shipped_recipes
 
 NAMES = ["train", "compare", "sweep", "ablate", "plan", "runs", "recipes", "prepare", "probe"]
 NAMES += ["config", "convert", "evaluate", "generate", "gradients", "export", "report"]
-NAMES += ["completion"]
+NAMES += ["launch", "completion"]
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -325,6 +325,7 @@ def complete(shell: list[str], words: list[str]) -> list[str]:
         ("adloco train --run.precision auto single --run.compile ", ["true", "false"]),
         ("adloco probe --help-settings wi", ["wire"]),
         ("adloco generate --te", ["--temperature"]),
+        ("adloco launch diloco --on s", ["skypilot", "slurm"]),
         ("adloco generate --run.s", []),
         ("adloco train --resume ru", []),  # The shell completes files.
         ("adloco completion ", ["bash", "zsh", "fish"]),

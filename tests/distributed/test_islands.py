@@ -20,7 +20,8 @@ from adloco import (
     NormTest,
     SwitchMode,
 )
-from adloco.distributed.launch.launcher import island_shape, place
+from adloco.distributed.launch.islands import island_shape
+from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from tests.algorithms.test_statistics import per_sample_gradients
 from tests.problems import BlockLM, adamw, cases, make_run, next_token, outer_sgd, sgd, tokens

@@ -59,6 +59,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: Namespace) -> int:
+    from adloco.cli.launch import NAMES
     from adloco.cli.main import build_parser
     from adloco.cli.settings_help import known_settings
     from adloco.config.recipe import build_recipe, read_values
@@ -79,7 +80,7 @@ def run(arguments: Namespace) -> int:
     values: dict[str, Sequence[str]] = {
         f"--{setting.name}": setting.choices for setting in settings if setting.choices
     }
-    values["--help-settings"] = list(SECTIONS)
+    values |= {"--help-settings": list(SECTIONS), "--on": NAMES}
     if arguments.shell == "fish":
         print(_fish(options, values, takes, shipped_recipes()), end="")
         return 0

@@ -24,6 +24,7 @@ from adloco.cli import (
     export,
     generate,
     gradients,
+    launch,
     plan,
     prepare,
     probe,
@@ -56,6 +57,7 @@ COMMANDS = (
     gradients,
     export,
     report,
+    launch,
     completion,
 )
 

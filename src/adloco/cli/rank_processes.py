@@ -8,7 +8,8 @@ from pathlib import Path
 
 from adloco.cli.terminal import print_error
 from adloco.config.sections import Recipe
-from adloco.distributed.launch.launcher import island_shape, this_rank
+from adloco.distributed.launch.islands import island_shape
+from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
 from adloco.errors import LostRankError, OtherRankError, exit_code, require
 from adloco.run.training_run import TrainingRun

@@ -1,0 +1,1 @@
+"""Jobs for schedulers, and what is checked before a long run."""

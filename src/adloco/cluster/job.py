@@ -1,0 +1,169 @@
+"""A training job over the nodes of a cluster: how its ranks divide into islands, and the command
+that every node runs.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adloco.algorithms.inner.muon import InnerMuon
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.sections import Recipe
+from adloco.config.shipped import shipped_recipes
+from adloco.distributed.launch.islands import island_shape
+from adloco.errors import require
+
+Settings = Sequence[tuple[str, str]]
+GRACE_SECONDS = 110
+"""`run.grace_seconds` of a job, unless the line or the recipe has another value."""
+MARGIN_SECONDS = 20
+"""From the end of the grace to the end that the scheduler puts to the job."""
+PORT = 29400
+"""Where torchrun's agents meet; its default."""
+RESTARTS = 3
+"""How often torchrun starts the ranks again on the nodes that there are."""
+LONGEST_NAME = 40
+"""Kubernetes adds to a job's name, and allows 63 characters."""
+END = "END_OF_RECIPE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A recipe on a number of nodes. It begins a run, or goes on with it if it is started again."""
+
+    name: str
+    """Lower-case letters, digits and dashes, as Kubernetes demands."""
+    recipe: str
+    """A file, or the name of a shipped recipe."""
+    settings: tuple[tuple[str, str], ...]
+    """(section.key, value), those that the job needs among them."""
+    folder: str
+    """The run's folder."""
+    islands: int
+    nodes: int
+    gpus_per_node: int
+    grace_seconds: int
+
+    def torchrun(self, first: str, more: Sequence[str], recipe: str) -> str:
+        """The command of every node, on several lines, in the words of a shell.
+
+        Args:
+            first: The first node's address, as a word of a shell.
+            more: Options of torchrun that only this scheduler needs, likewise.
+            recipe: The recipe as the nodes name it.
+        """
+        lines = [
+            f"torchrun --nnodes {self.nodes} --nproc-per-node {self.gpus_per_node}",
+            f"    --rdzv-backend c10d --rdzv-endpoint {first}:{PORT}",
+            *(f"    {option}" for option in more),
+            f"    --max-restarts {RESTARTS} --shutdown-timeout {self.grace_seconds}",
+            f"    -m adloco train {shlex.quote(recipe)} --restart",
+            *(f"    --{name} {shlex.quote(value)}" for name, value in self.settings),
+        ]
+        return " \\\n".join(lines)
+
+    def carried_recipe(self) -> tuple[str, str]:
+        """For a scheduler whose nodes do not see the files here: lines of a shell that write the
+        recipe's file there, and its name there. Nothing is written for a shipped recipe.
+        """
+        if self.recipe in shipped_recipes():
+            return "", self.recipe
+        there = f"/tmp/{Path(self.recipe).name}"
+        text = Path(self.recipe).read_text(encoding="utf-8").strip("\n")
+        require(END not in text, f"the recipe {self.recipe!r} must not contain {END}; remove it")
+        return f"cat > {shlex.quote(there)} <<'{END}'\n{text}\n{END}\n", there
+
+
+def plan_job(
+    recipe: str,
+    settings: Settings,
+    *,
+    islands: int,
+    gpus_per_island: int,
+    gpus_per_node: int | None,
+    started: str,
+) -> Job:
+    """Plan a job, and check that its recipe can be trained by it.
+
+    Args:
+        recipe: A file, or the name of a shipped recipe.
+        settings: (section.key, value) of settings that replace the recipe's.
+        islands: Groups of GPUs that share a worker.
+        gpus_per_island: GPUs of each of them.
+        gpus_per_node: GPUs of a node; None: an island is a node.
+        started: The time, for the name of the run's folder if `run.folder` is not set.
+
+    Raises:
+        ValueError: A number or a setting is wrong, or they do not fit together.
+    """
+    per_node = gpus_per_island if gpus_per_node is None else gpus_per_node
+    named = {"islands": islands, "gpus-per-island": gpus_per_island, "gpus-per-node": per_node}
+    for name, number in named.items():
+        require(number >= 1, f"--{name} must be >= 1, got {number}")
+    ranks = islands * gpus_per_island
+    require(
+        ranks % per_node == 0
+        and max(per_node, gpus_per_island) % min(per_node, gpus_per_island) == 0,
+        f"--gpus-per-node {per_node} must divide, or be a multiple of, --gpus-per-island "
+        f"{gpus_per_island}, and fill whole nodes with {ranks} GPUs; choose another number",
+    )
+    values = read_values(recipe)
+    asked = build_recipe(override(values, settings))
+    name = _name(asked.run.name)
+    defaults: dict[str, str] = {}
+    if not asked.run.folder:
+        defaults["run.folder"] = f"runs/{name}-{started}"
+    if not {"run.grace_seconds"} & {*dict(settings), *(f"run.{key}" for key in values["run"])}:
+        defaults["run.grace_seconds"] = str(GRACE_SECONDS)
+    shape = asked.placement
+    if (shape.shard_size, shape.replica_size) == (1, 1) and gpus_per_island > 1:
+        defaults[f"placement.{_spread(asked)}"] = str(gpus_per_island)
+    given = (*settings, *defaults.items())
+    whole = build_recipe(override(values, given))
+    _check_islands(whole, islands, gpus_per_island)
+    return Job(
+        name=name,
+        recipe=recipe,
+        settings=given,
+        folder=whole.run.folder,
+        islands=islands,
+        nodes=ranks // per_node,
+        gpus_per_node=per_node,
+        grace_seconds=round(whole.run.grace_seconds),
+    )
+
+
+def _check_islands(recipe: Recipe, islands: int, gpus_per_island: int) -> None:
+    """Raise ValueError if the recipe's workers cannot be spread over these islands."""
+    shape, workers = recipe.placement, recipe.method.num_workers
+    if not recipe.data_parallel:
+        each, rest = divmod(islands, recipe.method.num_trainers)
+        advice = f", or add --method.workers_per_trainer {each}" if not rest else ""
+        require(
+            islands <= workers,
+            f"--islands {islands} are more than the {workers} workers of the recipe, and an island "
+            f"without a worker has nothing to do; take at most {workers}{advice}",
+        )
+    fixed = shape.shard_size * shape.replica_size  # 0: as many as there are for each worker.
+    require(
+        recipe.data_parallel or fixed in (0, gpus_per_island),
+        f"placement.shard_size x placement.replica_size makes islands of {fixed} GPUs, not of "
+        f"--gpus-per-island {gpus_per_island}; make them equal, or set neither",
+    )
+    island_shape(islands * gpus_per_island, workers, shape.shard_size, shape.replica_size)
+
+
+def _spread(recipe: Recipe) -> str:
+    """How the GPUs of an island share a worker: by shards, unless it needs whole matrices or
+    gradients.
+    """
+    whole = recipe.batch.inner_products is not None or isinstance(recipe.inner, InnerMuon)
+    return "replica_size" if whole else "shard_size"
+
+
+def _name(text: str) -> str:
+    """The name of a job from that of a recipe."""
+    letters = re.sub(r"[^a-z0-9]+", "-", text.lower())[:LONGEST_NAME].strip("-")
+    return letters if letters[:1].isalpha() else f"adloco-{letters}".strip("-")
