@@ -62,7 +62,7 @@ ROOMS = {
         "config",
         "run",
     },
-    "cluster": {"errors", "distributed", "algorithms", "config"},
+    "cluster": {"errors", "distributed", "algorithms", "config", "run", "plan"},
     "study": {"errors", "metrics", "rules", "distributed", "config", "run", "plan"},
     "report": {
         "errors",

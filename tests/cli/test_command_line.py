@@ -22,7 +22,7 @@ from adloco.config.shipped import shipped_recipes
 
 NAMES = ["train", "compare", "sweep", "ablate", "plan", "runs", "recipes", "prepare", "probe"]
 NAMES += ["config", "convert", "evaluate", "generate", "gradients", "export", "report"]
-NAMES += ["launch", "completion"]
+NAMES += ["launch", "doctor", "completion"]
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

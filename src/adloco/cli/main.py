@@ -20,6 +20,7 @@ from adloco.cli import (
     completion,
     config,
     convert,
+    doctor,
     evaluate,
     export,
     generate,
@@ -58,6 +59,7 @@ COMMANDS = (
     export,
     report,
     launch,
+    doctor,
     completion,
 )
 

@@ -66,6 +66,24 @@ class Link:
         return sent / self.bytes_per_second + times * hops * self.latency_seconds
 
 
+def bandwidth_text(bytes_per_second: float) -> str:
+    """A bandwidth as `Link.parse` and a cluster's description take it, for instance 940mbit."""
+    return _text(8 * bytes_per_second, BANDWIDTH)
+
+
+def latency_text(seconds: float) -> str:
+    """A latency in the same way, for instance 1.2ms."""
+    return _text(seconds, LATENCY)
+
+
+def _text(amount: float, units: dict[str, float]) -> str:
+    """The amount with three digits, in the largest unit of which it is at least one."""
+    smallest = min(units, key=units.__getitem__)
+    fitting = [name for name, size in units.items() if amount >= size]
+    unit = max(fitting, key=units.__getitem__, default=smallest)
+    return f"{float(f'{amount / units[unit]:.3g}'):.12g}{unit}"
+
+
 def _quantity(text: str, units: dict[str, float]) -> float | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)(?:/s)?", text)
     return float(found[1]) * units[found[2]] if found and found[2] in units else None

@@ -10,10 +10,12 @@ from adloco.config.sections import Recipe
 from adloco.distributed.placement.placement import Placement
 from adloco.models.source import Builder
 from adloco.run.environment import choose_precision
-from adloco.run.micro_batch_probe import Probe, probe
+from adloco.run.micro_batch_probe import Probe, outer_copies, probe
 from adloco.run.start import model_builder, open_task, place_workers, with_reachable_data
 from adloco.run.throughput import Throughput, doublings, measure_throughput
 from adloco.tasks.task import Task
+
+ADAMW_MOMENTS = 2
 
 
 def find_micro_batch(recipe: Recipe, *, again: bool) -> tuple[Probe, str]:
@@ -61,6 +63,16 @@ def count_parameters(recipe: Recipe) -> int:
     """Number of parameters of a recipe's model. Reads its data, for the ids of the tokenizer."""
     (_, _, builder, _, _), _ = _probed(recipe)
     return builder.num_parameters()
+
+
+def checkpoint_bytes(recipe: Recipe) -> int:
+    """About how large a checkpoint of a run is that is stopped within a round: the global
+    parameters and outer momentum of each trainer; parameters, AdamW's moments and residuals of each
+    worker. After a round, workers have no parameters of their own.
+    """
+    (recipe, _, builder, _, _), _ = _probed(recipe)
+    workers = recipe.method.num_workers * (1 + ADAMW_MOMENTS + recipe.feedback)
+    return builder.num_bytes() * (outer_copies(recipe, torch.device("cpu")) + workers)
 
 
 def _probed(

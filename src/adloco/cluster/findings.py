@@ -1,0 +1,250 @@
+"""What follows from the facts of all ranks and the measured links: findings, each with what to
+change. Only numbers and texts come in, so that every rank says the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from adloco.cluster.job import PORT
+from adloco.cluster.network import LOOPBACK, VARIABLES
+from adloco.cluster.rank_facts import RankFacts
+from adloco.distributed.launch.link_test import MeasuredLink
+from adloco.plan.link import bandwidth_text, latency_text
+
+MUST_AGREE = ("torch", "adloco", "the code of adloco")
+"""What a run refuses to start with if it differs, or what changes its numbers."""
+CLOCK_SECONDS = 1.0
+"""Clocks that differ by more make the records of machines hard to compare."""
+SLOW = 2.0
+"""A link that is so many times slower than the median is named."""
+FULL = 0.2
+"""Part of the free disk that should be left over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of `adloco doctor`."""
+
+    check: str
+    level: Literal["ok", "warning", "problem"]
+    text: str
+    """What was found, and what to change."""
+
+
+def versions(facts: Sequence[RankFacts]) -> Finding:
+    """Versions, the same on all ranks or not."""
+    first, name = facts[0].versions, "versions"
+    texts = []
+    for key, version in first.items():
+        other = next((rank for rank, each in enumerate(facts) if each.versions[key] != version), 0)
+        if other:
+            here = version if len(version) < 40 else f"{version[:8]}..."
+            there = facts[other].versions[key]
+            there = there if len(there) < 40 else f"{there[:8]}..."
+            texts.append(
+                f"{key} is {here} on {facts[0].host} and {there} on {facts[other].host} (rank "
+                f"{other})"
+            )
+    if texts:
+        wrong = any(text.startswith(MUST_AGREE) for text in texts)
+        return Finding(
+            check=name,
+            level="problem" if wrong else "warning",
+            text=f"{'; '.join(texts)}; install the same on all machines",
+        )
+    named = ", ".join(f"{key} {first[key]}" for key in ("python", "torch", "adloco"))
+    same = f", the same on {len(facts)} ranks" if len(facts) > 1 else ""
+    return Finding(check=name, level="ok", text=f"{named}{same}")
+
+
+def devices(facts: Sequence[RankFacts]) -> Finding:
+    """GPUs for all ranks, and all of one kind."""
+    kinds = sorted({each.device for each in facts})
+    few = next((each for each in facts if 0 < each.gpus < each.ranks_here), None)
+    text = f"{len(facts)} {'ranks' if len(facts) > 1 else 'rank'} on {', '.join(kinds)}"
+    if few:
+        return Finding(
+            check="devices",
+            level="problem",
+            text=f"{few.host} has {few.gpus} GPUs for {few.ranks_here} ranks; start at most "
+            f"{few.gpus} there, or use --run.device cpu",
+        )
+    if len(kinds) > 1:
+        mixed = "cpu" in kinds
+        advice = (
+            "hide the GPUs, or start ranks only where there is one"
+            if mixed
+            else "the slowest decides; consider --placement.balance speed"
+        )
+        level: Literal["problem", "warning"] = "problem" if mixed else "warning"
+        return Finding(check="devices", level=level, text=f"{text}; {advice}")
+    return Finding(check="devices", level="ok", text=text)
+
+
+def interface(facts: RankFacts, machines: int) -> Finding:
+    """The network interface that a machine uses.
+
+    Args:
+        facts: Of a rank on it.
+        machines: Machines of the run.
+    """
+    name = next((name for name, own in facts.addresses.items() if own == facts.address), "?")
+    right = next(
+        (name for name, own in facts.addresses.items() if own == facts.towards_first), None
+    )
+    advice = f"set {VARIABLES[0]}={right or 'NAME'}" + (
+        f" and {VARIABLES[1]}={right or 'NAME'}" if facts.device != "cpu" else ""
+    )
+    text = f"{facts.host}: gloo listens on {name} ({facts.address})"
+    unknown = [chosen for chosen in facts.chosen.values() if chosen not in facts.addresses]
+    if facts.addresses and not facts.address:
+        return Finding(
+            check="interface",
+            level="problem",
+            text=f"{facts.host} has no interface {', '.join(unknown)} with an IPv4 address; it has "
+            f"{', '.join(facts.addresses)}; {advice}",
+        )
+    if machines > 1 and facts.address.startswith(LOOPBACK):
+        return Finding(
+            check="interface",
+            level="problem",
+            text=f"{text}, where no other machine reaches it, because the host name resolves to "
+            f"that; {advice} on {facts.host}",
+        )
+    # The first machine reaches itself by any of its addresses.
+    if facts.machine > 0 and facts.towards_first not in ("", facts.address):
+        return Finding(
+            check="interface",
+            level="warning",
+            text=f"{text}, but the way to the first machine leads through {right or '?'} "
+            f"({facts.towards_first}); {advice} if that is the faster network",
+        )
+    return Finding(check="interface", level="ok", text=text)
+
+
+def ports(facts: Sequence[RankFacts]) -> Finding:
+    """If ranks reach each other; for one rank, if a launcher could begin here."""
+    if len(facts) > 1:
+        text = f"all {len(facts)} ranks have reached each other"
+        return Finding(check="ports", level="ok", text=text)
+    if facts[0].port_is_free:
+        text = f"port {PORT}, where torchrun's agents meet, is free"
+        return Finding(check="ports", level="ok", text=text)
+    text = f"port {PORT} is taken on {facts[0].host}; use another one in --rdzv-endpoint HOST:PORT"
+    return Finding(check="ports", level="warning", text=text)
+
+
+def folder(facts: Sequence[RankFacts], seen: Sequence[bool]) -> Finding:
+    """The folder for runs: writable, and seen by all machines or not.
+
+    Args:
+        facts: Of all ranks.
+        seen: For each rank, True if it sees what rank 0 writes.
+    """
+    there = facts[0].folder
+    bad = next((each for each in facts if each.writable), None)
+    if bad:
+        return Finding(
+            check="folder",
+            level="problem",
+            text=f"{bad.host} cannot write into {bad.folder} ({bad.writable}); use another "
+            "--run.folder",
+        )
+    blind = sorted({each.host for each, sees in zip(facts, seen, strict=True) if not sees})
+    if blind:
+        return Finding(
+            check="folder",
+            level="warning",
+            text=f"{there} of {facts[0].host} is not seen on {', '.join(blind)}: each machine "
+            "keeps the checkpoints of its own workers, and a resume needs them all; a shared "
+            "folder needs no care",
+        )
+    hosts = len({each.host for each in facts})
+    seen_by = f", seen by {hosts} machines" if hosts > 1 else ""
+    return Finding(check="folder", level="ok", text=f"{there}{seen_by}")
+
+
+def disk(facts: Sequence[RankFacts], checkpoint_bytes: int | None, kept: int) -> Finding:
+    """Room for a run's checkpoints.
+
+    Args:
+        facts: Of all ranks.
+        checkpoint_bytes: About how large one is; None: not known.
+        kept: How many are on disk at once.
+    """
+    least = min(facts, key=lambda each: each.free_bytes)
+    free = f"{least.free_bytes / 1e9:,.1f} GB are free in {least.folder} on {least.host}"
+    if checkpoint_bytes is None:
+        return Finding(check="disk", level="ok", text=f"{free}; name a RECIPE to compare with")
+    needed = checkpoint_bytes * kept
+    text = f"{free}; {kept} checkpoints take about {needed / 1e9:,.1f} GB"
+    advice = "make room, or lower run.keep_checkpoints"
+    if needed > least.free_bytes:
+        return Finding(check="disk", level="problem", text=f"{text}; {advice}")
+    if needed > (1 - FULL) * least.free_bytes:
+        return Finding(check="disk", level="warning", text=f"{text}, which leaves little; {advice}")
+    return Finding(check="disk", level="ok", text=text)
+
+
+def clock(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Finding:
+    """By how much the clocks of machines differ.
+
+    Args:
+        links: A ring of links.
+        hosts: The machine of each rank in it.
+    """
+    ahead, worst = 0.0, (0.0, links[0].source)
+    for link in links[:-1]:
+        ahead += link.clock_seconds
+        worst = max(worst, (abs(ahead), link.target))
+    seconds, rank = worst
+    if seconds > CLOCK_SECONDS:
+        return Finding(
+            check="clock",
+            level="warning",
+            text=f"the clocks of {hosts[links[0].source]} and {hosts[rank]} differ by "
+            f"{seconds:,.1f} s; let NTP set them, or the times in their logs cannot be compared",
+        )
+    return Finding(check="clock", level="ok", text=f"clocks differ by {latency_text(seconds)}")
+
+
+def link(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Finding:
+    """The slowest link between islands, which decides how long a sync takes.
+
+    Args:
+        links: A ring of links.
+        hosts: The machine of each rank in it.
+    """
+    slowest = min(links, key=lambda each: each.bytes_per_second)
+    longest = max(links, key=lambda each: each.latency_seconds)
+
+    def between(each: MeasuredLink) -> str:
+        return f"{hosts[each.source]} (rank {each.source}) to {hosts[each.target]} ({each.target})"
+
+    middle = median(each.bytes_per_second for each in links)
+    text = (
+        f"{_rate(slowest.bytes_per_second)} at least, {latency_text(longest.latency_seconds)} one "
+        f"way at most, on {len(links)} links between islands at once, over TCP"
+    )
+    if slowest.bytes_per_second * SLOW < middle:
+        return Finding(
+            check="links",
+            level="warning",
+            text=f"{text}; the slowest is from {between(slowest)}, the median has "
+            f"{_rate(middle)}: every sync waits for it; look at that machine's network",
+        )
+    return Finding(check="links", level="ok", text=text)
+
+
+def cluster_lines(links: Sequence[MeasuredLink]) -> list[str]:
+    """The lines of a cluster's description, for `adloco plan --cluster`, that these links give."""
+    bandwidth = bandwidth_text(min(each.bytes_per_second for each in links))
+    latency = latency_text(max(each.latency_seconds for each in links))
+    return [f"islands = {len(links)}", f'bandwidth = "{bandwidth}"', f'latency = "{latency}"']
+
+
+def _rate(bytes_per_second: float) -> str:
+    """Bits and bytes per second."""
+    return f"{bandwidth_text(bytes_per_second)}/s ({bytes_per_second / 1e6:,.4g} MB/s)"
