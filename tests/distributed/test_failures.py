@@ -5,7 +5,13 @@ import threading
 import torch.distributed as dist
 
 from adloco.distributed.launch.failures import read_error, readable
-from adloco.distributed.launch.heartbeats import BEATS, Heartbeats, Silence, watch_progress
+from adloco.distributed.launch.heartbeats import (
+    BEATS,
+    Heartbeats,
+    Silence,
+    silent_ranks,
+    watch_progress,
+)
 from adloco.errors import LostRankError, OtherRankError
 
 
@@ -61,3 +67,13 @@ def test_a_store_that_does_not_answer_is_noticed() -> None:
     over = threading.Event()
     over.set()
     watch_progress(lambda: 1, over, 0.04, lambda: (_ for _ in ()).throw(AssertionError))
+
+
+def test_ranks_that_are_gone_are_named_with_their_machines() -> None:
+    """Ranks 1 and 3 have ended; rank 2 lives; rank 4 never came so far as to give a sign."""
+    store = dist.HashStore()
+    hearts = [Heartbeats(store, rank, 5, timeout_seconds=40.0) for rank in range(5)]
+    for rank, heart in enumerate(hearts[:4]):
+        store.set(f"host-{rank}", f"node{rank}")
+        heart.count_up()
+    assert silent_ranks(store, 0, 5, hearts[2].count_up) == ["rank 1 on node1", "rank 3 on node3"]

@@ -19,12 +19,19 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from adloco.distributed.launch.heartbeats import BEATS, Heartbeats, watch_progress
+from adloco.distributed.launch.heartbeats import (
+    BEATS,
+    Heartbeats,
+    silent_ranks,
+    watch_progress,
+)
 from adloco.distributed.launch.quorum import Quorum, connect
 from adloco.errors import LostRankError, OtherRankError
 
 KEY = "failure"
 POLL_SECONDS, GRACE_SECONDS, MEET_SECONDS = 0.5, 2.0, 0.02
+ROLL_CALL_SECONDS = 3.0
+"""Living ranks give several signs of life in it."""
 LONGEST = 1000
 """Characters of a message that are shown."""
 LOST = re.compile(r"connection (closed|reset)|broken pipe|gloo|nccl|socket", re.IGNORECASE)
@@ -39,6 +46,7 @@ class Notes:
     def __init__(self, quorum: Quorum) -> None:
         self.rank = quorum.rank
         self._members = quorum.members
+        self.num_ranks = len(quorum.members)
         self._store = connect()
         self.keys = quorum.keys(self._store)
         self._deaths = 0
@@ -164,10 +172,20 @@ def _first(notes: Notes, error: Exception, *, tells: bool) -> OtherRankError | N
     try:
         if not lost:
             return notes.add(RuntimeError(f"rank {notes.rank}: {error}"))
-        cut_off = _cut_off(notes.rank, error)
-        return _told(notes) or (notes.add(cut_off) if tells else cut_off)
+        if (told := _told(notes)) is not None:
+            return told
+        if tells or LATE.search(str(error)):
+            cut_off = _cut_off(notes.rank, error)
+            return notes.add(cut_off) if tells else cut_off
+        return notes.add(_missing(notes))  # Before others miss this rank, which ends now.
     except RuntimeError:  # The store ended with the process that kept it.
-        return _cut_off(notes.rank, error) if lost else None
+        if not lost:
+            return None
+        host = os.environ["MASTER_ADDR"]
+        return LostRankError(
+            f"rank {notes.rank} lost the connection to {host}, where the store of the run was "
+            "kept; rank 0 or the launcher there was killed or crashed"
+        )
 
 
 def _told(notes: Notes) -> OtherRankError | None:
@@ -178,6 +196,20 @@ def _told(notes: Notes) -> OtherRankError | None:
     while (first := notes.first()) is None and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS / 10)
     return first
+
+
+def _missing(notes: Notes) -> LostRankError:
+    """Name the ranks that are gone, after a connection was lost."""
+    missing = silent_ranks(
+        notes.keys, notes.rank, notes.num_ranks, lambda: time.sleep(ROLL_CALL_SECONDS)
+    )
+    if not missing:
+        return _cut_off(notes.rank, RuntimeError())
+    others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return LostRankError(
+        f"{missing[0]}{others} gave no sign of life after rank {notes.rank} lost a connection; "
+        f"{'they were' if others else 'it was'} killed or crashed, or the machine is down"
+    )
 
 
 def _cut_off(rank: int, error: Exception) -> LostRankError:
@@ -232,6 +264,7 @@ class _Watch(threading.Thread):
         polls = max(1, round(self._timeout_seconds / BEATS / poll_seconds))
         while not self._done.wait(poll_seconds):
             self._reads += 1
+            hearts.count_up()
             # What is read must be read before waiting: the store ends with the process that keeps
             # it.
             failure = notes.first()

@@ -63,11 +63,8 @@ class Heartbeats:
         lost = self._silence.look({other: beats(self._store, int(other)) for other in self._others})
         if lost is None:
             return None
-        key = f"host-{lost}"
-        known = self._store.check([key])
-        host = self._store.get(key).decode(errors="replace") if known else "an unknown machine"
         return LostRankError(
-            f"rank {lost} on {host} has given no sign of life for timeout_seconds = "
+            f"{with_host(self._store, int(lost))} has given no sign of life for timeout_seconds = "
             f"{self._timeout_seconds:g} s; it is stopped, or its machine or link is down"
         )
 
@@ -79,6 +76,30 @@ class Heartbeats:
 def beats(store: Any, rank: int) -> int:
     """How many signs of life a rank has given."""
     return int(store.add(f"beats-{rank}", 0))
+
+
+def with_host(store: Any, rank: int) -> str:
+    """A rank and its machine, in words."""
+    key = f"host-{rank}"
+    known = store.check([key])
+    host = store.get(key).decode(errors="replace") if known else "an unknown machine"
+    return f"rank {rank} on {host}"
+
+
+def silent_ranks(store: Any, rank: int, num_ranks: int, wait: Callable[[], None]) -> list[str]:
+    """Name the other ranks that give no sign of life during a wait.
+
+    Args:
+        store: The store at which the ranks met.
+        rank: This rank.
+        num_ranks: All ranks.
+        wait: Waits for longer than living ranks take from one sign of life to the next.
+    """
+    # A rank that has never given a sign of life does not give any.
+    others = [each for each in range(num_ranks) if each != rank and beats(store, each)]
+    before = {each: beats(store, each) for each in others}
+    wait()
+    return [with_host(store, each) for each in others if beats(store, each) == before[each]]
 
 
 def watch_progress(
