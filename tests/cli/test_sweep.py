@@ -104,3 +104,14 @@ def test_the_states_of_runs(
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:2]))
     assert find_runs(tmp_path)[0].state == "stopped at 50%"
+    assert overview.interruptions == 0
+    starts = (run / "starts.jsonl").read_text().splitlines()
+    killed = json.loads(starts[0]) | {"kind": "resume", "failed": True}
+    (run / "starts.jsonl").write_text(f"{starts[0]}\n{json.dumps(killed)}\n")
+    assert find_runs(tmp_path)[0].interruptions == 1
+    capsys.readouterr()
+    assert main(["runs", str(tmp_path)]) == 0
+    heading, line = capsys.readouterr().out.splitlines()
+    assert heading.split()[-2:] == ["failures", "age"] and line.split()[-3] == "1"
+    (run / "starts.jsonl").write_text("damaged\n" * 2)
+    assert find_runs(tmp_path)[0].interruptions is None

@@ -5,6 +5,7 @@ import pytest
 from adloco.cli.compare import until_settings
 from adloco.config.recipe import build_recipe, override
 from adloco.config.sizes import read_gib, read_number
+from adloco.rules.batch_rules.warmup import BatchWarmup
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,24 @@ def test_they_are_settings() -> None:
     assert (recipe.run.tokens, recipe.memory.gib) == (1_500_000, 0.5)
     assert (recipe.guards.initial, recipe.auto.every) == (10, 2000)
     assert ("run.tokens", "600000") in until_settings(["tokens", "600k"])
+
+
+@pytest.mark.parametrize("given", ["[600k, 1M]", '["600k", 1_000_000]', ["600k", 1e6]])
+def test_they_may_stand_in_lists(given: str | list[object]) -> None:
+    values = {"batch": {"rule": "warmup", "batches": [8, 16], "after_samples": [0, 1]}}
+    if isinstance(given, str):
+        recipe = build_recipe(override(values, [("batch.after_samples", given)]))
+    else:
+        recipe = build_recipe({"batch": {**values["batch"], "after_samples": given}})
+    assert isinstance(recipe.batch, BatchWarmup)
+    assert recipe.batch.after_samples == [600_000, 1_000_000]
+    with pytest.raises(ValueError, match="batch.after_samples must be .*, got \\[600000, '1m'\\]"):
+        build_recipe(override(values, [("batch.after_samples", "[600k, 1m]")]))
+
+
+def test_texts_in_lists_stay_texts() -> None:
+    flags = [("inner.optimizer", "muon"), ("inner.exclude", '["1M", "embed"]')]
+    assert build_recipe(override({}, flags)).inner.exclude == ("1M", "embed")  # type: ignore[union-attr]
 
 
 def test_a_name_stays_a_name() -> None:

@@ -48,6 +48,7 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: Namespace) -> int:
     from adloco.cli.data_check import check_labelled, check_packed
     from adloco.data.preparation import prepare
+    from adloco.data.sources import HOLD_OUT_MORE, check_one_window
     from adloco.data.token_cache import reachable
     from adloco.distributed.launch.local_ranks import INTERRUPTED
     from adloco.distributed.placement.one_process import num_cores
@@ -90,6 +91,9 @@ def run(arguments: Namespace) -> int:
         _verify(cache, console)
     if arguments.check:
         check_packed(cache, console)
+    if state.complete and not arguments.check:  # That has said so already.
+        check_one_window(cache.data, state.train, "train", " or lower data.context_tokens")
+        check_one_window(cache.data, state.validation, "evaluate", HOLD_OUT_MORE)
     return 0
 
 

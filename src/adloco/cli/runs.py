@@ -47,6 +47,7 @@ def run(arguments: Namespace) -> int:
         ("tokens", "right"),
         ("loss", "right"),
         ("sent", "right"),
+        ("failures", "right"),
         ("age", "right"),
     ):
         table.add_column(name, justify="left" if side == "left" else "right", overflow="fold")
@@ -58,6 +59,7 @@ def run(arguments: Namespace) -> int:
             f"{each.tokens:,}",
             "-" if each.loss is None else f"{each.loss:.4f}",
             f"{each.bytes_communicated / 1e6:,.1f} MB",
+            "-" if each.interruptions is None else str(each.interruptions),
             _age(time.time() - each.changed),
         )
     open_console().print(table)

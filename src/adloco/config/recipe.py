@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pydantic
 
@@ -195,9 +195,8 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
     section = name.partition(".")[0]
     if isinstance(value, FlagText):
         value = str(value) if hint is str else _parse_flag(value)
-    if isinstance(value, str) and hint is not str:
-        number = read_gib(value) if name.endswith(".gib") else read_number(value)
-        value = value if number is None else number
+    if hint is not str:
+        value = _with_sizes(name, hint, value)
     wrong_bool = isinstance(value, bool) and hint is not bool
     try:
         return pydantic.TypeAdapter(hint).validate_python([value] if wrong_bool else value)
@@ -208,6 +207,16 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
         raise ValueError(
             f"{name} must be {problem}, got {_shown(value)} (recipe section [{section}])"
         ) from error
+
+
+def _with_sizes(name: str, hint: Any, value: Any) -> Any:
+    """The value, with numbers in the place of sizes such as 600k, in lists too."""
+    if isinstance(value, (list, tuple)) and str not in get_args(hint):
+        return [_with_sizes(name, hint, item) for item in value]
+    if not isinstance(value, str):
+        return value
+    number = read_gib(value) if name.endswith(".gib") else read_number(value)
+    return value if number is None else number
 
 
 def _check_size(name: str, value: Any) -> None:
@@ -252,11 +261,15 @@ class FlagText(str):
 
 
 def _parse_flag(text: FlagText) -> Any:
-    """Parse the text as a TOML value; return it unchanged if it is not one."""
+    """Parse the text as a TOML value; return it unchanged if it is not one.
+
+    A list such as [600k, 1M], which TOML does not know, becomes one of texts.
+    """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # Also of numbers with too many digits.
-        return str(text)
+        plain = re.fullmatch(r"\s*\[([^\[\]\"']*)\]\s*", text)
+        return [item.strip() for item in plain[1].split(",")] if plain else str(text)
 
 
 def _required(field: Field[Any]) -> bool:

@@ -10,8 +10,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adloco.data.data_settings import DataSettings
 from adloco.data.order import StreamOrder
 from adloco.errors import require
+
+HOLD_OUT_MORE = (
+    ", hold out more of it (data.validation_fraction, data.validation_samples) or lower "
+    "data.context_tokens"
+)
+"""What else to do if too little text is held out."""
+
+
+def check_one_window(data: DataSettings, tokens: int, use: str, advice: str) -> None:
+    """Raise ValueError if there are too few tokens for one window.
+
+    Args:
+        data: Names the source, and the tokens of a window.
+        tokens: How many there are.
+        use: A verb for the message, as in "train".
+        advice: What to do besides giving more text.
+    """
+    # Each predicted token has one before it, so a window takes one token more.
+    least = data.context_tokens + 1
+    require(
+        tokens >= least,
+        f"{data.source} is too short for one window of {data.context_tokens} tokens: a window "
+        f"takes {least}, and there are {tokens} to {use} on; give more text{advice}",
+    )
 
 
 class TensorSource:

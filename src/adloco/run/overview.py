@@ -8,6 +8,7 @@ from adloco.config.settings import RunSettings
 from adloco.run.budget import part_used
 from adloco.run.folder import CHECKPOINTS, RECIPE, SUMMARY, is_locked
 from adloco.run.records import METRICS, Records
+from adloco.run.starts import losses, read_starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class RunOverview:
     loss: float | None
     """The newest validation loss; None if there is none."""
     bytes_communicated: int
+    interruptions: int | None
+    """How often training had failed or was thrown back; None if that is not known."""
     changed: float
     """When its metrics last grew, in seconds since 1970."""
 
@@ -54,8 +57,16 @@ def _overview(folder: Path) -> RunOverview:
         tokens=int(last.get("tokens", 0)),
         loss=losses[-1] if losses else None,
         bytes_communicated=int(last.get("bytes_communicated", 0)),
+        interruptions=_interruptions(folder),
         changed=grown.stat().st_mtime,
     )
+
+
+def _interruptions(folder: Path) -> int | None:
+    try:
+        return losses(read_starts(folder)).interruptions
+    except (ValueError, OSError):
+        return None
 
 
 def _state(folder: Path, part: float) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
-from adloco.data.sources import TokenSource
+from adloco.data.sources import HOLD_OUT_MORE, TokenSource, check_one_window
 from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.data.tokenizers import Tokenizer
@@ -39,19 +39,7 @@ def open_language_model(
     """Open the task with its data; the arguments are those of `TaskSettings.open`."""
     cache = open_cache(data, tokenizer)
     tokens = cache.everything() if everything else cache.validation
-    held_out = (
-        ", hold out more of it (data.validation_fraction, data.validation_samples) or lower "
-        "data.context_tokens"
-    )
-    require(
-        len(tokens)
-        # Each predicted token has one before it, so a window takes one token more.
-        > data.context_tokens,
-        f"{data.source} is too short for one window of {data.context_tokens} tokens: a window "
-        f"takes {data.context_tokens + 1}, "
-        f"and there are {len(tokens)} to evaluate on; give more "
-        f"text{'' if everything else held_out}",
-    )
+    check_one_window(data, len(tokens), "evaluate", "" if everything else HOLD_OUT_MORE)
     return LanguageModel(
         cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows
     )
