@@ -79,6 +79,15 @@ ROOMS = {
         "plan",
         "study",
     },
+    "api": {
+        "errors",
+        "metrics",
+        "distributed",
+        "data",
+        "config",
+        "run",
+        "cli",
+    },
     "cli": {
         "errors",
         "whole_file",
@@ -160,10 +169,13 @@ PUBLIC = {
     "Syncing",
     "TensorSource",
     "TopK",
+    "TrainedRun",
     "estimate",
     "group_moments",
+    "load",
     "place",
     "process_group",
+    "train",
 }
 
 

@@ -1,16 +1,21 @@
 """adloco: train language models with little communication.
 
-The public names are those of `adloco.public`; everything else may change. `AdLoCo` is the run,
-`DiLoCo` the outer step for a loop of your own, the rest are what they are made with.
+The public names are those of `adloco.public` and `adloco.api`; everything else may change. `train`
+trains a recipe and `load` reads its run back; `AdLoCo` is a run without a folder, `DiLoCo` the
+outer step for a loop of your own, the rest are what they are made with.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from adloco.api import *  # noqa: F403
     from adloco.public import *  # noqa: F403
 
     __version__: str
+
+PUBLIC = ("adloco.public", "adloco.api")
+"""The modules with the public names; the second also imports what draws and reads settings."""
 
 
 def __getattr__(name: str) -> Any:
@@ -19,11 +24,14 @@ def __getattr__(name: str) -> Any:
     """
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("adloco")
-    public = importlib.import_module("adloco.public")
-    if name != "__all__" and name not in public.__all__:
-        raise AttributeError(f"module 'adloco' has no attribute {name!r}")
-    return getattr(public, name)
+    if name == "__all__":
+        return [each for module in PUBLIC for each in importlib.import_module(module).__all__]
+    for path in PUBLIC:
+        module = importlib.import_module(path)
+        if name in module.__all__:
+            return getattr(module, name)
+    raise AttributeError(f"module 'adloco' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), "__version__", *importlib.import_module("adloco.public").__all__]
+    return [*globals(), "__version__", *__getattr__("__all__")]

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -565,3 +566,18 @@ def test_running_statistics_go_on_from_a_checkpoint_and_see_each_sample_once() -
     # Groups of the same sizes see the same samples, and the batch is constant, so both tests train
     # alike.
     assert statistics(twice) == statistics(once)
+
+
+def test_a_report_is_shown_in_a_line_and_in_a_table() -> None:
+    run = make_run(num_trainers=2, batch=NormTest(eta=0.8))
+    (report,) = run.rounds(1)
+    first, second = report.trainers
+    assert repr(report) == (
+        f"<round 1: {report.samples} samples, train loss {report.train_loss:.4f}, batch of each "
+        f"trainer [{first.trainer_batch}, {second.trainer_batch}], 1 syncs, 0 merges>"
+    )
+    table = methodcaller("_repr_html_")(report)
+    assert table.count("<tr>") == 3
+    assert f"<td>{second.noise_scale:,.4g}</td><td>{second.train_loss:.4f}</td></tr>" in table
+    lone = make_run(workers_per_trainer=1).round()
+    assert "<td>-</td>" in methodcaller("_repr_html_")(lone), "no noise scale with a constant batch"

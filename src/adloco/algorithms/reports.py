@@ -1,6 +1,7 @@
 """The reports of a round: frozen values without tensors."""
 
 from dataclasses import dataclass, field
+from html import escape
 
 from adloco.rules.auto import Change
 from adloco.rules.merge import Merge
@@ -123,7 +124,7 @@ class StepLoss:
     """Samples of the step."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RoundReport:
     """One round: inner steps, sync, and merge if one was due.
 
@@ -172,3 +173,27 @@ class RoundReport:
     """What the run has changed after the round of its settings that are auto."""
     steps: tuple[StepLoss, ...]
     """Losses of all inner steps of all workers."""
+
+    def __repr__(self) -> str:
+        batches = [trainer.trainer_batch for trainer in self.trainers]
+        return (
+            f"<round {self.round}: {self.samples:,} samples, train loss {self.train_loss:.4f}, "
+            f"batch of each trainer {batches}, {self.syncs} syncs, {len(self.merges)} merges>"
+        )
+
+    def _repr_html_(self) -> str:
+        """A table with a row for each trainer, for notebooks."""
+        names = ("trainer", "workers", "requested_batch", "trainer_batch", "noise_scale")
+        head = "".join(f"<th>{name}</th>" for name in (*names, "train_loss"))
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{_short(getattr(row, name))}</td>' for name in names)}"
+            f"<td>{row.train_loss:.4f}</td></tr>"
+            for row in self.trainers
+        )
+        said = escape(repr(self)[1:-1])
+        return f"<table><caption>{said}</caption><tr>{head}</tr>{rows}</table>"
+
+
+def _short(value: float | None) -> str:
+    """A number in few digits; a dash for None."""
+    return "-" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"

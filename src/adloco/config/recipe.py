@@ -67,21 +67,22 @@ def read_values(recipe: str) -> Values:
     return values | {"run": named}
 
 
-def override(values: Values, flags: Sequence[tuple[str, str]]) -> Values:
-    """Replace values of a recipe by those of command-line flags.
+def override(values: Values, flags: Sequence[tuple[str, Any]]) -> Values:
+    """Replace values of a recipe by those of command-line flags, or by values from Python.
 
     Args:
         values: The recipe's sections, as from `read_values`.
-        flags: (section.key, text) of each flag, in order; of equal names the last one counts.
+        flags: (section.key, value) of each flag, in order; of equal names the last one counts. A
+            text is read as on the command line.
     """
     result = {section: dict(content) for section, content in values.items()}
     given: Values = {}
-    for name, text in flags:
+    for name, value in flags:
         section, _, key = name.partition(".")
         require(
             bool(key), f"--{name} must name a section and a key, for instance --run.tokens 1000000"
         )
-        given.setdefault(section, {})[key] = FlagText(text)
+        given.setdefault(section, {})[key] = FlagText(value) if isinstance(value, str) else value
     for section, content in given.items():
         result[section] = _known_to_choice(section, result.get(section, {}), content) | content
     return result

@@ -94,7 +94,7 @@ class StoredRun:
 
 
 def read_run(
-    folder: Path, flags: Sequence[tuple[str, str]] = (), round: int | None = None
+    folder: Path, flags: Sequence[tuple[str, Any]] = (), round: int | None = None
 ) -> StoredRun:
     """Read the run in a folder at one of its checkpoints.
 
@@ -183,7 +183,7 @@ def _check_files(folder: Path, expected: dict[str, str] | None) -> None:
     )
 
 
-def resumed_recipe(folder: Path, flags: Sequence[tuple[str, str]]) -> Recipe:
+def resumed_recipe(folder: Path, flags: Sequence[tuple[str, Any]]) -> Recipe:
     """The recipe in a run folder, with these settings changed for its resume.
 
     Args:

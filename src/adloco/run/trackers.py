@@ -94,18 +94,27 @@ class Trackers:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """The finite numbers in a line of metrics.jsonl, by names such as train_loss, sync/bytes,
+    """The finite numbers in a line of metrics.jsonl, by the names of `flat`."""
+    return {
+        name: float(value)
+        for name, value in flat(record).items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    }
+
+
+def flat(record: Record) -> dict[str, Any]:
+    """The values in a line of metrics.jsonl, by names such as train_loss, sync/bytes,
     trainer-0/wire_error and worker-0/busy_seconds.
     """
     rows = {"": record, "sync/": record["sync"]}
     for kind in ("trainer", "worker"):
         rows |= {f"{kind}-{row[kind]}/": row for row in record[f"{kind}s"]}
     rows |= {f"memory-{phase}/": row for phase, row in record["memory"].items()}
-    named = {prefix + key: value for prefix, row in rows.items() for key, value in row.items()}
     return {
-        name: float(value)
-        for name, value in named.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
+        prefix + key: value
+        for prefix, row in rows.items()
+        for key, value in row.items()
+        if not isinstance(value, (list, dict))
     }
 
 

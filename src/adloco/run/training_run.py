@@ -190,7 +190,7 @@ class TrainingRun:
     @staticmethod
     def resume(
         folder: Path,
-        flags: Sequence[tuple[str, str]] = (),
+        flags: Sequence[tuple[str, Any]] = (),
         kind: Kind = "resume",
         copies: Copies = NO_COPIES,
     ) -> "TrainingRun":

@@ -40,12 +40,16 @@ def told_to_end(
 ) -> Iterator[None]:
     """Call a function with each signal that tells this process to end, while the context lasts.
 
-    A SIGHUP that is ignored, as under nohup, stays ignored.
+    A SIGHUP that is ignored, as under nohup, stays ignored. Python handles signals in the main
+    thread alone; in another thread nothing is called.
 
     Args:
         act: Called in the main thread with the signal.
         last_resort: What is done if the main thread cannot call it in time; None: nothing.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     acted_at = [-math.inf]
 
     def handle(number: int, frame: FrameType | None) -> None:

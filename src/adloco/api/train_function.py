@@ -1,0 +1,86 @@
+"""`adloco.train`: a recipe trained in this process, as `adloco train` trains it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adloco.api.trained_run import TrainedRun
+from adloco.cli import training_loop
+from adloco.cli.terminal import open_console
+from adloco.cli.train_log import train_log
+from adloco.config.finding import settings_meant, settings_near
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.launch.launcher import num_ranks
+from adloco.distributed.launch.local_ranks import INTERRUPTED
+from adloco.errors import require
+from adloco.run.training_run import TrainingRun
+
+
+def train(
+    recipe: str | Path = "adloco",
+    *,
+    tokens: int | str | None = None,
+    data: str | Path | None = None,
+    folder: str | Path | None = None,
+    seed: int | None = None,
+    resume: str | Path | None = None,
+    **settings: Any,
+) -> TrainedRun:
+    """Train a recipe in this process, with the same checks, files and numbers as `adloco train`.
+
+    Args:
+        recipe: The name of a shipped recipe, or the path of a TOML file.
+        tokens: Tokens to train on (`run.tokens`).
+        data: A text, jsonl or parquet file, or a folder of such files (`data.path`).
+        folder: The run's folder (`run.folder`); None: a new one in runs/.
+        seed: Seed of the parameters, the order of the data and dropout (`run.seed`).
+        resume: The folder of a run to go on with, which has its recipe; leave `recipe` out.
+        settings: Any other setting by its name, as in `**{"method.sync_every": 50}`.
+
+    Returns:
+        The run in its folder, with its records, summary, model and tokenizer.
+
+    Raises:
+        ValueError: A setting cannot work; the message is that of `adloco train`.
+        KeyboardInterrupt: Ctrl+C; the run has saved, and can be resumed.
+    """
+    require(
+        num_ranks() == 1,
+        f"adloco.train trains in one process, and this is one of {num_ranks()} ranks; start them "
+        "with `adloco train --ranks N`, or with torchrun -m adloco train",
+    )
+    arguments = {"run.tokens": tokens, "data.path": data, "run.folder": folder, "run.seed": seed}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    named = _checked(settings, given)
+    console = open_console()
+    with console.status("reading and tokenising text, building models ..."):
+        run = (
+            TrainingRun.resume(Path(resume), named)
+            if resume
+            else TrainingRun.create(build_recipe(override(read_values(str(recipe)), named)))
+        )
+    shown = [(name, str(value)) for name, value in named]
+    with train_log(run) as log:
+        code = training_loop.train(
+            run, console, log, shown, end=lambda number: None, others_wait=lambda: False
+        )
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt(f"saved; go on with adloco.train(resume={str(run.folder)!r})")
+    return TrainedRun(run.folder)
+
+
+def _checked(settings: Mapping[str, Any], given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The settings and those given by arguments, by section.key; ValueError for other names."""
+    for name in settings:
+        meant = settings_meant(name) or settings_near(name)
+        advice = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
+        require(
+            "." in name,
+            f"train() has no argument {name!r}{advice}; settings are named with their section, as "
+            'in train(**{"method.sync_every": 50})',
+        )
+        require(name not in given, f"{name} is given twice; leave one of them out")
+    every = {**given, **settings}
+    return [
+        (name, str(value) if isinstance(value, Path) else value) for name, value in every.items()
+    ]

@@ -1,0 +1,130 @@
+"""`adloco.train`: the same numbers, sentences and files as the command line."""
+
+import itertools
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import adloco
+from adloco.cli.arguments import take_settings
+from adloco.cli.main import main
+from tests.problems import without_timings
+
+
+@pytest.fixture
+def settings(small: list[str]) -> dict[str, Any]:
+    """Settings of a run that takes a second, in the folder tmp_path/run."""
+    given, _ = take_settings([*small, "--run.tokens", "2500"])
+    return dict(given)
+
+
+@contextmanager
+def at_step(number: int, act: Callable[[], None]) -> Iterator[None]:
+    """Call a function after this step of any optimizer."""
+    steps = itertools.count(1)
+
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if next(steps) == number:
+            act()
+
+    handle = register_optimizer_step_post_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the machine."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [without_timings(json.loads(line)) for line in lines]
+
+
+def test_a_run_has_the_numbers_and_files_of_the_command_line(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = settings | {"run.folder": str(tmp_path / "there")}
+    words = [word for name, text in there.items() for word in (f"--{name}", text)]
+    assert main(["train", "diloco", *words, "--inner.lr", "0.01"]) == 0
+    said = capsys.readouterr()
+
+    for name in ("run.tokens", "run.folder", "data.path"):
+        del settings[name]
+    data, folder = Path(there["data.path"]), tmp_path / "run"
+    changed = settings | {"inner.lr": 0.01, "method.sync_every": 4}
+    run = adloco.train("diloco", tokens=2500, data=data, folder=folder, seed=0, **changed)
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == len(said.out.splitlines()), "it shows its progress"
+    assert run.folder == folder
+    assert [without_timings(record) for record in run.records] == numbers(tmp_path / "there")
+    assert {path.name for path in folder.iterdir()} == {
+        path.name for path in (tmp_path / "there").iterdir()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("method.sync_every", 0), ("method.sync_evry", 5), ("inner.lr", "fast"), ("data.path", "no")],
+)
+def test_a_bad_setting_raises_the_sentence_of_the_command_line(
+    name: str,
+    value: Any,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = settings | {name: value}
+    words = [word for key, text in given.items() for word in (f"--{key}", str(text))]
+    assert main(["train", "diloco", *words]) == 2
+    sentence = capsys.readouterr().err.removeprefix("adloco: ").strip()
+    with pytest.raises(ValueError) as raised:
+        adloco.train("diloco", **given)
+    assert str(raised.value) == sentence
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"lr": 0.1}, r"no argument 'lr' \(did you mean 'inner.lr' or 'outer.lr'\?\)"),
+        ({"sync_evry": 5}, r"did you mean 'method.sync_every'\?"),
+        ({"tokens": 5, "run.tokens": 6}, "run.tokens is given twice"),
+        ({"resume": "nowhere"}, "'nowhere' is not a run folder"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        adloco.train("diloco", **arguments)
+
+
+def test_only_one_process_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="this is one of 2 ranks; start them"):
+        adloco.train("diloco")
+
+
+def test_ctrl_c_leaves_a_run_to_go_on_with(settings: dict[str, Any], tmp_path: Path) -> None:
+    whole = adloco.train("diloco", **settings | {"run.folder": str(tmp_path / "whole")})
+    before = signal.getsignal(signal.SIGINT)
+    with (
+        at_step(12, lambda: os.kill(os.getpid(), signal.SIGINT)),
+        pytest.raises(KeyboardInterrupt, match=r"saved; go on with adloco\.train\(resume='"),
+    ):
+        adloco.train("diloco", **settings)
+    assert signal.getsignal(signal.SIGINT) is before
+
+    stopped = adloco.load(tmp_path / "run")
+    assert not stopped.finished
+    assert "state stopped" in repr(stopped)
+    with pytest.raises(ValueError, match="has not ended"):
+        _ = stopped.summary
+    run = adloco.train(resume=stopped.folder)
+    assert numbers(run.folder) == numbers(whole.folder)
