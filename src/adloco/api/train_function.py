@@ -23,6 +23,7 @@ def train(
     data: str | Path | None = None,
     folder: str | Path | None = None,
     seed: int | None = None,
+    from_run: str | Path | None = None,
     resume: str | Path | None = None,
     **settings: Any,
 ) -> TrainedRun:
@@ -34,6 +35,7 @@ def train(
         data: A text, jsonl or parquet file, or a folder of such files (`data.path`).
         folder: The run's folder (`run.folder`); None: a new one in runs/.
         seed: Seed of the parameters, the order of the data and dropout (`run.seed`).
+        from_run: The folder of a run with whose model to begin (`model.from_run`).
         resume: The folder of a run to go on with, which has its recipe; leave `recipe` out.
         settings: Any other setting by its name, as in `**{"method.sync_every": 50}`.
 
@@ -49,7 +51,13 @@ def train(
         f"adloco.train trains in one process, and this is one of {num_ranks()} ranks; start them "
         "with `adloco train --ranks N`, or with torchrun -m adloco train",
     )
-    arguments = {"run.tokens": tokens, "data.path": data, "run.folder": folder, "run.seed": seed}
+    arguments = {
+        "run.tokens": tokens,
+        "data.path": data,
+        "run.folder": folder,
+        "run.seed": seed,
+        "model.from_run": from_run,
+    }
     given = {name: value for name, value in arguments.items() if value is not None}
     named = _checked(settings, given)
     console = open_console()

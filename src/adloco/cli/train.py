@@ -27,6 +27,12 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--resume", metavar="RUN", type=Path, help="folder of the run to resume")
     parser.add_argument(
+        "--from",
+        dest="from_run",
+        metavar="RUN",
+        help="begin a new run with the parameters of this run's model (model.from_run)",
+    )
+    parser.add_argument(
         "--restart",
         action="store_true",
         help="go on with the run in --run.folder if it has begun, else begin it; with --ranks, "
@@ -48,6 +54,9 @@ def run(arguments: Namespace) -> int:
     from adloco.run.lengthening import absolute_budgets
 
     resumed = arguments.resume
+    if arguments.from_run:
+        require(not resumed, "--from begins a new run, and --resume goes on with one; give one")
+        arguments.settings.append(("model.from_run", arguments.from_run))
     if resumed:
         arguments.settings = absolute_budgets(resumed, arguments.settings)
     require(

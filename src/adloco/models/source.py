@@ -119,3 +119,8 @@ class ModelOptions:
     """
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them in memory."""
+    from_run: str = ""
+    """Folder of another run, whose model's parameters are the first ones of this run; `adloco train
+    --from RUN` sets it. The model must have the same shape and tokenizer. Optimizers, learning rate
+    and budget begin anew.
+    """

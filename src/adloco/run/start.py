@@ -5,6 +5,7 @@ task with the data, its model, and the micro-batch that fits.
 import os
 from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from adloco.run.environment import choose_device, choose_precision, code_checksu
 from adloco.run.folder import MODEL
 from adloco.run.micro_batch_probe import outer_copies, probe, rollback_copies
 from adloco.run.stored import StoredRun, shared_settings
+from adloco.run.warm_start import WarmStart
 from adloco.tasks.task import Task
 
 COPIES_PER_WORKER = 4
@@ -45,6 +47,8 @@ class RunParts:
     """Type of autocast; None: the model's own type."""
     notices: list[str]
     """What a person should know before the first round."""
+    start: WarmStart | None = None
+    """The model with which a new run begins; None: its own first parameters."""
 
 
 def prepare_new_run(recipe: Recipe, placement: Placement) -> RunParts:
@@ -57,11 +61,14 @@ def prepare_new_run(recipe: Recipe, placement: Placement) -> RunParts:
     recipe, notice = with_reachable_data(recipe, placement)
     recipe = replace(recipe, learning_rate=replace(recipe.learning_rate, total_tokens=total))
     parts = prepare_run(recipe, placement, None)
+    other = recipe.model_options.from_run
+    start = WarmStart(Path(other), parts.task, placement) if other else None
     notices = [notice, parts.recipe.unused, read_whole(parts.builder, placement)]
+    notices += [start.notice] if start else []
     if not recipe.data.streaming:
         repeated = Budget.of(recipe).many_passes(parts.task.num_train_samples(0))
         notices += [parts.task.skipped(), repeated]
-    return replace(parts, notices=[*parts.notices, *filter(None, notices)])
+    return replace(parts, start=start, notices=[*parts.notices, *filter(None, notices)])
 
 
 def prepare_run(recipe: Recipe, placement: Placement, stored: StoredRun | None) -> RunParts:
@@ -101,15 +108,16 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
     """The run's trainers and workers, before their first round."""
     recipe = parts.recipe
     torch.manual_seed(recipe.run.seed)  # For models that draw random numbers as they compute.
+    problem = Problem(
+        build_model=parts.builder,
+        fill=parts.builder.filling,
+        loss_fn=parts.task.loss,
+        data=parts.source,
+        tokens_per_sample=recipe.data.context_tokens,
+    )
     with named_in_section("streaming", recipe.streaming):
-        return AdLoCo(
-            Problem(
-                build_model=parts.builder,
-                fill=parts.builder.filling,
-                loss_fn=parts.task.loss,
-                data=parts.source,
-                tokens_per_sample=recipe.data.context_tokens,
-            ),
+        algorithm = AdLoCo(
+            parts.start.of(problem) if parts.start else problem,
             recipe.method,
             inner=recipe.inner,
             syncing=recipe.syncing,
@@ -126,6 +134,9 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
             ),
             placement=parts.placement,
         )
+    if parts.start:
+        parts.start.release()
+    return algorithm
 
 
 def place_workers(recipe: Recipe) -> Placement:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -40,18 +41,7 @@ def load_trained(folder: Path, trainer: int | None = None, round: int | None = N
         ValueError: There is no such trainer (any more) or no such checkpoint, or the folder cannot
             be read.
     """
-    stored = read_run(folder, round=round)
-    living = sorted(workers_of(stored.algorithm))
-    if trainer is None:
-        chosen = _best_trainer(folder, stored.algorithm["rounds_done"], living)
-    else:
-        chosen = trainer
-    require(
-        chosen in living,
-        f"there is no trainer {chosen} in {stored.checkpoint}; its trainers are "
-        f"{', '.join(map(str, living))}",
-    )
-    outer = Checkpoint(stored.checkpoint).need(trainer_part(chosen))["outer"]
+    stored, chosen, outer = stored_trainer(folder, trainer, round)
     recipe = stored.recipe
     build = recipe.model.builder
     builder = build(
@@ -65,6 +55,24 @@ def load_trained(folder: Path, trainer: int | None = None, round: int | None = N
     copy_all(outer["params"], trainable(model))
     copy_all(outer["buffers"], averaged_buffers(model))
     return Trained(stored=stored, model=model, trainer=chosen)
+
+
+def stored_trainer(
+    folder: Path, trainer: int | None, round: int | None
+) -> tuple[StoredRun, int, dict[str, Any]]:
+    """A run at a checkpoint, a trainer's number and its outer state; see `load_trained`."""
+    stored = read_run(folder, round=round)
+    living = sorted(workers_of(stored.algorithm))
+    if trainer is None:
+        chosen = _best_trainer(folder, stored.algorithm["rounds_done"], living)
+    else:
+        chosen = trainer
+    require(
+        chosen in living,
+        f"there is no trainer {chosen} in {stored.checkpoint}; its trainers are "
+        f"{', '.join(map(str, living))}",
+    )
+    return stored, chosen, Checkpoint(stored.checkpoint).need(trainer_part(chosen))["outer"]
 
 
 def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:

@@ -176,6 +176,7 @@ class TrainingRun:
             write_json(
                 self.folder / ENVIRONMENT,
                 describe_environment(self.device, self._parts.precision, self.recipe.run.seed)
+                | (self._parts.start.describe() if self._parts.start else {})
                 | {"notices": self.notices},
             )
             write_text(self.folder / RECIPE, to_toml(self.recipe))

@@ -1,0 +1,128 @@
+"""A new run that begins with the parameters of another run's model (`model.from_run`)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from adloco.algorithms.method import Problem
+from adloco.algorithms.model_state import Replica, copy_all
+from adloco.algorithms.state_parts import trainer_part
+from adloco.data.transformers_tokenizer import PRETRAINED
+from adloco.distributed.placement.placement import Placement
+from adloco.errors import require
+from adloco.run.folder import CHECKPOINTS, TOKENIZER
+from adloco.run.trained import stored_trainer
+from adloco.tasks.task import Task
+from adloco.whole_file import checksums
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where the first parameters of a run come from, as environment.json records it."""
+
+    run: str
+    """Absolute path of the other run."""
+    checkpoint: str
+    trainer: int
+    checksums: dict[str, str]
+    """SHA-256 of the files that have the parameters, by name."""
+
+
+class WarmStart:
+    """The model of another run, for the models of this process to begin with."""
+
+    def __init__(self, folder: Path, task: Task, placement: Placement) -> None:
+        """Read the model: that of the trainer with the lowest validation loss, from the newest
+        checkpoint.
+
+        Args:
+            folder: Folder of the other run.
+            task: The task of the new run.
+            placement: Where its workers live.
+
+        Raises:
+            ValueError: The folder cannot be read, the tokenizers differ, or the ranks do not see
+                the same model.
+        """
+        stored, trainer, outer = stored_trainer(folder, None, None)
+        saved = folder / TOKENIZER / PRETRAINED
+        require(
+            stored.tokenizer.fingerprint() == task.tokenizer.fingerprint(),
+            f"the run in model.from_run {str(folder)!r} has another tokenizer; set data.tokenizer "
+            f"to {str(saved) if saved.exists() else 'bytes'!r}",
+        )
+        prefix = f"{trainer_part(trainer)}."
+        files = checksums(stored.checkpoint).items()
+        self.origin = Origin(
+            run=str(folder.resolve()),
+            checkpoint=stored.checkpoint.name,
+            trainer=trainer,
+            checksums={name: found for name, found in files if name.startswith(prefix)},
+        )
+        same = placement.agree(self.origin.checksums) == self.origin.checksums
+        require(
+            same, "the model of model.from_run differs between ranks; give all of them the same run"
+        )
+        self._folder = folder
+        self._params: Sequence[Tensor] = outer["params"]
+        self._buffers: Sequence[Tensor] = outer["buffers"]
+
+    @property
+    def notice(self) -> str:
+        """One sentence for a person before the first round."""
+        origin = self.origin
+        return (
+            f"begins with the parameters of trainer {origin.trainer} in "
+            f"{self._folder / CHECKPOINTS / origin.checkpoint}, with new optimizers"
+        )
+
+    def of(self, problem: Problem) -> Problem:
+        """The problem, with models that begin with these parameters."""
+
+        def build() -> nn.Module:
+            model = problem.build_model()
+            self._check_shape(Replica.of(model, with_residuals=False, on_host=False))
+            if problem.fill is None:
+                self._fill(model, model)
+            return model
+
+        def fill(model: nn.Module, part: nn.Module) -> None:
+            assert problem.fill is not None
+            problem.fill(model, part)
+            self._fill(model, part)
+
+        return replace(problem, build_model=build, fill=fill if problem.fill else None)
+
+    def _check_shape(self, mine: Replica) -> None:
+        shapes = [tuple(tensor.shape) for tensor in (*self._params, *self._buffers)]
+        wanted = [tuple(tensor.shape) for tensor in (*mine.params, *mine.buffers)]
+        differing = [
+            f"{name} is {there} there and {here} here"
+            for name, there, here in zip(mine.names, shapes, wanted, strict=False)
+            if there != here
+        ]
+        differing += [f"it has {len(shapes)} tensors there and {len(wanted)} here"]
+        require(
+            shapes == wanted,
+            f"the model of model.from_run {str(self._folder)!r} has another shape ({differing[0]})"
+            "; give the other settings of [model] and the task of that run",
+        )
+
+    def _fill(self, model: nn.Module, part: nn.Module) -> None:
+        """Copy the parameters and buffers that a part of the model owns, or all for the model."""
+        mine = Replica.of(model, with_residuals=False, on_host=False)
+        own = {*part.parameters(), *part.buffers()}
+        pairs = zip((*self._params, *self._buffers), (*mine.params, *mine.buffers), strict=True)
+        chosen = [(source, target) for source, target in pairs if target in own]
+        copy_all([source for source, _ in chosen], [target for _, target in chosen])
+
+    def release(self) -> None:
+        """Free the memory of the other run's model, once all models have been built."""
+        self._params = self._buffers = ()
+
+    def describe(self) -> dict[str, Any]:
+        """What environment.json says of it."""
+        return {"from_run": asdict(self.origin)}

@@ -1,0 +1,120 @@
+"""Warm start: a new run begins with another run's parameters, bit for bit, and with nothing else of
+it.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import adloco
+from adloco.cli.arguments import take_settings
+from adloco.cli.main import main
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.run.checkpoint import Checkpoint, list_checkpoints
+from adloco.run.trained import load_trained
+from adloco.run.training_run import TrainingRun
+from adloco.whole_file import checksum
+from tests.conftest import small_flags
+
+
+@pytest.fixture(scope="module")
+def other(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run with whose model others begin: two trainers, so that one is the better."""
+    folder = tmp_path_factory.mktemp("other")
+    given, _ = take_settings(small_flags(corpus, folder))
+    settings = dict(given) | {"run.tokens": 3000, "method.num_trainers": 2}
+    run = TrainingRun.create(build_recipe(override(read_values("local-sgd"), [*settings.items()])))
+    assert [*run.rounds()]
+    return run.folder
+
+
+def first_parts(folder: Path, part: str) -> Any:
+    """A part of the checkpoint that a run writes before its first round."""
+    return Checkpoint(list_checkpoints(folder / "checkpoints")[0]).need(part)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [1, pytest.param(2, marks=pytest.mark.nightly)],
+    ids=["one process", "shards on two ranks"],
+)
+def test_a_run_begins_with_the_model_of_another(
+    ranks: int, other: Path, small: list[str], tmp_path: Path, train: Any
+) -> None:
+    run = tmp_path / "run"
+    words = ["--from", str(other), "--run.tokens", "1500", "--run.seed", "7"]
+    words += ["--method.num_trainers", "1", "--method.workers_per_trainer", "2"]
+    shards = ["--ranks", "2", "--placement.shard_size", "2"] if ranks == 2 else []
+    done = train(["diloco", *small, *words, *shards])
+    assert done.returncode == 0, done.stderr
+
+    trained = load_trained(other)
+    expected = [parameter.detach() for parameter in trained.model.parameters()]
+    found = first_parts(run, "trainer-0")["outer"]["params"]
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    numbers = first_parts(run, "run")["algorithm"]
+    assert (numbers["samples"], numbers["inner_steps"], numbers["rounds_done"]) == (0, 0, 0)
+    (optimizer,) = first_parts(run, "worker-0")["inner"]["optimizers"]
+    assert not optimizer["state"], "optimizers begin anew"
+
+    environment = json.loads((run / "environment.json").read_text())
+    origin = environment["from_run"]
+    checkpoint = trained.stored.checkpoint
+    assert origin["run"] == str(other) and origin["checkpoint"] == checkpoint.name
+    assert origin["trainer"] == trained.trainer
+    tensors = f"trainer-{trained.trainer}.safetensors"
+    assert origin["checksums"][tensors] == checksum(checkpoint / tensors)
+    assert any("begins with the parameters of trainer" in each for each in environment["notices"])
+    assert f'from_run = "{other}"' in (run / "recipe.toml").read_text()
+    # Even its first round trains better than the other run's.
+    first = [adloco.load(folder).records[0]["train_loss"] for folder in (run, other)]
+    assert first[0] < first[1]
+
+
+def test_a_resumed_run_does_without_the_other(
+    other: Path, small: list[str], tmp_path: Path
+) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    shutil.copytree(other, copy)
+    words = ["--from", str(copy), "--run.tokens", "1200", "--learning_rate.shape", "constant"]
+    assert main(["train", "diloco", *small, *words]) == 0
+    shutil.rmtree(copy)
+    assert main(["train", "--resume", str(run), "--run.tokens", "2400"]) == 0
+    assert adloco.load(run).records[-1]["tokens"] >= 2400
+
+
+def test_what_does_not_fit_is_refused(
+    other: Path, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, sentence in (
+        (["--model.num_layers", "2"], "has another shape (model.layers"),
+        (["--data.tokenizer", "bpe:300"], "has another tokenizer; set data.tokenizer to 'bytes'"),
+    ):
+        assert main(["train", "diloco", *small, *words, "--from", str(other)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("adloco: the ") and error.count("\n") == 1
+        assert sentence in error
+        assert not (tmp_path / "run").exists()
+    assert main(["train", "--resume", str(other), "--from", str(other)]) == 2
+    assert "--from begins a new run" in capsys.readouterr().err
+    assert main(["train", *small, "--from", str(tmp_path)]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_was_trained_is_taken_from_the_other_run(
+    small: list[str], corpus: Path, tmp_path: Path
+) -> None:
+    settings, _ = take_settings([*small, "--run.tokens", "600", "--data.tokenizer", "bpe:300"])
+    given = dict(settings)
+    first = adloco.train("diloco", **given)
+    text = tmp_path / "text.txt"
+    text.write_text((corpus / "00.txt").read_text() * 3)
+    given |= {"data.path": text, "run.folder": tmp_path / "second"}
+    with pytest.raises(ValueError, match="has another tokenizer; set data.tokenizer to '") as error:
+        adloco.train("diloco", from_run=first.folder, **given)
+    given["data.tokenizer"] = str(error.value).rpartition("data.tokenizer to ")[2].strip("'")
+    assert adloco.train("diloco", from_run=first.folder, **given).finished
