@@ -83,6 +83,7 @@ ROOMS = {
         "errors",
         "metrics",
         "distributed",
+        "algorithms",
         "data",
         "config",
         "run",

@@ -6,7 +6,7 @@ Each section of a recipe is passed unchanged to the mechanism that uses it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -66,6 +66,9 @@ class Problem:
     sharded model; see `distributed.parallel.layers.Fill`. None for other models."""
     tokens_per_sample: int = 1
     """Tokens of a sample, for schedules in tokens."""
+    validation: Sequence[Any] = ()
+    """Batches, like those that `data` gives, on which `adloco.train` evaluates: the validation loss
+    is the mean of their losses. `AdLoCo` does not read it."""
 
 
 @dataclass(frozen=True, kw_only=True)

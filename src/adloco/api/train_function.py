@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from adloco.algorithms.method import Problem
 from adloco.api.trained_run import TrainedRun
 from adloco.cli import training_loop
 from adloco.cli.terminal import open_console
@@ -25,6 +26,7 @@ def train(
     seed: int | None = None,
     from_run: str | Path | None = None,
     resume: str | Path | None = None,
+    problem: Problem | None = None,
     **settings: Any,
 ) -> TrainedRun:
     """Train a recipe in this process, with the same checks, files and numbers as `adloco train`.
@@ -37,6 +39,8 @@ def train(
         seed: Seed of the parameters, the order of the data and dropout (`run.seed`).
         from_run: The folder of a run with whose model to begin (`model.from_run`).
         resume: The folder of a run to go on with, which has its recipe; leave `recipe` out.
+        problem: A model, data and loss of your own, with batches in `validation`; None: those that
+            the recipe names. Its recipe decides everything else.
         settings: Any other setting by its name, as in `**{"method.sync_every": 50}`.
 
     Returns:
@@ -63,9 +67,11 @@ def train(
     console = open_console()
     with console.status("reading and tokenising text, building models ..."):
         run = (
-            TrainingRun.resume(Path(resume), named)
+            TrainingRun.resume(Path(resume), named, problem=problem)
             if resume
-            else TrainingRun.create(build_recipe(override(read_values(str(recipe)), named)))
+            else TrainingRun.create(
+                build_recipe(override(read_values(str(recipe)), named)), problem
+            )
         )
     shown = [(name, str(value)) for name, value in named]
     with train_log(run) as log:
@@ -74,7 +80,7 @@ def train(
         )
     if code == INTERRUPTED:
         raise KeyboardInterrupt(f"saved; go on with adloco.train(resume={str(run.folder)!r})")
-    return TrainedRun(run.folder)
+    return TrainedRun(run.folder, problem=problem)
 
 
 def _checked(settings: Mapping[str, Any], given: Mapping[str, Any]) -> list[tuple[str, Any]]:

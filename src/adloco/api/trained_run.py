@@ -22,19 +22,29 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
+    from adloco.algorithms.method import Problem
 
-def load(run: str | Path, *, trainer: int | None = None, round: int | None = None) -> TrainedRun:
+
+def load(
+    run: str | Path,
+    *,
+    trainer: int | None = None,
+    round: int | None = None,
+    problem: Problem | None = None,
+) -> TrainedRun:
     """Read a run back. Its model is loaded when it is first asked for.
 
     Args:
         run: The run's folder.
         trainer: The trainer whose model is wanted; None: the one with the lowest validation loss.
         round: The round of the checkpoint that is wanted; None: the newest checkpoint.
+        problem: The problem that the run was trained on by `adloco.train(problem=...)`, for its
+            model; None for other runs.
 
     Raises:
         ValueError: The folder has no run, or one that this version cannot read.
     """
-    return TrainedRun(Path(run), trainer=trainer, round=round)
+    return TrainedRun(Path(run), trainer=trainer, round=round, problem=problem)
 
 
 class TrainedRun:
@@ -46,13 +56,19 @@ class TrainedRun:
     """
 
     def __init__(
-        self, folder: Path, *, trainer: int | None = None, round: int | None = None
+        self,
+        folder: Path,
+        *,
+        trainer: int | None = None,
+        round: int | None = None,
+        problem: Problem | None = None,
     ) -> None:
         """Read the recipe; the arguments are those of `load`."""
         self.folder = run_folder(folder)
         self.recipe: Recipe = resumed_recipe(folder, ())
         self._trainer = trainer
         self._round = round
+        self._problem = problem
 
     @property
     def records(self) -> list[Record]:
@@ -106,7 +122,7 @@ class TrainedRun:
 
     @cached_property
     def _trained(self) -> Trained:
-        return load_trained(self.folder, self._trainer, self._round)
+        return load_trained(self.folder, self._trainer, self._round, self._problem)
 
     @property
     def model(self) -> nn.Module:

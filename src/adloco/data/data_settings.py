@@ -73,7 +73,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         require(
-            self.context_tokens >= 2, f"data.context_tokens must be >= 2, got {self.context_tokens}"
+            self.context_tokens >= 1, f"data.context_tokens must be >= 2, got {self.context_tokens}"
         )
         require(
             0 < self.validation_fraction <= 0.5,
@@ -131,6 +131,13 @@ class DataSettings:
 
         if self.fallback:
             self.fallback_settings()
+
+    def require_context(self) -> None:
+        """Raise ValueError if samples are too short for a text, in which tokens follow others."""
+        require(
+            self.context_tokens >= 2,
+            f"data.context_tokens must be >= 2, got {self.context_tokens} (recipe section [data])",
+        )
 
     @property
     def source(self) -> str:

@@ -24,8 +24,10 @@ from adloco.run.budget import Budget
 from adloco.run.environment import choose_device, choose_precision, code_checksum
 from adloco.run.folder import MODEL
 from adloco.run.micro_batch_probe import outer_copies, probe, rollback_copies
+from adloco.run.own_problem import builder_of, recipe_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.warm_start import WarmStart
+from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task
 
 COPIES_PER_WORKER = 4
@@ -51,16 +53,21 @@ class RunParts:
     """The model with which a new run begins; None: its own first parameters."""
 
 
-def prepare_new_run(recipe: Recipe, placement: Placement) -> RunParts:
+def prepare_new_run(
+    recipe: Recipe, placement: Placement, problem: Problem | None = None
+) -> RunParts:
     """What `prepare_run` returns, for a run that begins, with notices of what is unusual.
 
     Raises:
         ValueError: The settings cannot work.
     """
     total = recipe.schedule_tokens()
-    recipe, notice = with_reachable_data(recipe, placement)
+    if problem:
+        recipe, notice = recipe_of(problem, recipe), ""
+    else:
+        recipe, notice = with_reachable_data(recipe, placement)
     recipe = replace(recipe, learning_rate=replace(recipe.learning_rate, total_tokens=total))
-    parts = prepare_run(recipe, placement, None)
+    parts = prepare_run(recipe, placement, None, problem)
     other = recipe.model_options.from_run
     start = WarmStart(Path(other), parts.task, placement) if other else None
     notices = [notice, parts.recipe.unused, read_whole(parts.builder, placement)]
@@ -71,15 +78,30 @@ def prepare_new_run(recipe: Recipe, placement: Placement) -> RunParts:
     return replace(parts, start=start, notices=[*parts.notices, *filter(None, notices)])
 
 
-def prepare_run(recipe: Recipe, placement: Placement, stored: StoredRun | None) -> RunParts:
+def prepare_run(
+    recipe: Recipe,
+    placement: Placement,
+    stored: StoredRun | None,
+    problem: Problem | None = None,
+) -> RunParts:
     """Open the data, choose the model and find the micro-batch of a run, new or stored.
+
+    Args:
+        recipe: The run's recipe.
+        placement: Where the run's workers live.
+        stored: The run to resume; None for a new run.
+        problem: The model, data and loss of a run from Python; None: those of the recipe.
 
     Raises:
         ValueError: The settings cannot work.
     """
-    task = open_task(recipe, stored, placement)
+    task = ProblemTask(problem) if problem else open_task(recipe, stored, placement)
     precision = choose_precision(recipe.run.precision, placement.device)
-    builder = model_builder(recipe, task, stored, placement)
+    if problem:
+        with named_in_section("model", recipe.model_options):
+            builder: Builder = builder_of(problem, recipe, stored.folder if stored else None)
+    else:
+        builder = model_builder(recipe, task, stored, placement)
     method = recipe.method
     source = task.train_source(
         method.num_workers, recipe.run.seed, recipe.guards.initial * method.num_trainers

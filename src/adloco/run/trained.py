@@ -6,17 +6,21 @@ from typing import Any
 
 from torch import nn
 
+from adloco.algorithms.method import Problem
 from adloco.algorithms.model_state import averaged_buffers, copy_all
 from adloco.algorithms.state_parts import trainer_part, workers_of
 from adloco.config.recipe import named_in_section
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
+from adloco.models.source import Builder
 from adloco.run.checkpoint import Checkpoint
 from adloco.run.environment import choose_device
 from adloco.run.folder import MODEL
+from adloco.run.own_problem import builder_of
 from adloco.run.records import Records
 from adloco.run.stored import StoredRun, check_corpus, read_run
 from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task
 
 
@@ -27,15 +31,23 @@ class Trained:
     stored: StoredRun
     model: nn.Module
     trainer: int
+    problem: Problem | None = None
+    """The problem of a run from Python."""
 
 
-def load_trained(folder: Path, trainer: int | None = None, round: int | None = None) -> Trained:
+def load_trained(
+    folder: Path,
+    trainer: int | None = None,
+    round: int | None = None,
+    problem: Problem | None = None,
+) -> Trained:
     """Load a trainer's model from a checkpoint of a run.
 
     Args:
         folder: The run's folder.
         trainer: Its number; None for the trainer with the lowest validation loss.
         round: The checkpoint's round; None for the newest checkpoint.
+        problem: The problem of a run from Python, which has its model; None for other runs.
 
     Raises:
         ValueError: There is no such trainer (any more) or no such checkpoint, or the folder cannot
@@ -43,18 +55,24 @@ def load_trained(folder: Path, trainer: int | None = None, round: int | None = N
     """
     stored, chosen, outer = stored_trainer(folder, trainer, round)
     recipe = stored.recipe
+    with named_in_section("model", recipe.model):
+        builder = builder_of(problem, recipe, folder) if problem else stored_builder(stored)
+        model = builder.whole().to(choose_device(recipe.run.device))
+    copy_all(outer["params"], trainable(model))
+    copy_all(outer["buffers"], averaged_buffers(model))
+    return Trained(stored=stored, model=model, trainer=chosen, problem=problem)
+
+
+def stored_builder(stored: StoredRun) -> Builder:
+    """The builder of a run's model, without trained weights."""
+    recipe = stored.recipe
     build = recipe.model.builder
-    builder = build(
+    return build(
         config=build.load_config(stored.folder / MODEL),
         head=recipe.task.head,
         options=recipe.model_options,
         seed=recipe.run.seed,
     )
-    with named_in_section("model", recipe.model):
-        model = builder.whole().to(choose_device(recipe.run.device))
-    copy_all(outer["params"], trainable(model))
-    copy_all(outer["buffers"], averaged_buffers(model))
-    return Trained(stored=stored, model=model, trainer=chosen)
 
 
 def stored_trainer(
@@ -82,6 +100,8 @@ def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
         ValueError: The data is not what the run began with.
     """
     stored = trained.stored
+    if trained.problem:
+        return ProblemTask(trained.problem)
     task = stored.recipe.task.open(stored.recipe.data, evaluation, stored.tokenizer)
     task.configure(stored.recipe.model.builder.load_config(stored.folder / MODEL))
     check_corpus(stored, task)

@@ -12,6 +12,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from adloco.algorithms.method import Problem
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.state_parts import RUN
 from adloco.config.recipe_text import named_settings, to_toml
@@ -135,13 +136,21 @@ class TrainingRun:
         self._clock = Clock()
 
     @staticmethod
-    def create(recipe: Recipe) -> "TrainingRun":
-        """A new run. If it fails before its first checkpoint, it leaves no files in its folder."""
+    def create(recipe: Recipe, problem: Problem | None = None) -> "TrainingRun":
+        """A new run. If it fails before its first checkpoint, it leaves no files in its folder.
+
+        Args:
+            recipe: Its settings.
+            problem: The model, data and loss of a run from Python; None: those of the recipe.
+
+        Raises:
+            ValueError: The settings cannot work.
+        """
         placement = place_workers(recipe)
         if placement.is_rank_zero:
             check_free(recipe)  # Before the text is tokenised, which can take long.
-        parts = prepare_new_run(recipe, placement)
-        with claimed(recipe) if placement.is_rank_zero else nullcontext("") as folder:
+        parts = prepare_new_run(recipe, placement, problem)
+        with claimed(parts.recipe) if placement.is_rank_zero else nullcontext("") as folder:
             return TrainingRun._begin(parts, Path(placement.agree(str(folder))))
 
     @staticmethod
@@ -194,6 +203,7 @@ class TrainingRun:
         flags: Sequence[tuple[str, Any]] = (),
         kind: Kind = "resume",
         copies: Copies = NO_COPIES,
+        problem: Problem | None = None,
     ) -> "TrainingRun":
         """A run that continues from its newest good checkpoint, bit for bit unless a setting of
         `RECORDED_SETTINGS` changes.
@@ -205,6 +215,7 @@ class TrainingRun:
             flags: (section.key, value) of settings that change; see `CHANGEABLE` in `stored`.
             kind: What starts.jsonl says of it.
             copies: Parts of the run's state that this process has in memory.
+            problem: As in `create`.
 
         Raises:
             ValueError: The folder is in use or has no good checkpoint, or the settings cannot work.
@@ -219,11 +230,12 @@ class TrainingRun:
             if placement.agree(not_begun(folder)):
                 in_turn(placement, lambda: rmtree(folder / CHECKPOINTS, ignore_errors=True))
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
-                return TrainingRun._begin(prepare_new_run(recipe, placement), folder)
+                return TrainingRun._begin(prepare_new_run(recipe, placement, problem), folder)
             checkpoints, dropped = folder / CHECKPOINTS, recipe.method.dropped
             found = load_newest_good(checkpoints, placement, copies, dropped)
             stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
-            run = TrainingRun(prepare_run(stored.recipe, placement, stored), folder, stored)
+            parts = prepare_run(stored.recipe, placement, stored, problem)
+            run = TrainingRun(parts, folder, stored)
             check_corpus(stored, run.task)
             run.algorithm.load_state_dict({**found.parts, RUN: stored.algorithm})
             run.algorithm.state.skip_samples(skipped_by(stored.changes))

@@ -38,6 +38,7 @@ def open_classification(
     everything: bool,
 ) -> "Classification":
     """Open the task with its data; the arguments are those of `TaskSettings.open`."""
+    data.require_context()
     require(
         not data.streaming,
         "data.streaming is for language models: a classification run reads its texts at the "

@@ -37,6 +37,7 @@ def open_language_model(
     everything: bool,
 ) -> "LanguageModel":
     """Open the task with its data; the arguments are those of `TaskSettings.open`."""
+    data.require_context()
     cache = open_cache(data, tokenizer)
     tokens = cache.everything() if everything else cache.validation
     check_one_window(data, len(tokens), "evaluate", "" if everything else HOLD_OUT_MORE)

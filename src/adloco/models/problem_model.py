@@ -1,0 +1,112 @@
+"""The model of a problem from Python, which only the script can build
+(`adloco.train(problem=...)`).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from adloco.algorithms.method import Problem
+from adloco.distributed.parallel.layers import Fill, fill_whole
+from adloco.errors import require
+from adloco.models.source import Builder, ModelOptions
+from adloco.models.weights import StoredWeights
+
+CONFIG = "problem.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemModel:
+    """The model of a problem from Python."""
+
+    for_transformers: ClassVar[bool] = False
+    weights: ClassVar[str] = ""
+
+    @property
+    def builder(self) -> type[Builder]:
+        raise ValueError(
+            "the model of this run is in the Python script that began it; use "
+            "adloco.train(resume=RUN, problem=...) or adloco.load(RUN, problem=...) there"
+        )
+
+    def config(self, vocab_size: int) -> Any:
+        return self.builder
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemConfig:
+    """What a run folder keeps of the model of a problem."""
+
+    shapes: Mapping[str, list[int]]
+    """Shape of each parameter, by name."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemBuilder:
+    """Builds the model of a problem, with the seed of the run."""
+
+    problem: Problem
+    options: ModelOptions
+    seed: int
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        untouched = self.options.dtype == "fp32" and not self.options.gradient_checkpointing
+        require(
+            untouched,
+            "dtype and gradient_checkpointing do not act on the model of a problem; leave them "
+            "out, and build the model as it should be in problem.build_model",
+        )
+
+    @cached_property
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        """The parameters of a model, without memory, by name."""
+        return {name: tensor.to("meta") for name, tensor in self().named_parameters()}
+
+    @property
+    def config(self) -> ProblemConfig:
+        shapes = {name: list(tensor.shape) for name, tensor in self._parameters.items()}
+        return ProblemConfig(shapes=shapes)
+
+    @property
+    def stored(self) -> StoredWeights:
+        return StoredWeights()
+
+    @property
+    def filling(self) -> Fill | None:
+        return self.problem.fill
+
+    def __call__(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return self.problem.build_model()
+
+    def whole(self) -> nn.Module:
+        model = self()
+        if self.filling:
+            fill_whole(model, self.filling)
+        return model
+
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._parameters.values())
+
+    def num_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self._parameters.values())
+
+    def save_config(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(json.dumps(self.config.to_dict(), indent=2) + "\n")
+
+    @staticmethod
+    def load_config(folder: Path) -> ProblemConfig:
+        return ProblemConfig(**json.loads((folder / CONFIG).read_text()))

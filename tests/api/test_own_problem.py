@@ -1,0 +1,145 @@
+"""`adloco.train(problem=...)`: a model, data and loss of one's own, in a run folder like others."""
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import adloco
+from adloco.cli.main import main
+from adloco.metrics import Record
+from tests.api.test_train_function import at_step
+from tests.problems import squared_error
+
+X = torch.randn(96, 3, generator=torch.Generator().manual_seed(0))
+Y = X @ torch.tensor([1.0, -2.0, 0.5])
+VALIDATION = [(X[:20], Y[:20]), (X[20:32], Y[20:32]), (X[32:34], Y[32:34])]
+
+
+def a_problem(**changes: Any) -> adloco.Problem:
+    """Linear regression."""
+    told: dict[str, Any] = {
+        "build_model": lambda: nn.Linear(3, 1),
+        "loss_fn": squared_error,
+        "data": adloco.TensorSource(X[34:], Y[34:], num_streams=4),
+        "validation": VALIDATION,
+    }
+    return adloco.Problem(**told | changes)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a run of four rounds."""
+    return {
+        "folder": tmp_path / "run",
+        "tokens": 16 * 5 * 4,
+        "run.trackers": "none",
+        "method.sync_every": 5,
+        "batch.initial": 16,
+        "run.threads": 1,
+        "learning_rate.shape": "constant",
+    }
+
+
+def train_losses(records: list[Record]) -> list[float]:
+    return [record["train_loss"] for record in records]
+
+
+def test_it_trains_what_adloco_trains_and_evaluates_its_batches(settings: dict[str, Any]) -> None:
+    run = adloco.train("diloco", problem=a_problem(), **settings)
+    recipe = run.recipe
+    torch.manual_seed(0)
+    oracle = adloco.AdLoCo(
+        a_problem(),
+        recipe.method,
+        inner=recipe.inner,
+        syncing=recipe.syncing,
+        batching=recipe.batching,
+        learning_rate=recipe.learning_rate,
+        placement=adloco.OneProcess(threads=1),
+    )
+    reports = list(oracle.rounds(4))
+    assert train_losses(run.records) == [report.train_loss for report in reports]
+    assert [record["tokens"] for record in run.records] == [80, 160, 240, 320]
+    expected = [float(squared_error(oracle.model(0), batch).detach()) for batch in VALIDATION]
+    assert run.records[-1]["val_loss"] == pytest.approx(sum(expected) / 3)
+    assert run.evaluate() == {"loss": pytest.approx(sum(expected) / 3)}
+    for mine, its in zip(run.model.parameters(), oracle.model(0).parameters(), strict=True):
+        assert torch.equal(mine, its)
+
+
+def test_workers_share_the_batches_of_an_evaluation(settings: dict[str, Any]) -> None:
+    """Three batches over two workers, and over four: each batch counts once."""
+    for workers in (1, 2, 4):
+        given = settings | {"folder": settings["folder"].with_name(f"run-{workers}")}
+        given["method.workers_per_trainer"] = workers
+        run = adloco.train("diloco", problem=a_problem(), **given)
+        losses = [float(squared_error(run.model, batch).detach()) for batch in VALIDATION]
+        assert run.records[-1]["val_loss"] == pytest.approx(sum(losses) / 3)
+
+
+def test_it_goes_on_bit_for_bit_and_its_folder_is_read_by_the_commands(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = adloco.train("diloco", problem=a_problem(), **settings | {"folder": tmp_path / "whole"})
+    with (
+        at_step(20, lambda: os.kill(os.getpid(), signal.SIGINT)),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        adloco.train("diloco", problem=a_problem(), **settings)
+    run = adloco.train(resume=settings["folder"], problem=a_problem())
+    assert train_losses(run.records) == train_losses(whole.records)
+    capsys.readouterr()
+
+    folder = str(run.folder)
+    other = settings | {"folder": tmp_path / "other", "seed": 1}
+    adloco.train("diloco", problem=a_problem(), **other)
+    assert main(["report", folder]) == 0
+    assert main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("finished") == 3
+    study = ["--run.folder", str(tmp_path / "both")]
+    assert main(["compare", folder, str(tmp_path / "other"), *study]) == 0
+    capsys.readouterr()
+    for command in (["evaluate", folder], ["train", "--resume", folder, "--run.tokens", "640"]):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert "in the Python script that began it; use adloco.train(resume=RUN" in error
+
+
+def test_what_does_not_fit_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"problem\.validation must have at least one batch"):
+        adloco.train("diloco", problem=a_problem(validation=()), **settings)
+    with pytest.raises(ValueError, match="gives nan for the first validation batch"):
+        nan = [(X[:2], torch.full((2,), math.nan))]
+        adloco.train("diloco", problem=a_problem(validation=nan), **settings)
+    with pytest.raises(ValueError, match="data has 4 streams, but there are 6 workers"):
+        six = {"method.workers_per_trainer": 6}
+        adloco.train("diloco", problem=a_problem(), **settings | six)
+    with pytest.raises(ValueError, match=r"^model\.dtype and model\.gradient_checkpointing do not"):
+        adloco.train("diloco", problem=a_problem(), **settings | {"model.dtype": "bf16"})
+    assert not settings["folder"].exists()
+
+    run = adloco.train("diloco", problem=a_problem(), **settings)
+    wider = a_problem(build_model=lambda: nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="another model than that of the run in"):
+        _ = adloco.load(run.folder, problem=wider).model
+    with pytest.raises(ValueError, match=r"use .*adloco\.load\(RUN, problem=\.\.\.\) there"):
+        _ = adloco.load(run.folder).model
+    other = a_problem(data=adloco.TensorSource(X[:62], Y[:62], num_streams=4))
+    with pytest.raises(ValueError, match="is not what the run in .* began with"):
+        adloco.train(resume=run.folder, problem=other)
+
+
+def test_a_run_of_text_has_its_own_model_and_longer_samples(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "diloco", *small, "--data.context_tokens", "1"]) == 2
+    assert "data.context_tokens must be >= 2, got 1" in capsys.readouterr().err
+    assert main(["train", "diloco", *small, "--run.rounds", "1"]) == 0
+    with pytest.raises(ValueError, match="from its recipe; leave out problem"):
+        _ = adloco.load(tmp_path / "run", problem=a_problem()).model
