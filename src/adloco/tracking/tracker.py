@@ -46,7 +46,7 @@ def open_with_accelerate(
 
     Args:
         name: Key in accelerate's `LOGGER_TYPE_TO_CLASS`.
-        settings: Every setting by `section.key`.
+        settings: Every setting by `section.key`; empty: none are stored.
         options: Arguments of the tracker's class.
     """
     from accelerate.state import PartialState
@@ -60,5 +60,6 @@ def open_with_accelerate(
         PartialState()
     tracker = LOGGER_TYPE_TO_CLASS[name](**options)
     tracker.start()
-    tracker.store_init_configuration(dict(settings))
+    if settings:
+        tracker.store_init_configuration(dict(settings))
     return tracker  # type: ignore[no-any-return]
