@@ -1,6 +1,8 @@
 """The parts of a release agree: versions, dependencies, and the make targets that CI names."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from importlib import metadata, resources
 from pathlib import Path
@@ -23,6 +25,16 @@ def test_one_version() -> None:
 
 def test_type_checkers_see_the_package() -> None:
     assert resources.files("adloco").joinpath("py.typed").is_file()
+
+
+@pytest.mark.nightly
+def test_a_users_file_has_types() -> None:
+    """`make check` checks it too, with the package."""
+    file = ROOT / "tests" / "api" / "typed_user.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", file], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def requirements() -> dict[str, list[int]]:

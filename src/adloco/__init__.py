@@ -12,26 +12,27 @@ if TYPE_CHECKING:
     from adloco.api import *  # noqa: F403
     from adloco.public import *  # noqa: F403
 
+    __all__: list[str]
     __version__: str
 
 PUBLIC = ("adloco.public", "adloco.api")
 """The modules with the public names; the second also imports what draws and reads settings."""
 
+if not TYPE_CHECKING:  # Type checkers would take every name for one of the package's.
 
-def __getattr__(name: str) -> Any:
-    """Import the public names, and torch with them, when one is first asked for: the command line
-    answers `adloco --help` without them.
-    """
-    if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("adloco")
-    if name == "__all__":
-        return [each for module in PUBLIC for each in importlib.import_module(module).__all__]
-    for path in PUBLIC:
-        module = importlib.import_module(path)
-        if name in module.__all__:
-            return getattr(module, name)
-    raise AttributeError(f"module 'adloco' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import the public names, and torch with them, when one is first asked for: the command
+        line answers `adloco --help` without them.
+        """
+        if name == "__version__":
+            return importlib.import_module("importlib.metadata").version("adloco")
+        if name == "__all__":
+            return [each for module in PUBLIC for each in importlib.import_module(module).__all__]
+        for path in PUBLIC:
+            module = importlib.import_module(path)
+            if name in module.__all__:
+                return getattr(module, name)
+        raise AttributeError(f"module 'adloco' has no attribute {name!r}")
 
-
-def __dir__() -> list[str]:
-    return [*globals(), "__version__", *__getattr__("__all__")]
+    def __dir__() -> list[str]:
+        return [*globals(), "__version__", *__getattr__("__all__")]

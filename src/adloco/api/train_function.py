@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from adloco.algorithms.method import Problem
 from adloco.api.trained_run import TrainedRun
@@ -15,6 +15,26 @@ from adloco.distributed.launch.launcher import num_ranks
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
 from adloco.run.training_run import TrainingRun
+
+
+@overload
+def train(
+    recipe: str | Path = "adloco",
+    *,
+    tokens: int | str | None = None,
+    data: str | Path | None = None,
+    folder: str | Path | None = None,
+    seed: int | None = None,
+    from_run: str | Path | None = None,
+    resume: str | Path | None = None,
+    problem: Problem | None = None,
+) -> TrainedRun: ...
+
+
+# A checker holds a dictionary after ** against the types of all arguments: `train(**{"inner.lr":
+# 1e-3})` would give `data` a float.
+@overload
+def train(recipe: str | Path = "adloco", **settings: Any) -> TrainedRun: ...
 
 
 def train(
