@@ -33,17 +33,6 @@ SMALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports of runs in this process have no pictures, which take a second each, unless a test is
-    marked `pictures`.
-    """
-    if not request.node.get_closest_marker("pictures"):
-        monkeypatch.setattr(
-            "adloco.report.plots.draw_plots", lambda records, steps, folder, measures: []
-        )
-
-
 Train = Callable[[list[str]], subprocess.CompletedProcess[str]]
 
 

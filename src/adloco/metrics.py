@@ -1,6 +1,6 @@
 """The numbers of metrics.jsonl: each is described once, in the tables below or by its task.
 
-Records, summary, plots, report, view and trackers use these tables, and a test compares
+Records, summary, report, view and trackers use these tables, and a test compares
 docs/run-folder.md with them.
 """
 
@@ -51,7 +51,7 @@ class Metric:
     better: Literal["lower", "higher"] = "lower"
     """Which values of a measure are better."""
     panel: str = ""
-    """Name of the plot that shows it; empty for none."""
+    """Name of the panel of the report that shows it; empty for none."""
     short: str = ""
     """Name of a measure in a line about a round; empty for its label."""
     of_loss: Callable[[float], float] | None = None
@@ -74,7 +74,7 @@ class Metric:
 
     @property
     def leading(self) -> bool:
-        """True for a measure that is shown with every round: it has a plot or a short name."""
+        """True for a measure that is shown with every round: it has a panel or a short name."""
         return bool(self.panel or self.short)
 
     @property
@@ -110,7 +110,9 @@ ROUND = _table(
     Metric("bytes_sent", "left each worker", TRAFFIC),
     Metric("bytes_inside", "sent inside islands, per rank", TRAFFIC, panel="communication"),
     Metric("bytes_checkpoint", "of checkpoints, between islands", TRAFFIC),
-    Metric("bytes_ddp_equivalent", "sent by DDP in as many steps", TRAFFIC, panel="communication"),
+    Metric(
+        "bytes_ddp_equivalent", "data-parallel training would send", TRAFFIC, panel="communication"
+    ),
     Metric("seconds", "time", SECONDS),
     Metric("tokens_per_second", "tokens/s", Unit("tokens/s", ",.0f")),
     Metric("rows_read", "rows read", Unit("rows")),
@@ -118,7 +120,7 @@ ROUND = _table(
     Metric("train_loss", "train loss", NATS, panel="loss"),
     Metric("pass_limit", "limit on micro-batches", SAMPLES),
     Metric("learning_rate", "learning rate", Unit("", ".2e")),
-    Metric("memory_bytes", "whole run so far", MEMORY, panel="memory"),
+    Metric("memory_bytes", "peak memory", MEMORY),
 )
 SYNC = _table(
     "sync",
@@ -144,8 +146,8 @@ TRAINER = _table(
     Metric("accumulation_steps", "accumulation steps", COUNT, panel="batch"),
     Metric("trainer_batch", "batch as trained", SAMPLES, panel="batch"),
     Metric("rounded_up", "added", SAMPLES),
-    Metric("grad_variance", "S", Unit("", ".3g"), panel="noise_scale"),
-    Metric("grad_norm_sq", "|G|²", Unit("", ".3g"), panel="noise_scale"),
+    Metric("grad_variance", "S, variance of the gradient", Unit("", ".3g"), panel="noise_scale"),
+    Metric("grad_norm_sq", "|G|², its squared norm", Unit("", ".3g"), panel="noise_scale"),
     Metric("noise_scale", "noise scale", Unit("samples", ",.1f"), panel="noise_scale"),
     Metric("train_loss", "train loss", NATS),
     Metric("learning_rate", "learning rate", Unit("", ".2e")),
@@ -190,13 +192,29 @@ def change_text(change: Record) -> str:
     return f"{metric.name} {metric.text(change['before'])} -> {metric.text(change['after'])}"
 
 
+def clipped_by(row: Mapping[str, Any], cap: int | None) -> str:
+    """The setting that cut a trainer's batch in a round; empty if none did.
+
+    It is `switch.max_micro_batch` if the trainer took less than it requested, because no more fits
+    in one pass, and `batch.maximum` if it cannot request more.
+
+    Args:
+        row: The trainer in a line.
+        cap: `batch.maximum` if a batch rule that measures gradients decides the batch; None for a
+            rule that follows a plan.
+    """
+    if row["trainer_batch"] < row["requested_batch"]:
+        return "switch.max_micro_batch"
+    return "batch.maximum" if cap is not None and row["requested_batch"] >= cap else ""
+
+
 def validation(measure: Metric, per: Per = "round", *, panel: str | None = None) -> Metric:
     """The metric `val_NAME` under which a task's measure is recorded.
 
     Args:
         measure: What the task measures.
         per: "round" for the best trainer's value, "trainer" for each trainer's.
-        panel: Name of another plot than the measure's own.
+        panel: Name of another panel than the measure's own.
     """
     panel = measure.panel if panel is None else panel
     return replace(

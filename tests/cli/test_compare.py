@@ -43,7 +43,6 @@ def finished_run(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.pictures
 def test_two_arms_from_training_to_the_page(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +83,7 @@ def test_two_arms_from_training_to_the_page(
     assert (study / "compare_loss.png").stat().st_size > 10_000
     page = (study / "compare.html").read_text()
     assert "http" not in re.sub(r'<script type="text/plain".*?</script>', "", page, flags=re.S)
-    numbers = json.loads(re.search(r'id="curve-numbers">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    numbers = json.loads(re.search(r'class="chart-numbers">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     assert [curve["name"] for curve in numbers["curves"]] == ["diloco", "H2"]
     assert "one seed: no claim" in page
 

@@ -15,7 +15,6 @@ def common(small: list[str], tmp_path: Path) -> list[str]:
     return [*small, "--seeds", "1", "--run.tokens", "2048", *folder]
 
 
-@pytest.mark.pictures
 def test_one_axis(common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "diloco", *common, "--method.sync_every", "2", "4"]) == 0
     assert "lowest validation loss: sync_every" in " ".join(capsys.readouterr().out.split())
@@ -24,7 +23,6 @@ def test_one_axis(common: list[str], tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.nightly
-@pytest.mark.pictures
 def test_a_grid_of_four(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,7 +64,7 @@ def folder(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drawn(plan: Plan, measured: Sequence[MeasuredPoint] = ()) -> dict[str, Any]:
     """The numbers of the page's curves."""
-    numbers: dict[str, Any] = plan_curves(plan, measured)["numbers"]
+    numbers: dict[str, Any] = plan_curves(plan, measured).charts[0].numbers
     return numbers
 
 
@@ -135,7 +135,7 @@ def test_the_page_opens_offline_and_says_all(plan: Plan, folder: Path) -> None:
     page = (folder / "plan.html").read_text()
     own = re.sub(r'<script type="text/plain".*?</script>', "", page, flags=re.S)
     assert "http" not in own and "src=" not in own.replace('src="data:', "")
-    numbers = json.loads(re.search(r'id="curve-numbers">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    numbers = json.loads(re.search(r'class="chart-numbers">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     assert numbers == drawn(plan, [MEASURED])
     text = re.sub(r"<[^>]*>", "", own)
     assert "Target: loss 2.5." in text and "10M parameters" in text
@@ -165,7 +165,7 @@ def test_the_table_has_the_best_of_each_method(plan: Plan) -> None:
 
 def test_curves_against_bandwidth(plan: Plan) -> None:
     numbers = drawn(plan, [MEASURED])
-    assert numbers["log"]
+    assert numbers["log"] == {"x": True, "y": True}
     assert [axis["name"] for axis in numbers["axes"]] == ["bandwidth", "seconds", "bytes_sent"]
     shown = curves_of(numbers, "bandwidth", "seconds")
     for name, found in plan.over_bandwidth.items():

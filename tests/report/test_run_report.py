@@ -1,20 +1,24 @@
-"""The figures of one run show what its records say."""
+"""The page of one run shows what its records say."""
 
 import json
 import math
 import re
 import shutil
+from collections.abc import Sequence
 from html.parser import HTMLParser
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
 from adloco.cli.main import main
-from adloco.metrics import Record
+from adloco.metrics import Metric, Record, clipped_by
+from adloco.report.curves import Panel
 from adloco.report.drawing import save_figure
-from adloco.report.plots import draw_plots
-from adloco.report.step_losses import step_losses
+from adloco.report.loss_panel import loss_panel
+from adloco.report.panels import run_panels
 from adloco.run.records import Records
 from adloco.tasks.kinds.classification_settings import ClassificationSettings
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
@@ -40,17 +44,14 @@ def means(steps: list[Record], trainer: int) -> list[float]:
     return [sum(found) / len(found) for _, found in sorted(losses.items())]
 
 
-@pytest.mark.pictures
-def test_the_page_and_the_pictures_show_the_records(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: dict[str, Figure] = {}
+def charts(page: str) -> list[dict[str, Any]]:
+    """The numbers of all charts of a page."""
+    return [
+        json.loads(found) for found in re.findall(r'class="chart-numbers">(.*?)</script>', page)
+    ]
 
-    def keep(figure: Figure, path: Path) -> None:
-        drawn[path.stem] = figure
-        path.touch()
 
-    monkeypatch.setattr("adloco.report.plots.save_figure", keep)
+def test_the_page_shows_the_records(small: list[str], tmp_path: Path) -> None:
     # One batch for all, so that a mean over samples is a plain mean.
     assert main(["train", "diloco", *small, "--run.tokens", "2500"]) == 0
     records, steps = Records(tmp_path / "run").read(), list(Records(tmp_path / "run").steps())
@@ -58,17 +59,24 @@ def test_the_page_and_the_pictures_show_the_records(
     assert "<title>diloco in run: adloco report</title>" in page
     loaded = Loaded()
     loaded.feed(page)
-    assert loaded.found and all(found.startswith("data:") for found in loaded.found)
+    assert not loaded.found, "the page opens offline"
+    about = json.loads((tmp_path / "run" / "environment.json").read_text())
+    for known in ("UTC", f"adloco {metadata.version('adloco')}", f"({about['cores']} cores)"):
+        assert known in page
+    changed, folded = page.split("<details>")[:2]
+    assert "<code>run.tokens</code>" in changed and "<code>run.device</code>" in folded
 
-    (numbers,) = re.findall(r'id="curve-numbers">(.*?)</script>', page)
-    shown = json.loads(numbers)
+    shown = charts(page)[0]
     axes = [axis["name"] for axis in shown["axes"]]
-    assert axes == ["tokens", "inner_steps", "round", "syncs", "bytes_sent", "seconds"]
+    several = ["syncs", "bytes_of_syncs", "bytes_sent"]
+    assert axes == ["tokens", "inner_steps", "round", *several, "seconds"]
     labels = [measure["label"] for measure in shown["measures"]]
     assert labels == ["loss (nats per token)", "perplexity", "bits per byte"]
     validation, train, of_steps = shown["curves"]
-    for axis in axes:
+    for axis in {*axes} - {"bytes_of_syncs"}:
         assert validation["axes"][axis] == train["axes"][axis] == [r[axis] for r in records]
+    sent = [record["sync"]["bytes"] for record in records]
+    assert validation["axes"]["bytes_of_syncs"] == [sum(sent[: n + 1]) for n in range(len(sent))]
     assert validation["measures"]["val_loss"] == [record["val_loss"] for record in records]
     bits = [record["val_bits_per_byte"] for record in records]
     assert validation["measures"]["val_bits_per_byte"] == bits
@@ -85,17 +93,6 @@ def test_the_page_and_the_pictures_show_the_records(
     # The last step of a round ends where the round does.
     ends = [of_steps["axes"]["tokens"][record["inner_steps"] - 1] for record in records]
     assert ends == [record["tokens"] for record in records]
-
-    tokens, inner_steps, _, sent = drawn["loss"].axes
-    light, of_rounds, evaluated = inner_steps.lines
-    assert list(light.get_ydata()) == pytest.approx(by_hand)
-    assert list(of_rounds.get_ydata()) == rounds
-    assert list(evaluated.get_xdata()) == [record["inner_steps"] for record in records]
-    assert len(tokens.lines) == 3 and len(sent.lines) == 2, "steps have no bytes of their own"
-    assert sent.get_xlim()[0] < 0 < records[0]["bytes_communicated"] < sent.get_xlim()[1]
-    (scale,) = inner_steps.child_axes
-    assert scale.get_ylabel() == "perplexity"
-    assert scale.yaxis.get_major_formatter()(math.log(12), 0) == "12"
 
 
 def test_runs_of_earlier_versions_have_no_bits_per_byte(
@@ -140,48 +137,58 @@ def record(tokens: int, requested: int, trained: int) -> Record:
     worker = {"worker": 0, "trainer": 0, "worker_batch": trained, "wait_seconds": 0.0}
     counts = {"round": 1, "inner_steps": tokens, "tokens": tokens, "samples": tokens}
     counts |= {"bytes_communicated": 0, "bytes_inside": 0, "bytes_ddp_equivalent": 0}
+    counts |= {"bytes_sent": 0, "syncs": 0}
     losses = {"val_loss": 2.0, "val_accuracy": 0.5, "train_loss": 2.0}
     parts = {"trainers": [trainer], "workers": [worker], "memory": {}, "merges": []}
     return {**counts, **losses, **parts, "seconds": 1.0, "sync": {"bytes": 0}}
 
 
-def test_a_clipped_request_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: dict[str, Figure] = {}
-    monkeypatch.setattr(
-        "adloco.report.plots.save_figure",
-        lambda figure, path: drawn.update({path.stem: figure}),
-    )
+def drawn(records: list[Record], measures: Sequence[Metric]) -> dict[str, Panel]:
+    return {panel.title: panel for panel in run_panels(records, measures[0])}
+
+
+def test_a_clipped_request_is_marked() -> None:
     # As requested; clipped from 20 to 16; and rounded up.
     records = [record(10, 8, 8), record(30, 20, 16), record(40, 3, 4)]
-    draw_plots(records, step_losses(records, []), tmp_path, LanguageModelSettings.measures)
-    requested, trained, _ = drawn["batch"].axes
-    assert list(requested.lines[0].get_ydata())[1::2] == [8, 20, 3]
-    assert list(trained.lines[0].get_ydata())[1::2] == [8, 16, 4]
-    assert trained.lines[1].get_label() == "clipped"
-    assert trained.lines[1].get_xydata().tolist() == [[30, 16]]
-    assert requested.get_ylim() == trained.get_ylim(), "one scale, side by side"
-    assert set(drawn) == {"loss", "batch"}, "a single trainer and worker need no more"
+    panels = drawn(records, LanguageModelSettings.measures)
+    requested, trained, _ = (chart.numbers for chart in panels["Batch of each trainer"].charts)
+    (asked,), (used, clipped) = requested["curves"], trained["curves"]
+    assert asked["measures"]["requested_batch"] == [8, 20, 3]
+    assert used["measures"]["trainer_batch"] == [8, 16, 4]
+    assert (clipped["name"], clipped["axes"]["tokens"]) == ("clipped", [30])
+    assert clipped["measures"]["trainer_batch"] == [16]
+    assert requested["top"] == trained["top"] > 20, "one scale, side by side"
+    assert set(panels) == {"Batch of each trainer"}, "a single trainer and worker need no more"
+    by = [clipped_by(line["trainers"][0], 20) for line in records]
+    assert by == ["", "switch.max_micro_batch", ""]
+    assert clipped_by({"requested_batch": 20, "trainer_batch": 20}, 20) == "batch.maximum"
+    assert clipped_by({"requested_batch": 20, "trainer_batch": 20}, None) == "", "as planned"
 
 
-def test_a_classifier_has_no_perplexity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: dict[str, Figure] = {}
-    monkeypatch.setattr(
-        "adloco.report.plots.save_figure",
-        lambda figure, path: drawn.update({path.stem: figure}),
-    )
+def test_a_merge_is_marked_and_takes_no_place_on_the_axis_of_syncs() -> None:
+    merge = [{"survivor": 0, "absorbed": [1], "weights": {"0": 0.5, "1": 0.5}}]
+    sent = {"bytes_sent": 7e6, "syncs": 1, "bytes_communicated": 7e6}
+    records = [record(10, 8, 8), record(30, 8, 8) | {"merges": merge}, record(40, 8, 8) | sent]
+    records[2]["sync"] = {"bytes": 1e6}
+    (chart,) = loss_panel(LanguageModelSettings.measures, records, []).charts
+    shown = chart.numbers
+    assert shown["marks"]["tokens"] == [30]
+    assert shown["curves"][0]["axes"]["bytes_of_syncs"] == [0, 0, 1e6]
+    assert shown["curves"][0]["axes"]["bytes_sent"] == [0, 0, 7e6]
+
+
+def test_a_classifier_has_no_perplexity_and_alone_sends_nothing() -> None:
     records = [record(10, 8, 8)]
-    draw_plots(records, step_losses(records, []), tmp_path, ClassificationSettings.measures)
-    assert set(drawn) == {"loss", "accuracy", "batch"}
-    labels = [panel.get_xlabel() for panel in drawn["loss"].axes]
-    assert labels == ["tokens", "inner steps", "time (s)"], "nothing is sent"
-    assert not any(panel.child_axes for panel in drawn["loss"].axes)
+    (chart,) = loss_panel(ClassificationSettings.measures, records, []).charts
+    assert [one["label"] for one in chart.numbers["measures"]] == [
+        "loss (nats per text)",
+        "accuracy",
+    ]
+    axes = ["tokens", "inner_steps", "round", "seconds"]
+    assert [axis["name"] for axis in chart.numbers["axes"]] == axes
 
 
-def test_pictures_are_not_drawn_through_links(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "plots").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="plots is a symbolic link, which a report does not"):
-        draw_plots([], [], tmp_path / "plots", LanguageModelSettings().measures)
+def test_a_picture_replaces_a_link(tmp_path: Path) -> None:
     picture = tmp_path / "loss.png"
     picture.symlink_to(tmp_path / "precious")
     save_figure(Figure(figsize=(1, 1)), picture)

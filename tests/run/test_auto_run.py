@@ -26,7 +26,7 @@ def test_changes_are_written_where_people_look(
     for said in ((run / "train.log").read_text(), capsys.readouterr().out):
         assert text in said
     page = (run / "report.html").read_text()
-    assert "<td>sync_every 4 -&gt; 2</td>" in page and change["reason"] in page
+    assert ">sync_every 4 -&gt; 2</td>" in page and change["reason"] in page
     assert 'sync_every = "auto"' in (run / "recipe.toml").read_text()
 
 

@@ -116,7 +116,6 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
     return [without_timings(line) for line in lines(folder / "metrics.jsonl")]
 
 
-@pytest.mark.pictures
 @pytest.mark.parametrize(
     "name",
     cases(
@@ -134,7 +133,6 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
         "steps.jsonl",
         "starts.jsonl",
         "checkpoints",
-        "plots",
         "report.html",
         "summary.json",
         "tokenizer",
@@ -168,20 +166,15 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert sum(step["loss"] * step["samples"] for step in first) / sum(
         step["samples"] for step in first
     ) == pytest.approx(metrics[0]["train_loss"])
-    pictures = {"loss", "batch", "communication", "memory"} | {
-        of for of in ("trainers", "workers") if len(metrics[0][of]) > 1
-    }
-    pictures |= (
-        {"noise_scale"}
-        if any(row["noise_scale"] for line in metrics for row in line["trainers"])
-        else set()
-    )
-    pictures |= {"wire"} if summary["syncs"] else set()
-    assert {path.stem for path in (folder / "plots").iterdir()} == pictures
+    titles = {"Loss", "Batch of each trainer", "Communication", "Memory by phase of a round"}
+    titles |= {of.title() for of in ("trainers", "workers") if len(metrics[0][of]) > 1}
+    measured = any(row["noise_scale"] for line in metrics for row in line["trainers"])
+    titles |= {"Gradient statistics"} if measured else set()
+    titles |= {"Syncs"} if summary["syncs"] else set()
     page = (folder / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == len(pictures)
+    assert set(re.findall("<section>\n<h2>(.*)</h2>", page)) == titles
     # In packed bytes any four letters occur now and then.
-    packed = r"base64,[A-Za-z0-9+/=]+|<script type=.text/plain.*?</script>"
+    packed = r"<script type=.text/plain.*?</script>"
     text = re.sub(packed, "", page, flags=re.DOTALL)
     assert "http" not in text.replace("http-equiv", "")
     assert build_recipe(read_values(str(folder / "recipe.toml"))).run.folder == str(folder)
@@ -311,7 +304,6 @@ def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path
     assert "trainer 1" in (tmp_path / "run" / "report.html").read_text()
 
 
-@pytest.mark.pictures
 def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_path: Path) -> None:
     fragments = [
         "--wire.format",
@@ -353,7 +345,7 @@ def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_pat
             "lost by the wire",
             "cosine of workers",
             "hidden: training",
-            'alt="wire"',
+            "<h2>Syncs</h2>",
         )
     )
     assert "rate of sending" not in page
@@ -517,7 +509,6 @@ def test_evaluate_agrees_with_the_run(
     assert "over 160 tokens" in capsys.readouterr().out
 
 
-@pytest.mark.pictures
 def test_report_can_be_drawn_again(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

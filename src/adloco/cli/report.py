@@ -1,4 +1,4 @@
-"""`adloco report`: draws the plots and the report of a run again from its metrics."""
+"""`adloco report`: draws the report of a run again from its files."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -12,8 +12,8 @@ def add_parser(commands: Commands) -> None:
         commands,
         "report",
         run,
-        summary="draw the plots and the report of a run again",
-        description="Draw the plots and report.html of a run from its metrics.",
+        summary="draw the report of a run again",
+        description="Draw report.html of a run from the files in its folder.",
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
 

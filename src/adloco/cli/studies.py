@@ -21,7 +21,8 @@ from adloco.cli.terminal import Printable, open_console, print_error
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
 from adloco.plan.link import Link
-from adloco.report.compare_page import Table, tables, write_comparison
+from adloco.report.compare_page import tables, write_comparison
+from adloco.report.table import Table
 from adloco.run.folder import RECIPE
 from adloco.study.arms import StudyRun
 from adloco.study.comparison import Comparison, compare

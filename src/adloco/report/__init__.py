@@ -1,1 +1,1 @@
-"""The report of a run: plots and report.html."""
+"""The pages of runs, comparisons and plans, and their pictures."""

@@ -1,37 +1,18 @@
 """compare.html of a comparison, its tables, and all files beside it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adloco.metrics import Metric
 from adloco.report.compare_files import differences_csv, to_csv, to_json
-from adloco.report.curves import Curve, curve_content
+from adloco.report.curves import Chart, Curve, Panel, charts_content
 from adloco.report.html import embedded, write_page
+from adloco.report.table import Cell, Table, table_of
 from adloco.run.records import write_json
 from adloco.study.comparison import Comparison
 from adloco.study.statistics import Difference, Spread
 from adloco.whole_file import write_text
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table."""
-
-    text: str
-    detail: str = ""
-    """A second, smaller line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table of a comparison, for the page and for the terminal."""
-
-    title: str
-    note: str
-    columns: list[str]
-    rows: list[list[Cell]]
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -116,7 +97,21 @@ def _content(
     comparison: Comparison, images: Sequence[Path], further: Sequence[Path], title: str
 ) -> dict[str, Any]:
     runs = [run for found in comparison.arms.values() for run in found]
-    return {
+    chart = Chart(
+        axes=comparison.axes,
+        measures=comparison.measures,
+        curves=[
+            Curve(
+                name=run.run.arm,
+                detail=f"seed {run.run.seed}",
+                axes=run.axes,
+                measures=run.measures,
+            )
+            for run in runs
+        ],
+    )
+    curves = Panel(title="", caption=f"A line is one seed.{comparison.warning}", charts=[chart])
+    return charts_content([curves]) | {
         "title": title,
         "statement": comparison.statement.removesuffix(comparison.warning),
         "warning": comparison.warning.strip(),
@@ -125,25 +120,16 @@ def _content(
             for run in runs
             if run.problem
         ],
-        "curves": curve_content(
-            comparison.axes,
-            comparison.measures,
-            [
-                Curve(
-                    name=run.run.arm,
-                    detail=f"seed {run.run.seed}",
-                    axes=run.axes,
-                    measures=run.measures,
-                )
-                for run in runs
-            ],
-            f"A line is one seed.{comparison.warning}",
-        ),
         "images": [embedded(image) for image in images],
         "further": [embedded(image) for image in further],
-        "tables": tables(comparison),
-        "runs": [
-            {"arm": run.run.arm, "seed": run.run.seed, "folder": run.run.folder} for run in runs
+        "tables": [
+            *tables(comparison),
+            table_of(
+                "Runs",
+                "",
+                ["arm", "seed", "folder"],
+                [(run.run.arm, run.run.seed, run.run.folder) for run in runs],
+            ),
         ],
     }
 

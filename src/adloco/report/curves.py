@@ -1,5 +1,5 @@
-"""Interactive curves for a page: plotly.js, packed into the page so that it opens offline, and the
-numbers that it draws (templates/curves.html).
+"""Interactive charts for a page: plotly.js, packed into the page so that it opens offline, and the
+numbers that it draws (templates/charts.html).
 """
 
 import base64
@@ -11,72 +11,97 @@ from typing import Any, Literal
 
 from adloco.metrics import Metric
 
-Look = Literal["line", "strong", "grey", "thin", "points"]
+Look = Literal["line", "strong", "grey", "thin", "points", "stairs", "marks"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One line of a picture: its numbers on every axis, and every measure."""
+    """One line of a chart: its numbers on every axis, and every measure."""
 
     name: str
     """Shown in the legend; curves of one name share a colour and are toggled together."""
-    detail: str
+    detail: str = ""
     """Shown beside the pointer, for instance the seed."""
     axes: Mapping[str, Sequence[float]]
     """Name of an axis -> values. The line is shown only on the axes that it has."""
     measures: Mapping[str, Sequence[float | None]]
     look: Look = "line"
     """line: a colour of its name's own; strong: the colour of text; thin: as `line`, but thin and
-    under the others; points: as `line`, but not joined."""
+    under the others; points: as `line`, but not joined; stairs: as `line`, but each value extends
+    from the x of the point before to its own; marks: triangles in the colour of text."""
     notes: Sequence[str] = ()
     """Shown beside the pointer, one for each point; empty for none."""
 
 
-def curve_content(
-    axes: Mapping[str, Metric],
-    measures: Sequence[Metric],
-    curves: Sequence[Curve],
-    caption: str,
-    *,
-    log: bool = False,
-) -> dict[str, Any]:
-    """What templates/curves.html needs.
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A picture of curves. With several axes or measures, the reader chooses among them."""
 
-    Args:
-        axes: Choices for x by their names in `Curve.axes`.
-        measures: Choices for y; the first is shown at first.
-        curves: The lines.
-        caption: A sentence under the picture.
-        log: Both axes are logarithmic at first.
-    """
+    axes: Mapping[str, Metric]
+    """Choices for x by their names in `Curve.axes`."""
+    measures: Sequence[Metric]
+    """Choices for y; the first is shown at first."""
+    curves: Sequence[Curve]
+    log_x: bool = False
+    log_y: bool = False
+    from_zero: bool = False
+    """True: y begins at 0."""
+    top: float | None = None
+    """y ends here; None: where the numbers do."""
+    title: str = ""
+    """Above the chart; empty: its measure."""
+    marks: Mapping[str, Sequence[float]] | None = None
+    """Axis -> x of vertical dotted lines."""
 
-    def choice(name: str, metric: Metric) -> dict[str, Any]:
-        return {"name": name, "label": metric.axis, "scale": metric.unit.scale}
+    @property
+    def heading(self) -> str:
+        """What stands above the chart in a panel of several."""
+        return self.title or self.measures[0].axis
 
-    return {
-        "plotly": _packed_plotly(),
-        "caption": caption,
-        "numbers": {
-            "log": log,
-            "axes": [choice(name, metric) for name, metric in axes.items()],
-            "measures": [choice(metric.name, metric) for metric in measures],
-            "curves": [
-                {
-                    "name": curve.name,
-                    "detail": curve.detail,
-                    "look": curve.look,
-                    "notes": list(curve.notes),
-                    "axes": {name: list(curve.axes[name]) for name in axes if name in curve.axes},
-                    "measures": {
-                        metric.name: list(curve.measures[metric.name])
-                        for metric in measures
-                        if metric.name in curve.measures
-                    },
-                }
-                for curve in curves
-            ],
-        },
-    }
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What templates/charts.html draws."""
+
+        def choice(name: str, metric: Metric) -> dict[str, Any]:
+            return {"name": name, "label": metric.axis, "scale": metric.unit.scale}
+
+        return {
+            "log": {"x": self.log_x, "y": self.log_y},
+            "zero": self.from_zero,
+            "top": self.top,
+            "marks": {name: list(found) for name, found in (self.marks or {}).items()},
+            "axes": [choice(name, metric) for name, metric in self.axes.items()],
+            "measures": [choice(metric.name, metric) for metric in self.measures],
+            "curves": [self._curve(curve) for curve in self.curves],
+        }
+
+    def _curve(self, curve: Curve) -> dict[str, Any]:
+        names = [metric.name for metric in self.measures]
+        return {
+            "name": curve.name,
+            "detail": curve.detail,
+            "look": curve.look,
+            "notes": list(curve.notes),
+            "axes": {name: list(curve.axes[name]) for name in self.axes if name in curve.axes},
+            "measures": {
+                name: list(curve.measures[name]) for name in names if name in curve.measures
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Charts under one heading, with what they say."""
+
+    title: str
+    """Empty: no heading."""
+    caption: str
+    charts: Sequence[Chart]
+
+
+def charts_content(panels: Sequence[Panel]) -> dict[str, Any]:
+    """What a page with templates/panel.html and templates/charts.html needs."""
+    return {"panels": panels, "plotly": _packed_plotly()}
 
 
 @cache

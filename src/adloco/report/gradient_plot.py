@@ -1,6 +1,6 @@
-"""Shows what `adloco gradients` has measured: a picture of each file, and a table of all."""
+"""The picture of what `adloco gradients` has measured at one checkpoint."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from adloco.report.drawing import COLOURS, GREY, MARKS, save_figure
-from adloco.report.html import embedded
-from adloco.run.gradient_files import read_gradients
 
 ROW = 0.24
 """Height of a bar, in inches."""
@@ -39,39 +37,6 @@ def draw_gradients(content: Mapping[str, Any], path: Path) -> Path:
     )
     save_figure(figure, path)
     return path
-
-
-def gradient_content(run: Path) -> dict[str, Any]:
-    """What the page of a run shows of the files in its folder `gradients`.
-
-    The pictures are drawn again.
-    """
-    measured = read_gradients(run)
-    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "round": lambda each: f"{each['round']:,}",
-        "tokens": lambda each: f"{each['tokens']:,}",
-        "trainer": lambda each: str(each["trainer"]),
-        "samples": lambda each: f"{each['samples']:,}",
-        "batch": lambda each: f"{each['batch']:,}",
-        "|G|²": lambda each: _shown(each["total"]["grad_norm_sq"]),
-        "S": lambda each: _shown(each["total"]["grad_variance"]),
-        "noise scale": lambda each: _shown(each["total"]["noise_scale"]),
-        "distance (median)": lambda each: _shown(each["deviation"]["median"]),
-        "its excess kurtosis": lambda each: _shown(each["deviation"]["excess_kurtosis"]),
-        "cosine (median)": lambda each: _shown(each["cosine"]["median"]),
-    }
-    return {
-        "columns": list(columns),
-        "rows": [[show(each) for show in columns.values()] for each in measured.values()],
-        "images": [
-            embedded(draw_gradients(each, path.with_suffix(".png")))
-            for path, each in measured.items()
-        ],
-    }
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.3g}"
 
 
 def _histogram(axis: Axes, content: Mapping[str, Any], name: str, label: str) -> None:

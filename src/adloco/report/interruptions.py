@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from adloco.report.compare_page import Cell, Table
 from adloco.report.readable import TIMES, readable
+from adloco.report.table import Table, table_of
 from adloco.run.starts import Start, losses
 
 GOING_ON = {"resume": "resumed", "regroup": "ranks regrouped", "join": "ranks joined"}
@@ -39,9 +39,7 @@ def interruption_tables(starts: Sequence[Start]) -> list[Table]:
         "time down": lambda start: readable(start.seconds_down, TIMES),
     }
     rows = [
-        [Cell(show(start)) for show in columns.values()]
-        for start in starts
-        if start.kind in GOING_ON
+        [show(start) for show in columns.values()] for start in starts if start.kind in GOING_ON
     ]
     note = (
         "Time repeated is what rounds that are trained again took the first time. Time down is "
@@ -49,8 +47,7 @@ def interruption_tables(starts: Sequence[Start]) -> list[Table]:
         "pause after a stop. Goodput is the time that counts, divided by that time plus the time "
         "lost."
     )
-    table = Table(title="Interruptions", note=note, columns=list(columns), rows=rows)
-    return [table] if rows else []
+    return [table_of("Interruptions", note, list(columns), rows)] if rows else []
 
 
 def _what(start: Start) -> str:

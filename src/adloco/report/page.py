@@ -1,9 +1,9 @@
-"""Writes report.html: one self-contained page with the plots, the merges, the rounds and the
+"""Writes report.html: one self-contained page with the charts, the merges, the rounds and the
 settings of a run.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,37 @@ from adloco.metrics import (
     Record,
     aggregate,
     change_text,
+    clipped_by,
     known_measures,
     rows,
     validation,
 )
-from adloco.report.curves import Curve, curve_content
-from adloco.report.html import embedded, write_page
+from adloco.report.curves import charts_content
+from adloco.report.gradient_table import gradient_content
+from adloco.report.html import write_page
 from adloco.report.interruptions import interruption_cards, interruption_tables
-from adloco.report.step_losses import StepLosses, step_losses, steps_per_point
+from adloco.report.loss_panel import loss_panel
+from adloco.report.panels import run_panels
+from adloco.report.readable import TIMES, readable
+from adloco.report.step_losses import step_losses
+from adloco.report.table import Table, table_of
 from adloco.rules.failure_signs import all_signs
+from adloco.rules.outcome import no_success
+from adloco.run.budget import part_used
 from adloco.run.changes import read_changes
+from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY
 from adloco.run.records import Records, read_json
-from adloco.run.starts import read_starts
+from adloco.run.starts import Start, read_starts
 
 ROWS = 60
 """About as many rounds are in the table; those of a longer run are evenly spaced."""
 
+Card = tuple[str, str]
+"""What a number is, and the number."""
+
 
 def write_report(folder: Path) -> Path:
-    """Draw the plots and the page of a run, finished or not, from the files in its folder.
+    """Write the page of a run, finished or not, from the files in its folder.
 
     Returns:
         The path of report.html.
@@ -45,192 +57,122 @@ def write_report(folder: Path) -> Path:
     Raises:
         ValueError: The run has no finished round.
     """
-    # Imported late: matplotlib takes half a second, and most ranks draw nothing.
-    from adloco.report.gradient_plot import gradient_content
-    from adloco.report.plots import draw_plots
-
     records = Records(folder).read_whole()
     require(bool(records), f"{folder} has no finished round to report; train it first")
-    recipe = build_recipe(read_values(str(folder / "recipe.toml")))
+    recipe = build_recipe(read_values(str(folder / RECIPE)))
     steps = step_losses(records, Records(folder).steps())
-    images = draw_plots(records, steps, folder / "plots", recipe.task.measures)
-    described = folder / "environment.json"
-    environment = read_json(described) if described.exists() else {}
-    path = folder / "report.html"
-    content = _content(recipe, records, steps, images, environment)
-    content["folder"] = folder.resolve().name
-    content["resumed_with"] = [change.text for change in read_changes(folder)]
+    declared = known_measures(recipe.task.measures, records)
+    environment, summary = (_read(folder / name) for name in (ENVIRONMENT, SUMMARY))
     starts = read_starts(folder)
-    content["interruption_cards"] = interruption_cards(starts, records[-1]["seconds"])
-    content["interruption_tables"] = interruption_tables(starts)
-    write_page(path, "report.html", content | {"gradients": gradient_content(folder)})
+    gradients, pictures = gradient_content(folder)
+    values = list(settings(recipe))
+    panels = [loss_panel(declared, records, steps), *run_panels(records, recipe.task.measures[0])]
+    path = folder / "report.html"
+    write_page(
+        path,
+        "report.html",
+        charts_content(panels)
+        | {
+            "name": recipe.run.name,
+            "folder": folder.resolve().name,
+            "facts": [_layout(recipe), _origin(environment, starts, records)],
+            "unfinished": "" if summary else _unfinished(recipe, records[-1]),
+            "no_success": no_success(records),
+            "cards": [
+                _cards(declared, records),
+                _sync_cards(records),
+                interruption_cards(starts, records[-1]["seconds"]),
+            ],
+            "signs": all_signs(records, recipe.batch_cap),
+            "sample": _mapping(summary, "sample"),
+            "tables": [
+                *_merges(records),
+                *_changes(records),
+                *interruption_tables(starts),
+                *gradients,
+            ],
+            "pictures": pictures,
+            "resumed_with": [change.text for change in read_changes(folder)],
+            "rounds": _rounds(recipe, declared, records),
+            "changed": [one for one in values if one.default not in (None, one.value)],
+            "as_default": [one for one in values if one.default in (None, one.value)],
+            "environment": list(environment.items()),
+        },
+    )
     return path
 
 
-def _content(
-    recipe: Recipe,
-    records: Sequence[Record],
-    steps: Sequence[StepLosses],
-    images: Sequence[Path],
-    environment: dict[str, Any],
-) -> dict[str, Any]:
-    last = records[-1]
-    declared = known_measures(recipe.task.measures, records)
-    measures = [validation(measure) for measure in declared]
-    shown = [measure for measure in measures if measure.leading]
-    ratio = (
-        last["bytes_ddp_equivalent"] / last["bytes_communicated"]
-        if last["syncs"] and last["bytes_communicated"]
-        else None
-    )
-    of_trainers = (
-        "requested_batch",
-        "trainer_batch",
-        "micro_batch",
-        "accumulation_steps",
-        "noise_scale",
-    )
-    columns = [
-        *(ROUND[name] for name in ("round", "tokens", "train_loss")),
-        *shown,
-        ROUND["learning_rate"],
-        *(TRAINER[name] for name in of_trainers),
-        *(ROUND[name] for name in ("bytes_communicated", "tokens_per_second")),
-    ]
+def _read(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.exists() else {}
+
+
+def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A part of a JSON object; empty if it is missing or something else."""
+    part = content.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _layout(recipe: Recipe) -> str:
     method = recipe.method
-    return {
-        "name": recipe.run.name,
-        "subtitle": f"trainers: {method.num_trainers}, "
-        f"workers of each: {method.workers_per_trainer}, "
-        f"inner steps per round: {method.sync_every}",
-        "cards": [
-            *_cards(
-                [
-                    *measures,
-                    *(ROUND[name] for name in ("tokens", "round", "syncs", "bytes_communicated")),
-                ],
-                records,
-            ),
-            *_cards(
-                [ROUND["bytes_sent"]]
-                if last["bytes_sent"] > 1.01 * last["bytes_communicated"]
-                else [],
-                records,
-            ),
-            ("less than DDP by", f"{ratio:,.0f} x" if ratio else "-"),
-            *_cards([ROUND["bytes_inside"]] if last["bytes_inside"] else [], records),
-            ("merges", str(sum(len(record["merges"]) for record in records))),
-            *_cards([ROUND["seconds"]], records),
-        ],
-        "sync_cards": _sync_cards(records),
-        "curves": _curves(declared, records, steps),
-        "images": [
-            # The curves show the measures already, where scripts run.
-            embedded(image) | {"without_script": image.stem in {metric.panel for metric in shown}}
-            for image in images
-        ],
-        "signs": all_signs(records, recipe.batch_cap),
-        "merges": [
-            {
-                "round": record["round"],
-                "tokens": f"{record['tokens']:,}",
-                "survivor": merge["survivor"],
-                "absorbed": ", ".join(f"trainer {trainer}" for trainer in merge["absorbed"]),
-                "weights": ", ".join(
-                    f"{trainer}: {weight:.3f}" for trainer, weight in merge["weights"].items()
-                ),
-            }
-            for record in records
-            for merge in record["merges"]
-        ],
-        "changes": [
-            {
-                "round": record["round"],
-                "tokens": f"{record['tokens']:,}",
-                "change": change_text(change),
-                "reason": change["reason"],
-            }
-            for record in records
-            for change in record.get("changes", ())  # Older runs have none.
-        ],
-        "columns": [metric.label for metric in columns],
-        "rows": [
-            [
-                " / ".join(metric.text(row.get(metric.name)) for row in rows(record, metric.per))
-                for metric in columns
-            ]
-            for record in _spaced(records)
-        ],
-        "settings": list(settings(recipe)),
-        "environment": list(environment.items()),
-    }
-
-
-def _curves(
-    declared: Sequence[Metric], records: Sequence[Record], steps: Sequence[StepLosses]
-) -> dict[str, Any]:
-    """The measures and the training loss on every axis, to be looked at closely."""
-    measures = [replace(validation(measure), label=measure.label) for measure in declared]
-    names = ("tokens", "inner_steps", "round", "syncs", "bytes_sent", "seconds")
-    axes = {name: ROUND[name] for name in names if records[-1][name]}
-    numbers = {name: [record[name] for record in records] for name in axes}
-    each = steps_per_point(records)
-    return curve_content(
-        axes,
-        measures,
-        [
-            Curve(
-                name="validation",
-                detail="",
-                axes=numbers,
-                measures={
-                    metric.name: [record.get(metric.name) for record in records]
-                    for metric in measures
-                },
-                look="strong",
-            ),
-            Curve(
-                name="train",
-                detail="mean of the round",
-                axes=numbers,
-                measures=_in_training(measures, [record["train_loss"] for record in records]),
-                look="grey",
-            ),
-            *(
-                Curve(
-                    name=f"steps of trainer {line.trainer}",
-                    detail=f"mean of {each} inner steps" if each > 1 else "one inner step",
-                    axes=line.axes,
-                    measures=_in_training(measures, line.losses),
-                    look="thin",
-                )
-                for line in steps
-            ),
-        ],
-        "Validation and train are numbers at the end of each round. Steps are the training loss "
-        f"of {'each inner step' if each == 1 else f'every {each} inner steps'} (mean over the "
-        "samples of a trainer), shown where x counts tokens (of all trainers) or inner steps (of "
-        "each worker).",
+    return (
+        f"trainers: {method.num_trainers}, workers of each: {method.workers_per_trainer}, "
+        f"inner steps per round: {method.sync_every}"
     )
 
 
-def _in_training(
-    measures: Sequence[Metric], losses: Sequence[float | None]
-) -> dict[str, list[float | None]]:
-    """The loss, and each measure that follows from it, of training."""
-    loss, *others = measures
-    return {loss.name: list(losses)} | {
-        metric.name: [None if value is None else metric.of_loss(value) for value in losses]
-        for metric in others
-        if metric.of_loss
-    }
+def _origin(
+    environment: Mapping[str, Any], starts: Sequence[Start], records: Sequence[Record]
+) -> str:
+    """When, from which code, where and for how long a run was trained, as far as it is known."""
+    began = f"{datetime.fromtimestamp(starts[0].time, UTC):%d %B %Y, %H:%M} UTC" if starts else ""
+    versions, git = (_mapping(environment, name) for name in ("versions", "git"))
+    version = f"adloco {versions['adloco']}" if "adloco" in versions else ""
+    commit = f"commit {str(git['commit'])[:8]}" if "commit" in git else ""
+    changed = " with changes" if commit and git.get("dirty") else ""
+    cores = f" ({environment['cores']} cores)" if environment.get("device_type") == "cpu" else ""
+    device = f"{environment['device']}{cores}" if "device" in environment else ""
+    took = f"{readable(records[-1]['seconds'], TIMES)} of training"
+    return " · ".join(filter(None, [began, version, commit + changed, device, took]))
 
 
-def _cards(metrics: Sequence[Metric], records: Sequence[Record]) -> list[tuple[str, str]]:
+def _unfinished(recipe: Recipe, last: Record) -> str:
+    part = part_used(recipe.run.limits, last)
+    return f"This run has not finished: {part:.0%} of its budget is used." if part < 1 else ""
+
+
+def _cards(declared: Sequence[Metric], records: Sequence[Record]) -> list[Card]:
+    last = records[-1]
+    measures = [validation(measure) for measure in declared]
+    sent = ["bytes_communicated"]
+    sent += ["bytes_sent"] * (last["bytes_sent"] > 1.01 * last["bytes_communicated"])
+    sent += ["bytes_inside"] * bool(last["bytes_inside"])
+    less = last["syncs"] and last["bytes_communicated"]
+    ratio = last["bytes_ddp_equivalent"] / last["bytes_communicated"] if less else 0.0
+    return [
+        *_numbers(measures, records),
+        *_numbers([ROUND["tokens"], ROUND["seconds"]], records),
+        ("rounds", f"{last['round']:,}"),
+        ("syncs", f"{last['syncs']:,}"),
+        *(
+            (metric.label, _range([row[metric.name] for r in records for row in r["trainers"]]))
+            for metric in (TRAINER["requested_batch"], TRAINER["trainer_batch"])
+        ),
+        ("merges", str(sum(len(record["merges"]) for record in records))),
+        *_numbers([ROUND[name] for name in sent], records),
+        *[("than data-parallel training", f"{ratio:,.0f} times less")] * bool(ratio),
+    ]
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _numbers(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Card]:
     return [(metric.label, metric.text(aggregate(metric, records))) for metric in metrics]
 
 
-def _sync_cards(records: Sequence[Record]) -> list[tuple[str, str]]:
+def _sync_cards(records: Sequence[Record]) -> list[Card]:
     """The cards about syncs, without numbers that are 0; no cards if workers exchanged nothing."""
     metrics = [
         SYNC["bytes"],
@@ -241,12 +183,62 @@ def _sync_cards(records: Sequence[Record]) -> list[tuple[str, str]]:
         SYNC["hidden_seconds"],
         SYNC["peak_bytes_per_second"],
     ]
-    return _cards(
-        [metric for metric in metrics if aggregate(metric, records)]
-        if aggregate(SYNC["bytes"], records)
-        else [],
-        records,
+    shown = [metric for metric in metrics if aggregate(metric, records)]
+    return _numbers(shown, records) if aggregate(SYNC["bytes"], records) else []
+
+
+def _merges(records: Sequence[Record]) -> list[Table]:
+    found = [
+        (
+            record["round"],
+            f"{record['tokens']:,}",
+            f"trainer {merge['survivor']}",
+            ", ".join(f"trainer {trainer}" for trainer in merge["absorbed"]),
+            ", ".join(f"{trainer}: {weight:.3f}" for trainer, weight in merge["weights"].items()),
+        )
+        for record in records
+        for merge in record["merges"]
+    ]
+    columns = ["round", "tokens", "survivor", "absorbed", "weights"]
+    return [table_of("Merges", "", columns, found)] if found else []
+
+
+def _changes(records: Sequence[Record]) -> list[Table]:
+    found = [
+        (record["round"], f"{record['tokens']:,}", change_text(change), change["reason"])
+        for record in records
+        for change in record.get("changes", ())  # Older runs have none.
+    ]
+    columns = ["round", "tokens", "change", "reason"]
+    return [table_of("Settings that the run chose", "", columns, found)] if found else []
+
+
+def _rounds(recipe: Recipe, declared: Sequence[Metric], records: Sequence[Record]) -> Table:
+    of_trainers = (
+        *("requested_batch", "trainer_batch", "micro_batch", "accumulation_steps", "noise_scale"),
     )
+    metrics = [
+        *(ROUND[name] for name in ("round", "tokens", "train_loss")),
+        *(metric for metric in map(validation, declared) if metric.leading),
+        ROUND["learning_rate"],
+        *(TRAINER[name] for name in of_trainers),
+        *(ROUND[name] for name in ("bytes_communicated", "tokens_per_second")),
+    ]
+    columns = [metric.label for metric in metrics]
+    after = columns.index(TRAINER["trainer_batch"].label) + 1
+    columns.insert(after, "clipped by")
+    found = []
+    for record in _spaced(records):
+        row = [
+            " / ".join(metric.text(row.get(metric.name)) for row in rows(record, metric.per))
+            for metric in metrics
+        ]
+        why = [clipped_by(row, recipe.batch_cap) or "-" for row in record["trainers"]]
+        row.insert(after, why[0] if len({*why}) == 1 else " / ".join(why))
+        found.append(row)
+    several = any(len(record["trainers"]) > 1 for record in records)
+    each = "Numbers of several trainers have a / between them. " if several else ""
+    return table_of("Rounds", f"{each}Click a heading to sort.", columns, found)
 
 
 def _spaced(records: Sequence[Record]) -> list[Record]:

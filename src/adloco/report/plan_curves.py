@@ -3,14 +3,13 @@ Pareto front.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from adloco.metrics import Metric, Unit
 from adloco.plan.advice import pareto
 from adloco.plan.cluster_plan import BANDWIDTHS, Plan
 from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction
-from adloco.report.curves import Curve, Look, curve_content
+from adloco.report.curves import Chart, Curve, Look, Panel
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable, unit_for
 
 LONGEST = 1000 * TIMES["y"]
@@ -35,8 +34,8 @@ def method_lines(plan: Plan) -> dict[str, list[tuple[float, Prediction]]]:
     }
 
 
-def plan_curves(plan: Plan, measured: Sequence[MeasuredPoint]) -> dict[str, Any]:
-    """What templates/curves.html needs."""
+def plan_curves(plan: Plan, measured: Sequence[MeasuredPoint]) -> Panel:
+    """The page's chart, with what it shows."""
     metrics = _metrics(plan)
     axes = {"bandwidth": metrics.pop("bandwidth")}
     axes |= {axis: metrics[axis] for axis, over in AMONG_CANDIDATES.items() if {*over} & {*metrics}}
@@ -47,7 +46,8 @@ def plan_curves(plan: Plan, measured: Sequence[MeasuredPoint]) -> dict[str, Any]
         "is a candidate on this cluster; no other one is better in both numbers than those on the "
         "Pareto front."
     )
-    return curve_content(axes, list(metrics.values()), curves, caption, log=True)
+    chart = Chart(axes=axes, measures=list(metrics.values()), curves=curves, log_x=True, log_y=True)
+    return Panel(title="Time, bytes and price", caption=caption, charts=[chart])
 
 
 def _metrics(plan: Plan) -> dict[str, Metric]:

@@ -11,11 +11,12 @@ from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import BANDWIDTHS, Plan
 from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction, Workload
-from adloco.report.compare_page import Cell, Table
+from adloco.report.curves import charts_content
 from adloco.report.html import embedded, write_page
 from adloco.report.plan_curves import plan_curves
 from adloco.report.plan_files import recipe_text, to_csv, to_json
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable
+from adloco.report.table import Cell, Table
 from adloco.run.records import write_json
 from adloco.whole_file import write_text
 
@@ -121,7 +122,7 @@ def _content(plan: Plan, measured: Sequence[MeasuredPoint], folder: Path) -> dic
     command = f"adloco train {shlex.quote(str(folder / RECIPE))}"
     cells = zip(_columns(plan), _row(plan, chosen, ""), strict=True)
     ranks = ranks_of_island(plan.advice.chosen.candidate.recipe)
-    return {
+    return charts_content([plan_curves(plan, measured)]) | {
         "about": [
             ("Target", f"{plan.target}."),
             ("Model", _workload_words(plan.workload)),
@@ -134,7 +135,6 @@ def _content(plan: Plan, measured: Sequence[MeasuredPoint], folder: Path) -> dic
         "on_islands": f"torchrun --nnodes {plan.cluster.islands} --nproc-per-node {ranks} "
         f"--rdzv-backend c10d --rdzv-endpoint HOST:29400 -m {command}",
         "best": best_table(plan),
-        "curves": plan_curves(plan, measured),
         "image": embedded(folder / "plan.png"),
         "all": _all_table(plan),
         "assumptions": plan.assumptions,

@@ -1,0 +1,105 @@
+"""The chart of the loss: evaluations, means of the rounds and inner steps, on every axis."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from adloco.metrics import ROUND, SYNC, Metric, Record, validation
+from adloco.report.curves import Chart, Curve, Panel
+from adloco.report.step_losses import StepLosses, steps_per_point
+
+
+def loss_panel(
+    declared: Sequence[Metric], records: Sequence[Record], steps: Sequence[StepLosses]
+) -> Panel:
+    """The measures and the training loss, to be looked at closely.
+
+    Args:
+        declared: What the task measures in an evaluation, the loss first.
+        records: The lines of metrics.jsonl.
+        steps: Training losses of the inner steps.
+    """
+    measures = [replace(validation(measure), label=measure.label) for measure in declared]
+    axes, numbers = _axes(records)
+    each = steps_per_point(records)
+    merges = [record["merges"] for record in records]
+    validated = Curve(
+        name="validation",
+        axes=numbers,
+        measures={metric.name: [r.get(metric.name) for r in records] for metric in measures},
+        look="strong",
+    )
+    of_rounds = Curve(
+        name="train",
+        detail="mean of the round",
+        axes=numbers,
+        measures=_in_training(measures, [record["train_loss"] for record in records]),
+        look="grey",
+    )
+    of_steps = [
+        Curve(
+            name=f"steps of trainer {line.trainer}",
+            detail=f"mean of {each} inner steps" if each > 1 else "one inner step",
+            axes=line.axes,
+            measures=_in_training(measures, line.losses),
+            look="thin",
+        )
+        for line in steps
+    ]
+    chart = Chart(
+        axes=axes,
+        measures=measures,
+        curves=[validated, of_rounds, *of_steps],
+        marks={
+            name: [x for x, merge in zip(found, merges, strict=True) if merge]
+            for name, found in numbers.items()
+        },
+    )
+    return Panel(title="Loss", caption=_caption(each, "bytes_sent" in axes), charts=[chart])
+
+
+def _axes(records: Sequence[Record]) -> tuple[dict[str, Metric], dict[str, list[float]]]:
+    """Choices for x that are not 0 throughout, and their numbers.
+
+    A merge sends whole models at once. On an axis of all bytes it would take the place of many
+    rounds, so bytes of syncs alone come first.
+    """
+    syncs = Metric("bytes_of_syncs", "sent per worker in syncs", ROUND["bytes_sent"].unit)
+    metrics = [ROUND[name] for name in ("tokens", "inner_steps", "round", "syncs")]
+    metrics += [syncs, ROUND["bytes_sent"], ROUND["seconds"]]
+    numbers = {
+        metric.name: [record[metric.name] for record in records]
+        for metric in metrics
+        if metric is not syncs
+    }
+    of_syncs = (record["sync"].get(SYNC["bytes"].name, 0.0) for record in records)
+    numbers[syncs.name] = list(accumulate(of_syncs))
+    axes = {metric.name: metric for metric in metrics if numbers[metric.name][-1]}
+    return axes, {name: numbers[name] for name in axes}
+
+
+def _in_training(
+    measures: Sequence[Metric], losses: Sequence[float | None]
+) -> Mapping[str, list[float | None]]:
+    """The loss, and each measure that follows from it, of training."""
+    loss, *others = measures
+    return {loss.name: list(losses)} | {
+        metric.name: [None if value is None else metric.of_loss(value) for value in losses]
+        for metric in others
+        if metric.of_loss
+    }
+
+
+def _caption(each: int, several: bool) -> str:
+    of_steps = "each inner step" if each == 1 else f"every {each} inner steps"
+    sent = (
+        " Left each worker counts what merges send too, which are whole models." if several else ""
+    )
+    return (
+        "Healthy: it falls fast at first and then slowly, validation follows train, and the "
+        "trainers stay close together. Validation that rises while train falls means that text is "
+        "repeated too often; a jump means bad data or a learning rate that is too high. "
+        "Validation and train are numbers at the end of each round; steps are the training loss "
+        f"of {of_steps} (mean over the samples of a trainer), shown over tokens (of all trainers) "
+        f"and inner steps (of each worker). A dotted line is a merge.{sent}"
+    )

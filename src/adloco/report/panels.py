@@ -1,0 +1,233 @@
+"""The charts of a run other than that of its loss, all against tokens.
+
+The tables of metrics.py say which numbers a panel shows (`Metric.panel`) and how they are labelled.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from adloco.metrics import METRICS, ROUND, TRAINER, Metric, Record, rows, validation, values
+from adloco.report.curves import Chart, Curve, Look, Panel
+from adloco.run.memory_use import PHASES
+
+X = {"tokens": ROUND["tokens"]}
+ONLY_SEVERAL = ("trainers", "workers")
+"""Panels that say nothing new of a single trainer or worker."""
+
+CAPTIONS = {
+    "batch": (
+        "Batch of each trainer",
+        "What the batch rule requests, what is trained on, and in how many micro-batches. "
+        "A triangle is a round that trained on less than was requested, because it was clipped to "
+        "what fits in memory. Healthy: the request grows over a good part of the run, what is "
+        "trained on follows it, and neither lies at batch.maximum for long.",
+    ),
+    "noise_scale": (
+        "Gradient statistics",
+        "Smoothed, as the batch rule sees them. The noise scale is S / |G|²: the batch beyond "
+        "which more samples bring little. Healthy: it grows as the loss falls, because |G|² falls "
+        "faster than S, and the requested batch follows it. In a gap |G|² is not positive: too "
+        "few samples were compared.",
+    ),
+    "trainers": (
+        "Trainers",
+        "Healthy: the losses stay within a few percent of one another. The distance to the mean "
+        "may grow until a merge; if the loss of one trainer stays behind while its distance "
+        "grows, it diverges.",
+    ),
+    "workers": (
+        "Workers",
+        "Healthy: all wait about equally long, and for little of a round. A worker that never "
+        "waits is the slowest; placement.balance gives it a smaller share.",
+    ),
+    "communication": (
+        "Communication",
+        "All since the start, for each worker. Healthy: what is sent stays far below what "
+        "data-parallel training would have sent in as many steps. Each merge adds a step, because "
+        "whole models are averaged.",
+    ),
+    "wire": (
+        "Syncs",
+        "Healthy: the cosine is between 0.2 and 0.7 while the learning rate is high; near 0 the "
+        "changes of the workers cancel. What the wire format loses stays level, and training "
+        "waits for only a small part of the time.",
+    ),
+    "memory": (
+        "Memory by phase of a round",
+        "Healthy: level after the first rounds, or growing with the micro-batch alone. A peak that "
+        "grows without a larger batch points to a leak.",
+    ),
+}
+"""Name of a panel -> its title and caption."""
+
+
+def run_panels(records: Sequence[Record], loss: Metric) -> list[Panel]:
+    """The panels that have data, in the order of the page.
+
+    Args:
+        records: The lines of metrics.jsonl.
+        loss: The task's loss.
+    """
+    metrics = [validation(loss, "trainer", panel="trainers"), *METRICS]
+    makers: dict[str, Callable[[list[Metric], Sequence[Record]], list[Chart]]] = {
+        "batch": _batch,
+        "communication": _communication,
+        "wire": _wire,
+        "memory": _memory,
+    }
+    panels = []
+    for name, (title, caption) in CAPTIONS.items():
+        shown = [m for m in metrics if m.panel == name and any(map(any, values(m, records)))]
+        alone = name in ONLY_SEVERAL and len(records[0][name]) == 1
+        silent = name == "wire" and not any(record["sync"]["bytes"] for record in records)
+        if shown and not alone and not silent:
+            charts = makers.get(name, _each)(shown, records)
+            panels.append(Panel(title=title, caption=caption, charts=charts))
+    return panels
+
+
+def _each(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
+    """A chart for each metric, with a line per trainer or worker."""
+    return [
+        _chart(
+            [metric],
+            _lines(metric, records),
+            records,
+            log_y=metric.panel == "noise_scale",
+            from_zero=metric.whole or metric.per == "worker",
+        )
+        for metric in metrics
+    ]
+
+
+def _batch(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
+    """Requested and trained batch on one scale, and micro-batches."""
+    requested, trained, passes = (
+        TRAINER[name] for name in ("requested_batch", "trainer_batch", "accumulation_steps")
+    )
+    both = [
+        number for m in (requested, trained) for found in values(m, records) for number in found
+    ]
+    clipped = [
+        (record["tokens"], row[trained.name])
+        for record in records
+        for row in record["trainers"]
+        if row[trained.name] < row[requested.name]
+    ]
+    marks = Curve(
+        name="clipped",
+        axes={"tokens": [x for x, _ in clipped]},
+        measures={trained.name: [y for _, y in clipped]},
+        look="marks",
+    )
+    charts = {
+        requested: _lines(requested, records),
+        trained: [*_lines(trained, records), *[marks] * bool(clipped)],
+        passes: _lines(passes, records),
+    }
+    return [
+        _chart(
+            [metric],
+            curves,
+            records,
+            from_zero=True,
+            top=None if metric is passes else 1.08 * max(both),
+        )
+        for metric, curves in charts.items()
+    ]
+
+
+def _communication(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
+    sent = Metric("sent", "sent", ROUND["bytes_communicated"].unit)
+    curves = [
+        _curve(metric.label, sent, [(r["tokens"], r[metric.name] or None) for r in records])
+        for metric in metrics
+    ]
+    return [_chart([sent], curves, records, log_y=bool(records[-1]["bytes_communicated"]))]
+
+
+def _wire(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
+    of_trainers = [metric for metric in metrics if metric.per == "trainer"]
+    of_syncs = [metric for metric in metrics if metric.per == "sync"]
+    time = Metric("seconds", "seconds of syncs per round", replace(ROUND["seconds"].unit, shown=""))
+    curves = [
+        replace(
+            _curve(m.label, time, [(r["tokens"], r["sync"][m.name]) for r in records]),
+            look="stairs",
+        )
+        for m in of_syncs
+    ]
+    charts = [_chart([m], _lines(m, records), records, from_zero=True) for m in of_trainers]
+    return [*charts, *[_chart([time], curves, records, from_zero=True)] * bool(curves)]
+
+
+def _memory(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
+    charts = []
+    for metric in (metric for metric in metrics if metric.per == "phase"):
+        curves = [
+            _curve(
+                phase.replace("_", " "),
+                metric,
+                [
+                    (record["tokens"], record["memory"][phase][metric.name])
+                    for record in records
+                    if phase in record["memory"]
+                ],
+            )
+            for phase in PHASES
+        ]
+        charts.append(_chart([metric], curves, records, from_zero=True))
+    return charts
+
+
+def _lines(metric: Metric, records: Sequence[Record]) -> list[Curve]:
+    """A line per trainer or worker. Counts, and all numbers of workers, are stairs, because they
+    apply to the whole round.
+    """
+    numbers = sorted({row[metric.per] for record in records for row in rows(record, metric.per)})
+    look: Look = "stairs" if metric.whole or metric.per == "worker" else "line"
+    found = {number: values(metric, records, number) for number in numbers}
+    return [
+        replace(
+            _curve(
+                f"{metric.per} {number}",
+                metric,
+                [
+                    (record["tokens"], value)
+                    for record, of_round in zip(records, of_rounds, strict=True)
+                    for value in of_round
+                ],
+            ),
+            look=look,
+        )
+        for number, of_rounds in found.items()
+    ]
+
+
+def _curve(name: str, metric: Metric, points: Sequence[tuple[float, float | None]]) -> Curve:
+    return Curve(
+        name=name,
+        axes={"tokens": [x for x, _ in points]},
+        measures={metric.name: [y for _, y in points]},
+    )
+
+
+def _chart(
+    measures: Sequence[Metric],
+    curves: Sequence[Curve],
+    records: Sequence[Record],
+    *,
+    log_y: bool = False,
+    from_zero: bool = False,
+    top: float | None = None,
+) -> Chart:
+    merges = [record["tokens"] for record in records if record["merges"]]
+    return Chart(
+        axes=X,
+        measures=measures,
+        curves=curves,
+        log_y=log_y,
+        from_zero=from_zero,
+        top=top,
+        marks={"tokens": merges},
+    )

@@ -1,0 +1,30 @@
+"""Whether a run ended better than it began, from its records (lines of metrics.jsonl)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ADVICE = "Begin again with a lower inner.lr or method.max_grad_norm, or look at the data"
+
+
+def no_success(records: Sequence[Mapping[str, Any]]) -> str:
+    """Sentences that say that a run has diverged or ended above its start; empty if it has not.
+
+    The validation loss is compared with that of the first evaluation, after a round or more; with
+    one evaluation alone, nothing is known.
+    """
+    measured = [record for record in records if "val_loss" in record]
+    known = [loss for record in measured if _finite(loss := record["val_loss"])]
+    trained = records[-1]["train_loss"] if records else 0.0
+    if not _finite(trained):
+        return f"The run has diverged: its last train loss is not finite. {ADVICE}."
+    if len(known) > 1 and known[-1] > known[0]:
+        return (
+            f"The run did not learn: its validation loss ended at {known[-1]:.4f}, above "
+            f"{known[0]:.4f} in its first evaluation. {ADVICE}."
+        )
+    return ""
+
+
+def _finite(number: Any) -> bool:
+    return number is not None and math.isfinite(number)
