@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from adloco.cli.arguments import take_settings
+from adloco.cli.live_view import LiveView
 from adloco.cli.main import main
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import train
-from adloco.cli.view import LiveView
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.rules.failure_signs import all_signs
 from adloco.run.training_run import TrainingRun
@@ -74,10 +74,12 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     assert lines[: len(first)] == first
     second = lines[len(first) :]
     assert second[0].startswith("INFO adloco 0.1.0 resumes adloco in ")
-    assert "; goes on in round 3" in second[3]
-    assert second[4].startswith("WARNING the last checkpoint took 0 s, longer than run.grace_")
+    assert "; goes on in round 3" in second[2]
+    assert second[3].endswith(" 2 trainers of 1 worker; on cpu (2 cores)")
+    late = "WARNING the last checkpoint took 0 s, longer than run.grace_"
+    assert position(second, late) == 6
     assert sum("the last checkpoint took" in line for line in lines) == 1
-    printed = capsys.readouterr().out.splitlines()
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line.removeprefix("INFO ") for line in second[-7:]] == printed[-7:]
     rounds = [line for line in lines if line.startswith("INFO round ") and " tok/s" in line]
     assert len(rounds) == len(run.records.read())

@@ -3,17 +3,25 @@
 import io
 import itertools
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from rich.live import Live
 
 from adloco.cli.arguments import take_settings
-from adloco.cli.run_text import round_text, summary_lines
-from adloco.cli.view import LiveView, PlainView, open_view
+from adloco.cli.closing import closing_lines
+from adloco.cli.live_view import SPARKLINE_COLUMNS, LiveView, sparkline
+from adloco.cli.opening import joined_line, opening_lines
+from adloco.cli.run_text import clock, round_text
+from adloco.cli.terminal import say
+from adloco.cli.view import PlainView, open_view
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.report.page import write_report
+from adloco.run.text_sample import text_sample
 from adloco.run.training_run import Progress, TrainingRun
 
 
@@ -38,10 +46,16 @@ def test_live_view_shows_what_happens(run: TrainingRun) -> None:
         "tokens/s",
         "left",
         "requested batch",
+        "used batch",
+        "4 clipped",
         "noise scale",
         "1 (merged)",
+        "learning rate",
+        "bpb",
+        "; best ",
         "round 2: trainer 1 merged into trainer 0",
-        "DDP would have sent",
+        "0 syncs, ",
+        ": data-parallel training would have sent ",
     ):
         assert part in text, part
 
@@ -49,8 +63,8 @@ def test_live_view_shows_what_happens(run: TrainingRun) -> None:
 def test_what_the_live_view_compares_and_foresees(
     run: TrainingRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DDP would have sent 8 MB, eight times the 1 MB that was sent; the last inner step has gone
-    beyond the budget.
+    """Data-parallel training would have sent 8 MB, eight times the 1 MB that was sent; the last
+    inner step has gone beyond the budget.
     """
     record = next(run.rounds()) | {
         "syncs": 1,
@@ -69,11 +83,15 @@ def test_what_the_live_view_compares_and_foresees(
             seconds=100.0,
             part=1.0,
             budget="16,400 / 16,000 tokens",
+            inner_step=3,
+            round_steps=4,
         ),
     )
     console.print(view.render())
     text = console.export_text()
-    assert "1.0 MB sent per worker; 8x less than the 8.0 MB that DDP would have sent" in text
+    less = "8 times less than the 8.0 MB that data-parallel training would have sent"
+    assert f"1 sync, 1.0 MB sent per worker: {less}" in text
+    assert "round 2, inner step 3 of 4" in text
     assert "16,400 / 16,000 tokens   1:40 gone, 0:00 left" in text
     assert "2,000 rows read, 20 rows/s" in text
 
@@ -137,10 +155,14 @@ def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     merges = sum(len(record["merges"]) for record in run.history)
     assert len(lines) == len(run.history) + merges
     assert all("tok/s" in line or "merged into" in line for line in lines)
-    summary = summary_lines(run, run.finish())
-    assert len(summary) == 7
-    assert f"{merges} merges" in summary[2]
-    assert str(tmp_path / "run" / "report.html") in summary[5]
+    closing = closing_lines(run, run.finish())
+    assert f"{merges} merge" in closing[2]
+    assert "samples requested" in closing[2] and "used" in closing[2]
+    assert f"  {tmp_path / 'run' / 'report.html'}" in closing
+    assert closing[-2:] == [
+        f"  adloco generate {tmp_path / 'run'} --prompt 'Some text'",
+        f"  adloco compare {tmp_path / 'run'} OTHER_RUN_OR_RECIPE",
+    ]
 
 
 def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: list[str]) -> None:
@@ -155,10 +177,10 @@ def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: lis
         live.show(record)
     before, *_, after = plain.export_text().splitlines()
     assert "t3 batch 4 = 1w x 4x1" in before
-    assert "batch 4 (8 trained) = 4w x 2x1" in after
+    assert "batch 4 (used 8) = 4w x 2x1" in after
     drawn = Console(width=140, record=True)
     drawn.print(live.render())
-    assert "4 (8 trained)" in drawn.export_text()
+    assert re.search(r" 4 +8 +2 x 1", drawn.export_text())
     page = write_report(run.folder).read_text()
     assert "batch as trained" in page
     assert '<td class="number">4 / 4 / 4 / 4</td><td class="number">4 / 4 / 4 / 4</td>' in page
@@ -181,13 +203,16 @@ def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
     # the last block of each tensor.
     ratio = run.history[-1]["sync"]["compression_ratio"]
     assert 3.5 < ratio < 1024 / 260
-    assert all(f"(int8, {ratio:.1f}x; DDP " in line for line in lines)
+    assert all(f"(int8, {ratio:.1f}x; data-parallel " in line for line in lines)
     live.print(living.render())
     assert (
-        f"sent per worker, int8, {ratio:.1f}x; 12x less than the 6.3 MB that DDP would have sent"
+        f"sent per worker (int8, {ratio:.1f}x): 12 times less than the 6.3 MB that data-parallel"
         in " ".join(live.export_text().split())
     )
-    assert f"sent per worker, int8, {ratio:.1f}x, " in summary_lines(run, run.finish())[3]
+    assert (
+        f"sent per worker in 16 syncs (int8, {ratio:.1f}x): 12 times less"
+        in closing_lines(run, run.finish())[3]
+    )
 
 
 def test_a_terminal_gets_the_live_view_and_a_pipe_plain_lines(run: TrainingRun) -> None:
@@ -198,3 +223,92 @@ def test_a_terminal_gets_the_live_view_and_a_pipe_plain_lines(run: TrainingRun) 
     with open_view(run, Console(file=pipe)) as plain:
         assert isinstance(plain, PlainView)
     assert pipe.getvalue() == ""
+
+
+def test_a_notebook_gets_one_display(run: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Display:
+        def update(self, page: str) -> None:
+            shown.append(page)
+
+    def display(page: str, *, display_id: bool) -> Display:
+        assert display_id, "it can be updated"
+        handle = Display()
+        handle.update(page)
+        return handle
+
+    notebook = types.ModuleType("IPython.display")
+    vars(notebook).update(display=display, HTML=str)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    console = Console(force_jupyter=True, width=100)
+    with open_view(run, console) as view:
+        view.show(next(run.rounds()))
+    begun, after = shown
+    assert "first round running" in begun and "requested batch" in after
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ([], ""),
+        ([2.0], "▁"),
+        ([3.0, 3.0], "▁▁"),
+        ([7.0, None, 0.0, float("nan"), 3.0], "█▁▄"),
+        # Two means: (9 + 7) / 2 and (1 + 1) / 2 of each half.
+        ([9.0] * SPARKLINE_COLUMNS + [1.0] * SPARKLINE_COLUMNS, "█" * 16 + "▁" * 16),
+    ],
+)
+def test_sparklines(numbers: list[float | None], expected: str) -> None:
+    assert sparkline(numbers) == expected
+
+
+def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[str]) -> None:
+    """16,000 tokens in steps of 2 trainers with 4 samples of 32 tokens: 62.5 steps, 4 a round."""
+    lines = opening_lines(run)
+    text = run.task.num_train_samples(0) * 32
+    parameters = run.algorithm.num_parameters
+    assert lines[0].startswith(f"{parameters:,} parameters; 2 trainers of 1 worker; on cpu")
+    assert f"16,000 tokens ({16_000 / text:,.2g} epochs over {text:,} tokens of text)" in lines[1]
+    assert lines[1].endswith("16 rounds of 4 inner steps; fewer if the batch grows")
+    # int4: 4 bits for each of 256 values, and a scale of 2 bytes.
+    each = parameters * (128 + 2) / 256 / 1e6
+    assert f"sends {each:,.1f} MB per worker, at most {16 * each:,.1f} MB in all" in lines[2]
+    assert "has joined the run in" in joined_line(run) and "workers 0, 1 of 2" in joined_line(run)
+
+
+def test_the_sample_is_the_same_each_time_and_leaves_random_numbers_alone(
+    run: TrainingRun,
+) -> None:
+    assert text_sample(run) is None, "nothing is trained"
+    for _ in itertools.islice(run.rounds(), 1):
+        before = torch.get_rng_state()
+        sample = text_sample(run)
+        assert sample is not None and sample == text_sample(run)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert sample["prompt"] and sample["text"]
+        assert run.task.tokenizer.encode([sample["prompt"]])[0]
+
+
+def test_lines_end_between_words_and_paths_stay_whole() -> None:
+    path = "/a/long/path" * 12
+    out = io.StringIO()
+    text = f"the report is in {path} and these are more words than fit on one line of a terminal"
+    say(Console(file=out, force_terminal=True, width=60, highlight=False), text)
+    lines = out.getvalue().splitlines()
+    assert len(lines) > 2 and any(path in line for line in lines)
+    assert " ".join(out.getvalue().split()) == text
+    pipe = io.StringIO()
+    say(Console(file=pipe, width=60), text)
+    assert pipe.getvalue() == f"{text}\n"
+
+
+def test_clocks_have_hours_when_they_need_them() -> None:
+    assert [clock(s) for s in (None, 0, 61, 3600, 7384)] == [
+        "-:--",
+        "0:00",
+        "1:01",
+        "1:00:00",
+        "2:03:04",
+    ]

@@ -73,6 +73,7 @@ FROM_THE_HUB = ("adloco-imdb", "adloco-paper", "diloco-paper")
 run most of them on local copies.
 """
 SUMMARY = {
+    "sample",
     "final_val_loss",
     "best_val_loss",
     "final_val_perplexity",

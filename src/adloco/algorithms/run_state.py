@@ -60,6 +60,12 @@ class RunState:
         return self.round_steps > 0
 
     @property
+    def begun_steps(self) -> int:
+        """Inner steps that this process's furthest worker has taken in the round in progress."""
+        taken = max((worker.inner_step for worker in self.workers.values()), default=0)
+        return taken if self.in_round else 0
+
+    @property
     def samples_so_far(self) -> int:
         """Samples trained on, including this process's workers' in the round in progress."""
         here = sum(worker.round_samples for worker in self.workers.values())

@@ -14,12 +14,18 @@ from rich.console import Console
 
 from adloco.algorithms.method import Method
 from adloco.cli.arguments import read_recipe
+from adloco.cli.opening import joined_line
 from adloco.cli.rank_processes import RankEnd
-from adloco.cli.terminal import open_console
+from adloco.cli.terminal import open_console, say
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import train
 from adloco.config.settings import RunSettings
-from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
+from adloco.distributed.launch.launcher import (
+    num_ranks,
+    process_group,
+    speaks_for_machine,
+    this_rank,
+)
 from adloco.distributed.launch.quorum import (
     Quorum,
     can_grow,
@@ -206,6 +212,8 @@ class _Part:
                 f"{self._lost}; {run.placement.num_ranks} ranks go on after round {rounds}"
             )
             self._lost = ""
+        if self._begun is None and speaks_for_machine():
+            say(open_console(), joined_line(run))
         self._ending.run, self._ending.folder = run, run.folder
         placement = run.placement
         shape = (placement.shards, placement.ranks_per_worker // placement.shards)

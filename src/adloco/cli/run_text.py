@@ -1,54 +1,14 @@
-"""What is said of a run in plain text: a round, its events and evaluations, and a summary."""
+"""What is said of a run in plain text: a round, its events and its evaluations."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from adloco.config.recipe_text import named_settings
-from adloco.metrics import ROUND, WORKER, Metric, Record, change_text, validation, values
+from adloco.metrics import ROUND, WORKER, Metric, Record, change_text, validation
 from adloco.run.starts import Start, losses
 from adloco.run.training_run import TrainingRun
 
 GATED = ("relative_norm", "cosine_with_others")
 """Numbers by which the gate leaves a worker out."""
-
-
-def summary_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
-    """Five lines about a finished run, one about its interruptions if there were any, one that
-    names its files, and one with a next command.
-    """
-    last = run.history[-1]
-    merges = sum(len(record["merges"]) for record in run.history)
-    batches = [row["requested_batch"] for record in run.history for row in record["trainers"]]
-    ratio = (
-        f", {last['bytes_ddp_equivalent'] / summary['bytes']:,.0f}x less than DDP"
-        if summary["syncs"]
-        else ""
-    )
-    shrunk = wire_text(summary, wire_name(run), "", ", ")
-    seconds = (
-        f"; in them {summary['exposed_seconds']:,.1f} s waited, {summary['hidden_seconds']:,.1f} s "
-        "hidden"
-        if summary["syncs"]
-        else ""
-    )
-    return [
-        "; ".join(
-            _first_to_last(validation(measure), run.history, summary)
-            for measure in run.recipe.task.measures
-            if measure.leading and summary[f"final_{validation(measure).name}"] is not None
-        ),
-        f"{summary['tokens']:,} tokens in {summary['rounds']} rounds, "
-        f"{clock(summary['seconds'])}, {summary['num_parameters']:,} parameters",
-        f"requested batch {min(batches)} to {max(batches)} samples, {merges} merges, "
-        f"{len(last['trainers'])} trainers in the last round",
-        f"{summary['syncs']} syncs, {sent_text(last)} sent per worker{shrunk}{ratio}{seconds}",
-        f"{summary['tokens'] / summary['seconds']:,.0f} tokens/s with evaluation and checkpoints, "
-        f"{number_text(last, 'memory_bytes')} at most",
-        *filter(None, [interruptions_text(run.starts.lines, summary["seconds"])]),
-        f"report {run.folder / 'report.html'}, metrics {run.folder / 'metrics.jsonl'}, checkpoints "
-        f"{run.folder / 'checkpoints'}",
-        f"compare it with another: adloco compare {run.folder} OTHER_RUN_OR_RECIPE",
-    ]
 
 
 def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
@@ -68,7 +28,7 @@ def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
     return (
         f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train "
         f"{number_text(record, 'train_loss')}{loss}  {trainers}"
-        f"  sent {sent_text(record)} ({wire_text(record['sync'], wire, '; ')}DDP "
+        f"  sent {sent_text(record)} ({wire_text(record['sync'], wire, '; ')}data-parallel "
         f"{number_text(record, 'bytes_ddp_equivalent')})"
         f"  {number_text(record, 'tokens_per_second')} tok/s  "
         f"{rows_text(record['rows_read'], record['rows_per_second'])}"
@@ -174,17 +134,11 @@ def number_text(record: Record, name: str) -> str:
     return ROUND[name].text(record[name])
 
 
-def _first_to_last(metric: Metric, records: Sequence[Record], summary: dict[str, Any]) -> str:
-    first = next((number for numbers in values(metric, records) for number in numbers), None)
-    final, best = summary[f"final_{metric.name}"], summary[f"best_{metric.name}"]
-    final, best, first = (metric.text(value) for value in (final, best, first))
-    return f"{metric.label} {final} (best {best}, first {first})"
-
-
 def batch_text(row: Record) -> str:
-    """The requested batch, and the trained one if it differs: clipped to what fits, or raised."""
-    requested, trained = row["requested_batch"], row["trainer_batch"]
-    return str(requested) if trained == requested else f"{requested} ({trained} trained)"
+    """The requested batch, and the used one if it differs: clipped to what fits, or raised."""
+    requested, used = row["requested_batch"], row["trainer_batch"]
+    clipped = ": clipped" if used < requested else ""
+    return str(requested) if used == requested else f"{requested} (used {used}{clipped})"
 
 
 def rows_text(read: int | None, per_second: float | None) -> str:
@@ -211,8 +165,28 @@ def wire_text(syncs: Record, wire: str, after: str, before: str = "") -> str:
     return "" if ratio is None or round(ratio, 1) == 1 else f"{before}{wire}, {ratio:.1f}x{after}"
 
 
+def saved_text(record: Record) -> str:
+    """How much less was sent than data-parallel training would have sent, in words."""
+    sent, whole = record["bytes_communicated"], record["bytes_ddp_equivalent"]
+    if not 0 < 2 * sent < whole:
+        return against_text(record)
+    shown = number_text(record, "bytes_ddp_equivalent")
+    return (
+        f"{whole / sent:,.0f} times less than the {shown} that data-parallel training would have "
+        "sent"
+    )
+
+
+def against_text(record: Record) -> str:
+    """What data-parallel training would have sent."""
+    whole = number_text(record, "bytes_ddp_equivalent")
+    return f"data-parallel training would have sent {whole}"
+
+
 def clock(seconds: float | None) -> str:
-    """Minutes and seconds."""
+    """Minutes and seconds, and hours if there are any; `-:--` for None."""
     if seconds is None:
         return "-:--"
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

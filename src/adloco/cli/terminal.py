@@ -4,6 +4,7 @@ no markup, and it cannot control the terminal.
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -43,6 +44,16 @@ def open_console(*, quiet: bool = False) -> Console:
     console = Console(highlight=False, markup=False, emoji=False, quiet=quiet)
     console.push_render_hook(_PrintableHook())
     return console
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print a sentence: on a terminal in lines that end between words, elsewhere on one line.
+
+    A path that is longer than the terminal is wide stays whole, so that it can be copied.
+    """
+    width = console.width if console.is_terminal else len(text) + 1
+    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+        console.print(line, style=style, soft_wrap=True)
 
 
 def print_error(sentence: str, speaker: str = "adloco") -> None:

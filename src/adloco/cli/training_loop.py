@@ -13,14 +13,10 @@ from typing import TextIO
 
 from rich.console import Console
 
-from adloco.cli.run_text import (
-    evaluation_text,
-    event_texts,
-    round_text,
-    summary_lines,
-    wire_name,
-)
-from adloco.cli.terminal import print_error
+from adloco.cli.closing import closing_lines
+from adloco.cli.opening import opening_lines
+from adloco.cli.run_text import evaluation_text, event_texts, round_text, wire_name
+from adloco.cli.terminal import print_error, say
 from adloco.cli.view import open_view
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.distributed.launch.signals import SECOND_SIGNAL_SECONDS, LastResort, told_to_end
@@ -29,6 +25,7 @@ from adloco.metrics import Record
 from adloco.report.page import write_report
 from adloco.report.readable import BYTES, readable
 from adloco.rules.failure_signs import Watch
+from adloco.rules.outcome import no_success
 from adloco.run.time_limits import late_checkpoint, slow_ranks
 from adloco.run.training_run import TrainingRun
 
@@ -86,6 +83,9 @@ class _Training:
         self._log_start(settings)
         if run.finished:
             self._say(f"{run.folder} has spent its budget already ({run.progress().budget})")
+        else:
+            for line in opening_lines(run):
+                self._say(line)
         for notice in run.notices:
             self._say(notice, logging.WARNING)
         self._check_checkpoint_seconds()
@@ -142,8 +142,11 @@ class _Training:
                 logging.WARNING,
             )
             return 0
-        for line in summary_lines(run, summary):
+        for line in closing_lines(run, summary):
             self._say(line)
+        problem = no_success(run.history)
+        if problem:
+            self._say(problem, logging.WARNING)
         return 0
 
     def _check_checkpoint_seconds(self) -> None:
@@ -162,11 +165,11 @@ class _Training:
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         style = "bold red" if level > logging.INFO else None
-        self._console.print(text, style=style, soft_wrap=True)
-        self._log.log(level, "%s", text)
+        say(self._console, text, style)
+        self._log.log(level, "%s", text.strip())
 
     def _log_start(self, settings: Sequence[tuple[str, str]]) -> None:
-        run, method = self._run, self._run.recipe.method
+        run = self._run
         rounds = run.algorithm.state.rounds_done
         self._log.info(
             "adloco %s %s %s in %s, %s done",
@@ -175,14 +178,6 @@ class _Training:
             run.recipe.run.name,
             run.folder,
             run.progress().budget,
-        )
-        self._log.info(
-            "%s parameters; trainers: %s, workers of each: %s, inner steps per round: %s; on %s",
-            f"{run.algorithm.num_parameters:,}",
-            method.num_trainers,
-            method.workers_per_trainer,
-            method.sync_every,
-            run.device,
         )
         for name, value in settings:
             self._log.info("setting on the line: %s = %s", name, value)

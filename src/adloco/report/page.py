@@ -30,7 +30,7 @@ from adloco.report.html import write_page
 from adloco.report.interruptions import interruption_cards, interruption_tables
 from adloco.report.loss_panel import loss_panel
 from adloco.report.panels import run_panels
-from adloco.report.readable import TIMES, readable
+from adloco.report.readable import TIMES, readable, span
 from adloco.report.step_losses import step_losses
 from adloco.report.table import Table, table_of
 from adloco.rules.failure_signs import all_signs
@@ -154,18 +154,13 @@ def _cards(declared: Sequence[Metric], records: Sequence[Record]) -> list[Card]:
         ("rounds", f"{last['round']:,}"),
         ("syncs", f"{last['syncs']:,}"),
         *(
-            (metric.label, _range([row[metric.name] for r in records for row in r["trainers"]]))
+            (metric.label, span([row[metric.name] for r in records for row in r["trainers"]]))
             for metric in (TRAINER["requested_batch"], TRAINER["trainer_batch"])
         ),
         ("merges", str(sum(len(record["merges"]) for record in records))),
         *_numbers([ROUND[name] for name in sent], records),
         *[("than data-parallel training", f"{ratio:,.0f} times less")] * bool(ratio),
     ]
-
-
-def _range(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _numbers(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Card]:

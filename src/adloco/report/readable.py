@@ -1,7 +1,7 @@
-"""Quantities in the unit that makes them easy to read: 39.4 h, 8.85 GB, 100 Mbit/s, 3B."""
+"""Numbers in words, and in the unit that makes them easy to read: 39.4 h, 100 Mbit/s, 3B."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "y": 365.25 * 86400.0}
 BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
@@ -23,3 +23,14 @@ def readable(value: float, units: Mapping[str, float]) -> str:
     number = value / units[unit]
     text = f"{number:.3g}" if number < 999.5 else f"{number:,.0f}" if number < 1e6 else "over 1e6"
     return f"{text}{'' if units is COUNTS else ' '}{unit}"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: 1 round, 2 rounds."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
+def span(numbers: Sequence[int]) -> str:
+    """From the lowest to the highest number, or the only one."""
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

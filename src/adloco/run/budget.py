@@ -106,8 +106,7 @@ class Budget:
 
         The round in progress counts, as far as this process knows.
         """
-        steps = max((worker.inner_step for worker in state.workers.values()), default=0)
-        done = self._done(state, state.samples_so_far, steps * state.in_round)
+        done = self._done(state, state.samples_so_far, state.begun_steps)
         part, name = max((done[name] / limit, name) for name, limit in self.limits.items())
         words = name.replace("_", " ")
         return min(1.0, part), f"{done[name]:,} / {self.limits[name]:,} {words}"

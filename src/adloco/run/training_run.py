@@ -60,6 +60,7 @@ from adloco.run.stored import (
     resumed_recipe,
     stored_run,
 )
+from adloco.run.text_sample import text_sample
 from adloco.run.trackers import Trackers
 from adloco.whole_file import write_text
 
@@ -78,6 +79,10 @@ class Progress:
     """The part of the budget that is used, from 0 to 1."""
     budget: str
     """What was done of the budget, in words."""
+    inner_step: int
+    """Inner steps done in the round in progress; 0 between rounds."""
+    round_steps: int
+    """Inner steps of the round in progress; 0 between rounds."""
 
 
 class TrainingRun:
@@ -381,8 +386,9 @@ class TrainingRun:
 
     def progress(self) -> Progress:
         """Tokens and seconds so far, including those of the round in progress."""
-        tokens = self.algorithm.state.samples_so_far * self.recipe.data.context_tokens
-        part, words = self._budget.used(self.algorithm.state)
+        state = self.algorithm.state
+        tokens = state.samples_so_far * self.recipe.data.context_tokens
+        part, words = self._budget.used(state)
         seconds, rows = self._clock.seconds, self.task.rows_read()
         here = max(1e-9, seconds - self._seconds_before)
         return Progress(
@@ -392,6 +398,8 @@ class TrainingRun:
             seconds=seconds,
             part=part,
             budget=words,
+            inner_step=state.begun_steps,
+            round_steps=state.round_steps,
         )
 
     def finish(self) -> dict[str, Any]:
@@ -404,6 +412,7 @@ class TrainingRun:
         )
         summary |= losses(self.starts.lines).summary(summary["seconds"])
         summary["corpus"] = self.task.corpus
+        summary["sample"] = text_sample(self)
         write_json(self.folder / SUMMARY, summary)
         return summary
 

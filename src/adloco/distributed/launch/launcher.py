@@ -35,6 +35,11 @@ def this_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def speaks_for_machine() -> bool:
+    """True for the first rank of a machine on which rank 0 is not: its terminal shows no view."""
+    return this_rank() != 0 and os.environ.get("LOCAL_RANK") == "0"
+
+
 @contextmanager
 def process_group(
     end: End | None = None,

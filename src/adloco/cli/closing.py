@@ -1,0 +1,84 @@
+"""The last lines of `adloco train` for a finished run: what came out, and what to do next."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from adloco.cli.run_text import (
+    clock,
+    interruptions_text,
+    number_text,
+    saved_text,
+    sent_text,
+    wire_name,
+    wire_text,
+)
+from adloco.metrics import Metric, Record, validation, values
+from adloco.report.readable import counted, span
+from adloco.run.training_run import TrainingRun
+
+SHOWN_OF_SAMPLE = 160
+"""Characters of the text sample that are shown; the report has all of it."""
+
+
+def closing_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
+    """What came out of a finished run, where its report is, and next commands.
+
+    Args:
+        run: The run.
+        summary: The content of summary.json.
+    """
+    last = run.history[-1]
+    merges = sum(len(record["merges"]) for record in run.history)
+    rows = [row for record in run.history for row in record["trainers"]]
+    folder = shlex.quote(str(run.folder))
+    sample = summary["sample"]
+    generate = [f"  adloco generate {folder} --prompt 'Some text'"] * run.recipe.task.generates
+    return [
+        "; ".join(
+            _first_to_last(validation(measure), run.history, summary)
+            for measure in run.recipe.task.measures
+            if measure.leading and summary[f"final_{validation(measure).name}"] is not None
+        ),
+        f"{summary['tokens']:,} tokens in {counted(summary['rounds'], 'round')} and "
+        f"{clock(summary['seconds'])}: {summary['tokens'] / summary['seconds']:,.0f} tokens/s with "
+        f"evaluation and checkpoints, {number_text(last, 'memory_bytes')} of memory at most",
+        f"batch: {span([row['requested_batch'] for row in rows])} samples requested, "
+        f"{span([row['trainer_batch'] for row in rows])} used; {counted(merges, 'merge')}, "
+        f"{counted(len(last['trainers']), 'trainer')} in the last round",
+        _sent(run, summary),
+        *filter(None, [interruptions_text(run.starts.lines, summary["seconds"])]),
+        *([_sample_text(sample)] if sample else []),
+        "the report of the run, with charts, is",
+        f"  {run.folder / 'report.html'}",
+        "next, for instance:",
+        *generate,
+        f"  adloco compare {folder} OTHER_RUN_OR_RECIPE",
+    ]
+
+
+def _sent(run: TrainingRun, summary: dict[str, Any]) -> str:
+    last = run.history[-1]
+    if not last["bytes_communicated"]:
+        inside = f"; {sent_text(last)}" if last["bytes_inside"] else ""
+        return f"nothing was sent between workers{inside}"
+    hidden = f", {summary['hidden_seconds']:,.1f} s of transfers were hidden behind it"
+    waited = f"; training waited {summary['exposed_seconds']:,.1f} s for syncs{hidden}"
+    return (
+        f"{sent_text(last)} sent per worker in {counted(summary['syncs'], 'sync')}"
+        f"{wire_text(summary, wire_name(run), ')', ' (')}: {saved_text(last)}"
+        f"{waited if summary['syncs'] else ''}"
+    )
+
+
+def _sample_text(sample: dict[str, str]) -> str:
+    """The sample on one line."""
+    begun, text = (" ".join(sample[name].split()) for name in ("prompt", "text"))
+    return f"the model continues \u201c{begun}\u201d with \u201c{text[:SHOWN_OF_SAMPLE]}\u201d"
+
+
+def _first_to_last(metric: Metric, records: Sequence[Record], summary: dict[str, Any]) -> str:
+    first = next((number for numbers in values(metric, records) for number in numbers), None)
+    final, best = summary[f"final_{metric.name}"], summary[f"best_{metric.name}"]
+    final, best, first = (metric.text(value) for value in (final, best, first))
+    return f"{metric.label} {final} (best {best}, first {first})"

@@ -1,0 +1,193 @@
+"""The live view of a run: a panel with its progress, losses, trainers, bytes and warnings."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from adloco.cli.run_text import (
+    against_text,
+    clock,
+    event_texts,
+    interruptions_text,
+    measured_text,
+    number_text,
+    rounded_text,
+    rows_text,
+    saved_text,
+    sent_text,
+    wire_name,
+    wire_text,
+)
+from adloco.cli.terminal import Printable
+from adloco.metrics import TRAINER, Record, clipped_by, validation
+from adloco.report.readable import counted
+from adloco.rules.failure_signs import Sign
+from adloco.run.folder import LOG
+from adloco.run.training_run import TrainingRun
+
+EVENTS_SHOWN = 4
+SIGNS_SHOWN = 2
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARKLINE_COLUMNS = 32
+
+
+class LiveView:
+    """What is shown of a run while it trains.
+
+    Args:
+        run: The run.
+        signs: Warnings that were given before it was resumed.
+    """
+
+    def __init__(self, run: TrainingRun, signs: Sequence[Sign] = ()) -> None:
+        self._run = run
+        self._wire = wire_name(run)
+        self._resumed_at = run.progress()
+        self._records = list(run.history)
+        self._signs = [*signs]
+
+    def show(self, record: Record, signs: Sequence[Sign] = ()) -> None:
+        """Take a round, and the warnings that begin with it."""
+        self._records.append(record)
+        self._signs += signs
+
+    def render(self) -> RenderableType:
+        """The panel with the numbers of this moment."""
+        recipe = self._run.recipe
+        parts: list[RenderableType] = [*self._progress()]
+        if self._records:
+            last = self._records[-1]
+            parts += [self._losses(), self._trainers(last), self._traffic(last)]
+        else:
+            parts.append(Text("first round running ...", style="dim"))
+        lost = interruptions_text(self._run.starts.lines, self._run.progress().seconds)
+        parts += [Text(lost, style="dim")] if lost else []
+        events = [text for record in self._records for text in event_texts(record)]
+        parts += [Text(text, style="magenta") for text in events[-EVENTS_SHOWN:]]
+        parts += self._warnings()
+        title, folder = Text(f"adloco: {recipe.run.name}"), Text(str(self._run.folder))
+        panel = Panel(Group(*parts), title=title, subtitle=folder, border_style="cyan")
+        # The terminal echoes Ctrl+C as ^C at the cursor. Without the empty line it would follow the
+        # border, which is as wide as the terminal, and wrap, and the next drawing would begin one
+        # line too low.
+        return Printable(Group(panel, Text()))
+
+    def _warnings(self) -> list[Text]:
+        """The latest warnings, and how many there were before them."""
+        hidden = len(self._signs) - SIGNS_SHOWN
+        earlier = [Text(f"{hidden} earlier warnings are in {LOG}", "yellow")] if hidden > 0 else []
+        latest = [Text(f"warning: {sign.text}", "yellow") for sign in self._signs[-SIGNS_SHOWN:]]
+        return earlier + latest
+
+    def _progress(self) -> list[RenderableType]:
+        now, start = self._run.progress(), self._resumed_at
+        seconds = now.seconds - start.seconds
+        speed = (now.tokens - start.tokens) / max(1e-9, seconds)
+        # The last inner step may train on more than the budget; `part` stays at 1 then.
+        used = now.part - start.part
+        left = max(0.0, 1 - now.part) / used * seconds if used > 0 else None
+        gone = (
+            f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
+        )
+        done = self._records[-1]["round"] if self._records else 0
+        where = (
+            f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
+            if now.round_steps
+            else f"round {done} done"
+        )
+        if self._records:
+            where += f"   learning rate {number_text(self._records[-1], 'learning_rate')}"
+        rows = rows_text(now.rows, now.rows_per_second)
+        bar = Table.grid(expand=True)  # A bar by itself does not end its line.
+        bar.add_row(ProgressBar(total=1, completed=now.part))
+        return [
+            bar,
+            Text(gone),
+            Text(where + (f"   {rows}" if rows else "")),
+        ]
+
+    def _losses(self) -> Text:
+        """A sparkline of the train loss, the newest validation, and the best so far."""
+        last, measures = self._records[-1], self._run.recipe.task.measures
+        loss = validation(measures[0])
+        trained = [record["train_loss"] for record in self._records]
+        text = Text.assemble(
+            "train loss ", (sparkline(trained), "cyan"), f" {number_text(last, 'train_loss')}"
+        )
+        found = [record for record in self._records if record[loss.name] is not None]
+        if found:
+            best = min(found, key=lambda record: float(record[loss.name]))
+            text.append(
+                f"\nvalidation loss {measured_text(found[-1], measures)}; best "
+                f"{measured_text(best, measures)} in round {best['round']}"
+            )
+        return text
+
+    def _trainers(self, record: Record) -> RenderableType:
+        """A row per trainer, with what its batch rule requests and what it uses."""
+        table = Table(expand=True, box=None, header_style="bold", pad_edge=False)
+        for column in (
+            "trainer",
+            "val loss",
+            "train loss",
+            "requested batch",
+            "used batch",
+            "micro x steps",
+            "noise scale",
+            "workers",
+        ):
+            table.add_column(column, justify="right", min_width=max(map(len, column.split())))
+        table.columns[4].no_wrap = True  # A clipped batch says so.
+        loss = validation(self._run.recipe.task.measures[0])
+        newest = {
+            row["trainer"]: row[loss.name]
+            for each in self._records
+            for row in each["trainers"]
+            if row[loss.name] is not None
+        }
+        gone = {trainer for merge in record["merges"] for trainer in merge["absorbed"]}
+        for row in record["trainers"]:
+            clipped = clipped_by(row, self._run.recipe.batch_cap)
+            table.add_row(
+                f"{row['trainer']}{' (merged)' if row['trainer'] in gone else ''}",
+                loss.text(newest.get(row["trainer"])),
+                TRAINER["train_loss"].text(row["train_loss"]),
+                str(row["requested_batch"]),
+                f"{row['trainer_batch']}{' clipped' if clipped else ''}",
+                f"{row['micro_batch']} x {row['accumulation_steps']}{rounded_text(row)}",
+                TRAINER["noise_scale"].text(row["noise_scale"]),
+                str(row["workers"]),
+            )
+        return table
+
+    def _traffic(self, record: Record) -> RenderableType:
+        sync = record["sync"]
+        shrunk = wire_text(sync, self._wire, ")", " (")
+        # Before the first sync a comparison would only flatter.
+        beside = saved_text(record) if record["syncs"] else against_text(record)
+        syncs = counted(record["syncs"], "sync")
+        text = f"{syncs}, {sent_text(record)} sent per worker{shrunk}: {beside}"
+        if sync["bytes"]:
+            text += f"; this round's syncs: {sync['exposed_seconds']:.2f} s waited, "
+            text += f"{sync['hidden_seconds']:.2f} s hidden"
+        return Text(text, style="dim")
+
+
+def sparkline(numbers: Sequence[float | None]) -> str:
+    """Bars of the numbers from the lowest to the highest, at most `SPARKLINE_COLUMNS` of them.
+
+    A bar of more than one number is their mean; numbers that are not known or not finite have none.
+    """
+    known = [number for number in numbers if number is not None and abs(number) < float("inf")]
+    columns = min(SPARKLINE_COLUMNS, len(known))
+    ends = [len(known) * column // columns for column in range(columns + 1)] if columns else [0]
+    means = [sum(known[a:b]) / (b - a) for a, b in pairwise(ends)]
+    low = min(means, default=0.0)
+    height = max(means, default=0.0) - low
+    top = len(SPARKS) - 1
+    return "".join(SPARKS[round((mean - low) / height * top) if height else 0] for mean in means)

@@ -1,0 +1,90 @@
+"""What `adloco train` says before the first round: what is trained, on how much, and what will be
+sent.
+"""
+
+import math
+import socket
+
+from adloco.config.sections import Recipe
+from adloco.distributed.codecs.plain import PlainWire
+from adloco.distributed.placement.one_process import num_cores
+from adloco.metrics import ROUND
+from adloco.report.readable import counted
+from adloco.run.training_run import TrainingRun
+
+
+def opening_lines(run: TrainingRun) -> list[str]:
+    """Three lines about a run that begins or goes on."""
+    method = run.recipe.method
+    trainers = counted(method.num_trainers, "trainer")
+    device = f"{run.device} ({num_cores()} cores)" if run.device.type == "cpu" else str(run.device)
+    return [
+        f"{run.algorithm.num_parameters:,} parameters; {trainers} of "
+        f"{counted(method.workers_per_trainer, 'worker')}; on {device}",
+        _budget(run),
+        *filter(None, [_sent(run)]),
+    ]
+
+
+def joined_line(run: TrainingRun) -> str:
+    """What a rank other than 0 says once on a machine of its own."""
+    placement, here = run.placement, sorted(run.algorithm.workers)
+    workers = f"worker{'s' if len(here) != 1 else ''} {', '.join(map(str, here))}"
+    return (
+        f"rank {placement.rank} of {placement.num_ranks} has joined the run in {run.folder} on "
+        f"{socket.gethostname()}: it trains {workers} of {run.recipe.method.num_workers} on "
+        f"{run.device}; rank 0 shows the view"
+    )
+
+
+def _budget(run: TrainingRun) -> str:
+    """The budget, how often it goes through the data, and how many rounds it is at most."""
+    recipe = run.recipe
+    limits = {name: limit for name, limit in recipe.run.limits.items() if limit}
+    words = [f"{limit:,} {name.replace('_', ' ')}" for name, limit in limits.items()]
+    rounds = _most_rounds(run)
+    if "tokens" in limits and not recipe.data.streaming:
+        context = recipe.data.context_tokens
+        text = run.task.num_train_samples(0) * context
+        words[0] += f" ({limits['tokens'] / text:,.2g} epochs over {text:,} tokens of text)"
+    every = f"of {counted(run.algorithm.sync_every, 'inner step')}"
+    if rounds is not None:
+        grows = "; fewer if the batch grows" if recipe.batch_cap is not None else ""
+        words.append(f"{rounds:,} rounds {every}{grows}")
+    return "budget: " + ", ".join(words)
+
+
+def _most_rounds(run: TrainingRun) -> int | None:
+    """Rounds of the whole budget if the batch stays as it is; None if a limit on syncs decides."""
+    algorithm, limits = run.algorithm, run.recipe.run.limits
+    tokens_per_step = algorithm.samples_per_inner_step * run.recipe.data.context_tokens
+    steps = {
+        "tokens": math.ceil(limits["tokens"] / tokens_per_step),
+        "inner_steps": limits["inner_steps"],
+        "rounds": limits["rounds"] * algorithm.sync_every,
+    }
+    known = [number for number in steps.values() if number]
+    return math.ceil(min(known) / algorithm.sync_every) if known else None
+
+
+def _sent(run: TrainingRun) -> str:
+    """What a worker will send to others, beside data-parallel training; empty for one worker."""
+    recipe, rounds = run.recipe, _most_rounds(run)
+    if recipe.method.num_workers == 1:
+        return ""
+    each = _bytes_of_sync(recipe, run.algorithm.num_parameters)
+    if recipe.method.workers_per_trainer == 1:
+        begin = "nothing is sent until trainers merge; from then on a sync sends"
+    else:
+        begin = "a sync sends"
+    shown = ROUND["bytes_communicated"].text
+    total = "" if rounds is None else f", at most {shown(each * rounds)} in all"
+    merges = "; a merge sends whole models" if recipe.method.num_trainers > 1 else ""
+    return f"{begin} {shown(each)} per worker{total}{merges}"
+
+
+def _bytes_of_sync(recipe: Recipe, num_parameters: int) -> float:
+    """Payload of a worker in one sync, as `bytes_communicated` counts it."""
+    wire = recipe.wire
+    per_value = 4.0 if isinstance(wire, PlainWire) else wire.block_bytes / wire.block
+    return per_value * num_parameters

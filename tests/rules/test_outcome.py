@@ -1,0 +1,23 @@
+"""Whether a run ended better than it began."""
+
+from adloco.rules.outcome import no_success
+
+NAN = float("nan")
+
+
+def said(*losses: float | None, trained: float | None = 2.0) -> str:
+    return no_success([{"val_loss": loss, "train_loss": trained} for loss in losses])
+
+
+def test_a_loss_above_its_start_is_no_success() -> None:
+    assert said(3.0, 2.0) == said(3.0, 2.0, None) == said(3.0, 3.0) == ""
+    assert "ended at 3.1000, above 3.0000 in its first evaluation" in said(3.0, 2.0, 3.1)
+
+
+def test_one_evaluation_says_nothing() -> None:
+    assert no_success([]) == said(3.0) == said(None, 3.0) == ""
+
+
+def test_a_loss_that_is_not_finite_is_no_success() -> None:
+    for last in (NAN, None):
+        assert said(3.0, 2.0, trained=last).startswith("The run has diverged")
