@@ -159,7 +159,7 @@ def _cards(declared: Sequence[Metric], records: Sequence[Record]) -> list[Card]:
         ),
         ("merges", str(sum(len(record["merges"]) for record in records))),
         *_numbers([ROUND[name] for name in sent], records),
-        *[("than data-parallel training", f"{ratio:,.0f} times less")] * bool(ratio),
+        *[("beside data-parallel training", f"{ratio:,.0f} times less")] * bool(ratio),
     ]
 
 

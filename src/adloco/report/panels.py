@@ -6,7 +6,7 @@ The tables of metrics.py say which numbers a panel shows (`Metric.panel`) and ho
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from adloco.metrics import METRICS, ROUND, TRAINER, Metric, Record, rows, validation, values
+from adloco.metrics import METRICS, ROUND, TRAINER, Metric, Record, Unit, rows, validation, values
 from adloco.report.curves import Chart, Curve, Look, Panel
 from adloco.run.memory_use import PHASES
 
@@ -149,7 +149,7 @@ def _communication(metrics: Sequence[Metric], records: Sequence[Record]) -> list
 def _wire(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
     of_trainers = [metric for metric in metrics if metric.per == "trainer"]
     of_syncs = [metric for metric in metrics if metric.per == "sync"]
-    time = Metric("seconds", "seconds of syncs per round", replace(ROUND["seconds"].unit, shown=""))
+    time = Metric("seconds", "seconds of syncs per round", Unit("", ",.1f"))
     curves = [
         replace(
             _curve(m.label, time, [(r["tokens"], r["sync"][m.name]) for r in records]),

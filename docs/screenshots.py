@@ -1,0 +1,108 @@
+"""Makes the pictures in docs/images from a real run: its live view, and its report wide and at 420
+pixels, light and dark.
+
+    python docs/screenshots.py --to docs/images
+
+It trains a short run of the default recipe in a temporary folder (some minutes on two cores);
+`--run` shows one that is there. The pictures need Chromium (`chromium` of Debian and others).
+"""
+
+import argparse
+import io
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+
+from adloco.cli.live_view import LiveView
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.report.page import write_report
+from adloco.run.training_run import TrainingRun
+
+SETTINGS = {"run.tokens": "60_000", "method.sync_every": "5", "run.trackers": "none"}
+"""Short rounds, so that a short run has many."""
+VIEW_AT = 0.6
+"""The part of the budget after which the live view is shown."""
+VIEW_COLUMNS = 96
+WIDTHS = {"wide": (1200, 1240), "narrow": (420, 1240)}
+"""Width and height of the pictures of a report, in pixels."""
+NARROWEST = 500
+"""Chromium makes no smaller windows; a page is put into a frame instead."""
+SCHEMES = {"light": "1", "dark": "0"}
+"""Blink's numbers of the preferred colour schemes."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, draw and write the pictures."""
+    parser = argparse.ArgumentParser(description="Make the pictures of the documentation.")
+    parser.add_argument("--run", type=Path, help="a finished run (default: trains one)")
+    parser.add_argument("--to", type=Path, required=True, help="folder of the pictures")
+    parser.add_argument("--browser", default="chromium", help="Chromium's command")
+    given = parser.parse_args(arguments)
+    given.to.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        run = given.run or train(scratch / "runs" / "adloco", scratch / "view.svg")
+        if not given.run:
+            shoot(given.browser, scratch / "view.svg", given.to / "view.png", (1180, 620))
+        page = write_report(run)
+        for width, size in WIDTHS.items():
+            for scheme in SCHEMES:
+                picture = given.to / f"report-{width}-{scheme}.png"
+                shoot(given.browser, page, picture, size, scheme)
+
+
+def train(folder: Path, view: Path) -> Path:
+    """Train a run, write its live view as SVG on the way, and return the folder."""
+    settings = [*SETTINGS.items(), ("run.folder", str(folder))]
+    run = TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
+    live = LiveView(run)
+    for record in run.rounds():
+        live.show(record)
+        if run.progress().part >= VIEW_AT and not view.exists():
+            paper = Console(
+                record=True, width=VIEW_COLUMNS, file=io.StringIO(), force_terminal=True
+            )
+            paper.print(live.render())
+            paper.save_svg(str(view), title="adloco train")
+    run.finish()
+    return folder
+
+
+def shoot(
+    browser: str, page: Path, picture: Path, size: tuple[int, int], scheme: str = "light"
+) -> None:
+    """Write a PNG of what the browser shows of a page.
+
+    Args:
+        browser: Chromium's command.
+        page: The page's file.
+        picture: Where the PNG is written.
+        size: Its width and height, in pixels.
+        scheme: A key of `SCHEMES`.
+    """
+    width, height = size
+    with tempfile.TemporaryDirectory() as folder:
+        frame = Path(folder) / "frame.html"
+        style = f"border: 0; width: {width}px; height: {height}px"
+        frame.write_text(
+            f'<body style="margin: 0"><iframe style="{style}" src="{page.resolve().as_uri()}">'
+            "</iframe></body>"
+        )
+        options = [
+            *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+            f"--window-size={max(width, NARROWEST)},{height}",
+            f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
+            "--virtual-time-budget=10000",
+            f"--screenshot={picture.resolve()}",
+        ]
+        subprocess.run([browser, *options, frame.as_uri()], check=True, capture_output=True)
+    image = Image.open(picture).crop((0, 0, width, height)).convert("RGB")
+    image.quantize(64).save(picture, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
