@@ -336,32 +336,33 @@ def test_any_sizes_in_any_buckets(ranks: int, seeds: Sequence[int]) -> None:
     assert run_on_ranks(random_buckets, ranks, seeds) == [[]] * ranks
 
 
-def handed_to_collectives() -> list[int]:
-    """Bytes given to each collective of one int8 sum over three ranks, recorded at the calls of
-    torch.distributed.
+def sent_in_exchanges() -> list[int]:
+    """Bytes that this rank sends in each exchange of one int8 sum over three ranks, recorded at the
+    calls of torch.distributed; and those that are counted.
     """
     placement = place(3)
     origin, params, weights = problem(3)
     comm, me = placement.comm(range(3)), dist.get_rank()
     seen: list[int] = []
-    to_all, gather = dist.all_to_all_single, dist.all_gather_single
+    start = dist.batch_isend_irecv
 
-    def spy_to_all(output: Tensor, given: Tensor, *rest: Any, **named: Any) -> Any:
-        seen.append(given.numel() * given.element_size())
-        return to_all(output, given, *rest, **named)
+    def spy(operations: list[dist.P2POp]) -> Any:
+        kinds = [one.op for one in operations]
+        assert kinds == [dist.irecv, dist.irecv, dist.isend, dist.isend], "ready before sending"
+        sent = [one.tensor for one in operations if one.op is dist.isend]
+        seen.append(sum(tensor.numel() * tensor.element_size() for tensor in sent))
+        return start(operations)
 
-    def spy_gather(output: Tensor, given: Tensor, *rest: Any, **named: Any) -> Any:
-        seen.append(given.numel() * given.element_size())
-        return gather(output, given, *rest, **named)
-
-    dist.all_to_all_single, dist.all_gather_single = spy_to_all, spy_gather  # type: ignore[assignment]
+    dist.batch_isend_irecv = spy
     summed(comm, origin, [params[me]], [weights[me]], Int8(), [])
     return [*seen, placement.traffic.between]
 
 
-def test_counted_bytes_are_those_handed_to_collectives() -> None:
+def test_counted_bytes_are_those_that_are_sent() -> None:
+    """Every rank's mean is a ring's bytes of all blocks."""
     blocks = sum(-(-torch.Size(shape).numel() // 256) for shape in SHAPES)
-    for to_all, gather, counted in run_on_ranks(handed_to_collectives, 3):
+    found = run_on_ranks(sent_in_exchanges, 3)
+    sent = [first + second for first, second, _ in found]
+    for _, _, counted in found:
         assert counted == blocks * 260
-        # The shares of rows are rounded up for the gathering.
-        assert counted <= to_all + gather <= counted + 260
+    assert sum(sent) / 3 == pytest.approx(4 / 3 * blocks * 260)

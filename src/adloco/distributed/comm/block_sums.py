@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from adloco.distributed.codecs.codec import WireFormat
-from adloco.distributed.comm.bucket_exchange import gathered
+from adloco.distributed.comm.all_to_all import start_all_to_all, wait_for
 from adloco.distributed.comm.compressed import add_decoded
 from adloco.distributed.parallel.gradient_norms import squared_norm
 
@@ -35,28 +35,17 @@ def sum_by_owners(
     num_workers = sum(workers)
     shares = [len(part) for part in torch.arange(blocks.shape[1]).tensor_split(len(workers))]
     me = dist.get_rank(group)
-    for_others = [part.reshape(-1) for part in torch.split(blocks, shares, dim=1)]
-    own, for_others[me] = for_others[me], blocks.new_empty(0)
-    sizes = [
-        0 if island == me else count * shares[me] * codec.block_bytes
-        for island, count in enumerate(workers)
-    ]
-    received = blocks.new_empty(sum(sizes))
-    dist.all_to_all_single(
-        received,
-        torch.cat(for_others),
-        sizes,
-        [part.numel() for part in for_others],
-        group=group,
-    )
-    from_islands = list(torch.split(received, sizes))
-    from_islands[me] = own
-    total = add_decoded(
-        torch.cat(from_islands).view(num_workers, shares[me], codec.block_bytes), codec
-    )
-    sums = gathered(codec.encode(total), max(shares), group)
-    rows = torch.cat([rows[:share] for rows, share in zip(sums, shares, strict=True)])
-    return codec.decode(rows), squared_norm([total])
+    parts = torch.split(blocks, shares, dim=1)
+    received = blocks.new_empty(num_workers, shares[me], codec.block_bytes)
+    from_islands = torch.split(received, list(workers))
+    from_islands[me].copy_(parts[me])
+    wait_for(start_all_to_all([part.contiguous() for part in parts], from_islands, group))
+    total = add_decoded(received, codec)
+    sums = blocks.new_empty(*blocks.shape[1:])
+    of_islands = torch.split(sums, shares)
+    of_islands[me].copy_(codec.encode(total))
+    wait_for(start_all_to_all([of_islands[me]] * len(workers), of_islands, group))
+    return codec.decode(sums), squared_norm([total])
 
 
 def sum_everywhere(
@@ -69,8 +58,9 @@ def sum_everywhere(
     Returns:
         The sum, float32 of shape (rows, block), and this island's part of its squared norm.
     """
-    received = gathered(blocks, max(workers), group)
-    total = add_decoded(
-        torch.cat([some[:count] for some, count in zip(received, workers, strict=True)]), codec
-    )
+    received = blocks.new_empty(sum(workers), *blocks.shape[1:])
+    from_islands = torch.split(received, list(workers))
+    from_islands[dist.get_rank(group)].copy_(blocks)
+    wait_for(start_all_to_all([blocks] * len(workers), from_islands, group))
+    total = add_decoded(received, codec)
     return total, squared_norm([total]) / len(workers)

@@ -7,11 +7,12 @@ a ring.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from adloco.distributed.comm.all_to_all import start_all_to_all, wait_for
 
 
 class OrderedSum:
@@ -28,52 +29,36 @@ class OrderedSum:
             workers: Number of workers that each island hosts.
         """
         self._terms, self._result, self._group, self._workers = terms, result, group, workers
-        # Equal shares, the last ones shorter or empty, because all_gather sends equal parts.
-        self._share = -(-len(result) // len(workers))
-        self._work: Any = None
+        # Equal shares, the last ones shorter or empty.
+        share = -(-len(result) // len(workers))
+        self._shares = [
+            slice(share * island, share * (island + 1)) for island in range(len(workers))
+        ]
+        self._mine = self._shares[dist.get_rank(group)]
+        self._works: list[dist.Work] | None = None
 
     def exchange(self) -> None:
         """Start to send each island its share of the terms, unless that has been started."""
-        if self._work:
+        if self._works is not None:
             return
-        me = dist.get_rank(self._group)
-        parts = [
-            self._terms[:, self._share * island :][:, : self._share]
-            for island in range(len(self._workers))
-        ]
-        self._received = parts[me].new_empty(sum(self._workers), parts[me].shape[1])
-        sent = self._terms[0] if len(self._terms) == 1 else _joined(parts)
-        self._work = dist.all_to_all_single(
-            self._received.view(-1),
-            sent,
-            [count * parts[me].shape[1] for count in self._workers],
-            [part.numel() for part in parts],
-            group=self._group,
-            async_op=True,
-        )
+        own = self._terms[:, self._mine]
+        self._received = own.new_empty(sum(self._workers), own.shape[1])
+        received = torch.split(self._received, list(self._workers))
+        received[dist.get_rank(self._group)].copy_(own)
+        sent = [self._terms[:, share].contiguous() for share in self._shares]
+        self._works = start_all_to_all(sent, received, self._group)
 
     def add_up(self) -> None:
         """Add up this island's share, and start to send the sum to all islands."""
-        self._work.wait()
+        wait_for(self._works or [])
         first, second, *others = self._received
-        own = torch.add(first, second)
+        own = torch.add(first, second, out=self._result[self._mine])
         for term in others:
             own.add_(term)
-        whole = len(self._workers) * self._share
-        # Into the result at once, if the shares are equal.
-        self._sums = self._result if len(self._result) == whole else own.new_empty(whole)
-        padding = own.new_zeros(self._share - len(own))
-        total = torch.cat([own, padding]) if len(padding) else own
-        self._work = dist.all_gather_single(self._sums, total, group=self._group, async_op=True)
+        sums = [self._result[share] for share in self._shares]
+        self._works = start_all_to_all([own] * len(sums), sums, self._group)
         del self._received
 
     def finish(self) -> None:
-        """Write the sum into the result."""
-        self._work.wait()
-        if self._sums is not self._result:
-            self._result.copy_(self._sums[: len(self._result)])
-        del self._sums
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.reshape(-1) for part in parts])
+        """Wait until the whole sum is in the result."""
+        wait_for(self._works or [])
