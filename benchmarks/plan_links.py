@@ -8,7 +8,8 @@ compares the time of their rounds with two predictions.
         [--every 5,10,20,40] [--formats fp32,int4] [--islands 2]
 
 - closed form, before (`adloco plan --cluster`): from the bytes, the bandwidth, and two times on an
-  unlimited link: that of a step, and what a sync takes besides steps (`sync_seconds`).
+  unlimited link: that of a step, and what a sync takes besides steps (`sync_seconds`). For
+  data-parallel training the step is that of DiLoCo, because its own contains exchanges.
 - fitted (`adloco plan --measured`): constants fitted to the method's other rows. Each H, and each
   bandwidth, is left out of the fit once, and then predicted.
 
@@ -340,13 +341,17 @@ def choose(known: argparse.Namespace) -> None:
 
 def without_link(table: Sequence[dict[str, str]], method: str) -> tuple[float, float]:
     """(seconds of an inner step, seconds of a sync besides its transfer), on an unlimited link."""
+    parallel = method == "ddp"
     rows = [
         (float(row["round_seconds"]), float(row["compute_utilisation"]), int(row["sync_every"]))
         for row in table
-        if (row["method"], row["bandwidth_bits_per_second"]) == (method, "0")
+        if row["bandwidth_bits_per_second"] == "0"
+        and (row["method"] != "ddp" if parallel else row["method"] == method)
     ]
     steps = statistics.median(seconds * busy / every for seconds, busy, every in rows)
-    return steps, statistics.median(seconds * (1 - busy) for seconds, busy, _ in rows)
+    # A sync encodes and takes the outer step, which data-parallel training does not.
+    besides = statistics.median(seconds * (1 - busy) for seconds, busy, _ in rows)
+    return steps, 0.0 if parallel else besides
 
 
 def left_out(limited: Sequence[dict[str, str]], column: str) -> list[float | None]:

@@ -19,6 +19,7 @@ from adloco.distributed.codecs.int4 import Int4
 from adloco.distributed.comm.compressed import crossings
 from adloco.distributed.traffic import ring
 from adloco.plan.cluster import Cluster
+from adloco.plan.gradient_buckets import Buckets
 from adloco.plan.round_time import RoundTime, Sync, round_time
 
 SIZES, ISLANDS = (7e9, 70e9), (2, 4, 8, 16, 32, 64, 128, 256)
@@ -66,6 +67,7 @@ def time_of(arm: Arm, parameters: float, islands: int, gbits: float) -> RoundTim
         bytes_sent=bytes_each * parameters,
         fragments=arm.fragments,
         tau=arm.tau,
+        buckets=Buckets.of(2 * parameters, passes=1) if arm.every == 1 else None,
     )
     return round_time(cluster, [step] * islands, arm.every, sync)
 

@@ -86,11 +86,12 @@ class Cluster:
         """The link between islands."""
         return Link.parse(f"{self.bandwidth},{self.latency}")
 
-    def sync_time(self, bytes_sent: float, workers: int) -> float:
-        """Seconds of a sync in which so many bytes leave each of its workers."""
+    def sync_time(self, bytes_sent: float, workers: int, exchanges: int = 1) -> float:
+        """Seconds of a sync in which so many bytes leave each of its workers, in some exchanges."""
         if workers == 1:
             return 0.0
-        return self.sync_seconds + self.link.seconds(bytes_sent, workers, pattern=self.pattern)
+        moved = self.link.seconds(bytes_sent, workers, times=exchanges, pattern=self.pattern)
+        return self.sync_seconds + moved
 
     @property
     def failures_per_second(self) -> float:
@@ -118,6 +119,10 @@ class Cluster:
         part = (samples - known[above - 1]) / (known[above] - known[above - 1])
         return seconds[above - 1] + part * (seconds[above] - seconds[above - 1])
 
+    def passes(self, worker_batch: float, largest_pass: int = 0) -> int:
+        """Passes of an inner step; the arguments are those of `step_seconds`."""
+        return max(1, math.ceil(worker_batch / (largest_pass or self.largest_pass)))
+
     def step_seconds(self, worker_batch: float, largest_pass: int = 0) -> tuple[float, ...]:
         """Mean seconds of an inner step of each island.
 
@@ -125,8 +130,7 @@ class Cluster:
             worker_batch: Samples of a worker in a step; balanced passes are accumulated.
             largest_pass: Most samples of a pass; 0: the largest pass of which the speed is known.
         """
-        most = largest_pass or self.largest_pass
-        passes = max(1, math.ceil(worker_batch / most))
+        passes = self.passes(worker_batch, largest_pass)
         seconds = passes * self.pass_seconds(worker_batch / passes)
         return tuple(seconds / speed for speed in self.speeds or (1.0,) * self.islands)
 

@@ -103,7 +103,8 @@ def _of_time(cluster: Cluster) -> list[str]:
         f"Every worker has an island of its own; they exchange {exchange} over links of "
         f"{cluster.bandwidth} and {cluster.latency} one way, which carry nothing else.",
         "The workers of a trainer take equal shares of its batch.",
-        "In data-parallel training nothing of an exchange runs beside the computation.",
+        "In data-parallel training gradients leave in buckets of 25 MiB (the first: 1 MiB) in the "
+        "backward pass, two thirds of a micro-batch's time; with shards, after it.",
         "Steps take independent times with the given jitter; encoding and decoding take none.",
         "A failure repeats the round of all islands; checkpoints and evaluations take no time.",
         "AdLoCo is taken after its last merge, with one trainer that has all workers.",

@@ -13,6 +13,7 @@ from adloco.distributed.traffic import ring
 from adloco.errors import require
 from adloco.plan.candidates import Candidate, ranks_of_island, smallest_worker_batch
 from adloco.plan.cluster import Cluster
+from adloco.plan.gradient_buckets import Buckets
 from adloco.plan.round_time import RoundTime, Sync, round_time
 from adloco.plan.steps_to_loss import noise_per_batch
 from adloco.plan.target import Target
@@ -22,6 +23,8 @@ from adloco.run.micro_batch_probe import outer_copies
 
 INNER_STATES = {"adamw": 2, "muon": 1, "sgd": 1}
 """Copies of the parameters in the state of an inner optimizer."""
+OF_A_STEP = 2
+"""Exchanges of a step of data-parallel training: gradients, then losses and norms."""
 MOST_STATES = 2
 """Copies in the state of an optimizer that is not listed."""
 
@@ -93,10 +96,9 @@ def predict(
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.given_sync_every
-    step_seconds = cluster.step_seconds(
-        batch / workers, ranks_of_island(recipe) * recipe.switch.b_max
-    )
-    sync = _sync(recipe, workload, workers, batch)
+    largest_pass = ranks_of_island(recipe) * recipe.switch.b_max
+    step_seconds = cluster.step_seconds(batch / workers, largest_pass)
+    sync = _sync(recipe, workload, workers, cluster.passes(batch / workers, largest_pass))
     found = round_time(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
     merged = (recipe.method.num_trainers - trainers) * _merge_bytes(recipe, workload, workers)
@@ -152,14 +154,17 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
     return float(max(workers * each, trained))
 
 
-def _sync(recipe: Recipe, workload: Workload, workers: int, batch: float) -> Sync:
+def _sync(recipe: Recipe, workload: Workload, workers: int, passes: int) -> Sync:
     if recipe.data_parallel:
         each = 2 if recipe.model_options.dtype == "bf16" else 4
-        sent = ring(workers) * each * workload.parameters
-        if recipe.placement.shard_size != 1:
+        gradients = each * workload.parameters
+        sent, buckets = ring(workers) * gradients, None
+        if recipe.placement.shard_size == 1:
+            buckets = Buckets.of(gradients, passes)
+        else:
             # Every pass gathers parameters twice and scatters gradients once: 3 (W - 1) / W.
-            sent *= 1.5 * math.ceil(batch / workers / recipe.switch.b_max)
-        return Sync(workers=workers, bytes_sent=sent)
+            sent *= 1.5 * passes
+        return Sync(workers=workers, bytes_sent=sent, exchanges=OF_A_STEP, buckets=buckets)
     wire = recipe.wire
     if isinstance(wire, PlainWire):
         sent = ring(workers) * 4 * workload.parameters

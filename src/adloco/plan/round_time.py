@@ -7,7 +7,8 @@ one arrives late, and at the end of the round. A stretch of steps in between tak
 largest of W normal sums.
 
 Transfers. Each fragment is in flight while tau steps are trained, and only what takes longer is
-waited for. Plain syncs have F = 1 and tau = 0. Data-parallel training syncs in each step.
+waited for. Plain syncs have F = 1 and tau = 0. Data-parallel training syncs in each step, and its
+gradients leave in buckets during the backward pass (`plan/gradient_buckets.py`).
 
 Failures come at a rate R to the whole cluster, independently of each other; a round in which one
 comes is trained again after a restart. A round of T seconds then takes
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 import torch
 
 from adloco.plan.cluster import Cluster
+from adloco.plan.gradient_buckets import Buckets
 from adloco.rules.sync_schedule import Streaming
 
 
@@ -42,6 +44,16 @@ class Sync:
     """Parts that are sent one after another."""
     tau: int = 0
     """Inner steps during which a part is in flight."""
+    exchanges: int = 1
+    """Exchanges one after another, whose latencies add up."""
+    buckets: Buckets | None = None
+    """Buckets that leave during a round of one step; None: everything leaves at its end."""
+
+    def seconds(self, cluster: Cluster) -> tuple[float, float]:
+        """Seconds in which a fragment's bytes are in flight, and those that it takes besides."""
+        besides = cluster.sync_time(0.0, self.workers, self.exchanges)
+        sent = self.bytes_sent / self.fragments
+        return cluster.sync_time(sent, self.workers, self.exchanges) - besides, besides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +103,11 @@ def round_time(
             tuple(math.sqrt(steps) * cluster.jitter * seconds for seconds in step_seconds),
         )
 
-    exchanged = cluster.sync_time(sync.bytes_sent / sync.fragments, sync.workers)
-    late = max(0.0, exchanged - slowest(sync.tau))
+    transfer, besides = sync.seconds(cluster)
+    if sync.buckets:
+        late = sync.buckets.late(transfer, slowest(1)) + besides
+    else:
+        late = max(0.0, transfer + besides - slowest(sync.tau))
     events = Streaming(fragments=sync.fragments, tau=sync.tau).events(sync_every)
     meetings = [event.step for event in events if late or event.kind != "receive"]
     stretches = Counter(
@@ -100,8 +115,8 @@ def round_time(
     )
     trained = sum(count * slowest(steps) for steps, count in stretches.items())
     computing = sync_every * sum(step_seconds) / len(step_seconds)
-    transfer = sync.fragments * late
-    undisturbed = trained + transfer
+    waited = sync.fragments * late
+    undisturbed = trained + waited
     rate = cluster.failures_per_second
     with_failures = undisturbed
     if rate:
@@ -111,7 +126,7 @@ def round_time(
     return RoundTime(
         computing=computing,
         waiting=trained - computing,
-        transfer=transfer,
+        transfer=waited,
         lost=with_failures - undisturbed,
     )
 

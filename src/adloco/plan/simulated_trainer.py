@@ -17,6 +17,7 @@ import numpy as np
 import simpy
 
 from adloco.plan.cluster import Cluster
+from adloco.plan.gradient_buckets import Buckets
 from adloco.plan.round_time import RoundTime, Sync
 from adloco.rules.sync_schedule import Streaming, SyncEvent
 
@@ -36,20 +37,27 @@ class RoundWork:
     """Departures and arrivals of fragments."""
     fragments: int
     """Fragments of a round."""
-    exchange_seconds: float
-    """Seconds that a fragment is in flight."""
+    transfer_seconds: float
+    """Seconds of the transfer of a fragment's bytes."""
+    besides_seconds: float
+    """Seconds that an exchange takes besides."""
+    buckets: Buckets | None
+    """Buckets that leave during a round of one step; None: everything leaves at its end."""
 
     @staticmethod
     def of(
         cluster: Cluster, step_seconds: Sequence[float], sync_every: int, sync: Sync
     ) -> "RoundWork":
         """The work of a trainer on a cluster; the arguments are those of `round_time`."""
+        transfer, besides = sync.seconds(cluster)
         return RoundWork(
             step_seconds=step_seconds,
             jitter=cluster.jitter,
             schedule=Streaming(fragments=sync.fragments, tau=sync.tau).events(sync_every),
             fragments=sync.fragments,
-            exchange_seconds=cluster.sync_time(sync.bytes_sent / sync.fragments, sync.workers),
+            transfer_seconds=transfer,
+            besides_seconds=besides,
+            buckets=sync.buckets,
         )
 
     def draw_seconds(self, worker: int, steps: int, random: np.random.Generator) -> float:
@@ -142,6 +150,8 @@ class _Attempt:
         self._transfer = 0.0
         fragments = range(workload.fragments)
         self._departures = [_Meeting(env, workers) for _ in fragments]
+        parts = workload.buckets.parts if workload.buckets else ()
+        self._full = [_Meeting(env, workers) for _ in parts]
         self._arrivals = [_Meeting(env, workers) for _ in fragments]
         self._end = _Meeting(env, workers)
         self._exchanges = [env.process(self._exchange(fragment)) for fragment in fragments]
@@ -180,7 +190,7 @@ class _Attempt:
             yield from self._train_and_sync(worker)
             self.finished.append(worker)
         except simpy.Interrupt:
-            for meeting in (*self._departures, *self._arrivals, self._end):
+            for meeting in (*self._full, *self._departures, *self._arrivals, self._end):
                 meeting.join(worker)
 
     def _train_and_sync(self, worker: int) -> Waits:
@@ -189,7 +199,7 @@ class _Attempt:
             seconds = self._workload.draw_seconds(worker, event.step - done, self._random)
             self._computing[worker] += seconds
             done = event.step
-            yield self._env.timeout(seconds)
+            yield from self._train(worker, seconds)
             if event.kind != "receive":
                 yield self._departures[event.fragment].join(worker)
             if event.kind != "send":
@@ -197,8 +207,27 @@ class _Attempt:
                 yield self._exchanges[event.fragment]
         yield self._end.join(worker)
 
+    def _train(self, worker: int, seconds: float) -> Waits:
+        """Train up to an event; buckets of gradients leave meanwhile."""
+        buckets, done = self._workload.buckets, 0.0
+        if buckets:
+            for full, leaves in zip(self._full, buckets.leave_at(), strict=True):
+                yield self._env.timeout((leaves - done) * seconds)
+                full.join(worker)
+                done = leaves
+        yield self._env.timeout((1 - done) * seconds)
+
     def _exchange(self, fragment: int) -> Waits:
-        """Transfer a fragment. What outlasts the training of all workers counts as transfer."""
-        yield self._departures[fragment].reached
-        yield self._env.timeout(self._workload.exchange_seconds)
+        """Transfer a fragment, or the buckets of a step. What outlasts the training of all workers
+        counts as transfer.
+        """
+        work = self._workload
+        if work.buckets:
+            for full, part in zip(self._full, work.buckets.parts, strict=True):
+                yield full.reached
+                yield self._env.timeout(part * work.transfer_seconds)
+        else:
+            yield self._departures[fragment].reached
+            yield self._env.timeout(work.transfer_seconds)
+        yield self._env.timeout(work.besides_seconds)
         self._transfer += max(0.0, self._env.now - self._arrivals[fragment].reached_at)
