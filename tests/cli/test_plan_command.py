@@ -82,4 +82,7 @@ def test_what_cannot_be_planned(
 
 def test_a_plan_or_a_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan"]) == 2
-    assert "give --cluster FILE.toml for a plan, or --measured" in capsys.readouterr().err
+    assert (
+        "give --cluster FILE.toml for a plan, --measured FILE.csv for a fit"
+        in capsys.readouterr().err
+    )

@@ -28,6 +28,7 @@ With short runs of your own, plan for a loss instead of tokens:
 What measured rounds say about other rounds (docs/plan.md has the columns):
 
   adloco plan --measured FILE.csv --predict ROWS.csv --to OUT.csv
+  adloco plan --measured FILE.csv --cluster cluster.toml --run.tokens 100000000
 """
 RECIPES = ("ddp", "diloco")
 ADAPTIVE = "adloco"
@@ -101,7 +102,10 @@ def add_parser(commands: Commands) -> None:
         help="play N rounds of the recommended run event by event",
     )
     parser.add_argument(
-        "--measured", type=Path, metavar="FILE.csv", help="measured rounds, to fit a model to"
+        "--measured",
+        type=Path,
+        metavar="FILE.csv",
+        help="measured rounds, to fit the time of a round to",
     )
     parser.add_argument(
         "--predict", type=Path, metavar="ROWS.csv", help="rounds to predict by that model"
@@ -118,10 +122,11 @@ def run(arguments: Namespace) -> int:
     from adloco.cli.measured_rounds import show_calibration
 
     require(
-        (arguments.cluster is None) != (arguments.measured is None),
-        "give --cluster FILE.toml for a plan, or --measured FILE.csv for a fit to measured rounds",
+        bool(arguments.cluster or arguments.measured),
+        "give --cluster FILE.toml for a plan, --measured FILE.csv for a fit to measured rounds, or "
+        "both for a plan with what was measured",
     )
-    return show_calibration(arguments) if arguments.measured else _plan(arguments)
+    return _plan(arguments) if arguments.cluster else show_calibration(arguments)
 
 
 def _plan(arguments: Namespace) -> int:
@@ -132,7 +137,8 @@ def _plan(arguments: Namespace) -> int:
     from adloco.plan.cluster import read_cluster
     from adloco.plan.cluster_plan import make_plan
     from adloco.plan.loss_law import fit_loss_law
-    from adloco.plan.measured_rows import read_points
+    from adloco.plan.measured_link import fit_links
+    from adloco.plan.measured_rows import read_points, read_rows
     from adloco.plan.prediction import Workload
     from adloco.plan.short_runs import check_shared_model, read_short_runs
     from adloco.plan.target import loss_target, tokens_target
@@ -152,6 +158,11 @@ def _plan(arguments: Namespace) -> int:
         names = arguments.recipes or default_recipes(noise_scale, cluster)
         points = read_points(arguments.points, names) if arguments.points else []
         found = candidates(names, arguments.settings, cluster, try_batches=bool(fit or noise_scale))
+        measured = (
+            fit_links(read_rows(arguments.measured, measured=True), names, cluster)
+            if arguments.measured
+            else None
+        )
         recipe = found[0].recipe
         check_shared_model([one.recipe for one in found], runs.recipe if runs else None)
         workload = Workload(
@@ -170,14 +181,13 @@ def _plan(arguments: Namespace) -> int:
             assumptions=(
                 *target.assumptions,
                 *(runs.assumptions if runs else ()),
+                *(measured.assumptions(names) if measured else ()),
                 *([speed_text(arguments)] if arguments.parameters else []),
             ),
         )
-        plan = make_plan(found, workload, cluster, target)
+        plan = make_plan(found, workload, cluster, target, measured)
         chosen = plan.advice.chosen
-        simulated = (
-            [simulated_text(chosen, cluster, arguments.simulate)] if arguments.simulate else []
-        )
+        simulated = [simulated_text(chosen, arguments.simulate)] if arguments.simulate else []
         page = write_plan(plan, arguments.to or Path("runs/plan"), points)
     print_table(best_table(plan), console)
     console.print(f"target: {target.name}", soft_wrap=True)
@@ -216,7 +226,7 @@ def _check(arguments: Namespace) -> None:
         arguments.to is None or not arguments.to.is_file(),
         f"--to must be a folder, got the file {arguments.to}",
     )
-    require(arguments.predict is None, "--predict belongs to --measured, not to --cluster")
+    require(arguments.predict is None, "--predict belongs to --measured without --cluster")
 
 
 def default_recipes(noise_scale: float | None, cluster: "Cluster") -> tuple[str, ...]:
@@ -234,12 +244,12 @@ def speed_text(arguments: Namespace) -> str:
     )
 
 
-def simulated_text(chosen: "Prediction", cluster: "Cluster", rounds: int) -> str:
+def simulated_text(chosen: "Prediction", rounds: int) -> str:
     """Seconds of a round by a simulation, beside those of the closed form."""
     from adloco.plan.simulation import simulate
 
     found = simulate(
-        cluster, chosen.step_seconds, chosen.sync_every, chosen.exchanges, rounds=rounds
+        chosen.cluster, chosen.step_seconds, chosen.sync_every, chosen.exchanges, rounds=rounds
     )
     return (
         f"Simulated, a round takes {found.time.total:.4g} s, with a standard error of "

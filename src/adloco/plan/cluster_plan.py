@@ -10,6 +10,7 @@ from adloco.errors import require
 from adloco.plan.advice import Advice, advise, by_method
 from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
+from adloco.plan.measured_link import MeasuredLinks
 from adloco.plan.prediction import Prediction, Workload, predict
 from adloco.plan.target import Target
 
@@ -39,6 +40,7 @@ def make_plan(
     workload: Workload,
     cluster: Cluster,
     target: Target,
+    measured: MeasuredLinks | None = None,
 ) -> Plan:
     """Predict all candidates and recommend one.
 
@@ -47,18 +49,19 @@ def make_plan(
         workload: What is trained.
         cluster: The islands and their link.
         target: What is to be reached.
+        measured: What measured rounds say about the link.
 
     Raises:
         ValueError: No candidate reaches the target, or a batch is not known.
     """
 
-    def on_bandwidth(bits_per_second: float) -> list[Prediction]:
-        link = replace(cluster, bandwidth=f"{bits_per_second / 1e3:.6f}kbit")
-        return [predict(candidate, workload, link, target) for candidate in found]
+    def predicted(on: Cluster) -> list[Prediction]:
+        return [predict(candidate, workload, on, target, measured) for candidate in found]
 
-    predictions = _that_fit(
-        [predict(candidate, workload, cluster, target) for candidate in found], workload, cluster
-    )
+    def on_bandwidth(bits_per_second: float) -> list[Prediction]:
+        return predicted(replace(cluster, bandwidth=f"{bits_per_second / 1e3:.6f}kbit"))
+
+    predictions = _that_fit(predicted(cluster), workload, cluster)
     found = [one.candidate for one in predictions]
     choices = [by_method(on_bandwidth(bandwidth), within=1.0) for bandwidth in BANDWIDTHS]
     advice = advise(predictions, on_bandwidth)

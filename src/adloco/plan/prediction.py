@@ -1,19 +1,18 @@
 """What a candidate takes on a cluster: steps, syncs, bytes, seconds, memory and price."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.config.sections import Recipe
-from adloco.distributed.codecs.plain import PlainWire
-from adloco.distributed.comm.compressed import crossings
 from adloco.distributed.traffic import ring
 from adloco.errors import require
 from adloco.plan.candidates import Candidate, ranks_of_island, smallest_worker_batch
 from adloco.plan.cluster import Cluster
-from adloco.plan.gradient_buckets import Buckets
+from adloco.plan.exchange import exchange_of
+from adloco.plan.measured_link import MeasuredLinks
 from adloco.plan.round_time import RoundTime, Sync, round_time
 from adloco.plan.steps_to_loss import noise_per_batch
 from adloco.plan.target import Target
@@ -23,8 +22,6 @@ from adloco.run.micro_batch_probe import outer_copies
 
 INNER_STATES = {"adamw": 2, "muon": 1, "sgd": 1}
 """Copies of the parameters in the state of an inner optimizer."""
-OF_A_STEP = 2
-"""Exchanges of a step of data-parallel training: gradients, then losses and norms."""
 MOST_STATES = 2
 """Copies in the state of an optimizer that is not listed."""
 
@@ -44,6 +41,8 @@ class Prediction:
     """What a candidate takes until the target."""
 
     candidate: Candidate
+    cluster: Cluster
+    """The cluster, with what was measured of the candidate's method."""
     batch: float
     """Samples of an inner step, over all workers of a trainer."""
     tokens: float
@@ -75,7 +74,11 @@ class Prediction:
 
 
 def predict(
-    candidate: Candidate, workload: Workload, cluster: Cluster, target: Target
+    candidate: Candidate,
+    workload: Workload,
+    cluster: Cluster,
+    target: Target,
+    measured: MeasuredLinks | None = None,
 ) -> Prediction:
     """What a candidate takes.
 
@@ -86,6 +89,7 @@ def predict(
         workload: What is trained.
         cluster: The islands and their link.
         target: What is to be reached.
+        measured: What measured rounds say about the link; None: it is as the cluster says.
 
     Raises:
         ValueError: The norm test's batch follows the noise scale, which is not known.
@@ -96,15 +100,22 @@ def predict(
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.given_sync_every
+    link = measured.link_of(candidate, workload.parameters, workers) if measured else None
+    if link:
+        cluster = link.applied(cluster)
     largest_pass = ranks_of_island(recipe) * recipe.switch.b_max
     step_seconds = cluster.step_seconds(batch / workers, largest_pass)
-    sync = _sync(recipe, workload, workers, cluster.passes(batch / workers, largest_pass))
+    passes = cluster.passes(batch / workers, largest_pass)
+    sync = exchange_of(recipe, workload.parameters, workers, passes)
+    if link:  # What was measured does not contain what is hidden.
+        sync = replace(sync, buckets=None)
     found = round_time(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
     merged = (recipe.method.num_trainers - trainers) * _merge_bytes(recipe, workload, workers)
     seconds = steps / every * found.total + merged / cluster.link.bytes_per_second
     return Prediction(
         candidate=candidate,
+        cluster=cluster,
         batch=batch,
         tokens=tokens,
         inner_steps=steps,
@@ -152,26 +163,6 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
     trained = recipe.switch.clipped(math.ceil(wanted), workers, ranks_of_island(recipe))
     each = 1 if recipe.data_parallel else smallest_worker_batch(recipe)
     return float(max(workers * each, trained))
-
-
-def _sync(recipe: Recipe, workload: Workload, workers: int, passes: int) -> Sync:
-    if recipe.data_parallel:
-        each = 2 if recipe.model_options.dtype == "bf16" else 4
-        gradients = each * workload.parameters
-        sent, buckets = ring(workers) * gradients, None
-        if recipe.placement.shard_size == 1:
-            buckets = Buckets.of(gradients, passes)
-        else:
-            # Every pass gathers parameters twice and scatters gradients once: 3 (W - 1) / W.
-            sent *= 1.5 * passes
-        return Sync(workers=workers, bytes_sent=sent, exchanges=OF_A_STEP, buckets=buckets)
-    wire = recipe.wire
-    if isinstance(wire, PlainWire):
-        sent = ring(workers) * 4 * workload.parameters
-    else:
-        sent = crossings(wire, workers) * wire.block_bytes / wire.block * workload.parameters
-    streaming = recipe.streaming
-    return Sync(workers=workers, bytes_sent=sent, fragments=streaming.fragments, tau=streaming.tau)
 
 
 def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:

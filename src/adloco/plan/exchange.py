@@ -1,0 +1,39 @@
+"""What the workers of a recipe exchange in a round."""
+
+from adloco.config.sections import Recipe
+from adloco.distributed.codecs.plain import PlainWire
+from adloco.distributed.comm.compressed import crossings
+from adloco.distributed.traffic import ring
+from adloco.plan.gradient_buckets import Buckets
+from adloco.plan.round_time import Sync
+
+OF_A_STEP = 2
+"""Exchanges of a step of data-parallel training: gradients, then losses and norms."""
+
+
+def exchange_of(recipe: Recipe, parameters: float, workers: int, passes: int) -> Sync:
+    """What is exchanged in a round, or in a step of data-parallel training.
+
+    Args:
+        recipe: The recipe.
+        parameters: Parameters of the model.
+        workers: Workers that exchange with one another.
+        passes: Micro-batches of a step on each rank.
+    """
+    if recipe.data_parallel:
+        each = 2 if recipe.model_options.dtype == "bf16" else 4
+        gradients = each * parameters
+        sent, buckets = ring(workers) * gradients, None
+        if recipe.placement.shard_size == 1:
+            buckets = Buckets.of(gradients, passes)
+        else:
+            # Every pass gathers parameters twice and scatters gradients once: 3 (W - 1) / W.
+            sent *= 1.5 * passes
+        return Sync(workers=workers, bytes_sent=sent, exchanges=OF_A_STEP, buckets=buckets)
+    wire = recipe.wire
+    if isinstance(wire, PlainWire):
+        sent = ring(workers) * 4 * parameters
+    else:
+        sent = crossings(wire, workers) * wire.block_bytes / wire.block * parameters
+    streaming = recipe.streaming
+    return Sync(workers=workers, bytes_sent=sent, fragments=streaming.fragments, tau=streaming.tau)

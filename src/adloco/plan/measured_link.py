@@ -1,0 +1,163 @@
+"""What measured rounds say about a cluster's link, for a plan.
+
+`plan/calibration.py` fits the time of a round to rows of a method. On a cluster its constants
+replace what was assumed:
+
+- `latency` becomes `sync_seconds`, and the link has no latency besides;
+- `volume` and `inefficiency`, up to the ceiling, become the bandwidth at which the bytes of the
+  method take as long as was measured;
+- `stragglers` becomes the jitter that lets as many workers wait as long;
+- `overhead` makes steps slower, if utilisations were measured. From seconds it cannot be told from
+  computation, and steps stay as the cluster has them.
+
+A candidate takes the rows of its own recipe: those in its wire format, or else those that send the
+most similar number of bytes, whose time is then scaled by the bytes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.sections import Recipe
+from adloco.errors import require
+from adloco.plan.calibration import Calibration, calibrate, describe
+from adloco.plan.candidates import Candidate
+from adloco.plan.cluster import Cluster
+from adloco.plan.exchange import exchange_of
+from adloco.plan.measured_rows import Group, Rows
+from adloco.plan.round_time import expected_largest
+
+FREE_BITS = 1e18
+"""Bandwidth in bits/s of a link on which bytes took no time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredLink:
+    """What the rows of a method say."""
+
+    group: Group
+    calibration: Calibration
+    bytes_sent: float
+    """Bytes that leave each of the measured workers in a round."""
+    samples: float
+    """Samples of each worker in an inner step, by the recipe."""
+
+    def applied(self, cluster: Cluster) -> Cluster:
+        """The cluster with what was measured."""
+        constants = self.calibration.constants
+        terms = dict.fromkeys(("latency", "volume", "inefficiency", "stragglers"), 0.0)
+        terms |= constants.terms
+        step = sum(cluster.step_seconds(self.samples)) / cluster.islands
+        by_ratio = constants.measure == "compute_utilisation"
+        second = step if by_ratio else 1.0
+        bits = min(8 * cluster.link.bytes_per_second, constants.ceiling)
+        moving = second * (terms["volume"] / bits + terms["inefficiency"] / math.sqrt(bits))
+        rate = min(8 * self.bytes_sent / moving, FREE_BITS) if moving else FREE_BITS
+        workers = int(self.group[1])
+        alone, alike = (0.0,) * workers, (1.0,) * workers
+        slower = 1 + (terms["overhead"] if by_ratio and "overhead" in terms else 0.0)
+        return replace(
+            cluster,
+            bandwidth=f"{rate / 1e3:.6f}kbit",
+            latency="0s",
+            sync_seconds=second * terms["latency"],
+            jitter=second * terms["stragglers"] / (slower * step * expected_largest(alone, alike)),
+            samples_per_second={
+                size: speed / slower for size, speed in cluster.samples_per_second.items()
+            },
+        )
+
+    @property
+    def sentence(self) -> str:
+        """Which rows they are, and how well they predict."""
+        found = self.calibration
+        left_out = found.held_out_bandwidths
+        assert left_out is not None
+        return (
+            f"Link, waiting and overheads are fitted to {found.fitted.count} measured rounds of "
+            f"{describe(self.group)}; each bandwidth, left out, is predicted with errors of "
+            f"{left_out.median:.1%} (median) and {left_out.worst:.1%} (worst)."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredLinks:
+    """What measured rounds say about the recipes of a plan."""
+
+    links: Mapping[str, Sequence[MeasuredLink]]
+    """Name of a recipe -> what its rows say."""
+
+    def link_of(self, candidate: Candidate, parameters: float, workers: int) -> MeasuredLink | None:
+        """What was measured that is most similar to a candidate; None if there is nothing."""
+        sent = exchange_of(candidate.recipe, parameters, workers, passes=1).bytes_sent
+        return min(
+            self.links.get(candidate.name, ()),
+            key=lambda link: abs(math.log(link.bytes_sent / sent)) if sent else 0.0,
+            default=None,
+        )
+
+    def assumptions(self, names: Sequence[str]) -> list[str]:
+        """Sentences."""
+        said = [link.sentence for links in self.links.values() for link in links]
+        without = [name for name in names if name not in self.links]
+        if without:
+            said.append(
+                f"No rounds of {', '.join(without)} were measured: there the link is as described."
+            )
+        return said
+
+
+def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster) -> MeasuredLinks:
+    """Fit what was measured on as many workers as the cluster has islands.
+
+    Args:
+        rows: The rows; their method is the name of a recipe, or NAME-FORMAT with a wire format.
+        names: Recipes of the plan.
+        cluster: The islands.
+
+    Raises:
+        ValueError: No row fits the plan, a group has too few rows, or a method has rows of one
+            bandwidth only.
+    """
+    recipes = {row.group: _recipe_of(row.group, names, cluster) for row in rows.rows}
+    of_plan = {group: found for group, found in recipes.items() if found}
+    measured = "; ".join(map(describe, recipes))
+    require(
+        bool(of_plan),
+        f"--measured needs rows of the recipes of the plan ({', '.join(names)}, or NAME-FORMAT as "
+        f"in {names[-1]}-int4) with workers = {cluster.islands}, the islands of the cluster; "
+        f"measured were {measured}",
+    )
+    links: dict[str, list[MeasuredLink]] = {}
+    own = replace(rows, rows=[row for row in rows.rows if row.group in of_plan])
+    for group, calibration in calibrate(own).items():
+        require(
+            calibration.held_out_bandwidths is not None,
+            f"a plan needs rows of at least two bandwidths, got one of {describe(group)}",
+        )
+        name, recipe = of_plan[group]
+        link = MeasuredLink(
+            group=group,
+            calibration=calibration,
+            bytes_sent=exchange_of(recipe, group[2], cluster.islands, passes=1).bytes_sent,
+            samples=max(1.0, recipe.guards.initial / cluster.islands),
+        )
+        links.setdefault(name, []).append(link)
+    return MeasuredLinks(links=links)
+
+
+def _recipe_of(group: Group, names: Sequence[str], cluster: Cluster) -> tuple[str, Recipe] | None:
+    """The recipe of the plan that was measured, and its name; None if there is none."""
+    method, workers, _ = group
+    if workers != cluster.islands or workers == 1:
+        return None
+    if method in names:
+        return method, build_recipe(read_values(method))
+    name, _, wire = method.rpartition("-")
+    if name not in names:
+        return None
+    try:
+        return name, build_recipe(override(read_values(name), [("wire.format", wire)]))
+    except ValueError as error:
+        raise ValueError(f"method {method!r} of --measured: {error}") from error

@@ -1,0 +1,141 @@
+"""A plan on a link that was measured, against constants that are known."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from adloco.cli.main import main
+from adloco.distributed.codecs.int4 import Int4
+from adloco.plan.candidates import candidates
+from adloco.plan.cluster import Cluster
+from adloco.plan.measured_link import fit_links
+from adloco.plan.measured_rows import Measure, Row, Rows, read_rows
+from adloco.plan.prediction import Prediction, Workload, predict
+from adloco.plan.round_time import expected_largest
+from adloco.plan.target import Target
+
+CLUSTER = Cluster(
+    islands=4,
+    bandwidth="100mbit",
+    latency="50ms",
+    sync_seconds=9.0,
+    jitter=0.5,
+    samples_per_second={1: 4.0, 8: 4.0},
+)
+"""Two samples of an island, as the recipes have them, take 0.5 s; the link is described wrongly."""
+PARAMETERS, BITS = 1e6, (10e6, 30e6, 100e6, 300e6)
+Time = Callable[[float, float], float]
+
+
+def rows(method: str, time: Time, every: Sequence[int], measure: Measure) -> Rows:
+    made = [
+        Row(group=(method, 4.0, PARAMETERS), sync_every=h, bits_per_second=b, value=time(h, b))
+        for h in every
+        for b in BITS
+    ]
+    return Rows(rows=made, measure=measure, cells=[])
+
+
+def planned(measured: Rows, name: str, every: int, wire: str, cluster: Cluster) -> Prediction:
+    settings = [("method.sync_every", str(every)), ("wire.format", wire)]
+    settings += [("batch.initial", "8"), ("placement.shard_size", "1")]
+    (one,) = candidates([name], settings, cluster)
+    workload = Workload(parameters=PARAMETERS, tokens_per_sample=128, noise_scale=None)
+    target = Target(name="tokens", tokens=lambda recipe, batch: 1e6)
+    return predict(one, workload, cluster, target, fit_links(measured, [name], cluster))
+
+
+def on(bits: float) -> Cluster:
+    return Cluster(**{**vars(CLUSTER), "bandwidth": f"{bits / 1e6:g}mbit"})
+
+
+@pytest.mark.parametrize("measure", ["round_seconds", "compute_utilisation"])
+def test_the_constants_of_the_rows_are_those_of_the_plan(measure: Measure) -> None:
+    """0.3 s a sync, 1.5 times the bits of fp32 in a ring of four: H = 50 on 50 Mbit/s, not among
+    the rows, takes 25 + 0.3 + 72e6 / 50e6 s.
+    """
+
+    def seconds(every: float, bits: float) -> float:
+        return 0.5 * every + 0.3 + 1.5 * 48e6 / bits
+
+    def utilisation(every: float, bits: float) -> float:
+        return 0.5 * every / seconds(every, bits)
+
+    measured = rows(
+        "diloco", seconds if measure == "round_seconds" else utilisation, (5, 20, 100), measure
+    )
+    found = planned(measured, "diloco", 50, "fp32", on(50e6))
+    assert found.round.total == pytest.approx(25 + 0.3 + 72 / 50)
+    assert found.round.computing == pytest.approx(25)
+    wire = Int4()
+    share = wire.block_bytes / wire.block / 4
+    other = planned(measured, "diloco", 50, "int4", on(50e6))
+    assert other.round.total == pytest.approx(25 + 0.3 + share * 72 / 50), "by its bytes"
+
+
+def test_waiting_becomes_jitter_and_overhead_slower_steps() -> None:
+    """Utilisations of steps of 0.5 s: 0.1 of each besides, and 0.2 s sqrt(H) of waiting."""
+
+    def utilisation(every: float, bits: float) -> float:
+        return 0.5 * every / (0.55 * every + 0.2 * every**0.5 + 48e6 / bits)
+
+    measured = rows("diloco", utilisation, (1, 4, 16, 64), "compute_utilisation")
+    found = planned(measured, "diloco", 36, "fp32", on(20e6))
+    assert found.round.waiting == pytest.approx(0.2 * 6, rel=1e-3)
+    assert found.round.total == pytest.approx(0.55 * 36 + 0.2 * 6 + 2.4, rel=1e-3)
+    largest = expected_largest((0.0,) * 4, (1.0,) * 4)
+    assert found.cluster.jitter == pytest.approx(0.2 / (0.55 * largest), rel=1e-3)
+
+
+def test_rows_in_a_wire_format_are_taken_for_it() -> None:
+    int4 = rows("diloco-int4", lambda h, b: 0.5 * h + 7e6 / b, (5, 20, 100), "round_seconds")
+    fp32 = rows("diloco-fp32", lambda h, b: 0.5 * h + 50e6 / b, (5, 20, 100), "round_seconds")
+    both = Rows(rows=[*int4.rows, *fp32.rows], measure="round_seconds", cells=[])
+    for wire, bits in (("int4", 7e6), ("fp32", 50e6)):
+        found = planned(both, "diloco", 10, wire, on(10e6))
+        assert found.round.total == pytest.approx(5 + bits / 10e6)
+
+
+def test_measured_steps_of_data_parallel_training_hide_nothing() -> None:
+    measured = rows("ddp", lambda h, b: 0.5 + 60e6 / b, (1,), "round_seconds")
+    assert planned(measured, "ddp", 1, "fp32", on(20e6)).round.total == pytest.approx(0.5 + 3)
+
+
+def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, measured = tmp_path / "cluster.toml", tmp_path / "measured.csv"
+    cluster.write_text('islands = 4\nbandwidth = "50mbit"\n[samples_per_second]\n8 = 4.0\n')
+    lines = [f"diloco,4,1e6,{h},{b},{0.5 * h + 0.3 + 72e6 / b}" for h in (5, 20, 100) for b in BITS]
+    header = "method,workers,parameters,sync_every,bandwidth_bits_per_second,round_seconds"
+    measured.write_text("\n".join([header, *lines]))
+    words = ["plan", "ddp", "diloco", "--cluster", str(cluster), "--measured", str(measured)]
+    words += ["--parameters", "1e6", "--run.tokens", "1000000", "--to", str(tmp_path / "plan")]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "fitted to 12 measured rounds of diloco, 4 workers" in said
+    assert "No rounds of ddp were measured" in said
+
+
+@pytest.mark.parametrize(
+    ("method", "workers", "bits", "message"),
+    [
+        (
+            "diloco",
+            2,
+            BITS,
+            "with workers = 4, the islands of the cluster; measured were diloco, 2",
+        ),
+        ("other", 4, BITS, "needs rows of the recipes of the plan \\(diloco, or NAME-FORMAT"),
+        ("diloco-int5", 4, BITS, "method 'diloco-int5' of --measured: "),
+        ("diloco", 4, (1e7,), "a plan needs rows of at least two bandwidths, got one of diloco"),
+    ],
+)
+def test_rows_that_say_nothing_about_the_plan(
+    method: str, workers: int, bits: Sequence[float], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    lines = [f"{method},{workers},1e6,{h},{b},{h + 1e7 / b}" for h in (1, 2, 4) for b in bits]
+    header = "method,workers,parameters,sync_every,bandwidth_bits_per_second,round_seconds"
+    path.write_text("\n".join([header, *lines]))
+    with pytest.raises(ValueError, match=message):
+        fit_links(read_rows(path, measured=True), ["diloco"], CLUSTER)
