@@ -80,6 +80,13 @@ def test_what_cannot_be_planned(
     assert not (cluster.parent / "plan").exists()
 
 
+def test_more_fragments_than_layers(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--streaming.fragments", "9", "--method.sync_every", "20", "--model.num_layers", "2"]
+    words += ["--run.tokens", "1000", "--to", str(cluster.parent / "plan")]
+    assert main(["plan", "diloco", "--cluster", str(cluster), *words]) == 2
+    assert "streaming.fragments must be <= 5, the layers of this model" in capsys.readouterr().err
+
+
 def test_a_plan_or_a_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan"]) == 2
     assert (

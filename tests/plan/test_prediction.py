@@ -45,6 +45,34 @@ def test_diloco_by_hand() -> None:
     assert found.seconds == pytest.approx(2.5 * (12.5 + 0.32))
 
 
+def test_shares_by_speed_by_hand() -> None:
+    """Of 12 samples islands of speeds 1 and 0.5 take 6 each, in 0.5 and 1 s, or 8 and 4, in 2/3 s
+    both.
+    """
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={1: 12.0}, speeds=(1, 0.5))
+    whole = ("switch.max_micro_batch", "12"), ("batch.initial", "12")
+    equal = made("diloco", cluster, *whole)
+    assert equal.step_seconds == pytest.approx((0.5, 1.0))
+    assert equal.round.waiting == pytest.approx(50 * 0.25)
+    by_speed = made("diloco", cluster, *whole, ("placement.balance", "speed"))
+    assert by_speed.step_seconds == pytest.approx((2 / 3, 2 / 3))
+    assert by_speed.round.waiting == pytest.approx(0, abs=1e-9)
+    small = made(
+        "diloco", cluster, *whole[:1], ("batch.initial", "2"), ("placement.balance", "speed")
+    )
+    assert small.step_seconds == pytest.approx((1 / 12, 1 / 6)), "nobody takes no sample"
+
+
+def test_shares_of_each_trainer_by_hand() -> None:
+    """Two trainers of two islands split 12 samples each; nobody takes more than 8."""
+    speeds = (1.0, 0.5, 1.0, 0.2)
+    cluster = Cluster(islands=4, bandwidth="1gbit", samples_per_second={1: 12.0}, speeds=speeds)
+    settings = [("switch.max_micro_batch", "8"), ("switch.mode", "switch")]
+    settings += [("batch.initial", "12"), ("method.num_trainers", "2")]
+    found = made("diloco", cluster, *settings, ("placement.balance", "speed"))
+    assert found.step_seconds == pytest.approx((8 / 12, 4 / 6, 8 / 12, 4 / 2.4))
+
+
 def test_one_island_never_syncs() -> None:
     cluster = Cluster(islands=1, bandwidth="1kbit", samples_per_second={8: 16.0})
     for name in ("ddp", "diloco", "single"):

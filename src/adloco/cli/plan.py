@@ -133,7 +133,7 @@ def _plan(arguments: Namespace) -> int:
     from dataclasses import replace
 
     from adloco.cli.studies import print_table
-    from adloco.plan.candidates import candidates
+    from adloco.plan.candidates import candidates, check_fragments
     from adloco.plan.cluster import read_cluster
     from adloco.plan.cluster_plan import make_plan
     from adloco.plan.loss_law import fit_loss_law
@@ -144,7 +144,7 @@ def _plan(arguments: Namespace) -> int:
     from adloco.plan.target import loss_target, tokens_target
     from adloco.report.plan_page import best_table, crossing_text, write_plan
     from adloco.rules.auto import AutoLimits
-    from adloco.run.recipe_probe import count_parameters
+    from adloco.run.recipe_probe import count_layers, count_parameters
 
     _check(arguments)
     cluster = read_cluster(arguments.cluster)
@@ -165,6 +165,8 @@ def _plan(arguments: Namespace) -> int:
         )
         recipe = found[0].recipe
         check_shared_model([one.recipe for one in found], runs.recipe if runs else None)
+        if not arguments.parameters and any(one.recipe.streaming.fragments > 1 for one in found):
+            check_fragments(found, count_layers(recipe))
         workload = Workload(
             parameters=arguments.parameters or count_parameters(recipe),
             tokens_per_sample=recipe.data.context_tokens,

@@ -167,6 +167,15 @@ def _on_cluster(
     )
 
 
+def check_fragments(found: Sequence[Candidate], layers: int) -> None:
+    """Raise ValueError if a candidate cuts a model of so many layers into more fragments."""
+    most = max(candidate.recipe.streaming.fragments for candidate in found)
+    require(
+        most <= layers,
+        f"streaming.fragments must be <= {layers}, the layers of this model, got {most}",
+    )
+
+
 def smallest_worker_batch(recipe: Recipe) -> int:
     """The fewest samples of an island in an inner step: every rank takes at least one."""
     ranks = ranks_of_island(recipe)

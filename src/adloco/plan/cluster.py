@@ -5,7 +5,7 @@ fail. `adloco probe --throughput` writes one with what it measured.
 import math
 import tomllib
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -99,6 +99,11 @@ class Cluster:
         return self.islands * self.failures_per_day / SECONDS_PER_DAY
 
     @property
+    def all_speeds(self) -> tuple[float, ...]:
+        """Relative speed of each island."""
+        return self.speeds or (1.0,) * self.islands
+
+    @property
     def largest_pass(self) -> int:
         """The largest pass of which the speed is known, in samples."""
         return max(self.samples_per_second)
@@ -123,16 +128,22 @@ class Cluster:
         """Passes of an inner step; the arguments are those of `step_seconds`."""
         return max(1, math.ceil(worker_batch / (largest_pass or self.largest_pass)))
 
-    def step_seconds(self, worker_batch: float, largest_pass: int = 0) -> tuple[float, ...]:
+    def step_seconds(
+        self, worker_batch: float | Sequence[float], largest_pass: int = 0
+    ) -> tuple[float, ...]:
         """Mean seconds of an inner step of each island.
 
         Args:
-            worker_batch: Samples of a worker in a step; balanced passes are accumulated.
+            worker_batch: Samples of a worker in a step, or of each island's worker; balanced passes
+                are accumulated.
             largest_pass: Most samples of a pass; 0: the largest pass of which the speed is known.
         """
-        passes = self.passes(worker_batch, largest_pass)
-        seconds = passes * self.pass_seconds(worker_batch / passes)
-        return tuple(seconds / speed for speed in self.speeds or (1.0,) * self.islands)
+        each = worker_batch if isinstance(worker_batch, Sequence) else [worker_batch] * self.islands
+        passes = [self.passes(samples, largest_pass) for samples in each]
+        return tuple(
+            count * self.pass_seconds(samples / count) / speed
+            for count, samples, speed in zip(passes, each, self.all_speeds, strict=True)
+        )
 
 
 def read_cluster(path: Path) -> Cluster:

@@ -105,7 +105,8 @@ def _of_time(cluster: Cluster) -> list[str]:
     return [
         f"Every worker has an island of its own; they exchange {exchange} over links of "
         f"{cluster.bandwidth} and {cluster.latency} one way, which carry nothing else.",
-        "The workers of a trainer take equal shares of its batch.",
+        "The workers of a trainer take equal shares of its batch, or, with placement.balance = "
+        "speed, shares in proportion to the speeds of their islands.",
         "In data-parallel training gradients leave in buckets of 25 MiB (the first: 1 MiB) in the "
         "backward pass, two thirds of a micro-batch's time; with shards, after it.",
         "Steps take independent times with the given jitter; encoding and decoding take none.",

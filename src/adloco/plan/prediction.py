@@ -104,7 +104,8 @@ def predict(
     if link:
         cluster = link.applied(cluster)
     largest_pass = ranks_of_island(recipe) * recipe.switch.b_max
-    step_seconds = cluster.step_seconds(batch / workers, largest_pass)
+    samples = _samples(recipe, cluster, int(batch), workers)
+    step_seconds = cluster.step_seconds(samples, largest_pass)
     passes = cluster.passes(batch / workers, largest_pass)
     sync = exchange_of(recipe, workload.parameters, workers, passes)
     if link:  # What was measured does not contain what is hidden.
@@ -163,6 +164,28 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
     trained = recipe.switch.clipped(math.ceil(wanted), workers, ranks_of_island(recipe))
     each = 1 if recipe.data_parallel else smallest_worker_batch(recipe)
     return float(max(workers * each, trained))
+
+
+def _samples(recipe: Recipe, cluster: Cluster, batch: int, workers: int) -> list[float]:
+    """Samples of each island in an inner step.
+
+    Speeds are taken for those that a run measures; its shares are then in proportion to them.
+    """
+    if recipe.data_parallel:
+        return [batch / workers] * cluster.islands
+    speeds = dict(enumerate(cluster.all_speeds))
+    ranks = ranks_of_island(recipe)
+    return [
+        float(share)
+        for first in range(0, cluster.islands, workers)
+        for share in recipe.shares.split(
+            batch,
+            range(first, first + workers),
+            speeds,
+            minimum=smallest_worker_batch(recipe),
+            maximum=recipe.switch.most_per_worker(batch, workers, ranks),
+        )
+    ]
 
 
 def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:

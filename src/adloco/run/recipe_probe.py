@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from adloco.config.sections import Recipe
+from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.placement import Placement
 from adloco.models.source import Builder
 from adloco.run.environment import choose_precision
@@ -73,6 +74,12 @@ def checkpoint_bytes(recipe: Recipe) -> int:
     (recipe, _, builder, _, _), _ = _probed(recipe)
     workers = recipe.method.num_workers * (1 + ADAMW_MOMENTS + recipe.feedback)
     return builder.num_bytes() * (outer_copies(recipe, torch.device("cpu")) + workers)
+
+
+def count_layers(recipe: Recipe) -> int:
+    """Number of layers of a recipe's model, which streaming may sync one by one."""
+    (_, _, builder, _, _), _ = _probed(recipe)
+    return len(layers(builder()))
 
 
 def _probed(
