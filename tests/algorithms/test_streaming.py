@@ -83,8 +83,8 @@ def test_layers_of_a_model() -> None:
 
 
 def test_one_fragment_without_overlap_is_the_plain_outer_step() -> None:
-    """The results are equal bit for bit, because alpha applies only to fragments in flight."""
-    run = language_run(streaming=Streaming(fragments=1, tau=0, alpha=0.5))
+    """The results are equal bit for bit."""
+    run = language_run(streaming=Streaming(fragments=1, tau=0))
     list(run.rounds(3))
     data, models = tokens(2000, 4), [BlockLM(), BlockLM()]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
@@ -163,7 +163,7 @@ def by_hand(
                     )
                     state[place] = state[place] - 0.7 * (gradient + 0.6 * velocity[place])
                     for own, residual in zip(params, residuals, strict=True):
-                        kept = streaming.alpha if streaming.tau else 0.0
+                        kept = float(streaming.alpha)
                         begins_at = (
                             state[place] - residual[place]
                             if wire and wire.residual_in_params
@@ -185,11 +185,13 @@ def by_hand(
 @pytest.mark.parametrize(
     "streaming",
     [
-        Streaming(),
-        Streaming(fragments=3),
+        Streaming(alpha=0.0),
+        Streaming(fragments=3, alpha=0.0),
+        Streaming(fragments=2, alpha=0.5),
         Streaming(fragments=2, tau=2, alpha=0.5),
         Streaming(fragments=3, tau=1, alpha=0.0, pattern="sequential"),
         Streaming(fragments=1, tau=5, alpha=0.25),
+        Streaming(fragments=2, tau=1, alpha=1.0),
     ],
     ids=str,
 )
@@ -208,7 +210,9 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
 
 @pytest.mark.parametrize("residual_in_params", [False, True], ids=["in memory", "in params"])
 @pytest.mark.parametrize(
-    "streaming", [Streaming(), Streaming(fragments=2, tau=2, alpha=0.5)], ids=["plain", "streaming"]
+    "streaming",
+    [Streaming(alpha=0.0), Streaming(fragments=2, tau=2, alpha=0.5)],
+    ids=["plain", "streaming"],
 )
 def test_error_feedback_equals_its_definition(
     streaming: Streaming, residual_in_params: bool
@@ -685,6 +689,48 @@ def test_drop_in_weights_of_a_fragment_are_the_samples_since_it_was_sent() -> No
         if step in (2, 5):
             torch.testing.assert_close(models[0].weight.detach(), expected)
             moved = [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("tau", "alpha", "expected"),
+    [
+        (0, 0.0, [(-6.0, -4.0), (-6.0, -6.0), (-6.0, -10.0)]),
+        (0, 0.5, [(-6.5, -4.0), (-6.25, -6.0), (-11.25, -14.0)]),
+        (0, 1.0, [(-7.0, -4.0), (-6.0, -6.0), (-18.0, -18.0)]),
+        (1, 0.0, [(-4.0, -3.0), (-4.0, -5.0), (-4.0, -9.0)]),
+        (1, 0.5, [(-4.75, -3.0), (-5.125, -5.5), (-10.125, -13.5)]),
+        (1, 1.0, [(-5.5, -3.0), (-6.0, -6.0), (-18.0, -18.0)]),
+    ],
+)
+def test_a_trajectory_of_two_fragments_by_hand(
+    tau: int, alpha: float, expected: list[tuple[float, float]]
+) -> None:
+    """The cases of torchft's fixtures: fragments of a weight each, H = 4, outer SGD with lr 0.5.
+
+    Both weights of the first worker fall by 1 in each of six steps, those of the second by 3.
+    For tau = 1 and alpha = 0.5 the first fragment leaves after step 1 at -1 and -3, so its
+    pseudo-gradient is 2; after step 2 its global weight is -1, and the workers', at -2 and -6,
+    become -1.5 and -3.5. It leaves again after step 5 at -4.5 and -12.5: -1 + 8.5 = 7.5, so its
+    global weight is -4.75 after step 6, where -5.5 and -15.5 become -5.125 and -10.125. The second
+    fragment leaves after step 3 at -3 and -9: global -3, and after step 4 -4 and -12 become -3.5
+    and -7.5.
+    """
+    models = [nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(2))) for _ in range(2)]
+    for weight in models[0].parameters():
+        weight.data.zero_()
+    diloco = DiLoCo(
+        models,
+        outer=outer_sgd(0.5, 0.0, False),
+        sync_every=4,
+        streaming=Streaming(fragments=2, tau=tau, alpha=alpha),
+    )
+    for _ in range(6):
+        for model, fall in zip(models, (1.0, 3.0), strict=True):
+            for weight in model.parameters():
+                weight.data -= fall
+        diloco.step()
+    held = [diloco.state_dict()["outer"]["params"], *(list(model.parameters()) for model in models)]
+    assert [tuple(float(weight.detach()) for weight in params) for params in held] == expected
 
 
 def test_drop_in_loaded_while_a_fragment_travels_forgets_it() -> None:

@@ -25,6 +25,12 @@ def test_one_fragment_is_the_plain_outer_step() -> None:
     assert not Streaming().replicas_diverge
     assert not Streaming(tau=3, alpha=0.0).replicas_diverge
     assert Streaming(tau=3).replicas_diverge and Streaming(fragments=2).replicas_diverge
+    assert Streaming(alpha=0.5).replicas_diverge
+
+
+def test_what_workers_keep_unless_alpha_is_given() -> None:
+    assert [Streaming().own_weight, Streaming(tau=1).own_weight] == [0.0, 0.5]
+    assert [Streaming(tau=tau, alpha=1).own_weight for tau in (0, 1)] == [1, 1]
 
 
 def test_without_overlap_a_fragment_is_synced_at_once() -> None:
@@ -87,7 +93,8 @@ def test_refusals() -> None:
     for wrong, message in [
         ({"fragments": 0}, "^fragments must be >= 1, got 0"),
         ({"tau": -1}, "^tau must be >= 0, got -1"),
-        ({"alpha": 1.0}, r"^alpha must be in \[0, 1\), got 1.0"),
+        ({"alpha": 1.01}, r"^alpha must be in \[0, 1\] or auto, got 1.01"),
+        ({"alpha": -0.5}, r"^alpha must be in \[0, 1\] or auto, got -0.5"),
         ({"pattern": "spiral"}, "^pattern must be strided or sequential, got 'spiral'"),
     ]:
         with pytest.raises(ValueError, match=message):

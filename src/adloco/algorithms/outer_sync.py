@@ -126,10 +126,10 @@ class OuterSync:
         """Set a fragment of the local workers to the new global parameters.
 
         If the residual is kept in the parameters, a worker's new values are the global parameters
-        less its residual. If the fragment was in flight while training continued, the result is
-        alpha x the worker's own parameters + (1 - alpha) x these values.
+        less its residual. The result is alpha x the worker's own parameters + (1 - alpha) x these
+        values.
         """
-        kept = self.syncing.streaming.alpha if self.syncing.streaming.tau > 0 else 0.0
+        kept = self.syncing.streaming.own_weight
         for replica in replicas:
             for index in self.fragments[fragment]:
                 worker = local(replica.params[index])

@@ -43,9 +43,9 @@ class Streaming:
     """Inner steps for which a fragment is in flight while training continues; less than sync_every
     / fragments.
     """
-    alpha: float = 0.5
-    """Weight of a worker's own parameters when a fragment arrives, if tau > 0: they become alpha x
-    own + (1 - alpha) x new global parameters.
+    alpha: float | Literal["auto"] = "auto"
+    """Weight of a worker's own parameters when a fragment arrives: they become alpha x own + (1 -
+    alpha) x new global parameters. auto: 0.5 if tau > 0, else 0; 1: workers keep their own.
     """
 
     def __post_init__(self) -> None:
@@ -55,12 +55,20 @@ class Streaming:
             f"pattern must be strided or sequential, got {self.pattern!r}",
         )
         require(self.tau >= 0, f"tau must be >= 0, got {self.tau}")
-        require(0 <= self.alpha < 1, f"alpha must be in [0, 1), got {self.alpha}")
+        require(
+            self.alpha == "auto" or 0 <= self.alpha <= 1,
+            f"alpha must be in [0, 1] or auto, got {self.alpha}",
+        )
+
+    @property
+    def own_weight(self) -> float:
+        """`alpha` as a number."""
+        return (0.5 if self.tau > 0 else 0.0) if self.alpha == "auto" else self.alpha
 
     @property
     def replicas_diverge(self) -> bool:
         """True if workers differ from the global parameters at the end of a round."""
-        return self.fragments > 1 or (self.tau > 0 and self.alpha > 0)
+        return self.fragments > 1 or self.own_weight > 0
 
     @property
     def fewest_steps(self) -> int:
