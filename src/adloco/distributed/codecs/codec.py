@@ -3,10 +3,11 @@
 Each format has a file, and none has a state. The caller keeps the residuals of error feedback, and
 adds up decoded values in float32.
 
-`Bf16` halves what is sent. INTELLECT-1 sent `Int8` between continents (arXiv 2412.01152). `Int4` is
-the E3M0 of Streaming DiLoCo (arXiv 2501.18512) with 4 bits for each value, and `Int2` has 2. `TopK`
-sends the largest values of each chunk, as SparseLoCo does (arXiv 2508.15706). 2 bits need error
-feedback (MuLoCo, arXiv 2505.23725): a worker keeps what a sync leaves unsent, and sends it later.
+`Bf16` halves what is sent. INTELLECT-1 sent `Int8` between continents (arXiv 2412.01152), and
+Streaming DiLoCo 4 bits a value (arXiv 2501.18512), which `Int4` does with other levels. `Int2` has
+2. `TopK` sends the largest values of each chunk, as SparseLoCo does (arXiv 2508.15706). 2 bits need
+error feedback (MuLoCo, arXiv 2505.23725): a worker keeps what a sync leaves unsent, and sends it
+later.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class WireFormat(Protocol):
         ...
 
     def decode(self, blocks: Tensor) -> Tensor:
-        """Decode blocks. Encoding and decoding the result again does not change it.
+        """Decode blocks.
 
         Args:
             blocks: uint8 of shape (blocks, block_bytes).
@@ -122,13 +123,22 @@ def feedback(codec: WireFormat | None) -> Literal["none", "in memory", "in param
     return "in params" if codec.residual_in_params else "in memory"
 
 
+def signed_absmax(values: Tensor) -> Tensor:
+    """The value with the largest magnitude of each block, shape (blocks, 1).
+
+    If a value and its negative are the largest, it is the positive one.
+    """
+    highest, lowest = values.amax(dim=1, keepdim=True), values.amin(dim=1, keepdim=True)
+    return torch.where(highest >= -lowest, highest, lowest)
+
+
 def normalised(values: Tensor) -> tuple[Tensor, Tensor]:
     """(absmax, values / absmax) of each block, with absmax its largest magnitude.
 
     The shapes are (blocks, 1) and (blocks, block). A block of zeros gives zeros.
     """
     # A division and not a product, because the inverse of a denormal number is infinite.
-    absmax = values.abs().amax(dim=1, keepdim=True)
+    absmax = signed_absmax(values).abs_()
     return absmax, values / absmax.masked_fill(absmax == 0, 1.0)
 
 
@@ -146,23 +156,3 @@ def to_numbers(blocks: Tensor, dtype: torch.dtype) -> Tensor:
     """The numbers of this type in the bytes; the inverse of `to_bytes`."""
     # Copied, because a part of a block may begin at an address where no number of the type can.
     return blocks.clone(memory_format=torch.contiguous_format).view(dtype)
-
-
-def mean_where(where: Tensor, numbers: Tensor) -> Tensor:
-    """Mean of the numbers of each row where `where` is True, shape (rows, 1); 0 if nowhere."""
-    return (numbers * where).sum(dim=1, keepdim=True) / where.sum(dim=1, keepdim=True).clamp_(min=1)
-
-
-def of_two_means(blocks: Tensor, codes: Tensor) -> Tensor:
-    """Decode codes that stand for one of two magnitudes with a sign.
-
-    Args:
-        blocks: uint8 of shape (rows, block_bytes). Each begins with the two magnitudes in bfloat16.
-        codes: int64 of shape (rows, count). The lowest bit is 1 for a negative value. The second
-            lowest is 1 for the first magnitude. Higher bits are ignored.
-
-    Returns:
-        float32 of shape (rows, count).
-    """
-    means = to_numbers(blocks[:, :4], torch.bfloat16).float()
-    return means.gather(1, 1 - (codes >> 1 & 1)) * (1 - 2 * (codes & 1))

@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.codecs.codec import (
-    ErrorFeedback,
-    mean_where,
-    of_two_means,
-    to_bf16,
-    to_bytes,
-)
+from adloco.distributed.codecs.codec import ErrorFeedback, to_bf16, to_bytes, to_numbers
 from adloco.distributed.codecs.packing import packed, packed_size, unpacked
 from adloco.errors import require
 from adloco.late import torch
@@ -98,3 +92,23 @@ class TopK(ErrorFeedback):
         entries = unpacked(blocks[:, 4:], self.entry_bits, self.kept)
         chosen = of_two_means(blocks, entries)
         return chosen.new_zeros(len(blocks), self.chunk).scatter_(1, entries >> 2, chosen)
+
+
+def mean_where(where: Tensor, numbers: Tensor) -> Tensor:
+    """Mean of the numbers of each row where `where` is True, shape (rows, 1); 0 if nowhere."""
+    return (numbers * where).sum(dim=1, keepdim=True) / where.sum(dim=1, keepdim=True).clamp_(min=1)
+
+
+def of_two_means(blocks: Tensor, codes: Tensor) -> Tensor:
+    """Decode codes that stand for one of two magnitudes with a sign.
+
+    Args:
+        blocks: uint8 of shape (rows, block_bytes). Each begins with the two magnitudes in bfloat16.
+        codes: int64 of shape (rows, count). The lowest bit is 1 for a negative value. The second
+            lowest is 1 for the first magnitude. Higher bits are ignored.
+
+    Returns:
+        float32 of shape (rows, count).
+    """
+    means = to_numbers(blocks[:, :4], torch.bfloat16).float()
+    return means.gather(1, 1 - (codes >> 1 & 1)) * (1 - 2 * (codes & 1))

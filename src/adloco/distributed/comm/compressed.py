@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 
 from adloco.distributed.codecs.codec import WireFormat
-from adloco.distributed.comm.buckets import PIECE, bucket_indices, sum_dtype
+from adloco.distributed.comm.buckets import BLOCK_ON_GPU, bucket_indices, sum_dtype
 from adloco.distributed.comm.comm import Contributions, SumStats, rounded_origin
 from adloco.distributed.dtensor import local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.traffic import ring
+
+PIECE = 1 << 18
+"""Values that a format handles at once on a CPU: what one operation writes is still in the cache
+for the next.
+"""
 
 BlockSum = Callable[[Tensor, WireFormat, bool, SumStats], Tensor]
 """(blocks, codec, sharded, stats) -> this rank's slice of the sum over all workers, decoded.
@@ -101,7 +106,7 @@ class CompressedSum:
                 place.copy_(start.to(exact) - worker_params.to(exact))
                 if given.residuals and not self._codec.residual_in_params:
                     place.add_(local(given.residuals[worker][index]).to(first.device))
-            for rows in in_pieces(len(values), self._codec):
+            for rows in in_pieces(values, self._codec):
                 wanted = values[rows] * weight
                 encoded[worker, rows] = self._codec.encode(wanted)
                 sent = self._codec.decode(encoded[worker, rows])
@@ -145,19 +150,17 @@ def add_decoded(blocks: Tensor, codec: WireFormat) -> Tensor:
         The sum, float32 of shape (rows, block).
     """
     total = torch.zeros(blocks.shape[1], codec.block, dtype=torch.float32, device=blocks.device)
-    for rows in in_pieces(len(total), codec):
+    for rows in in_pieces(total, codec):
         for one in blocks:
             total[rows] += codec.decode(one[rows])
     return total
 
 
-def in_pieces(rows: int, codec: WireFormat) -> Iterator[slice]:
-    """Cut rows of blocks into slices of about a million values.
-
-    So what one operation of a format writes is still in the cache for the next.
-    """
-    size = max(1, PIECE // codec.block)
-    return (slice(begin, begin + size) for begin in range(0, rows, size))
+def in_pieces(values: Tensor, codec: WireFormat) -> Iterator[slice]:
+    """Cut rows of blocks into slices that a format handles at once; see `PIECE`."""
+    size = PIECE if values.device.type == "cpu" else BLOCK_ON_GPU
+    step = max(1, size // codec.block)
+    return (slice(begin, begin + step) for begin in range(0, len(values), step))
 
 
 def crossings(codec: WireFormat, workers: int) -> float:
