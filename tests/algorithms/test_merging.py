@@ -10,6 +10,12 @@ import torch
 from adloco import AdLoCo, BatchGuards, MergeFates, MergeSmallest, NormTest
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.model_state import optimizer_tensors
+from adloco.algorithms.outer_sync import OuterSync
+from adloco.distributed.codecs.bf16 import Bf16
+from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.int2 import Int2
+from adloco.distributed.codecs.int4 import Int4
+from adloco.distributed.codecs.int8 import Int8
 from adloco.rules.merge import Merge
 from tests.problems import Recording, adamw, make_run, outer_sgd, params_of, regression
 
@@ -18,13 +24,13 @@ WEIGHTS = {0: 0.25, 1: 0.75}
 
 def two_trainers(**changes: Any) -> AdLoCo:
     """Trainers 0 and 1 with two workers each, two rounds old, asking for 10 and 30 samples."""
-    run = make_run(
-        num_trainers=2,
-        inner=adamw(0.01),
-        outer=outer_sgd(0.7, 0.9, True),
-        guards=BatchGuards(initial=8, maximum=100),
-        **changes,
-    )
+    settings: dict[str, Any] = {
+        "num_trainers": 2,
+        "inner": adamw(0.01),
+        "outer": outer_sgd(0.7, 0.9, True),
+        "guards": BatchGuards(initial=8, maximum=100),
+    }
+    run = make_run(**settings | changes)
     list(run.rounds(2))
     for trainer, request in ((0, 10), (1, 30)):
         run.trainers[trainer].controller.requested_batch = request
@@ -250,6 +256,57 @@ def test_bytes_of_a_merge(fates: MergeFates, expected: int) -> None:
     before = run.placement.traffic.between
     merge(run, fates)
     assert run.placement.traffic.between - before == expected
+
+
+LOSSY: list[tuple[WireFormat, int, int]] = [
+    (Bf16(), 128, 128),
+    (Int8(), 260, 260),
+    (Int4(), 260, 68),
+    (Int2(residual_in_params=False), 260, 68),
+]
+"""Wire formats, and the bytes of a block of parameters and of outer momentum in a merge."""
+
+
+@pytest.mark.parametrize(("wire", "of_params", "of_momentum"), LOSSY)
+def test_a_merge_in_few_bits(wire: WireFormat, of_params: int, of_momentum: int) -> None:
+    """Parameters lose at most half of a step of int8, absmax / 254, of each trainer's term and of
+    their sum. Momentum loses at most 0.4 of each value in 4 bits, and a value near zero itself.
+
+    There are four workers, and a weight and a bias, of a block each.
+    """
+    run = two_trainers(wire=wire)
+    params, moved = (
+        [[tensor.detach().clone() for tensor in each(run.trainers[i].outer)] for i in (0, 1)]
+        for each in (OuterSync.parameters, OuterSync.momentum)
+    )
+    before = run.placement.traffic.between
+    merge(run, MergeFates())
+    assert run.placement.traffic.between - before == 4 * 2 * (of_params + of_momentum)
+    lost = 0.0
+    for one, other, merged in zip(*params, run.trainers[1].outer.parameters(), strict=True):
+        mean = 0.25 * one + 0.75 * other
+        limit = (0.25 * one).abs().max() + (0.75 * other).abs().max() + merged.abs().max()
+        error = (merged.detach() - mean).abs().max()
+        assert error <= limit / 254 * 1.001
+        lost += float(error)
+    assert lost > 0
+    for one, other, merged in zip(*moved, run.trainers[1].outer.momentum(), strict=True):
+        limit = 0.4 * (0.25 * one.abs().max() + 0.75 * other.abs().max() + merged.abs().max())
+        assert (merged - (0.25 * one + 0.75 * other)).abs().max() <= limit
+    for worker in run.workers.values():
+        assert torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]).equal(
+            params_of(run, 1)
+        )
+
+
+def test_second_moments_of_an_outer_optimizer_are_merged_uncompressed() -> None:
+    """Its steps are divided by their roots, so none may become zero."""
+    run = two_trainers(wire=Int4(), outer=lambda params: torch.optim.Adam(params, lr=0.01))
+    before = [momentum(run, trainer) for trainer in (0, 1)]
+    merge(run, MergeFates())
+    torch.testing.assert_close(
+        momentum(run, 1), 0.25 * before[0] + 0.75 * before[1], rtol=1e-6, atol=0
+    )
 
 
 def test_no_sample_is_lost_or_repeated_across_merges() -> None:

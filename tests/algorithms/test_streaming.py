@@ -245,17 +245,17 @@ def test_a_residual_in_params_loses_nothing() -> None:
         torch.testing.assert_close(
             (5 * own[0] + 4 * own[1]) / 9, (5 * ends[0] + 4 * ends[1]) / 9, rtol=0, atol=1e-7
         )  # Residuals are float32.
-    last = (5 * own[0] + 4 * own[1]) / 9
-    run.average_replicas()
-    torch.testing.assert_close(params_of(run), last, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "wire", [None, Int4(block=8), TopK(chunk=16, density=1 / 16)], ids=["fp32", "int4", "topk"]
+    ("wire", "lost"),
+    [(None, 0.0), (Int8(block=8), 0.01), (Int4(block=8), 0.15), (TopK(chunk=16), 0.15)],
+    ids=["fp32", "int8", "int4", "topk"],
 )
-def test_settling_is_the_plain_mean(wire: Any) -> None:
-    """Averaging diverged replicas is uncompressed in every format, because nothing sends a loss
-    later.
+def test_settling_is_the_mean(wire: Any, lost: float) -> None:
+    """In a lossy format the replicas' differences from the global parameters cross in at least 4
+    bits a value, of which `lost` at most is lost: each worker's in its encoding, and as much of the
+    sum in its own.
     """
     run = language_run(streaming=Streaming(fragments=3, tau=1), wire=wire)
     list(run.rounds(2))
@@ -265,9 +265,13 @@ def test_settling_is_the_plain_mean(wire: Any) -> None:
         torch.cat([tensor.detach().flatten() for tensor in worker.replica.params])
         for worker in run.workers.values()
     ]
+    start = params_of(run)
     run.average_replicas()
     mean = (5 * own[0] + 4 * own[1]) / 9
-    torch.testing.assert_close(params_of(run), mean, rtol=1e-10, atol=1e-12)
+    differences = [(5 * (start - own[0]) / 9).norm(), (4 * (start - own[1]) / 9).norm()]
+    error = (params_of(run) - mean).norm()
+    assert error <= lost * (sum(differences) + (start - mean).norm()) + 1e-10
+    assert (error > 1e-8) == bool(lost)
     for worker in run.workers.values():
         assert torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]).equal(
             params_of(run)
@@ -283,7 +287,7 @@ def test_settling_weighs_by_the_samples_of_the_round_that_was() -> None:
     norm test has changed; this holds also in a resumed run.
     """
     settings: dict[str, Any] = {
-        "wire": TopK(chunk=16, density=1 / 16),
+        "streaming": Streaming(fragments=3, tau=1),
         "batch": NormTest(eta=0.9),
         "guards": BatchGuards(initial=5, minimum=4, maximum=40),
     }
@@ -758,14 +762,15 @@ def test_drop_in_loaded_while_a_fragment_travels_forgets_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "apart",
+    ("apart", "lost"),
     [
-        {"streaming": Streaming(tau=1, alpha=0.5), "wire": Int4()},
-        {"wire": TopK(chunk=2, density=0.5)},
+        ({"streaming": Streaming(tau=1, alpha=0.5)}, 0.0),
+        ({"wire": TopK(chunk=2, density=0.5)}, 0.2),
     ],
     ids=["streaming", "topk"],
 )
-def test_drop_in_settles(apart: dict[str, Any]) -> None:
+def test_drop_in_settles(apart: dict[str, Any], lost: float) -> None:
+    """In a lossy format differences of up to 4 cross in 4 bits a value."""
     models = [linear(), linear()]
     diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=2, **apart)
     for _ in range(2):
@@ -776,7 +781,7 @@ def test_drop_in_settles(apart: dict[str, Any]) -> None:
     assert not models[0].weight.equal(models[1].weight)  # type: ignore[operator]
     diloco.average_replicas()
     for model in models:
-        torch.testing.assert_close(model.weight.detach(), mean)
+        torch.testing.assert_close(model.weight.detach(), mean, rtol=1e-6, atol=lost)
     diloco.step()
     with pytest.raises(ValueError, match="average replicas after a step that returned True"):
         diloco.average_replicas()

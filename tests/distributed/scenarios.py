@@ -251,6 +251,9 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "padded: outer state in host memory": lambda: padded(memory=OuterMemory(on_host=True)),
     "lossy: int2": lambda: result(language_model(wire=Int2(block=8)), 4),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
+    "lossy: int2, a merge of diverged replicas": lambda: result(
+        language_model(wire=Int2(block=8), merge=MergeSmallest(count=2, every=1, first_round=2)), 4
+    ),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
     "lossy: topk, residuals in memory": lambda: result(
         streaming(wire=TopK(chunk=16, density=1 / 4, residual_in_params=False)), 4

@@ -2,7 +2,8 @@
 
 In a merge some trainers become one: the survivor continues, and the others are absorbed. Each thing
 that trainers own has a fate: parameters, outer momentum, inner optimizer state, data streams and
-the requested batch.
+the requested batch. If the wire format is lossy, means of parameters and of momentum cross in few
+bits (`Syncing.parameter_codec`, `Syncing.difference_codec`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import torch
 from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
+from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.placement.placement import Placement
 from adloco.rules.merge import Merge, MergeFates, assign_workers
 
@@ -70,8 +72,11 @@ def _merge_parameters(
         if fates.parameters == "weighted"
         else dict.fromkeys(merge.weights, 1 / len(members))
     )
-    entries = {member.id: member.outer.parameters() for member in members}
-    _copy_if_any(_mean_over_trainers(members, entries, weights, placement), entries[survivor.id])
+    codec = survivor.outer.syncing.parameter_codec
+    params = {member.id: member.outer.global_params for member in members}
+    buffers = {member.id: member.outer.buffers for member in members}
+    _average(members, survivor, params, weights, placement, codec)
+    _average(members, survivor, buffers, weights, placement)
 
 
 def _merge_momentum(
@@ -88,9 +93,10 @@ def _merge_momentum(
         return
     _fill_missing_momentum(members, placement)
     entries = {member.id: member.outer.momentum() for member in members}
-    _copy_if_any(
-        _mean_over_trainers(members, entries, merge.weights, placement), entries[survivor.id]
-    )
+    # Other state (Adam's) has second moments, by whose roots is divided: a loss could make them 0.
+    names = {name for state in survivor.outer.optimizer.state.values() for name in state}
+    codec = survivor.outer.syncing.difference_codec if names == {"momentum_buffer"} else None
+    _average(members, survivor, entries, merge.weights, placement, codec)
 
 
 def _fill_missing_momentum(members: Sequence[Trainer], placement: Placement) -> None:
@@ -105,35 +111,37 @@ def _fill_missing_momentum(members: Sequence[Trainer], placement: Placement) -> 
             member.outer.copy_optimizer_state(here.outer)
 
 
-def _copy_if_any(means: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    # A process that hosts none of the merged trainers' workers gets no means.
-    if means:
-        copy_all(means, targets)
-
-
-def _mean_over_trainers(
+@torch.no_grad()
+def _average(
     members: Sequence[Trainer],
+    survivor: Trainer,
     entries: Mapping[int, Sequence[torch.Tensor]],
     weights: Mapping[int, float],
     placement: Placement,
-) -> list[torch.Tensor]:
-    """The weighted mean over trainers of each trainer's tensors.
+    codec: WireFormat | None = None,
+) -> None:
+    """Set the survivor's tensors to the weighted mean of each trainer's.
 
     It is computed as a mean over all workers of the merged trainers, so that every process that
-    hosts one of them gets the result. Empty in other processes.
+    hosts one of them gets the same bits. Other processes do nothing.
 
     Args:
         members: The merged trainers.
+        survivor: The one that continues.
         entries: Tensors of each trainer, by id.
         weights: Weight of each trainer, by id; they add up to 1.
         placement: Where all workers live.
+        codec: The wire format; None: uncompressed.
     """
     homes = _homes(members)
     here = [homes[worker] for worker in placement.local(list(homes))]
-    return placement.comm(list(homes)).mean(
+    means = placement.comm(list(homes)).mean(
         [entries[home.id] for home in here],
         [weights[home.id] / len(home.worker_ids) for home in here],
+        codec,
     )
+    if here:
+        copy_all(means, entries[survivor.id])
 
 
 def _homes(members: Sequence[Trainer]) -> dict[int, Trainer]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.distributed.codecs.codec import WireFormat, feedback
+from adloco.distributed.codecs.codec import WireFormat, at_least, feedback
+from adloco.distributed.codecs.int4 import Int4
+from adloco.distributed.codecs.int8 import Int8
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
@@ -210,6 +212,18 @@ class Syncing:
     """Where and in which data type global parameters are kept."""
     gate: Gate = field(default_factory=Gate)
     """Which workers a sync leaves out."""
+
+    @property
+    def difference_codec(self) -> WireFormat | None:
+        """Wire format of differences where no later sync makes up for a loss: diverged replicas'
+        from the global parameters, and outer momentum in a merge. None: uncompressed.
+        """
+        return at_least(self.codec, Int4())
+
+    @property
+    def parameter_codec(self) -> WireFormat | None:
+        """Wire format of parameters themselves, in a merge; None: uncompressed."""
+        return at_least(self.codec, Int8())
 
     @property
     def residual_in_params(self) -> bool:

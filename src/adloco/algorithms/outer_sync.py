@@ -159,18 +159,29 @@ class OuterSync:
         for replica in replicas:
             copy_all(self.buffers, replica.buffers)
 
+    @torch.no_grad()
     def average_replicas(
         self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
     ) -> None:
         """Set the global parameters and all workers to the workers' mean, without an outer step.
 
-        It is for workers that streaming or residuals in the parameters have left diverged.
+        It is for workers that streaming or residuals in the parameters have left diverged. If the
+        wire format is lossy, their differences from the global parameters are encoded; see
+        `Syncing.difference_codec`.
         """
+        codec = self.syncing.difference_codec if comm.num_workers > 1 else None
         for fragment in range(len(self.fragments)):
-            means = comm.mean(
-                [self._pick(fragment, replica.params) for replica in replicas], weights
+            per_worker = [self._pick(fragment, replica.params) for replica in replicas]
+            targets = self._pick(fragment, self.global_params)
+            if codec is None:
+                copy_all(comm.mean(per_worker, weights), targets)
+                continue
+            given = Contributions(
+                per_worker=per_worker, weights=weights, origin=targets, codec=codec
             )
-            copy_all(means, self._pick(fragment, self.global_params))
+            differences = comm.pseudo_gradient(given).wait()
+            for target, difference in zip(targets, differences, strict=True):
+                target.copy_(target - in_memory_of(difference, target))
         self.broadcast_all(replicas)
 
     def broadcast_all(self, replicas: Sequence[Replica]) -> None:

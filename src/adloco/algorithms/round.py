@@ -298,7 +298,9 @@ def average_replicas(state: RunState, parts: RoundParts) -> None:
     The mean is weighted by the last round's samples. Called on all ranks, between rounds.
     """
     if state.diverged:
-        synced = state.synced(state.last_samples, parts.placement, parts.meter)
+        # The round's meter is for its syncs, whose statistics have been taken.
+        meter = SyncMeter(parts.placement.ranks_per_worker)
+        synced = state.synced(state.last_samples, parts.placement, meter)
         for trainer, replicas, weights, comm in synced:
             trainer.outer.average_replicas(replicas, weights, comm)
     state.diverged = False

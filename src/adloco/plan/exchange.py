@@ -1,6 +1,7 @@
 """What the workers of a recipe exchange in a round."""
 
 from adloco.config.sections import Recipe
+from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.comm.compressed import crossings
 from adloco.distributed.traffic import ring
@@ -30,10 +31,14 @@ def exchange_of(recipe: Recipe, parameters: float, workers: int, passes: int) ->
             # Every pass gathers parameters twice and scatters gradients once: 3 (W - 1) / W.
             sent *= 1.5 * passes
         return Sync(workers=workers, bytes_sent=sent, exchanges=OF_A_STEP, buckets=buckets)
-    wire = recipe.wire
-    if isinstance(wire, PlainWire):
-        sent = ring(workers) * 4 * parameters
-    else:
-        sent = crossings(wire, workers) * wire.block_bytes / wire.block * parameters
+    wire = None if isinstance(recipe.wire, PlainWire) else recipe.wire
+    sent = bytes_of_mean(wire, parameters, workers)
     streaming = recipe.streaming
     return Sync(workers=workers, bytes_sent=sent, fragments=streaming.fragments, tau=streaming.tau)
+
+
+def bytes_of_mean(codec: WireFormat | None, parameters: float, workers: int) -> float:
+    """Bytes that leave each worker for a mean over all of them; codec None: in float32."""
+    if codec is None:
+        return ring(workers) * 4 * parameters
+    return crossings(codec, workers) * codec.block_bytes / codec.block * parameters

@@ -7,11 +7,10 @@ import torch
 
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.config.sections import Recipe
-from adloco.distributed.traffic import ring
 from adloco.errors import require
 from adloco.plan.candidates import Candidate, ranks_of_island, smallest_worker_batch
 from adloco.plan.cluster import Cluster
-from adloco.plan.exchange import exchange_of
+from adloco.plan.exchange import bytes_of_mean, exchange_of
 from adloco.plan.measured_link import MeasuredLinks
 from adloco.plan.round_time import RoundTime, Sync, round_time
 from adloco.plan.steps_to_loss import noise_per_batch
@@ -192,9 +191,12 @@ def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:
     """Bytes that leave each worker when trainers merge: a mean of parameters and, if it is merged
     by weights, of outer momentum over all their workers.
     """
+    syncing = recipe.syncing
+    parameters = bytes_of_mean(syncing.parameter_codec, workload.parameters, workers)
     momentum = isinstance(recipe.outer, OuterOptimizer) and recipe.outer.options.get("momentum", 0)
-    copies = 2 if momentum and recipe.fates.outer_momentum == "weighted" else 1
-    return ring(workers) * 4 * copies * workload.parameters
+    if not momentum or recipe.fates.outer_momentum != "weighted":
+        return parameters
+    return parameters + bytes_of_mean(syncing.difference_codec, workload.parameters, workers)
 
 
 def _memory(recipe: Recipe, workload: Workload, workers: int) -> float:

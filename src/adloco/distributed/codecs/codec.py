@@ -123,6 +123,18 @@ def feedback(codec: WireFormat | None) -> Literal["none", "in memory", "in param
     return "in params" if codec.residual_in_params else "in memory"
 
 
+def at_least(codec: WireFormat | None, floor: WireFormat) -> WireFormat | None:
+    """The wire format, or `floor` if the format is sparse or has fewer bits for each value.
+
+    None if nothing is encoded.
+    """
+    if codec is None or (
+        codec.sums_in_blocks and codec.block_bytes * floor.block >= floor.block_bytes * codec.block
+    ):
+        return codec
+    return floor
+
+
 def signed_absmax(values: Tensor) -> Tensor:
     """The value with the largest magnitude of each block, shape (blocks, 1).
 

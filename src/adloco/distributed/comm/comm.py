@@ -27,7 +27,9 @@ class Contributions:
     origin: Sequence[Tensor]
     """The global parameters, from which the workers' are subtracted. May be in host memory.
 
-    They are rounded to the type of a worker's parameters before the subtraction."""
+    They are rounded to the type of a worker's parameters before the subtraction. Empty: what
+    workers contribute is added up as it is, without a subtraction; only in a wire format.
+    """
     codec: WireFormat | None = None
     """The wire format; None: differences are sent uncompressed."""
     residuals: PerWorker = ()
@@ -139,12 +141,15 @@ class Comm(Protocol):
     num_workers: int
     """Workers of the set, on all ranks."""
 
-    def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
-        """The weighted mean of all workers' entries.
+    def mean(
+        self, per_worker: PerWorker, weights: Sequence[float], codec: WireFormat | None = None
+    ) -> list[Tensor]:
+        """The weighted mean of all workers' entries, the same bits on all islands.
 
         Args:
             per_worker: The tensors of each local worker.
             weights: One number for each local worker; over the whole set they add up to 1.
+            codec: The wire format; None: entries are sent uncompressed.
 
         Returns:
             One tensor for each tensor of a worker, float32 or more precise. Empty on ranks without

@@ -1,4 +1,4 @@
-"""Pseudo-gradients in a wire format: what each worker sends, and what it keeps as its residual.
+"""Pseudo-gradients and means in a wire format: what workers send, and what they keep as residuals.
 
 Each tensor (each rank's shard, if it is sharded) is cut into blocks of its own. So the bytes of a
 tensor depend neither on its neighbours nor on its fragment. They do not depend on the placement
@@ -35,7 +35,9 @@ Join = Callable[[Tensor, int, bool], Tensor]
 
 
 class CompressedSum:
-    """A weighted sum over workers of origin - entry that is exchanged in a wire format."""
+    """A weighted sum over workers that is exchanged in a wire format: of origin - entry, or of the
+    entries if there is no origin.
+    """
 
     @torch.no_grad()
     def __init__(
@@ -102,8 +104,11 @@ class CompressedSum:
             for index, place in places:
                 worker_params = local(entry[index])
                 exact = sum_dtype(worker_params.dtype)
-                start = rounded_origin(local(given.origin[index]), worker_params)
-                place.copy_(start.to(exact) - worker_params.to(exact))
+                if given.origin:
+                    start = rounded_origin(local(given.origin[index]), worker_params)
+                    place.copy_(start.to(exact) - worker_params.to(exact))
+                else:
+                    place.copy_(worker_params)
                 if given.residuals and not self._codec.residual_in_params:
                     place.add_(local(given.residuals[worker][index]).to(first.device))
             for rows in in_pieces(values, self._codec):

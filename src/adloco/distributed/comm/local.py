@@ -49,8 +49,13 @@ class LocalComm:
         self._pool = pool or BufferPool()
         self._counts = counts
 
-    def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
-        return self._sum(per_worker, weights, None, self._pool).wait()
+    def mean(
+        self, per_worker: PerWorker, weights: Sequence[float], codec: WireFormat | None = None
+    ) -> list[Tensor]:
+        if codec is None or self.num_workers <= 1 or not per_worker[0]:
+            return self._sum(per_worker, weights, None, self._pool).wait()
+        given = Contributions(per_worker=per_worker, weights=weights, origin=(), codec=codec)
+        return self.pseudo_gradient(given).wait()
 
     def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Work:
         if given.codec is None or self.num_workers == 1:

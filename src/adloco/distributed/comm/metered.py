@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
+from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.buckets import PerWorker
 from adloco.distributed.comm.comm import Comm, Contributions, SumStats, Work
 
@@ -134,8 +135,10 @@ class _MeteredComm:
         self._meter = meter
         self._clock = clock
 
-    def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
-        return self._comm.mean(per_worker, weights)
+    def mean(
+        self, per_worker: PerWorker, weights: Sequence[float], codec: WireFormat | None = None
+    ) -> list[Tensor]:
+        return self._comm.mean(per_worker, weights, codec)
 
     def broadcast(
         self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]

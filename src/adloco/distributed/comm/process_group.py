@@ -81,9 +81,14 @@ class GroupComm:
         self._transfers = transfers
         self._pool = pool
 
-    def mean(self, per_worker: PerWorker, weights: Sequence[float]) -> list[Tensor]:
+    def mean(
+        self, per_worker: PerWorker, weights: Sequence[float], codec: WireFormat | None = None
+    ) -> list[Tensor]:
         if not self._member or not per_worker[0]:
             return []
+        if codec is not None:
+            given = Contributions(per_worker=per_worker, weights=weights, origin=(), codec=codec)
+            return self.pseudo_gradient(given).wait()
         exchange = self._summed(
             per_worker,
             lambda index, terms: fill_weighted_terms(
