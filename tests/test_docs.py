@@ -6,14 +6,20 @@ import ast
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import pytest
+from matplotlib import pyplot as plt
 
+import adloco
+from adloco.cli.arguments import take_settings
 from adloco.config.sections import SECTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 LOOPS = (ROOT / "docs" / "your-loop.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
 SCRIPT = (ROOT / "docs" / "from-the-authors-script.md").read_text()
 
 
@@ -24,6 +30,27 @@ SCRIPT = (ROOT / "docs" / "from-the-authors-script.md").read_text()
 )
 def test_python_blocks_run(code: str) -> None:
     exec(code, {})
+
+
+def test_the_python_page_runs(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks run with smaller settings, one after another as a reader would run them."""
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    train, settings = adloco.train, dict(take_settings(small)[0])
+    del settings["run.folder"], settings["method.sync_every"]
+    folders = iter(["runs/my-diloco", "runs/own"])
+
+    def smaller(recipe: str, *, tokens: Any, **given: Any) -> adloco.TrainedRun:
+        sizes = settings | {"run.tokens": 1000, "run.folder": next(folders)}
+        return train(recipe, **sizes | given)
+
+    monkeypatch.setattr(adloco, "train", smaller, raising=False)
+    assert len(PYTHON) == 3
+    for code in PYTHON:
+        exec(code, {})
+    plt.close("all")
 
 
 def test_excerpts_stand_in_the_examples() -> None:

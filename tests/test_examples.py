@@ -1,7 +1,9 @@
 """The pieces in others' loops (docs/your-loop.md): what the examples print is what a plain loop
-over models in one process computes.
+over models in one process computes. And the notebook.
 """
 
+import ast
+import json
 import os
 import re
 import runpy
@@ -11,11 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from torch import nn
 
 import adloco
+from tests.conftest import SMALL
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TORCHRUN = (
@@ -158,3 +163,36 @@ def test_norm_test_in_one_process_and_data_parallel() -> None:
     assert float(found[1]) == pytest.approx(noise_scale, rel=1e-3)
     losses = [float(loss) for loss in re.findall(r"loss (\S+)[,\n]", one)]
     assert losses[-1] < losses[0] / 2
+
+
+def test_the_notebook_runs(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its cells run from top to bottom, with a smaller budget, text and model; what a cell shows
+    can be shown.
+    """
+    notebook = json.loads((EXAMPLES / "first_steps.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # For the cache of its text.
+    monkeypatch.setattr("adloco.cli.training_loop.write_report", lambda folder: None)
+    matplotlib.use("agg")
+    namespace: dict[str, Any] = {}
+    for cell in cells:
+        code = ast.parse("".join(cell["source"]))
+        shown = code.body.pop() if isinstance(code.body[-1], ast.Expr) else None
+        exec(compile(code, "first_steps.ipynb", "exec"), namespace)
+        if shown is not None:
+            value = eval(
+                compile(ast.Expression(shown.value), "first_steps.ipynb", "eval"), namespace
+            )
+            assert repr(value)
+        if "parameters" in cell["metadata"].get("tags", ()):
+            sizes = {name: SMALL[name] for name in namespace["SMALL"]}
+            namespace |= {"TOKENS": 1500, "DATA": corpus, "SMALL": sizes}
+    plt.close("all")
+    assert namespace["report"].round == 3
+    assert len(list((tmp_path / "runs").iterdir())) == 3

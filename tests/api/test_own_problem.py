@@ -18,6 +18,7 @@ from tests.problems import squared_error
 
 X = torch.randn(96, 3, generator=torch.Generator().manual_seed(0))
 Y = X @ torch.tensor([1.0, -2.0, 0.5])
+WORKERS = "method.workers_per_trainer"
 VALIDATION = [(X[:20], Y[:20]), (X[20:32], Y[20:32]), (X[32:34], Y[32:34])]
 
 
@@ -34,10 +35,10 @@ def a_problem(**changes: Any) -> adloco.Problem:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    """Settings of a run of four rounds."""
+    """Settings of a run of two rounds."""
     return {
         "folder": tmp_path / "run",
-        "tokens": 16 * 5 * 4,
+        "tokens": 16 * 5 * 2,
         "run.trackers": "none",
         "method.sync_every": 5,
         "batch.initial": 16,
@@ -63,9 +64,9 @@ def test_it_trains_what_adloco_trains_and_evaluates_its_batches(settings: dict[s
         learning_rate=recipe.learning_rate,
         placement=adloco.OneProcess(threads=1),
     )
-    reports = list(oracle.rounds(4))
+    reports = list(oracle.rounds(2))
     assert train_losses(run.records) == [report.train_loss for report in reports]
-    assert [record["tokens"] for record in run.records] == [80, 160, 240, 320]
+    assert [record["tokens"] for record in run.records] == [80, 160]
     expected = [float(squared_error(oracle.model(0), batch).detach()) for batch in VALIDATION]
     assert run.records[-1]["val_loss"] == pytest.approx(sum(expected) / 3)
     assert run.evaluate() == {"loss": pytest.approx(sum(expected) / 3)}
@@ -74,13 +75,10 @@ def test_it_trains_what_adloco_trains_and_evaluates_its_batches(settings: dict[s
 
 
 def test_workers_share_the_batches_of_an_evaluation(settings: dict[str, Any]) -> None:
-    """Three batches over two workers, and over four: each batch counts once."""
-    for workers in (1, 2, 4):
-        given = settings | {"folder": settings["folder"].with_name(f"run-{workers}")}
-        given["method.workers_per_trainer"] = workers
-        run = adloco.train("diloco", problem=a_problem(), **given)
-        losses = [float(squared_error(run.model, batch).detach()) for batch in VALIDATION]
-        assert run.records[-1]["val_loss"] == pytest.approx(sum(losses) / 3)
+    """Three batches over four workers: each batch counts once."""
+    run = adloco.train("diloco", problem=a_problem(), **settings, **{WORKERS: 4})
+    losses = [float(squared_error(run.model, batch).detach()) for batch in VALIDATION]
+    assert run.records[-1]["val_loss"] == pytest.approx(sum(losses) / 3)
 
 
 def test_it_goes_on_bit_for_bit_and_its_folder_is_read_by_the_commands(
@@ -88,7 +86,7 @@ def test_it_goes_on_bit_for_bit_and_its_folder_is_read_by_the_commands(
 ) -> None:
     whole = adloco.train("diloco", problem=a_problem(), **settings | {"folder": tmp_path / "whole"})
     with (
-        at_step(20, lambda: os.kill(os.getpid(), signal.SIGINT)),
+        at_step(8, lambda: os.kill(os.getpid(), signal.SIGINT)),
         pytest.raises(KeyboardInterrupt),
     ):
         adloco.train("diloco", problem=a_problem(), **settings)
@@ -97,18 +95,24 @@ def test_it_goes_on_bit_for_bit_and_its_folder_is_read_by_the_commands(
     capsys.readouterr()
 
     folder = str(run.folder)
-    other = settings | {"folder": tmp_path / "other", "seed": 1}
-    adloco.train("diloco", problem=a_problem(), **other)
     assert main(["report", folder]) == 0
     assert main(["runs", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("finished") == 3
-    study = ["--run.folder", str(tmp_path / "both")]
-    assert main(["compare", folder, str(tmp_path / "other"), *study]) == 0
-    capsys.readouterr()
+    assert capsys.readouterr().out.count("finished") == 2
     for command in (["evaluate", folder], ["train", "--resume", folder, "--run.tokens", "640"]):
         assert main(command) == 2
         error = capsys.readouterr().err
         assert "in the Python script that began it; use adloco.train(resume=RUN" in error
+
+
+@pytest.mark.nightly
+def test_runs_of_a_problem_are_compared(settings: dict[str, Any], tmp_path: Path) -> None:
+    folders = []
+    for seed in (0, 1):
+        folders.append(str(tmp_path / f"seed-{seed}"))
+        given = settings | {"folder": folders[-1], "seed": seed}
+        adloco.train("diloco", problem=a_problem(), **given)
+    assert main(["compare", *folders, "--run.folder", str(tmp_path / "both")]) == 0
+    assert (tmp_path / "both" / "compare.html").exists()
 
 
 def test_what_does_not_fit_is_refused(settings: dict[str, Any]) -> None:
@@ -118,8 +122,7 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any]) -> None:
         nan = [(X[:2], torch.full((2,), math.nan))]
         adloco.train("diloco", problem=a_problem(validation=nan), **settings)
     with pytest.raises(ValueError, match="data has 4 streams, but there are 6 workers"):
-        six = {"method.workers_per_trainer": 6}
-        adloco.train("diloco", problem=a_problem(), **settings | six)
+        adloco.train("diloco", problem=a_problem(), **settings, **{WORKERS: 6})
     with pytest.raises(ValueError, match=r"^model\.dtype and model\.gradient_checkpointing do not"):
         adloco.train("diloco", problem=a_problem(), **settings | {"model.dtype": "bf16"})
     assert not settings["folder"].exists()

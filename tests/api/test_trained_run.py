@@ -10,6 +10,8 @@ from torch import nn
 
 import adloco
 from adloco.cli.arguments import take_settings
+from adloco.cli.main import main
+from adloco.cli.terminal import printable
 from tests.conftest import small_flags
 
 
@@ -61,6 +63,18 @@ def test_the_model_is_the_one_that_was_evaluated(run: adloco.TrainedRun) -> None
     assert run.tokenizer.decode(run.tokenizer.encode(["alpha"])[0]) == "alpha"
     assert run.summary["final_val_loss"] == last["val_loss"]
     assert run.recipe.method.num_trainers == 2
+
+
+def test_text_is_continued_as_by_the_command(
+    run: adloco.TrainedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--tokens", "20", "--seed", "3", "--prompt", "alpha "]
+    assert main(["generate", str(run.folder), *words]) == 0
+    text = run.generate("alpha ", tokens=20, seed=3)
+    assert text.startswith("alpha ") and len(text) > 10
+    assert printable(text) == capsys.readouterr().out.removesuffix("\n")
+    with pytest.raises(ValueError, match="temperature 0 or >= 1e-06 and finite, got 5 and -1"):
+        run.generate("", tokens=5, temperature=-1)
 
 
 def test_a_run_is_shown_in_a_line_and_in_a_table(run: adloco.TrainedRun) -> None:

@@ -306,9 +306,9 @@ def test_a_damaged_cache_is_made_again(finished: Path, small: list[str], tmp_pat
         (["evaluate", "--trainer", "9"], "there is no trainer 9 in"),
         (
             ["generate", "--prompt", "x", "--temperature", "nan"],
-            "--temperature 0 or >= 1e-06 and finite, got 200 and nan",
+            "temperature 0 or >= 1e-06 and finite, got 200 and nan",
         ),
-        (["generate", "--prompt", "x", "--tokens", "0"], "--tokens must be > 0"),
+        (["generate", "--prompt", "x", "--tokens", "0"], "tokens must be > 0"),
         (
             ["generate"],
             "the following arguments are required: --prompt; see adloco generate --help",

@@ -7,7 +7,7 @@ from typing import Any, overload
 from adloco.algorithms.method import Problem
 from adloco.api.trained_run import TrainedRun
 from adloco.cli import training_loop
-from adloco.cli.terminal import open_console
+from adloco.cli.terminal import open_console, working
 from adloco.cli.train_log import train_log
 from adloco.config.finding import settings_meant, settings_near
 from adloco.config.recipe import build_recipe, override, read_values
@@ -85,7 +85,7 @@ def train(
     given = {name: value for name, value in arguments.items() if value is not None}
     named = _checked(settings, given)
     console = open_console()
-    with console.status("reading and tokenising text, building models ..."):
+    with working(console, "reading and tokenising text, building models ..."):
         run = (
             TrainingRun.resume(Path(resume), named, problem=problem)
             if resume

@@ -16,7 +16,7 @@ from adloco.run.folder import SUMMARY, finished, run_folder
 from adloco.run.records import Records, read_json
 from adloco.run.stored import resumed_recipe
 from adloco.run.trackers import flat
-from adloco.run.trained import Trained, evaluate, load_trained
+from adloco.run.trained import Trained, continued, evaluate, load_trained
 
 if TYPE_CHECKING:
     import pandas
@@ -154,6 +154,22 @@ class TrainedRun:
         """
         count = self.recipe.evaluation.windows if windows is None else windows
         return evaluate(self._trained, None if data is None else str(data), count)[0]
+
+    def generate(
+        self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, seed: int = 0
+    ) -> str:
+        """Continue a text with the model, as `adloco generate` does; return the whole text.
+
+        Args:
+            prompt: The text.
+            tokens: Most tokens to add.
+            temperature: 0 takes the most likely token each time.
+            seed: Seed of the draw.
+        """
+        pieces = continued(
+            self._trained, prompt, max_tokens=tokens, temperature=temperature, seed=seed
+        )
+        return "".join(pieces)
 
     def _facts(self) -> dict[str, str]:
         """What the run is and how far it has come, in words."""

@@ -6,7 +6,9 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.segment import Segment
@@ -59,6 +61,13 @@ def say(console: Console, text: str, style: str | None = None) -> None:
 def print_error(sentence: str, speaker: str = "adloco") -> None:
     """Print a sentence on one line of stderr."""
     print(f"{speaker}: {printable(' '.join(sentence.split()))}", file=sys.stderr, flush=True)
+
+
+def working(console: Console, what: str) -> AbstractContextManager[Any]:
+    """Show what is being done until the context ends; not in notebooks, where Rich needs
+    ipywidgets for that and warns without them.
+    """
+    return nullcontext() if console.is_jupyter else console.status(what)
 
 
 class _PrintableHook(RenderHook):

@@ -16,7 +16,7 @@ from rich.console import Console
 from adloco.cli.closing import closing_lines
 from adloco.cli.opening import opening_lines
 from adloco.cli.run_text import evaluation_text, event_texts, round_text, wire_name
-from adloco.cli.terminal import print_error, say
+from adloco.cli.terminal import print_error, say, working
 from adloco.cli.view import open_view
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.distributed.launch.signals import SECOND_SIGNAL_SECONDS, LastResort, told_to_end
@@ -132,7 +132,7 @@ class _Training:
         if not run.placement.is_rank_zero:
             return 0
         try:
-            with self._console.status("drawing the report ..."):
+            with working(self._console, "drawing the report ..."):
                 summary = run.finish()
                 write_report(run.folder)
         except OSError as error:

@@ -1,5 +1,7 @@
-"""Loads and evaluates the model of a finished or stopped run."""
+"""Loads and evaluates the model of a finished or stopped run, and lets it continue a text."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,12 @@ from adloco.run.own_problem import builder_of
 from adloco.run.records import Records
 from adloco.run.stored import StoredRun, check_corpus, read_run
 from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.language_model import generate
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task
+
+COLDEST = 1e-6
+"""Smallest temperature but 0; float32 has none for a difference of logits over a smaller one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +137,57 @@ def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str
         trained.model, next(trained.model.parameters()).device, recipe.switch.b_max
     )
     return recipe.task.measured([total / count for total in sums]), int(count)
+
+
+def continued(
+    trained: Trained, prompt: str, *, max_tokens: int, temperature: float, seed: int
+) -> Iterator[str]:
+    """Continue a text with a language model.
+
+    Args:
+        trained: The model of a run.
+        prompt: The text; empty: the model begins one.
+        max_tokens: Most tokens to add.
+        temperature: Divides the logits; 0 takes the most likely token each time.
+        seed: Seed of the draw.
+
+    Yields:
+        The prompt as the tokenizer gives it back, then each piece of text that follows.
+
+    Raises:
+        ValueError: The run trains another task, or a number is out of range.
+    """
+    recipe, tokenizer = trained.stored.recipe, trained.stored.tokenizer
+    require(
+        max_tokens > 0 and (temperature == 0 or COLDEST <= temperature < math.inf),
+        f"tokens must be > 0 and temperature 0 or >= {COLDEST} and finite, got {max_tokens} and "
+        f"{temperature}",
+    )
+    require(-(2**63) <= seed < 2**63, f"seed must be >= -2^63 and < 2^63, got {seed}")
+    require(
+        recipe.task.generates,
+        "adloco generate needs a language model, and the run in "
+        f"{trained.stored.folder} trains another task; use adloco evaluate",
+    )
+    start = tokenizer.encode([prompt])[0] or [tokenizer.end_of_text]
+    shown = tokenizer.decode(start) if prompt else ""
+    yield shown
+    ids = list(start)
+    for token in generate(
+        trained.model,
+        start,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        context_tokens=recipe.data.context_tokens,
+        stop=tokenizer.end_of_text,
+        seed=seed,
+    ):
+        ids.append(token)
+        text = tokenizer.decode(ids if prompt else ids[1:])
+        # A character of several tokens is given once it is complete.
+        if text.startswith(shown) and not text.endswith("\ufffd"):
+            yield text[len(shown) :]
+            shown = text
 
 
 def _best_trainer(folder: Path, rounds: int, living: list[int]) -> int:
