@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import adloco
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
+from adloco.run.folder import locked
 from tests.problems import without_timings
 
 
@@ -97,12 +98,13 @@ def test_a_bad_setting_raises_the_sentence_of_the_command_line(
         ({"lr": 0.1}, r"no argument 'lr' \(did you mean 'inner.lr' or 'outer.lr'\?\)"),
         ({"sync_evry": 5}, r"did you mean 'method.sync_every'\?"),
         ({"tokens": 5, "run.tokens": 6}, "run.tokens is given twice"),
-        ({"resume": "nowhere"}, "'nowhere' is not a run folder"),
+        ({"resume": "nowhere"}, "resume takes the recipe of the run; leave out 'diloco'"),
+        ({"recipe": None, "resume": "nowhere"}, "'nowhere' is not a run folder"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        adloco.train("diloco", **arguments)
+        adloco.train(**{"recipe": "diloco"} | arguments)
 
 
 def test_only_one_process_trains(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +126,8 @@ def test_ctrl_c_leaves_a_run_to_go_on_with(settings: dict[str, Any], tmp_path: P
     stopped = adloco.load(tmp_path / "run")
     assert not stopped.finished
     assert "state stopped" in repr(stopped)
+    with locked(stopped.folder):
+        assert "state running" in repr(stopped)
     with pytest.raises(ValueError, match="has not ended"):
         _ = stopped.summary
     run = adloco.train(resume=stopped.folder)

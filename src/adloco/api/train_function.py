@@ -19,7 +19,7 @@ from adloco.run.training_run import TrainingRun
 
 @overload
 def train(
-    recipe: str | Path = "adloco",
+    recipe: str | Path | None = None,
     *,
     tokens: int | str | None = None,
     data: str | Path | None = None,
@@ -34,11 +34,11 @@ def train(
 # A checker holds a dictionary after ** against the types of all arguments: `train(**{"inner.lr":
 # 1e-3})` would give `data` a float.
 @overload
-def train(recipe: str | Path = "adloco", **settings: Any) -> TrainedRun: ...
+def train(recipe: str | Path | None = None, **settings: Any) -> TrainedRun: ...
 
 
 def train(
-    recipe: str | Path = "adloco",
+    recipe: str | Path | None = None,
     *,
     tokens: int | str | None = None,
     data: str | Path | None = None,
@@ -52,13 +52,13 @@ def train(
     """Train a recipe in this process, with the same checks, files and numbers as `adloco train`.
 
     Args:
-        recipe: The name of a shipped recipe, or the path of a TOML file.
+        recipe: The name of a shipped recipe, or the path of a TOML file; None: adloco.
         tokens: Tokens to train on (`run.tokens`).
         data: A text, jsonl or parquet file, or a folder of such files (`data.path`).
         folder: The run's folder (`run.folder`); None: a new one in runs/.
         seed: Seed of the parameters, the order of the data and dropout (`run.seed`).
         from_run: The folder of a run with whose model to begin (`model.from_run`).
-        resume: The folder of a run to go on with, which has its recipe; leave `recipe` out.
+        resume: The folder of a run to go on with, by its own recipe.
         problem: A model, data and loss of your own, with batches in `validation`; None: those that
             the recipe names. Its recipe decides everything else.
         settings: Any other setting by its name, as in `**{"method.sync_every": 50}`.
@@ -75,6 +75,9 @@ def train(
         f"adloco.train trains in one process, and this is one of {num_ranks()} ranks; start them "
         "with `adloco train --ranks N`, or with torchrun -m adloco train",
     )
+    require(
+        not (resume and recipe), f"resume takes the recipe of the run; leave out {str(recipe)!r}"
+    )
     arguments = {
         "run.tokens": tokens,
         "data.path": data,
@@ -90,7 +93,7 @@ def train(
             TrainingRun.resume(Path(resume), named, problem=problem)
             if resume
             else TrainingRun.create(
-                build_recipe(override(read_values(str(recipe)), named)), problem
+                build_recipe(override(read_values(str(recipe or "adloco")), named)), problem
             )
         )
     shown = [(name, str(value)) for name, value in named]
@@ -112,13 +115,13 @@ def train(
 def _checked(settings: Mapping[str, Any], given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The settings and those given by arguments, by section.key; ValueError for other names."""
     for name in settings:
-        meant = settings_meant(name) or settings_near(name)
-        advice = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
-        require(
-            "." in name,
-            f"train() has no argument {name!r}{advice}; settings are named with their section, as "
-            'in train(**{"method.sync_every": 50})',
-        )
+        if "." not in name:
+            meant = settings_meant(name) or settings_near(name)
+            advice = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
+            raise ValueError(
+                f"train() has no argument {name!r}{advice}; settings are named with their section, "
+                'as in train(**{"method.sync_every": 50})'
+            )
         require(name not in given, f"{name} is given twice; leave one of them out")
     every = {**given, **settings}
     return [

@@ -12,7 +12,7 @@ from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer
 from adloco.errors import require
 from adloco.metrics import Record
-from adloco.run.folder import SUMMARY, finished, run_folder
+from adloco.run.folder import SUMMARY, finished, is_locked, run_folder
 from adloco.run.records import Records, read_json
 from adloco.run.stored import resumed_recipe
 from adloco.run.trackers import flat
@@ -176,9 +176,10 @@ class TrainedRun:
         records = self.records
         last = records[-1] if records else {"round": 0, "tokens": 0}
         losses = [record["val_loss"] for record in records if record["val_loss"] is not None]
+        unfinished = "running" if is_locked(self.folder) else "stopped"
         return {
             "recipe": self.recipe.run.name,
-            "state": "finished" if self.finished else "stopped",
+            "state": "finished" if self.finished else unfinished,
             "rounds": f"{last['round']}",
             "tokens": f"{last['tokens']:,}",
             "val_loss": f"{losses[-1]:.4f}" if losses else "-",

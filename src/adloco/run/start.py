@@ -24,7 +24,7 @@ from adloco.run.budget import Budget
 from adloco.run.environment import choose_device, choose_precision, code_checksum
 from adloco.run.folder import MODEL
 from adloco.run.micro_batch_probe import outer_copies, probe, rollback_copies
-from adloco.run.own_problem import builder_of, recipe_of
+from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.warm_start import WarmStart
 from adloco.tasks.problem_task import ProblemTask
@@ -62,10 +62,7 @@ def prepare_new_run(
         ValueError: The settings cannot work.
     """
     total = recipe.schedule_tokens()
-    if problem:
-        recipe, notice = recipe_of(problem, recipe), ""
-    else:
-        recipe, notice = with_reachable_data(recipe, placement)
+    recipe, notice = (recipe, "") if problem else with_reachable_data(recipe, placement)
     recipe = replace(recipe, learning_rate=replace(recipe.learning_rate, total_tokens=total))
     parts = prepare_run(recipe, placement, None, problem)
     other = recipe.model_options.from_run

@@ -40,6 +40,7 @@ from adloco.run.lengthening import keep_budget, with_longer_schedule
 from adloco.run.machine_folders import check_machine, fetch_folder, in_turn
 from adloco.run.memory_copies import NO_COPIES, Copies, MemoryCopies
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
+from adloco.run.own_problem import recipe_of
 from adloco.run.records import Records, round_record, summarise, write_json
 from adloco.run.recovery import clear_unusable, load_newest_good
 from adloco.run.saving import Content, Saving
@@ -151,11 +152,12 @@ class TrainingRun:
         Raises:
             ValueError: The settings cannot work.
         """
+        recipe = recipe_of(problem, recipe) if problem else recipe
         placement = place_workers(recipe)
         if placement.is_rank_zero:
             check_free(recipe)  # Before the text is tokenised, which can take long.
         parts = prepare_new_run(recipe, placement, problem)
-        with claimed(parts.recipe) if placement.is_rank_zero else nullcontext("") as folder:
+        with claimed(recipe) if placement.is_rank_zero else nullcontext("") as folder:
             return TrainingRun._begin(parts, Path(placement.agree(str(folder))))
 
     @staticmethod
