@@ -8,7 +8,10 @@ It trains a short run of the default recipe in a temporary folder (some minutes 
 """
 
 import argparse
+import contextlib
 import io
+import math
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -22,12 +25,18 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.report.page import write_report
 from adloco.run.training_run import TrainingRun
 
-SETTINGS = {"run.tokens": "60_000", "method.sync_every": "5", "run.trackers": "none"}
+SETTINGS = {
+    "run.tokens": "40_000",
+    "run.folder": "runs/adloco",
+    "run.trackers": "none",
+    "method.sync_every": "4",
+}
 """Short rounds, so that a short run has many."""
+VIEW = "view.svg"
 VIEW_AT = 0.6
 """The part of the budget after which the live view is shown."""
 VIEW_COLUMNS = 96
-WIDTHS = {"wide": (1200, 1240), "narrow": (420, 1240)}
+WIDTHS = {"wide": (1200, 1240), "narrow": (420, 1500)}
 """Width and height of the pictures of a report, in pixels."""
 NARROWEST = 500
 """Chromium makes no smaller windows; a page is put into a frame instead."""
@@ -45,9 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        run = given.run or train(scratch / "runs" / "adloco", scratch / "view.svg")
+        run = given.run or train(scratch)
         if not given.run:
-            shoot(given.browser, scratch / "view.svg", given.to / "view.png", (1180, 620))
+            view = scratch / VIEW
+            shoot(given.browser, view, given.to / "view.png", size_of(view))
         page = write_report(run)
         for width, size in WIDTHS.items():
             for scheme in SCHEMES:
@@ -55,21 +65,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 shoot(given.browser, page, picture, size, scheme)
 
 
-def train(folder: Path, view: Path) -> Path:
-    """Train a run, write its live view as SVG on the way, and return the folder."""
-    settings = [*SETTINGS.items(), ("run.folder", str(folder))]
-    run = TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
-    live = LiveView(run)
-    for record in run.rounds():
-        live.show(record)
-        if run.progress().part >= VIEW_AT and not view.exists():
-            paper = Console(
-                record=True, width=VIEW_COLUMNS, file=io.StringIO(), force_terminal=True
-            )
-            paper.print(live.render())
-            paper.save_svg(str(view), title="adloco train")
-    run.finish()
-    return folder
+def train(folder: Path) -> Path:
+    """Train a run in a folder, write its live view there, and return the run's folder."""
+    # Pictures show the run's relative folder and not where it happens to be trained.
+    with contextlib.chdir(folder):
+        run = TrainingRun.create(build_recipe(override(read_values("adloco"), [*SETTINGS.items()])))
+        live = LiveView(run)
+        for record in run.rounds():
+            live.show(record)
+            if run.progress().part >= VIEW_AT and not Path(VIEW).exists():
+                paper = Console(
+                    record=True, width=VIEW_COLUMNS, file=io.StringIO(), force_terminal=True
+                )
+                paper.print(live.render())
+                paper.save_svg(VIEW, title="adloco train")
+        run.finish()
+    return folder / run.folder
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    """Width and height of an SVG, in pixels."""
+    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', picture.read_text())
+    assert found, "Rich writes a view box"
+    return math.ceil(float(found[1])), math.ceil(float(found[2]))
 
 
 def shoot(
@@ -101,7 +119,7 @@ def shoot(
         ]
         subprocess.run([browser, *options, frame.as_uri()], check=True, capture_output=True)
     image = Image.open(picture).crop((0, 0, width, height)).convert("RGB")
-    image.quantize(64).save(picture, optimize=True)
+    image.quantize(128).save(picture, optimize=True)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ DAMAGED = {
     "run/steps.jsonl": REPORT,
     "run/starts.jsonl": REPORT,
     "run/environment.json": REPORT,
+    "run/summary.json": REPORT,
     "run/recipe.toml": EVALUATE,
     "run/model/config.json": EVALUATE,
     "run/checkpoints/*/run.json": EVALUATE,

@@ -129,7 +129,8 @@ def _origin(
     version = f"adloco {versions['adloco']}" if "adloco" in versions else ""
     commit = f"commit {str(git['commit'])[:8]}" if "commit" in git else ""
     changed = " with changes" if commit and git.get("dirty") else ""
-    cores = f" ({environment['cores']} cores)" if environment.get("device_type") == "cpu" else ""
+    on_cpu = environment.get("device_type") == "cpu" and "cores" in environment
+    cores = f" ({environment['cores']} cores)" if on_cpu else ""
     device = f"{environment['device']}{cores}" if "device" in environment else ""
     took = f"{readable(records[-1]['seconds'], TIMES)} of training"
     return " · ".join(filter(None, [began, version, commit + changed, device, took]))
