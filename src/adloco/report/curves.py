@@ -100,7 +100,7 @@ class Panel:
 
 
 def charts_content(panels: Sequence[Panel]) -> dict[str, Any]:
-    """What a page with templates/panel.html and templates/charts.html needs."""
+    """What a page with templates/panels.html and templates/charts.html needs."""
     return {"panels": panels, "plotly": _packed_plotly()}
 
 
