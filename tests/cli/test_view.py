@@ -20,6 +20,7 @@ from adloco.cli.run_text import clock, round_text
 from adloco.cli.terminal import say
 from adloco.cli.view import PlainView, open_view
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.launch.launcher import speaks_for_machine
 from adloco.report.page import write_report
 from adloco.run.text_sample import text_sample
 from adloco.run.training_run import Progress, TrainingRun
@@ -312,3 +313,14 @@ def test_clocks_have_hours_when_they_need_them() -> None:
         "1:00:00",
         "2:03:04",
     ]
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "speaks"), [("0", "0", False), ("1", "1", False), ("2", "0", True)]
+)
+def test_each_other_machine_has_one_rank_that_speaks(
+    rank: str, local_rank: str, speaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert speaks_for_machine() is speaks

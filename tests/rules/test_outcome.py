@@ -21,3 +21,4 @@ def test_one_evaluation_says_nothing() -> None:
 def test_a_loss_that_is_not_finite_is_no_success() -> None:
     for last in (NAN, None):
         assert said(3.0, 2.0, trained=last).startswith("The run has diverged")
+    assert said(3.0, NAN).startswith("The run has diverged")

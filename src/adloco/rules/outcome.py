@@ -13,11 +13,15 @@ def no_success(records: Sequence[Mapping[str, Any]]) -> str:
     The validation loss is compared with that of the first evaluation, after a round or more; with
     one evaluation alone, nothing is known.
     """
-    measured = [record for record in records if "val_loss" in record]
-    known = [loss for record in measured if _finite(loss := record["val_loss"])]
-    trained = records[-1]["train_loss"] if records else 0.0
-    if not _finite(trained):
-        return f"The run has diverged: its last train loss is not finite. {ADVICE}."
+    if not records:
+        return ""
+    last = records[-1]
+    evaluated: list[Any] = [record.get("val_loss") for record in records]
+    known = [loss for loss in evaluated if _finite(loss)]
+    if not _finite(last["train_loss"]) or (
+        evaluated[-1] is not None and not _finite(evaluated[-1])
+    ):
+        return f"The run has diverged: its last loss is not finite. {ADVICE}."
     if len(known) > 1 and known[-1] > known[0]:
         return (
             f"The run did not learn: its validation loss ended at {known[-1]:.4f}, above "
