@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from dataclasses import replace
 from operator import methodcaller
 from typing import Any
 
@@ -17,6 +18,7 @@ from adloco import (
     InnerProductTest,
     LearningRate,
     MergeSmallest,
+    Method,
     NonFiniteLossError,
     NormTest,
     OneProcess,
@@ -161,6 +163,42 @@ def test_schedule_runs_on_tokens() -> None:
     assert [group["lr"] for group in run.workers[0].optimizers[0].param_groups] == pytest.approx(
         [0.4, 0.8]
     )
+
+
+FALLING = LearningRate(
+    shape="wsd", total_tokens=80, warmup_fraction=0.0, final_fraction=0.25, decay_fraction=0.5
+)
+
+
+def test_rounds_become_longer_as_the_rate_falls() -> None:
+    run = make_run(
+        sync_every=4, sync_growth=1.0, learning_rate=FALLING, guards=BatchGuards(initial=2)
+    )
+    reports = list(run.rounds(9))
+    # A step has 2 of the 80 tokens. The rate falls from token 40, where the sixth round begins:
+    # there H is 4 / 1; at 48 it is 4 / (0.25 + 0.75 x 32/40) = 4.71; at 58 4 / (0.25 + 0.75 x
+    # 22/40) = 6.04; at 70 4 / (0.25 + 0.75 x 10/40) = 9.14.
+    assert [report.sync_every for report in reports] == [4, 4, 4, 4, 4, 4, 5, 6, 9]
+    assert [report.inner_steps for report in reports] == [4, 8, 12, 16, 20, 24, 29, 35, 44]
+
+
+@pytest.mark.parametrize(
+    "learning_rate",
+    [None, replace(FALLING, shape="constant"), replace(FALLING, final_fraction=0.0)],
+    ids=["none", "constant", "to zero"],
+)
+def test_rounds_grow_only_with_a_rate_that_falls_but_not_to_zero(
+    learning_rate: LearningRate | None,
+) -> None:
+    with pytest.raises(ValueError, match="method.sync_growth needs a learning rate that falls"):
+        make_run(sync_growth=1.0, learning_rate=learning_rate)
+
+
+def test_one_rule_sets_the_length_of_rounds() -> None:
+    with pytest.raises(ValueError, match="sync_growth must be 0 where sync_every is auto"):
+        Method(sync_every="auto", sync_growth=1.0)
+    with pytest.raises(ValueError, match="sync_growth must be >= 0, got -1"):
+        Method(sync_growth=-1.0)
 
 
 def test_seesaw_by_hand() -> None:

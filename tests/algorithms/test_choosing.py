@@ -178,6 +178,8 @@ def test_a_plan_needs_a_number() -> None:
     assert Method(sync_every=7).given_sync_every == 7
     with pytest.raises(ValueError, match="method.sync_every must be a number here, got auto"):
         _ = Method(sync_every="auto").given_sync_every
+    with pytest.raises(ValueError, match=r"method.sync_growth must be 0 here, .* got 1.0"):
+        _ = Method(sync_growth=1.0).given_sync_every
 
 
 def test_eta_is_a_number_outside_of_a_run() -> None:

@@ -116,6 +116,7 @@ class AdLoCo:
                 learning_rate=learning_rate,
                 tokens_per_sample=problem.tokens_per_sample,
                 ranks=self.placement.ranks_per_worker,
+                sync_growth=method.sync_growth,
             ),
             batching=self._batching,
             spikes=spikes or Spikes(),
@@ -177,8 +178,10 @@ class AdLoCo:
 
     @property
     def sync_every(self) -> int:
-        """H in force: `method.sync_every`, or the run's choice if that is auto."""
-        return self.state.auto.chosen.sync_every
+        """H of the next round: `method.sync_every`, longer by `method.sync_growth`, or the run's
+        choice if it is auto.
+        """
+        return self._parts.planner.sync_every(self.state, self.state.samples)
 
     @property
     def samples_per_inner_step(self) -> int:

@@ -1,6 +1,7 @@
 """Checks that the sections of a run fit together, and builds its workers."""
 
 import copy
+from typing import TypeGuard
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.method import Batching, Execution, Method, Problem, Syncing
@@ -42,6 +43,13 @@ def check_sections(
         learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
     )
     require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
+    end = learning_rate.final_fraction if _falls(learning_rate) else 1.0
+    require(
+        method.sync_growth == 0 or 0 < end < 1,
+        "method.sync_growth needs a learning rate that falls (learning_rate.shape cosine or wsd), "
+        "and not to 0, where rounds would have no end; it falls to a fraction of "
+        f"{end:g} here (learning_rate.final_fraction)",
+    )
     require(
         not isinstance(batching.rule, Seesaw) or _keeps_seesaw(learning_rate, batching, method),
         "batch.rule seesaw needs a learning rate that falls (shape cosine or wsd), "
@@ -50,11 +58,15 @@ def check_sections(
     )
 
 
+def _falls(learning_rate: LearningRate | None) -> TypeGuard[LearningRate]:
+    """True if there is a schedule with a decay."""
+    return learning_rate is not None and learning_rate.shape != "constant"
+
+
 def _keeps_seesaw(learning_rate: LearningRate | None, batching: Batching, method: Method) -> bool:
     """True if the rate falls by sqrt(a) where the batch grows by 1/a, also after merges."""
     return (
-        learning_rate is not None
-        and learning_rate.shape != "constant"
+        _falls(learning_rate)
         and learning_rate.coupling == "sqrt"
         and learning_rate.reference_batch == batching.guards.initial >= method.num_workers
     )

@@ -85,6 +85,10 @@ class Method:
     """Inner optimizer steps per round (H); auto: 20 at first, then chosen by the run for the least
     time to a loss, from its own seconds of steps and syncs (section [auto]).
     """
+    sync_growth: float = 0.0
+    """How rounds become longer while the learning rate decays: a round has sync_every x (peak rate
+    / rate at its beginning) ^ sync_growth inner steps. 0: not at all; 1: the workers move about as
+    far in each round; 2: the quadratic synchronisation rule (arXiv 2310.14423)."""
     dropped: tuple[int, ...] = ()
     """Workers that train no more, by number from 0: those of a lost island, which the others go on
     without (run.on_loss = drop).
@@ -107,6 +111,12 @@ class Method:
             f"dropped must be some of the workers 0 to {self.num_workers - 1}, not all, got "
             f"{[*self.dropped]}",
         )
+        require(self.sync_growth >= 0, f"sync_growth must be >= 0, got {self.sync_growth}")
+        require(
+            self.sync_growth == 0 or self.sync_every != "auto",
+            "sync_growth must be 0 where sync_every is auto, because only one of them can set the "
+            f"length of a round, got {self.sync_growth}",
+        )
         require(self.max_grad_norm >= 0, f"max_grad_norm must be >= 0, got {self.max_grad_norm}")
 
     @property
@@ -121,10 +131,15 @@ class Method:
 
     @property
     def given_sync_every(self) -> int:
-        """H; ValueError if the run is to choose it."""
+        """H; ValueError if only a run knows it."""
         require(
             self.sync_every != "auto",
             "method.sync_every must be a number here, got auto; only a run chooses it",
+        )
+        require(
+            self.sync_growth == 0,
+            "method.sync_growth must be 0 here, where all rounds are taken to be as long as the "
+            f"first, got {self.sync_growth}",
         )
         return int(self.sync_every)
 

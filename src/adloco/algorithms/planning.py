@@ -29,6 +29,8 @@ class Planner:
     tokens_per_sample: int
     ranks: int
     """Ranks that serve each worker."""
+    sync_growth: float = 0.0
+    """As `Method.sync_growth`."""
 
     def plans(self, trainer: Trainer, state: RunState) -> dict[int, BatchPlan]:
         """Each worker's micro-batches for an inner step, by worker id."""
@@ -65,6 +67,10 @@ class Planner:
                     start=trainer.outer.parameters(),
                 )
         return tasks
+
+    def sync_every(self, state: RunState, samples: int) -> int:
+        """H of a round that begins after so many samples of the run."""
+        return round(state.auto.chosen.sync_every / math.pow(self.decay(samples), self.sync_growth))
 
     def decay(self, samples: int) -> float:
         """What the schedule's decay has left of the rate after so many samples of the run."""

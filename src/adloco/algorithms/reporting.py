@@ -218,6 +218,7 @@ def report_round(
     merge: Merge | None,
     *,
     state: RunState,
+    sync_every: int,
     new_limit: int,
     handed: Bytes,
     model_bytes: int,
@@ -231,6 +232,7 @@ def report_round(
         trainers: Reports of all trainers.
         merge: The merge at the round's end; None if there was none.
         state: The state after the round.
+        sync_every: H in force in the round.
         new_limit: The new cap on micro-batches if memory ran out in this round; else 0.
         handed: Bytes that all ranks have given to collectives since the run began.
         model_bytes: Size of the trainable parameters in the model's own data type.
@@ -243,7 +245,7 @@ def report_round(
         samples=state.samples,
         inner_steps=state.inner_steps,
         syncs=state.syncs,
-        sync_every=state.auto.chosen.sync_every,
+        sync_every=sync_every,
         eta=state.auto.chosen.eta,
         multiplier=state.auto.chosen.multiplier,
         pass_limit=new_limit,

@@ -274,12 +274,14 @@ class Round:
         merge: Merge | None,
     ) -> RoundReport:
         state, parts = self._state, self._parts
+        samples_before = state.samples - int(sum(state.last_samples.values()))
         return report_round(
             tasks,
             done,
             trainers,
             merge,
             state=state,
+            sync_every=parts.planner.sync_every(state, samples_before),
             new_limit=state.pass_limit if state.pass_limit != self._limit_before else 0,
             handed=parts.bytes_handed(),
             model_bytes=parts.model_bytes,

@@ -42,14 +42,15 @@ class Budget:
         done = self._done(state, state.samples, 0)
         return any(done[name] >= limit for name, limit in self.limits.items())
 
-    def round_steps(self, state: RunState, samples_per_inner_step: int) -> int:
+    def round_steps(self, state: RunState, samples_per_inner_step: int, sync_every: int) -> int:
         """Inner steps of the next round: H in force, or fewer if the budget ends earlier.
 
         Args:
             state: The run between two rounds.
             samples_per_inner_step: Samples of one inner step over all trainers, as planned.
+            sync_every: H in force.
         """
-        steps = state.auto.chosen.sync_every
+        steps = sync_every
         if "tokens" in self.limits:
             left = self.limits["tokens"] - state.samples * self.tokens_per_sample
             steps = min(steps, math.ceil(left / (samples_per_inner_step * self.tokens_per_sample)))
@@ -57,15 +58,15 @@ class Budget:
             steps = min(steps, self.limits["inner_steps"] - state.inner_steps)
         return steps
 
-    def within_first_round(self, state: RunState, samples_per_inner_step: int) -> str:
+    def within_first_round(self, state: RunState, samples_per_inner_step: int, every: int) -> str:
         """A notice that the budget is shorter than one round; empty if it is not.
 
         Args:
             state: The run before its first round.
             samples_per_inner_step: As for `round_steps`.
+            every: H of the first round.
         """
-        every = state.auto.chosen.sync_every
-        steps = self.round_steps(state, samples_per_inner_step)
+        steps = self.round_steps(state, samples_per_inner_step, every)
         return (
             f"the budget ends after {steps} inner steps, within the first round of "
             f"method.sync_every = {every}: no step follows a full sync, a batch test or a merge, "

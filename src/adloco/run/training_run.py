@@ -119,7 +119,9 @@ class TrainingRun:
         self._budget = Budget.of(recipe)
         if stored is None:
             short = self._budget.within_first_round(
-                self.algorithm.state, self.algorithm.samples_per_inner_step
+                self.algorithm.state,
+                self.algorithm.samples_per_inner_step,
+                self.algorithm.sync_every,
             )
             self.notices += [short] if short else []
             self.algorithm.state.skip_samples(self.recipe.data.skip_samples)
@@ -349,7 +351,9 @@ class TrainingRun:
     def _round(self) -> RoundReport | None:
         try:
             per_step, state = self.algorithm.samples_per_inner_step, self.algorithm.state
-            steps = state.round_steps or self._budget.round_steps(state, per_step)
+            steps = state.round_steps or self._budget.round_steps(
+                state, per_step, self.algorithm.sync_every
+            )
             last = self._budget.ends_after(state, steps * per_step, steps)
             return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
