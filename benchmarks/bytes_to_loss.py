@@ -63,6 +63,7 @@ from matplotlib.figure import Figure
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import NonFiniteLossError, require
+from adloco.metrics import Record
 from adloco.run.training_run import TrainingRun
 
 WORKERS, BATCH, EVALUATION_STEPS = 4, 16, 40
@@ -97,6 +98,8 @@ class Arm:
     flags: Mapping[str, str]
     has_outer: bool = True
     """True if it uses the shared outer learning rate and momentum."""
+    data_parallel: bool = False
+    """True if its one worker stands for four that reduce their gradients at every step."""
 
 
 SPREAD = {
@@ -128,7 +131,12 @@ def topk(density: float, error_feedback: str = "0.9") -> dict[str, str]:
 
 STREAMING = {"streaming.fragments": "2", "streaming.tau": "5", "streaming.alpha": "0.5"}
 ARMS = {
-    "ddp": Arm(recipe="ddp", flags={"batch.initial": str(BATCH)}, has_outer=False),
+    "ddp": Arm(
+        recipe="ddp", flags={"batch.initial": str(BATCH)}, has_outer=False, data_parallel=True
+    ),
+    "outer-alone": Arm(
+        recipe="diloco", flags=SPREAD | {"method.workers_per_trainer": "1"}, data_parallel=True
+    ),
     "local-sgd": Arm(recipe="local-sgd", flags=SPREAD, has_outer=False),
     "diloco": Arm(recipe="diloco", flags=SPREAD),
     "adloco": Arm(recipe="adloco", flags=TRAINERS),
@@ -167,6 +175,8 @@ Point = dict[str, float]
 """One evaluation: tokens, bytes, sent (if known), syncs, seconds and loss."""
 Result = dict[str, Any]
 """A run in the JSON file: its settings, and its curve column by column."""
+Watch = Callable[[TrainingRun, Record], Result]
+"""(run, record of the round that ended) -> further entries of the result."""
 Finish = Callable[[Sequence["Spec"]], list[Result]]
 """A function that returns the results of runs, in their order."""
 
@@ -235,11 +245,12 @@ class Spec:
         return f"{self.arm}, {self.inner} {self.inner_lr:g}{interval}{outer}, seed {self.seed}"
 
 
-def train(spec: Spec, threads: int) -> Result:
+def train(spec: Spec, threads: int, watch: Watch | None = None) -> Result:
     """Train in this process, in a temporary run folder. Divergence is a result; every other failure
-    is an error.
+    is an error. What `watch` returns after each round is added to the result.
     """
     points: list[Point] = []
+    parallel, more = ARMS[spec.arm].data_parallel, {}
     seconds, tokens, diverged = 0.0, 0, ""
     with (
         tempfile.TemporaryDirectory(prefix="adloco-bytes-to-loss-") as folder,
@@ -250,8 +261,10 @@ def train(spec: Spec, threads: int) -> Result:
             for record in run.rounds():
                 seconds += (record["tokens"] - tokens) / record["tokens_per_second"]
                 tokens = record["tokens"]
+                if watch:
+                    more |= watch(run, record)
                 if record["val_loss"] is not None:
-                    points.append(point(record, seconds, data_parallel=spec.arm == "ddp"))
+                    points.append(point(record, seconds, data_parallel=parallel))
         except NonFiniteLossError as error:
             diverged = str(error)
         environment = json.loads(Path(folder, "run", "environment.json").read_text())
@@ -277,6 +290,7 @@ def train(spec: Spec, threads: int) -> Result:
             "final_loss": None if diverged else points[-1]["loss"],
             "curve": curve,
         }
+        | more
     )
 
 
@@ -377,7 +391,13 @@ class OutOfTimeError(Exception):
     """The time limit has passed, so no further run is started."""
 
 
-def finish(specs: Sequence[Spec], store: Store, threads: int, deadline: float) -> list[Result]:
+def finish(
+    specs: Sequence[Spec],
+    store: Store,
+    threads: int,
+    deadline: float,
+    train: Callable[[Spec, int], Result] = train,
+) -> list[Result]:
     """Train the runs that are missing and return the results of all.
 
     The first pass skips runs that another process has reserved; the second waits for them.
@@ -387,6 +407,7 @@ def finish(specs: Sequence[Spec], store: Store, threads: int, deadline: float) -
         store: Where results are stored.
         threads: Torch's threads for each run.
         deadline: In seconds of time.monotonic(); no run is started after it.
+        train: Trains a run with so many threads.
 
     Raises:
         OutOfTimeError: The deadline passed before all runs were started.
@@ -711,6 +732,7 @@ COLOURS = (
     "#0a4d2e",
     "#a05195",
     "#ff6f00",
+    "#9c6644",
 )
 STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ((0, (6, 2, 1, 2, 1, 2)), "v"))
 

@@ -18,8 +18,8 @@ BLOCK = 1 << 16
 BLOCK_ON_GPU = 1 << 22
 """Elements that one operation handles on a GPU, where each costs a launch.
 
-With the blocks of a CPU a sync of four workers with 305M parameters took 1.2 s on an H100, and
-nearly all of it was launches.
+A sync of four workers with 305M parameters takes 0.1 s on an H100. With the blocks of a CPU it took
+1.2 s, and nearly all of it was launches.
 """
 
 PIECE = 1 << 20

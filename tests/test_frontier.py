@@ -1,0 +1,64 @@
+"""benchmarks/frontier.py: its trials, the tables of invented runs, and the mean of a tail."""
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SMALL
+
+
+@pytest.fixture(scope="module")
+def frontier() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+        return import_module("frontier")
+
+
+def test_every_trial_is_another_run(frontier: Any) -> None:
+    keys = [trial.spec(1000).key for trial in frontier.TRIALS]
+    assert len(set(keys)) == len(keys)
+    assert {trial.spec(1000).key for trial in frontier.FINALS} <= set(keys)
+
+
+def test_the_tables(frontier: Any, tmp_path: Path) -> None:
+    def run(loss: float, megabytes: float, diverged: str = "") -> dict[str, Any]:
+        curve = {} if diverged else {"bytes": [1e6 * megabytes], "syncs": [3]}
+        told = {"git": None, "torch": "2", "threads": 1, "curve": curve, "diverged": diverged}
+        return told | {"final_loss": loss, "tail_loss": loss - 0.01}
+
+    store = frontier.Store(tmp_path / "runs.json")
+    with pytest.raises(ValueError, match=r"there are no runs in .*; run --stage trials first"):
+        frontier.main(["--stage", "table", "--json", str(store.file)])
+    ddp, other, best = frontier.FINALS[0], frontier.FINALS[1], frontier.FINALS[2]
+    store.add(ddp.spec(1000).key, run(2.0, 1500.0))
+    store.add(other.spec(1000).key, run(0.0, 0.0, diverged="not finite"))
+    for seed, (ddp_loss, loss) in enumerate([(1.9, 2.0), (2.1, 2.2)]):
+        store.add(ddp.spec(seed).key, run(ddp_loss, 1500.0))
+        store.add(best.spec(seed).key, run(loss, 7.5))
+    frontier.main(["--stage", "table", "--json", str(store.file)])
+    finals, trials = (tmp_path / "runs.md").read_text().split("## Trials")
+    row = next(line for line in finals.splitlines() if line.startswith("| diloco-int2"))
+    # Means of 2.1 and 2.0; 1500 MB are 200 times 7.5.
+    assert row.split(" | ")[7:] == [
+        *("2", "2.1000 (2.0000 to 2.2000)", "+5.0%", "2.0900", "7.50", "200x", "3 |")
+    ]
+    assert "| 1 | diverged | - |" in trials
+
+
+def test_the_mean_of_a_tail_of_one_round_has_the_loss_of_its_end(
+    frontier: Any, tmp_path: Path, corpus: Path
+) -> None:
+    problem = {"data.path": str(corpus), "data.cache": str(tmp_path / "cache")} | {
+        name: value for name, value in SMALL.items() if name.startswith(("model.", "data.contex"))
+    }
+    trial = frontier.Trial(arm="outer-alone", sync_every=2, more="evaluation.windows=8")
+    spec = trial.spec(0)
+    spec = replace(spec, tokens=2048, problem=spec.problem + tuple(problem.items()))
+    result = frontier.train(spec, 1, frontier.TailMean())
+    assert result["tail_loss"] == pytest.approx(result["final_loss"], abs=2e-5)
+    # One worker stands for four that reduce at each step.
+    steps = result["curve"]["syncs"][-1]
+    assert result["curve"]["bytes"] == [steps * 4 * result["parameters"]]
