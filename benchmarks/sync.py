@@ -1,12 +1,16 @@
-"""Compares an outer sync and a data-parallel step with bare torch calls on the same ranks.
+"""Compares an outer sync and a data-parallel step with bare torch calls on the same ranks, and wire
+formats with int8.
 
-    .venv/bin/python benchmarks/sync.py [--part outer_sync | ddp_steps] [--quick] [--json FILE]
+    .venv/bin/python benchmarks/sync.py [--part PART] [--quick] [--json FILE]
 
 1. An outer sync (pseudo-gradient, mean over workers, Nesterov step, parameters back to the worker)
    is compared with `all_reduce` of as many bytes on the same group. The goal is at most 1.15 times
    its time. The plain mean, without an outer optimizer, is shown too.
 2. Inner steps of `ddp` are compared with a plain loop around torch's DistributedDataParallel, with
    the same model, batch, optimizer and clipping. The goal is at least 0.97 of its steps per second.
+
+3. Encoding and decoding of each wire format, in pieces as a sync does it, is compared with int8's,
+   on one thread. The goal is at most twice its time for int4 and int2.
 
 The sides of each comparison take turns within one start of the ranks. Reported are medians of
 their ratio, because machines are noisy.
@@ -17,6 +21,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +44,13 @@ from adloco import (
 )
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
+from adloco.distributed.codecs.bf16 import Bf16
+from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.int2 import Int2
+from adloco.distributed.codecs.int4 import Int4
+from adloco.distributed.codecs.int8 import Int8
+from adloco.distributed.codecs.topk import TopK
+from adloco.distributed.comm.compressed import in_pieces
 from adloco.distributed.comm.process_group import GroupComm
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.sources.llama import LlamaShape, build_llama
@@ -55,8 +67,8 @@ def main() -> None:
     )
     parser.add_argument(
         "--part",
-        choices=("outer_sync", "ddp_steps"),
-        help="run this part only; the other's rows stay in the JSON file",
+        choices=("outer_sync", "ddp_steps", "codecs"),
+        help="run this part only; the others' rows stay in the JSON file",
     )
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/sync.json"))
@@ -64,14 +76,17 @@ def main() -> None:
     sizes, ranks = ([1], [2]) if known.quick else ([1, 10, 100], [2, 3, 4])
     rows: dict[str, Any] = json.loads(known.json.read_text()) if known.json.exists() else {}
     rows["torch"] = torch.__version__
-    if known.part != "ddp_steps":
+    if known.part in (None, "outer_sync"):
         rows["outer_sync"] = [sync_row(millions, count) for millions in sizes for count in ranks]
-    if known.part != "outer_sync":
+    if known.part in (None, "ddp_steps"):
         rows["ddp_steps"] = [
             step_row(width, count)
             for width in ([128] if known.quick else [128, 512])
             for count in ranks[:1] + ranks[2:]
         ]
+    if known.part in (None, "codecs"):
+        rows["codecs"] = run_on_ranks(codec_times, 1, 1 << (20 if known.quick else 23))[0]
+        print("codecs, one thread:", json.dumps(rows["codecs"]), flush=True)
     known.json.write_text(json.dumps(rows, indent=2) + "\n")
     print(f"written to {known.json}")
 
@@ -118,6 +133,28 @@ def sync_times(parameters: int, rounds: int) -> dict[str, float]:
         },
         rounds,
     )
+
+
+def codec_times(count: int) -> dict[str, float]:
+    """Nanoseconds for each value of encoding and decoding, and their ratio to int8's.
+
+    count: Values at once.
+    """
+    values = torch.randn(count, generator=torch.Generator().manual_seed(0))
+
+    def there_and_back(codec: WireFormat) -> None:
+        rows = values.view(-1, codec.block)
+        for piece in in_pieces(rows, codec):
+            codec.decode(codec.encode(rows[piece]))
+
+    codecs: list[Int8 | Bf16 | Int4 | Int2 | TopK] = [Int8(), Bf16(), Int4(), Int2(), TopK()]
+    times = paired({codec.key: partial(there_and_back, codec) for codec in codecs}, rounds=15)
+    return {
+        name.replace("_seconds", "_ns"): round(
+            number if name.endswith("_ratio") else number / count * 1e9, 2
+        )
+        for name, number in times.items()
+    }
 
 
 def step_row(width: int, ranks: int) -> dict[str, Any]:

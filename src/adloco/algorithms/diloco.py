@@ -132,7 +132,8 @@ class DiLoCo:
         """If syncs leave replicas diverged at the end of a round, set all of them to their mean.
 
         Call it on all ranks, after a step that returned True. The mean is weighted by the samples
-        of the round, so what a replica without samples has not sent is lost.
+        of the round, so what a replica without samples has not sent is lost. With a lossy wire
+        format, differences from the global parameters are sent in at least 4 bits for each value.
         """
         require(
             self._inner_steps % self.sync_every == 0,

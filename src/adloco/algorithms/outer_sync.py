@@ -181,7 +181,7 @@ class OuterSync:
             )
             differences = comm.pseudo_gradient(given).wait()
             for target, difference in zip(targets, differences, strict=True):
-                target.copy_(target - in_memory_of(difference, target))
+                local(target).sub_(local(in_memory_of(difference, target)))
         self.broadcast_all(replicas)
 
     def broadcast_all(self, replicas: Sequence[Replica]) -> None:
