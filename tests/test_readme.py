@@ -13,7 +13,7 @@ from adloco.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+START, *PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMANDS = [
     line.split("#")[0].strip()
     for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
@@ -28,6 +28,22 @@ def test_there_is_something_to_test() -> None:
     assert len([line for line in PYTHON[0].splitlines() if line.strip()]) < 20, (
         "a user's own model, data and loss train in under 20 lines"
     )
+
+
+def test_the_first_example_runs(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On fewer tokens and a smaller model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_texts").symlink_to(corpus)
+    small = '**{"model.hidden_size": 16, "evaluation.windows": 4, "run.trackers": "none", '
+    code = START.replace('"200k"', '"4k"').replace("**{", small)
+    assert len(START.splitlines()) <= 10
+    exec(code, {})
+    assert " The " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=["own model", "own loop"])
