@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,31 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     checkpoint.remove_old(tmp_path, "round-3", 1)
     assert checkpoint.newest(tmp_path).name == "round-3"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def record(round: int, loss: float | None) -> dict[str, Any]:
+    return {"round": round, "inner_steps": 10 * round, "val_loss": loss}
+
+
+def test_the_best_is_kept_besides_the_newest(tmp_path: Path) -> None:
+    """Round 2 has the lowest loss that is a number; round 4 is as good, but later. The checkpoint
+    within round 3 has none.
+    """
+    losses = [(1, 3.0), (2, 1.0), (3, 0.5), (4, 1.0), (5, math.nan), (6, None)]
+    records = [record(round, loss) for round, loss in losses]
+    names = [checkpoint.name_of(round, 10 * round + 2 * (round == 3)) for round, _ in losses]
+    assert names[:3:2] == ["round-000001-step-00000010", "round-000003-step-00000032"]
+    assert checkpoint.best_name(names, records) == names[1]
+    assert checkpoint.best_name(names[:1] + names[3:], records) == names[3]
+    assert checkpoint.best_name(names[4:], records) == ""
+    assert [checkpoint.is_best(records[:end]) for end in range(1, 7)] == [True] * 3 + [False] * 3
+    for name in names:
+        save(tmp_path, name)
+    checkpoint.remove_old(tmp_path, names[-1], 2, names[1])
+    assert [path.name for path in checkpoint.list_all(tmp_path)] == [names[1], *names[-2:]]
+    assert checkpoint.best(tmp_path, records).name == names[1]
+    with pytest.raises(ValueError, match="train with run.keep_best, or leave out --best"):
+        checkpoint.best(tmp_path, records[-1:])
 
 
 def test_what_killed_saves_of_earlier_versions_have_left_is_removed(tmp_path: Path) -> None:

@@ -134,6 +134,17 @@ def add_trained_run(parser: Parser, *, purpose: str) -> None:
     )
 
 
+def add_best(parser: Parser) -> None:
+    """Add --best."""
+    parser.add_argument(
+        "--best",
+        action="store_const",
+        const="best",
+        help="of the checkpoints that are kept, the one with the lowest validation loss (see "
+        "run.keep_best; default: the newest)",
+    )
+
+
 def take_settings(
     words: Sequence[str], *, lists: bool = False
 ) -> tuple[list[tuple[str, str]], list[str]]:

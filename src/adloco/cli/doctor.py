@@ -124,7 +124,7 @@ def _disk(facts: Sequence["RankFacts"], recipe: "Recipe | None", console: Consol
     with console.status("reading text, building the model's shape ..."):
         size = checkpoint_bytes(recipe)
     # One more is written before the oldest is removed.
-    return disk(facts, size, recipe.run.keep_checkpoints + 1)
+    return disk(facts, size, recipe.run.keep_checkpoints + recipe.run.keep_best + 1)
 
 
 def _links(

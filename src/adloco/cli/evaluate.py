@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from adloco.cli.arguments import Commands, add_command, add_trained_run
+from adloco.cli.arguments import Commands, add_best, add_command, add_trained_run
 from adloco.cli.terminal import open_console
 from adloco.errors import require
 
@@ -17,6 +17,7 @@ def add_parser(commands: Commands) -> None:
         "another path.",
     )
     add_trained_run(parser, purpose="evaluate")
+    add_best(parser)
     parser.add_argument(
         "--data.path",
         dest="path",
@@ -39,7 +40,7 @@ def run(arguments: Namespace) -> int:
     require((windows or 0) >= 0, f"--windows must be >= 0, got {windows}")
     console = open_console()
     with console.status("evaluating ..."):
-        trained = load_trained(arguments.run_folder, arguments.trainer)
+        trained = load_trained(arguments.run_folder, arguments.trainer, arguments.best)
         recipe = trained.stored.recipe
         require(
             not windows or recipe.task.packed,

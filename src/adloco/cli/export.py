@@ -3,7 +3,7 @@
 from argparse import Namespace
 from pathlib import Path
 
-from adloco.cli.arguments import Commands, add_command, add_trained_run
+from adloco.cli.arguments import Commands, add_best, add_command, add_trained_run
 from adloco.cli.terminal import open_console
 
 
@@ -17,6 +17,7 @@ def add_parser(commands: Commands) -> None:
         "configuration, tokenizer and model card.",
     )
     add_trained_run(parser, purpose="export")
+    add_best(parser)
     parser.add_argument(
         "--to",
         type=Path,
@@ -52,7 +53,7 @@ def run(arguments: Namespace) -> int:
     console = open_console()
     with console.status("writing the model ..."):
         export(
-            load_trained(arguments.run_folder, arguments.trainer),
+            load_trained(arguments.run_folder, arguments.trainer, arguments.best),
             folder,
             license_id=arguments.license,
             languages=_names(arguments.language),

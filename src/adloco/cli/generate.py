@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from adloco.cli.arguments import Commands, add_command, add_trained_run
+from adloco.cli.arguments import Commands, add_best, add_command, add_trained_run
 from adloco.cli.terminal import printable
 
 
@@ -15,6 +15,7 @@ def add_parser(commands: Commands) -> None:
         description="Continue a text with a run's model.",
     )
     add_trained_run(parser, purpose="use")
+    add_best(parser)
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="text to continue")
     parser.add_argument(
         "--tokens",
@@ -39,7 +40,7 @@ def run(arguments: Namespace) -> int:
     from adloco.run.trained import continued, load_trained
 
     pieces = continued(
-        load_trained(arguments.run_folder, arguments.trainer),
+        load_trained(arguments.run_folder, arguments.trainer, arguments.best),
         arguments.prompt,
         max_tokens=arguments.tokens,
         temperature=arguments.temperature,

@@ -55,6 +55,10 @@ class RunSettings:
     """Rounds from one checkpoint to the next. The last round always writes one."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep; older ones are deleted."""
+    keep_best: bool = False
+    """Also write a checkpoint after each evaluation with the lowest loss so far, and keep that one
+    besides run.keep_checkpoints, for adloco evaluate, generate and export --best.
+    """
     grace_seconds: float = 30.0
     """Time from a signal that tells the run to stop to the end that a scheduler or launcher puts to
     it (30 is torchrun's --shutdown-timeout). The run says if saving takes longer. A rank that waits

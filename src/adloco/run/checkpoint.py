@@ -6,12 +6,15 @@ checkpoint is complete if all parts are there that its part `run` lists. A kill 
 that is not.
 """
 
+import math
 import shutil
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from adloco.algorithms.state_parts import RUN
 from adloco.errors import require
+from adloco.metrics import Record
 from adloco.run import part_file, whole_checkpoint
 from adloco.run.part_file import DamagedCheckpointError, read_part
 from adloco.run.whole_checkpoint import is_whole, read_whole
@@ -67,11 +70,47 @@ def remove_leftovers(folder: Path) -> None:
             replaced.replace(target)
 
 
-def remove_old(folder: Path, newest: str, keep: int) -> None:
-    """Remove all checkpoints but the newest, which is complete, and `keep` - 1 before it."""
+def name_of(round: int, inner_steps: int) -> str:
+    """The name of a checkpoint; names sort by age.
+
+    Args:
+        round: Complete rounds.
+        inner_steps: Inner steps, those of a round in progress included.
+    """
+    return f"round-{round:06d}-step-{inner_steps:08d}"
+
+
+def remove_old(folder: Path, newest: str, keep: int, spared: str = "") -> None:
+    """Remove all checkpoints but the newest, which is complete, `keep` - 1 before it, and the one
+    that is spared.
+    """
     before = [path for path in list_all(folder) if path.name < newest]
     for old in before[: max(0, len(before) - keep + 1)]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old.name != spared:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def best_name(names: Collection[str], records: Iterable[Record]) -> str:
+    """The checkpoint with the lowest validation loss, the first of equals; empty if there is none.
+
+    Args:
+        names: Names of checkpoints.
+        records: Lines of metrics.jsonl. The checkpoint of a round that was not evaluated, or one
+            within a round, has no loss.
+    """
+    losses = {
+        name_of(each["round"], each["inner_steps"]): each["val_loss"]
+        for each in records
+        if each.get("val_loss") is not None and math.isfinite(each["val_loss"])
+    }
+    found = [name for name in names if name in losses]
+    return min(found, key=lambda name: (losses[name], name), default="")
+
+
+def is_best(records: Sequence[Record]) -> bool:
+    """True if the newest of these lines of metrics.jsonl has the lowest validation loss."""
+    names = [name_of(each["round"], each["inner_steps"]) for each in records]
+    return best_name(names, records) == names[-1]
 
 
 def make_readable(folder: Path) -> None:
@@ -103,6 +142,17 @@ def newest(folder: Path) -> Path:
     found = list_checkpoints(folder)
     require(bool(found), f"{folder} has no checkpoint; start the run again in another folder")
     return found[-1]
+
+
+def best(folder: Path, records: Iterable[Record]) -> Path:
+    """The checkpoint in a folder with the lowest validation loss; ValueError if none has one."""
+    name = best_name([path.name for path in list_checkpoints(folder)], records)
+    require(
+        bool(name),
+        f"{folder} has no checkpoint of a round that was evaluated; train with run.keep_best, or "
+        "leave out --best",
+    )
+    return folder / name
 
 
 def of_round(folder: Path, round: int) -> Path:

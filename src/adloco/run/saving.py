@@ -6,7 +6,7 @@ import shutil
 import socket
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from adloco.algorithms.state_parts import RUN
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import RunWarning
-from adloco.run.checkpoint import remove_old
+from adloco.run.checkpoint import list_all, remove_old
 from adloco.run.folder import CHECKPOINTS
 from adloco.run.part_file import write_part
 
@@ -27,12 +27,19 @@ all processes.
 class Saving:
     """Writes checkpoints, and knows the newest. All methods but `wait` are called on all ranks."""
 
-    def __init__(self, folder: Path, placement: Placement, keep: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        placement: Placement,
+        keep: int,
+        spared: Callable[[Collection[str]], str],
+    ) -> None:
         """
         Args:
             folder: The run's folder.
             placement: The ranks.
             keep: Checkpoints to keep.
+            spared: Tells from the names of all checkpoints which one to keep besides; empty: none.
         """
         self.newest = ""
         """Name of the newest checkpoint that all ranks have written."""
@@ -47,6 +54,7 @@ class Saving:
         self._folder = folder
         self._placement = placement
         self._keep = keep
+        self._spared = spared
         self._copying = self._warned = False
         self._began = 0.0
         self._name = ""
@@ -159,7 +167,8 @@ class Saving:
             raise OSError(next(filter(None, reasons)))
         self.newest, self._warned = name, False
         if self._placement.is_island_first:
-            remove_old(checkpoints, name, self._keep)
+            spared = self._spared([path.name for path in list_all(checkpoints)])
+            remove_old(checkpoints, name, self._keep, spared)
 
 
 def _reason(error: BaseException | None, placement: Placement) -> str:

@@ -5,7 +5,7 @@ they belong together.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from adloco.algorithms.state_parts import RUN
 from adloco.config.recipe import build_recipe, override, read_values
@@ -17,6 +17,7 @@ from adloco.run import checkpoint
 from adloco.run.changes import RECORDED_SETTINGS, Changed, changed_settings
 from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, TOKENIZER, not_begun, run_folder
 from adloco.run.lengthening import check_budgets, with_longer_schedule
+from adloco.run.records import Records
 from adloco.tasks.task import Task
 from adloco.whole_file import checksums
 
@@ -32,6 +33,7 @@ FREE_SETTINGS = {
     "run.threads",
     "run.checkpoint_every",
     "run.keep_checkpoints",
+    "run.keep_best",
     "run.grace_seconds",
     "run.timeout_seconds",
     "run.on_loss",
@@ -94,14 +96,17 @@ class StoredRun:
 
 
 def read_run(
-    folder: Path, flags: Sequence[tuple[str, Any]] = (), round: int | None = None
+    folder: Path,
+    flags: Sequence[tuple[str, Any]] = (),
+    round: int | Literal["best"] | None = None,
 ) -> StoredRun:
     """Read the run in a folder at one of its checkpoints.
 
     Args:
         folder: The run's folder.
         flags: (section.key, value) of settings that change on resume; see `CHANGEABLE`.
-        round: The checkpoint's round; None for the newest checkpoint.
+        round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
+            lowest validation loss.
 
     Raises:
         ValueError: A part is missing or damaged, comes from another program or version, or was
@@ -109,7 +114,10 @@ def read_run(
     """
     recipe = resumed_recipe(folder, flags)
     kept = folder / CHECKPOINTS
-    chosen = checkpoint.newest(kept) if round is None else checkpoint.of_round(kept, round)
+    if round == "best":
+        chosen = checkpoint.best(kept, Records(folder).read_whole())
+    else:
+        chosen = checkpoint.newest(kept) if round is None else checkpoint.of_round(kept, round)
     return stored_run(folder, recipe, chosen, checkpoint.Checkpoint(chosen).need(RUN))
 
 

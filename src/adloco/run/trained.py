@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -44,7 +44,7 @@ class Trained:
 def load_trained(
     folder: Path,
     trainer: int | None = None,
-    round: int | None = None,
+    round: int | Literal["best"] | None = None,
     problem: Problem | None = None,
 ) -> Trained:
     """Load a trainer's model from a checkpoint of a run.
@@ -52,7 +52,8 @@ def load_trained(
     Args:
         folder: The run's folder.
         trainer: Its number; None for the trainer with the lowest validation loss.
-        round: The checkpoint's round; None for the newest checkpoint.
+        round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
+            lowest validation loss.
         problem: The problem of a run from Python, which has its model; None for other runs.
 
     Raises:
@@ -82,7 +83,7 @@ def stored_builder(stored: StoredRun) -> Builder:
 
 
 def stored_trainer(
-    folder: Path, trainer: int | None, round: int | None
+    folder: Path, trainer: int | None, round: int | Literal["best"] | None
 ) -> tuple[StoredRun, int, dict[str, Any]]:
     """A run at a checkpoint, a trainer's number and its outer state; see `load_trained`."""
     stored = read_run(folder, round=round)

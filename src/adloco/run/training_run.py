@@ -4,7 +4,7 @@ run.rounds(): ...`.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -107,7 +107,7 @@ class TrainingRun:
         self.task = parts.task
         self.notices = parts.notices
         """What a person should know before the first round."""
-        self.saving = Saving(folder, placement, recipe.run.keep_checkpoints)
+        self.saving = Saving(folder, placement, recipe.run.keep_checkpoints, self._best_checkpoint)
         if stored:
             self.saving.seconds = stored.about.get("checkpoint_seconds", 0.0)
         self.copies = MemoryCopies(placement, recipe.run.copy_every)
@@ -340,7 +340,9 @@ class TrainingRun:
             if self.placement.is_rank_zero:
                 self.records.add(record, report)
             self.history.append(record)
-            due = report.round % self.recipe.run.checkpoint_every == 0
+            due = report.round % self.recipe.run.checkpoint_every == 0 or (
+                self.recipe.run.keep_best and self.placement.agree(checkpoint.is_best(self.history))
+            )
             self.saving.look()
             if self.finished or due or self.saving.missing:
                 self._save(content, last=self.finished)
@@ -453,6 +455,10 @@ class TrainingRun:
             trainer: self.recipe.task.measured(of_trainer) for trainer, of_trainer in means.items()
         }
 
+    def _best_checkpoint(self, names: Collection[str]) -> str:
+        """The checkpoint among these that `run.keep_best` keeps; empty if it keeps none."""
+        return checkpoint.best_name(names, self.history) if self.recipe.run.keep_best else ""
+
     def _save(self, content: Content, *, last: bool) -> None:
         self.saving.try_to_save(self._checkpoint_name(), content, last=last)
         if last:
@@ -462,12 +468,12 @@ class TrainingRun:
         self._bytes_checkpoint += self.copies.keep(self._checkpoint_name(), content())
 
     def _checkpoint_name(self) -> str:
-        """Rounds and inner steps so far; names sort by age."""
+        """By rounds and inner steps so far."""
         state, workers = self.algorithm.state, self.algorithm.workers.values()
         # Those of the worker that is furthest: the same name on all ranks.
         here = max(worker.inner_step for worker in workers) if state.in_round else 0
         begun = int(self.placement.largest(here))
-        return f"round-{state.rounds_done:06d}-step-{state.inner_steps + begun:08d}"
+        return checkpoint.name_of(state.rounds_done, state.inner_steps + begun)
 
     def _checkpoint(self) -> dict[str, Any]:
         """The parts of a checkpoint that this process writes; NonFiniteLossError if the state has

@@ -1,0 +1,68 @@
+"""`run.keep_best`: the checkpoint with the lowest evaluation loss stays, for `--best`."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adloco.cli.main import main
+from adloco.run.checkpoint import list_checkpoints
+from adloco.run.part_file import read_tensors
+from adloco.run.training_run import TrainingRun
+from tests.run.test_training_run import make_run
+
+UNSTEADY = ["--run.keep_best", "--run.keep_checkpoints", "1", "--run.checkpoint_every", "100"]
+UNSTEADY += ["--learning_rate.shape", "constant", "--inner.lr", "0.3", "--run.tokens", "6000"]
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """The tensors of each file of each checkpoint."""
+    files = [file for each in list_checkpoints(folder / "checkpoints") for file in each.iterdir()]
+    return {
+        f"{file.parent.name}/{file.name}": {
+            name: tensor.tolist() for name, tensor in read_tensors(file).items()
+        }
+        for file in files
+        if file.suffix == ".safetensors" and file.stem != "run"
+    }
+
+
+def test_a_run_that_gets_worse_and_is_killed(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With this learning rate the loss jumps up and down; the best round is in the middle."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    records = list(make_run("diloco", [*small, *UNSTEADY, "--run.folder", str(whole)]).rounds())
+    losses = [record["val_loss"] for record in records]
+    best = losses.index(min(losses))
+    assert 0 < best < len(losses) - 2
+    names = sorted({name.partition("/")[0] for name in kept(whole)})
+    assert [name[:12] for name in names] == [f"round-{best + 1:06d}", f"round-{len(losses):06d}"]
+
+    rounds = make_run("diloco", [*small, *UNSTEADY]).rounds()
+    for _ in range(best + 2):
+        next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    resumed = TrainingRun.resume(run)
+    assert resumed.saving.newest == names[0]
+    list(resumed.rounds())
+    assert kept(run) == kept(whole)
+
+    capsys.readouterr()
+    for words, name, loss in ((["--best"], names[0], min(losses)), ([], names[1], losses[-1])):
+        assert main(["evaluate", str(run), *words]) == 0
+        said = capsys.readouterr().out
+        assert f"of {run / 'checkpoints' / name}\n" in said
+        found = re.search(r"loss (\d+\.\d+)", said)
+        assert found and float(found[1]) == pytest.approx(loss, abs=1e-4)
+
+
+def test_without_an_evaluated_checkpoint(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run("single", [*small, "--run.rounds", "3", "--evaluation.every", "5"])
+    next(run.rounds())
+    run.saving.wait()
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "a", "--best"]) == 2
+    assert "has no checkpoint of a round that was evaluated" in capsys.readouterr().err
