@@ -1,83 +1,23 @@
-"""`adloco doctor`: what it measures on ranks, and what it prints."""
+"""`adloco doctor`: what it prints, over a shaped link too."""
 
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
 
 from adloco.cli.main import main
-from adloco.cluster.network import gloo_address, interfaces, port_is_free
-from adloco.cluster.rank_facts import all_facts, look, who_sees
-from adloco.distributed.launch import link_test
-from adloco.distributed.launch.link_test import MeasuredLink, measure_links
-from adloco.distributed.testing import run_on_ranks
+from adloco.cluster.network import interfaces
 from adloco.plan.link import Link, bandwidth_text, latency_text
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.recipe_probe import checkpoint_bytes
 from tests.run.test_training_run import make_run
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def measured_by_a_clock() -> tuple[list[MeasuredLink], list[str]]:
-    """The clock goes on by half a second whenever it is read; that of rank 1 is 5 s ahead."""
-    reads = iter(range(10**6))
-    now = 1e9 + 5 * (dist.get_rank() == 1)
-    clock = SimpleNamespace(perf_counter=lambda: next(reads) / 2, time=lambda: now)
-    link_test.time = clock  # type: ignore[assignment]
-    link_test.LARGEST_BYTES = 1 << 20
-    steps: list[str] = []
-    return measure_links([0, 1, 2], steps.append), steps
-
-
-def test_links_of_a_ring() -> None:
-    """A transfer takes 0.5 s, never a whole one, so that the size grows to 1 MiB; half a round trip
-    of 0.5 s is latency. The answer comes 0.25 s after the ping was sent.
-    """
-    results = run_on_ranks(measured_by_a_clock, 4)
-    assert all(links == results[0][0] for links, _ in results)
-    links, steps = results[0]
-    assert [(link.source, link.target) for link in links] == [(0, 1), (1, 2), (2, 0)]
-    assert [link.bytes_per_second for link in links] == [2**20 / 0.25] * 3
-    assert [link.latency_seconds for link in links] == [0.25] * 3
-    assert [link.clock_seconds for link in links] == [4.75, -5.25, -0.25]
-    assert len(steps) == 1 + 3 and steps[-1] == "bandwidth of the links, 1.0 MB at a time"
-
-
-def seen(folder: str) -> list[bool]:
-    if dist.get_rank() == 1:
-        Path.exists = lambda *_, **__: False  # type: ignore[method-assign]
-    from adloco.cluster import rank_facts
-
-    rank_facts.SEEN_SECONDS = 0.2
-    return who_sees(Path(folder) if dist.get_rank() == 0 else Path("elsewhere"))
-
-
-def test_a_folder_that_a_rank_does_not_see(tmp_path: Path) -> None:
-    assert run_on_ranks(seen, 3, str(tmp_path)) == [[True, False, True]] * 3
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_facts_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = look(tmp_path / "not" / "there", "cpu")
-    assert all_facts(facts) == [facts]
-    assert (facts.folder, facts.writable, facts.device) == (str(tmp_path), "", "cpu")
-    assert facts.free_bytes > 0 and facts.addresses.get("lo", "127.0.0.1") == "127.0.0.1"
-    with socket.create_server(("", 0)) as server:
-        assert not port_is_free(server.getsockname()[1])
-    name = next(iter(interfaces()), None)
-    if name:
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
-        assert gloo_address() == interfaces()[name]
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none7")
-    assert gloo_address() == ""
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from adloco.plan.link import bandwidth_text, latency_text
 
 MUST_AGREE = ("torch", "adloco", "the code of adloco")
 """What a run refuses to start with if it differs, or what changes its numbers."""
+LONGEST_VERSION = 40
 CLOCK_SECONDS = 1.0
 """Clocks that differ by more make the records of machines hard to compare."""
 SLOW = 2.0
@@ -36,23 +37,20 @@ class Finding:
 def versions(facts: Sequence[RankFacts]) -> Finding:
     """Versions, the same on all ranks or not."""
     first, name = facts[0].versions, "versions"
-    texts = []
-    for key, version in first.items():
-        other = next((rank for rank, each in enumerate(facts) if each.versions[key] != version), 0)
-        if other:
-            here = version if len(version) < 40 else f"{version[:8]}..."
-            there = facts[other].versions[key]
-            there = there if len(there) < 40 else f"{there[:8]}..."
-            texts.append(
-                f"{key} is {here} on {facts[0].host} and {there} on {facts[other].host} (rank "
-                f"{other})"
-            )
-    if texts:
-        wrong = any(text.startswith(MUST_AGREE) for text in texts)
+    differing: dict[str, str] = {}
+    for rank, each in enumerate(facts):
+        for key, version in each.versions.items():
+            if version != first[key]:
+                text = (
+                    f"{key} is {_short(first[key])} on {facts[0].host} and {_short(version)} on "
+                    f"{each.host} (rank {rank})"
+                )
+                differing.setdefault(key, text)
+    if differing:
         return Finding(
             check=name,
-            level="problem" if wrong else "warning",
-            text=f"{'; '.join(texts)}; install the same on all machines",
+            level="problem" if {*MUST_AGREE} & {*differing} else "warning",
+            text=f"{'; '.join(differing.values())}; install the same on all machines",
         )
     named = ", ".join(f"{key} {first[key]}" for key in ("python", "torch", "adloco"))
     same = f", the same on {len(facts)} ranks" if len(facts) > 1 else ""
@@ -243,6 +241,11 @@ def cluster_lines(links: Sequence[MeasuredLink]) -> list[str]:
     bandwidth = bandwidth_text(min(each.bytes_per_second for each in links))
     latency = latency_text(max(each.latency_seconds for each in links))
     return [f"islands = {len(links)}", f'bandwidth = "{bandwidth}"', f'latency = "{latency}"']
+
+
+def _short(version: str) -> str:
+    """The version, or the beginning of a checksum."""
+    return version if len(version) < LONGEST_VERSION else f"{version[:8]}..."
 
 
 def _rate(bytes_per_second: float) -> str:
