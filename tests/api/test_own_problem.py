@@ -74,9 +74,12 @@ def test_it_trains_what_adloco_trains_and_evaluates_its_batches(settings: dict[s
         assert torch.equal(mine, its)
 
 
-def test_workers_share_the_batches_of_an_evaluation(settings: dict[str, Any]) -> None:
+def test_workers_share_the_batches_of_an_evaluation(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Three batches over four workers: each batch counts once."""
     run = adloco.train("diloco", problem=a_problem(), **settings, **{WORKERS: 4})
+    assert "epochs" not in capsys.readouterr().out, "nobody knows how many samples a source has"
     losses = [float(squared_error(run.model, batch).detach()) for batch in VALIDATION]
     assert run.records[-1]["val_loss"] == pytest.approx(sum(losses) / 3)
 

@@ -4,6 +4,7 @@ sent.
 
 import math
 import socket
+import sys
 
 from adloco.config.sections import Recipe
 from adloco.distributed.codecs.plain import PlainWire
@@ -43,9 +44,9 @@ def _budget(run: TrainingRun) -> str:
     limits = {name: limit for name, limit in recipe.run.limits.items() if limit}
     words = [f"{limit:,} {name.replace('_', ' ')}" for name, limit in limits.items()]
     rounds = _most_rounds(run)
-    if "tokens" in limits and not recipe.data.streaming:
-        context = recipe.data.context_tokens
-        text = run.task.num_train_samples(0) * context
+    samples = 0 if recipe.data.streaming else run.task.num_train_samples(0)
+    if "tokens" in limits and 0 < samples < sys.maxsize:
+        text = samples * recipe.data.context_tokens
         words[0] += f" ({limits['tokens'] / text:,.2g} epochs over {text:,} tokens of text)"
     every = f"of {counted(run.algorithm.sync_every, 'inner step')}"
     if rounds is not None:
