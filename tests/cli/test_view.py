@@ -207,11 +207,11 @@ def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
     assert all(f"(int8, {ratio:.1f}x; data-parallel " in line for line in lines)
     live.print(living.render())
     assert (
-        f"sent per worker (int8, {ratio:.1f}x): 12 times less than the 6.3 MB that data-parallel"
+        f"sent per worker (int8, {ratio:.1f}x): 14 times less than the 6.3 MB that data-parallel"
         in " ".join(live.export_text().split())
     )
     assert (
-        f"sent per worker in 16 syncs (int8, {ratio:.1f}x): 12 times less"
+        f"sent per worker in 16 syncs (int8, {ratio:.1f}x): 14 times less"
         in closing_lines(run, run.finish())[3]
     )
 

@@ -80,7 +80,7 @@ def _sent(run: TrainingRun) -> str:
         begin = "a sync sends"
     shown = ROUND["bytes_communicated"].text
     total = "" if rounds is None else f", at most {shown(each * rounds)} in all"
-    merges = "; a merge sends whole models" if recipe.method.num_trainers > 1 else ""
+    merges = "; each merge sends more" if recipe.method.num_trainers > 1 else ""
     return f"{begin} {shown(each)} per worker{total}{merges}"
 
 

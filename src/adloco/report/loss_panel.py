@@ -61,8 +61,8 @@ def loss_panel(
 def _axes(records: Sequence[Record]) -> tuple[dict[str, Metric], dict[str, list[float]]]:
     """Choices for x that are not 0 throughout, and their numbers.
 
-    A merge sends whole models at once. On an axis of all bytes it would take the place of many
-    rounds, so bytes of syncs alone come first.
+    A merge sends as much as many syncs at once. On an axis of all bytes it would take the place of
+    many rounds, so bytes of syncs alone come first.
     """
     syncs = Metric("bytes_of_syncs", "sent per worker in syncs", ROUND["bytes_sent"].unit)
     metrics = [ROUND[name] for name in ("tokens", "inner_steps", "round", "syncs")]
@@ -92,9 +92,7 @@ def _in_training(
 
 def _caption(each: int, several: bool) -> str:
     of_steps = "each inner step" if each == 1 else f"every {each} inner steps"
-    sent = (
-        " Left each worker counts what merges send too, which are whole models." if several else ""
-    )
+    sent = " Left each worker counts what merges send too." if several else ""
     return (
         "Healthy: it falls fast at first and then slowly, validation follows train, and the "
         "trainers stay close together. Validation that rises while train falls means that text is "

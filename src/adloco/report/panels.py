@@ -44,7 +44,7 @@ CAPTIONS = {
         "Communication",
         "All since the start, for each worker. Healthy: what is sent stays far below what "
         "data-parallel training would have sent in as many steps. Each merge adds a step, because "
-        "whole models are averaged.",
+        "it averages whole models.",
     ),
     "wire": (
         "Syncs",
