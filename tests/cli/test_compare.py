@@ -82,7 +82,9 @@ def test_two_arms_from_training_to_the_page(
     assert table[0]["tokens_to_0.001"] == ""
     assert (study / "compare_loss.png").stat().st_size > 10_000
     page = (study / "compare.html").read_text()
-    assert "http" not in re.sub(r'<script type="text/plain".*?</script>', "", page, flags=re.S)
+    # In packed bytes any four letters occur now and then.
+    packed = r'<script type="text/plain".*?</script>|base64,[A-Za-z0-9+/=]+'
+    assert "http" not in re.sub(packed, "", page, flags=re.S)
     numbers = json.loads(re.search(r'class="chart-numbers">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     assert [curve["name"] for curve in numbers["curves"]] == ["diloco", "H2"]
     assert "one seed: no claim" in page
