@@ -5,6 +5,7 @@ import itertools
 import re
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -273,6 +274,10 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     assert lines[0].startswith(f"{parameters:,} parameters; 2 trainers of 1 worker; on cpu")
     assert f"16,000 tokens ({16_000 / text:,.2g} epochs over {text:,} tokens of text)" in lines[1]
     assert lines[1].endswith("16 rounds of 4 inner steps; fewer if the batch grows")
+    run.recipe = replace(run.recipe, method=replace(run.recipe.method, sync_growth=1.0))
+    assert opening_lines(run)[1].endswith(
+        "16 rounds of 4 inner steps; fewer, because rounds become longer"
+    )
     # int4: 4 bits for each of 256 values, and a scale of 2 bytes.
     each = parameters * (128 + 2) / 256 / 1e6
     assert f"sends {each:,.1f} MB per worker, at most {16 * each:,.1f} MB in all" in lines[2]

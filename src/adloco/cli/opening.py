@@ -50,8 +50,10 @@ def _budget(run: TrainingRun) -> str:
         words[0] += f" ({limits['tokens'] / text:,.2g} epochs over {text:,} tokens of text)"
     every = f"of {counted(run.algorithm.sync_every, 'inner step')}"
     if rounds is not None:
-        grows = "; fewer if the batch grows" if recipe.batch_cap is not None else ""
-        words.append(f"{rounds:,} rounds {every}{grows}")
+        fewer = "; fewer if the batch grows" if recipe.batch_cap is not None else ""
+        if recipe.method.sync_growth:
+            fewer = "; fewer, because rounds become longer"
+        words.append(f"{rounds:,} rounds {every}{fewer}")
     return "budget: " + ", ".join(words)
 
 

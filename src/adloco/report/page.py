@@ -117,6 +117,7 @@ def _layout(recipe: Recipe) -> str:
     return (
         f"trainers: {method.num_trainers}, workers of each: {method.workers_per_trainer}, "
         f"inner steps per round: {method.sync_every}"
+        + (", more as the learning rate falls" if method.sync_growth else "")
     )
 
 
