@@ -15,7 +15,7 @@ from typing import Any
 from adloco.algorithms.method import Problem
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.state_parts import RUN
-from adloco.config.recipe_text import named_settings, to_toml
+from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
@@ -23,21 +23,18 @@ from adloco.run import checkpoint
 from adloco.run.budget import Budget
 from adloco.run.changes import keep_changes, skipped_by
 from adloco.run.clock import Clock
-from adloco.run.environment import describe_environment, rng_state, set_rng_state
+from adloco.run.description import write_description
+from adloco.run.environment import rng_state, set_rng_state
 from adloco.run.folder import (
     CHECKPOINTS,
-    ENVIRONMENT,
-    MODEL,
-    RECIPE,
     SUMMARY,
-    TOKENIZER,
     check_free,
     claimed,
     locked,
     not_begun,
 )
 from adloco.run.lengthening import keep_budget, with_longer_schedule
-from adloco.run.machine_folders import check_machine, fetch_folder, in_turn
+from adloco.run.machine_folders import fetch_folder, in_turn
 from adloco.run.memory_copies import NO_COPIES, Copies, MemoryCopies
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.own_problem import recipe_of
@@ -63,7 +60,6 @@ from adloco.run.stored import (
 )
 from adloco.run.text_sample import text_sample
 from adloco.run.trackers import Trackers
-from adloco.whole_file import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +164,7 @@ class TrainingRun:
         named = replace(parts.recipe, run=replace(parts.recipe.run, folder=str(folder)))
         run = TrainingRun(replace(parts, recipe=named), folder)
         try:
-            run._write_folder()
+            write_description(run._parts, folder)
             run._files = file_checksums(folder)
             run.saving.save(run._checkpoint_name(), run._checkpoint)
         except OSError as error:
@@ -177,34 +173,6 @@ class TrainingRun:
                 "or use another --run.folder"
             ) from error
         return run
-
-    def _write_folder(self) -> None:
-        """Write what describes the run, on each machine that does not see what rank 0 wrote."""
-        written = self.placement.agree(to_toml(self.recipe))
-        problem = ""
-
-        def write() -> None:
-            nonlocal problem
-            if not self.placement.is_rank_zero:
-                problem = check_machine(self.folder, written)
-                described = (ENVIRONMENT, RECIPE, TOKENIZER, MODEL)
-                if problem or all((self.folder / name).exists() for name in described):
-                    return
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(
-                self.folder / ENVIRONMENT,
-                describe_environment(self.device, self._parts.precision, self.recipe.run.seed)
-                | (self._parts.start.describe() if self._parts.start else {})
-                | {"notices": self.notices},
-            )
-            write_text(self.folder / RECIPE, to_toml(self.recipe))
-            (self.folder / TOKENIZER).mkdir(exist_ok=True)
-            self.task.tokenizer.save(self.folder / TOKENIZER)
-            self._parts.builder.save_config(self.folder / MODEL)
-
-        in_turn(self.placement, write)
-        problems = list(filter(None, self.placement.all_values(problem)))
-        require(not problems, "; ".join(problems))
 
     @staticmethod
     def resume(
