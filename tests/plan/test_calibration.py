@@ -15,6 +15,7 @@ from adloco.plan.measured_rows import Measure, Row, Rows, read_points
 H = (1, 2, 4, 8, 16, 32, 64, 128)
 BANDWIDTHS = (50e6, 100e6, 200e6, 500e6, 1e9, 2e9, 5e9)
 GROUP = ("diloco", 4.0, 1e9)
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "plan_links.csv"
 
 
 def rows(measure: Measure, value: dict[tuple[float, float], float]) -> Rows:
@@ -155,6 +156,48 @@ def test_measured_points_of_a_plan(tmp_path: Path) -> None:
     path.write_text("method,seconds\nddp,1\n")
     with pytest.raises(ValueError, match="it lacks bandwidth_bits_per_second"):
         read_points(path, ["ddp"])
+
+
+def test_two_bandwidths_tell_no_inefficiency() -> None:
+    """A transfer that goes with 1 / sqrt(B) fits two bandwidths as well as one with 1 / B."""
+    exact = {
+        (steps, bits): 0.08 * steps + 500 / math.sqrt(bits)
+        for steps in (5, 10, 20, 40)
+        for bits in BANDWIDTHS
+    }
+    two = {key: value for key, value in exact.items() if key[1] in BANDWIDTHS[:2]}
+    assert "inefficiency" not in calibrate(rows("round_seconds", two))[GROUP].constants.terms
+    terms = calibrate(rows("round_seconds", exact))[GROUP].constants.terms
+    assert terms["inefficiency"] == pytest.approx(500)
+
+
+@pytest.mark.parametrize("column", ["sync_every", "bits_per_second"])
+def test_rounds_that_we_measured_are_predicted_within_ten_percent(column: str) -> None:
+    """Those of each H, and of each bandwidth, by the others of their method."""
+    measured = [
+        Row(
+            group=(cell["method"], 2.0, 1.0),
+            sync_every=float(cell["sync_every"]),
+            bits_per_second=float(cell["bandwidth_bits_per_second"]),
+            value=float(cell["round_seconds"]),
+        )
+        for cell in csv.DictReader(MEASURED.read_text().splitlines())
+        if cell["method"] != "ddp" and cell["bandwidth_bits_per_second"] != "0"
+    ]
+    errors = []
+    for key in {(row.group, getattr(row, column)) for row in measured}:
+        group, left_out = key
+        others = [
+            row for row in measured if row.group == group and getattr(row, column) != left_out
+        ]
+        fit = calibrate(Rows(rows=others, measure="round_seconds", cells=[]))[group].constants
+        errors += [
+            abs(fit.value(row) / row.value - 1)
+            for row in measured
+            if (row.group, getattr(row, column)) == key and row.value
+        ]
+    assert len(errors) == 24
+    assert np.median(errors) < 0.05 and max(errors) < 0.1
 
 
 def test_a_ceiling_of_the_bandwidth() -> None:

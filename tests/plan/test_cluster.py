@@ -44,6 +44,7 @@ def test_seconds_of_a_step() -> None:
     [
         ("islands = 2", "islands = 0", "islands must be >= 1"),
         ('"100mbit"', '"100"', "bandwidth must be a bandwidth in kbit"),
+        ('"100mbit"', '"-5mbit"', "bandwidth must be a bandwidth in kbit"),
         ("islands = 2", "", "lacks islands"),
         ("islands = 2", "islnds = 2", "no entry islnds"),
         ("[1.0, 0.5]", "[1.0]", "speeds must have one number > 0 for each of the 2"),

@@ -8,7 +8,8 @@ with constants >= 0 for each method, number of workers and size of the model; B 
 or a ceiling from which on transfers get no faster. `latency` is paid for each sync. `inefficiency`
 stands for transfers that profit less and less from a faster link, as TCP streams do. Workers wait
 for the slowest of them: the sum of H independent times deviates by sqrt(H). `overhead` is time of
-each step that is not computation.
+each step that is not computation. All bytes cross the link, so `inefficiency` comes beside `volume`
+only; and two bandwidths cannot tell the two apart, so it takes three.
 
 A round's utilisation is H step over its time. From utilisations alone the constants are known in
 units of `step`; from seconds alone `overhead` cannot be told from `step` and counts as that.
@@ -20,7 +21,7 @@ clearly better than none.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,6 +151,7 @@ def _calibrate(rows: Sequence[Row], measure: Measure) -> Calibration:
         (*always, *chosen)
         for number in range(0 if always else 1, len(names) + 1)
         for chosen in itertools.combinations(names, number)
+        if _can_tell(rows, chosen)
     ]
     # Fewer terms come first, and win if more do not predict better.
     best = min(choices, key=lambda terms: round(_held_out_error(rows, terms, measure), 9))
@@ -167,6 +169,12 @@ def _calibrate(rows: Sequence[Row], measure: Measure) -> Calibration:
             _held_out(rows, best, measure, ceiling, lambda row: row.bits_per_second)
         ),
     )
+
+
+def _can_tell(rows: Sequence[Row], terms: Collection[str]) -> bool:
+    """True unless `inefficiency` would be mistaken for `volume`."""
+    bandwidths = len({row.bits_per_second for row in rows})
+    return "inefficiency" not in terms or ("volume" in terms and bandwidths > 2)
 
 
 def _ceiling(
