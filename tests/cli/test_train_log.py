@@ -50,9 +50,7 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     )
     given = [("inner.lr", "1e-3")]
     with train_log(run) as log:
-        code = train(
-            run, console, log, given, lambda number: None, lambda: False, lambda signals: False
-        )
+        code = train(run, console, log, given)
     assert code == 130
     first = said(folder)
     assert first[0].startswith("INFO adloco 0.1.0 trains adloco in ")

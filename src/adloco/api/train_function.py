@@ -98,15 +98,7 @@ def train(
         )
     shown = [(name, str(value)) for name, value in named]
     with train_log(run) as log:
-        code = training_loop.train(
-            run,
-            console,
-            log,
-            shown,
-            end=lambda number: None,
-            others_wait=lambda: False,
-            others_go_on=lambda signals: False,
-        )
+        code = training_loop.train(run, console, log, shown)
     if code == INTERRUPTED:
         raise KeyboardInterrupt(f"saved; go on with adloco.train(resume={str(run.folder)!r})")
     return TrainedRun(run.folder, problem=problem)

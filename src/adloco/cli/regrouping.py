@@ -18,7 +18,7 @@ from adloco.cli.opening import joined_line
 from adloco.cli.rank_processes import RankEnd
 from adloco.cli.terminal import open_console, say
 from adloco.cli.train_log import train_log
-from adloco.cli.training_loop import train
+from adloco.cli.training_loop import OtherRanks, train
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.launcher import (
     num_ranks,
@@ -140,10 +140,10 @@ class _Part:
                 console = open_console(quiet=this_rank() != 0)
                 run, settings = self._open(console)
                 log = opened.enter_context(train_log(run))
-                end = self._ending.after_signal
-                code = train(
-                    run, console, log, settings, end, self._others_wait, self._others_go_on
+                others = OtherRanks(
+                    end=self._ending.after_signal, wait=self._others_wait, go_on=self._others_go_on
                 )
+                code = train(run, console, log, settings, others)
         except LostRankError as error:
             if not self._meets or self._begun is None:
                 raise self._ending.advised(error) from None

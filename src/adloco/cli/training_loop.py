@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from typing import TextIO
 
@@ -30,14 +31,28 @@ from adloco.run.time_limits import late_checkpoint, slow_ranks
 from adloco.run.training_run import TrainingRun
 
 
+@dataclass(frozen=True, kw_only=True)
+class OtherRanks:
+    """What the loop asks about the other ranks of a run; by default there are none."""
+
+    end: Callable[[int], None] = lambda number: None
+    """Called with a signal that came while this rank waited for another one for longer than
+    run.grace_seconds. It must end the process.
+    """
+    wait: Callable[[], bool] = lambda: False
+    """True, on all ranks, if other ranks wait to join; called between rounds."""
+    go_on: Callable[[Sequence[int]], bool] = lambda signals: False
+    """Called after a stop with the signals that came here. True, on all ranks, if those that were
+    told to stop leave, and the others go on.
+    """
+
+
 def train(
     run: TrainingRun,
     console: Console,
     log: logging.Logger,
     settings: Sequence[tuple[str, str]],
-    end: Callable[[int], None],
-    others_wait: Callable[[], bool],
-    others_go_on: Callable[[Sequence[int]], bool],
+    others: OtherRanks | None = None,
 ) -> int | None:
     """Train until the budget is spent, the user stops the run, or its ranks are to meet again.
 
@@ -46,16 +61,12 @@ def train(
         console: Where its rounds are shown.
         log: Where they are logged, from `train_log`.
         settings: (section.key, value) of the settings on the line, to be logged.
-        end: Called with a signal that came while this rank waited for another one for longer than
-            run.grace_seconds. It must end the process.
-        others_wait: True, on all ranks, if other ranks wait to join; called between rounds.
-        others_go_on: Called after a stop with the signals that came here. True, on all ranks, if
-            those that were told to stop leave, and the others go on.
+        others: The other ranks of the run; None: this process is alone.
 
     Returns:
         The exit code; None if the run was saved for its ranks to meet again.
     """
-    return _Training(run, console, log, end, others_wait, others_go_on).run(settings)
+    return _Training(run, console, log, others or OtherRanks()).run(settings)
 
 
 class _Training:
@@ -66,13 +77,10 @@ class _Training:
         run: TrainingRun,
         console: Console,
         log: logging.Logger,
-        end: Callable[[int], None],
-        others_wait: Callable[[], bool],
-        others_go_on: Callable[[Sequence[int]], bool],
+        others: OtherRanks,
     ) -> None:
         self._run = run
-        self._end = end
-        self._others_wait, self._others_go_on = others_wait, others_go_on
+        self._others = others
         self._console = console
         self._log = log
         self._late = ""
@@ -95,7 +103,7 @@ class _Training:
         saved, watch, joining = run.saving.newest, Watch(run.recipe.batch_cap), False
         earlier = [sign for record in run.history for sign in watch.see(record)]
         with (
-            _interruptible(run, self._end) as signals,
+            _interruptible(run, self._others.end) as signals,
             open_view(run, self._console, earlier) as view,
             _plain_warnings(self._log),
         ):
@@ -110,7 +118,7 @@ class _Training:
                     self._log.info("checkpoint %s in %.1f s", saved, run.saving.seconds)
                     self._check_checkpoint_seconds()
                 self._log_copies()
-                if not run.finished and self._others_wait():
+                if not run.finished and self._others.wait():
                     joining = True
                     run.stop()
         if run.recipe.data.streaming and (left_out := run.task.skipped()):
@@ -121,7 +129,7 @@ class _Training:
         if not run.finished:  # Stopped, here or on another rank.
             for number in signals[:1]:
                 self._log.warning("told to stop by %s", signal.Signals(number).name)
-            if self._others_go_on(signals):
+            if self._others.go_on(signals):
                 if not signals:
                     return None
                 self._say("stopped and saved; the other ranks go on with the run")
