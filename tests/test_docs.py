@@ -4,6 +4,7 @@ somewhere, settings exist.
 
 import ast
 import dataclasses
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,13 @@ def test_the_python_page_runs(
     for code in PYTHON:
         exec(code, {})
     plt.close("all")
+
+
+def test_the_reference_of_settings_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    make_settings = importlib.import_module("make_settings")
+    told = "write it again with .venv/bin/python docs/make_settings.py"
+    assert make_settings.page() == make_settings.PAGE.read_text(), told
 
 
 def test_excerpts_stand_in_the_examples() -> None:

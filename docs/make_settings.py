@@ -1,0 +1,51 @@
+"""Writes docs/settings.md, the reference of all settings, from the code. A test compares.
+
+.venv/bin/python docs/make_settings.py
+"""
+
+from itertools import groupby
+from pathlib import Path
+
+from adloco.cli.settings_help import KnownSetting, known_settings
+from adloco.config.recipe import build_recipe
+from adloco.config.recipe_text import toml_line
+
+PAGE = Path(__file__).with_name("settings.md")
+HEAD = """# Settings
+
+Every setting that a recipe can have, by section; `--section.key VALUE` sets it on a line.
+A setting with a *With* belongs to a choice, such as a wire format, and exists where that is chosen.
+Defaults are the program's; `adloco config RECIPE` marks where a shipped recipe differs.
+This page is written by [make_settings.py](make_settings.py).
+"""
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    text = [HEAD]
+    for section, settings in groupby(known_settings(build_recipe({})), key=_section):
+        rows = [f"| `{each.name}` | {_values(each)} | {_meaning(each)} |" for each in settings]
+        table = ["| setting | values | meaning |", "|---|---|---|", *rows]
+        text.append(f"## [{section}]\n\n" + "\n".join(table) + "\n")
+    return "\n".join(text)
+
+
+def _section(setting: KnownSetting) -> str:
+    return setting.name.partition(".")[0]
+
+
+def _values(setting: KnownSetting) -> str:
+    kinds = {bool: "true, false", int: "number", float: "number", str: "text"}
+    given = ", ".join(setting.choices) or kinds.get(setting.hint, "see the meaning")
+    if setting.default is None:
+        return f"{given}; must be given"
+    return f"{given}; default `{toml_line('x', setting.default).removeprefix('x = ')}`"
+
+
+def _meaning(setting: KnownSetting) -> str:
+    needs = f"*With `{setting.chosen_by}`*: " if setting.chosen_by else ""
+    return f"{needs}{' '.join(setting.meaning.split())}".replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
