@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from adloco import InnerAdamW, InnerMuon, InnerSGD
+from adloco.algorithms import muon_step
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LR, DECAY = 0.25, 0.5
@@ -69,8 +70,10 @@ def test_a_step_of_sgd(dtype: torch.dtype) -> None:
     step_is(InnerSGD(lr=LR, weight_decay=DECAY), model, weight, bias)
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_step_of_muon(dtype: torch.dtype) -> None:
+def test_a_step_of_muon(dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon_step, "native_bf16", lambda device: native)
     size = 16
     model = layer(dtype, size)
     model.weight.grad = (0.01 * torch.eye(size)).to(dtype)
@@ -83,8 +86,38 @@ def test_a_step_of_muon(dtype: torch.dtype) -> None:
     length = LR * 0.2 * math.sqrt(size) * value
     weight = numbers(model.weight) * (1 - LR * DECAY) - length * np.eye(size)
     bias = adamw_by_hand(numbers(model.bias), numbers(model.bias.grad), 0.0)
-    # torch orthogonalises in bfloat16, whatever the type of the parameters.
-    step_is(InnerMuon(lr=LR, weight_decay=DECAY), model, weight, bias, computed_in=torch.bfloat16)
+    # Orthogonalised in bfloat16, whatever the type of the parameters, unless it is emulated.
+    inner, computed_in = InnerMuon(lr=LR, weight_decay=DECAY), torch.bfloat16 if native else None
+    step_is(inner, model, weight, bias, computed_in=computed_in)
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (16, 16)])
+def test_muon_in_either_type(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps in float32 are those of torch's Muon but for the rounding of bf16, and their singular
+    values are those of the quintic steps on the singular values.
+    """
+    torch.manual_seed(0)
+    starts, gradients = torch.randn(shape), torch.randn(3, *shape)
+    ends = []
+    for native in (True, False):
+        monkeypatch.setattr(muon_step, "native_bf16", lambda device, native=native: native)
+        layer = nn.Linear(shape[1], shape[0], bias=False)
+        layer.weight.data.copy_(starts)
+        (muon,) = InnerMuon(lr=0.1, weight_decay=0.1)(layer)
+        for gradient in gradients:
+            layer.weight.grad = gradient.clone()
+            muon.step()
+        ends.append(layer.weight.detach() - starts)
+    assert float((ends[0] - ends[1]).norm() / ends[1].norm()) < 0.02
+    coefficients = (3.4445, -4.775, 2.0315)
+    found = torch.linalg.svdvals(muon_step.orthogonal(gradients[0], 5, coefficients, 1e-7))
+    values = torch.linalg.svdvals(gradients[0].double())
+    values = values / values.norm()
+    for _ in range(5):
+        values = sum(c * values**power for c, power in zip(coefficients, (1, 3, 5), strict=True))
+    torch.testing.assert_close(
+        found.double().sort().values, values.sort().values, atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("make", [InnerAdamW, InnerSGD, InnerMuon])

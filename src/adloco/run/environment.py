@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from adloco.distributed.device import native_bf16
 from adloco.distributed.placement.one_process import num_cores
 from adloco.errors import require
 
@@ -54,18 +55,8 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
         device: The run's device.
     """
     if name == "auto":
-        return torch.bfloat16 if _native_bf16(device) else None
+        return torch.bfloat16 if native_bf16(device) else None
     return torch.bfloat16 if name == "bf16" else None
-
-
-def _native_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    # Without these instructions torch emulates bf16, 3x slower than fp32 (measured).
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and any(
-        flag in cpuinfo.read_text() for flag in ("avx512_bf16", "amx_bf16")
-    )
 
 
 def rng_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.shared import check_betas, check_momentum, check_rates, trainable
 from adloco.errors import require
-from adloco.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,8 +42,10 @@ class InnerMuon:
         rest = [parameter for name, parameter in named.items() if name not in hidden]
         none = "Muon needs a model with hidden matrices, and this one has none"
         require(bool(hidden), f"{none}; use adamw")
+        from adloco.algorithms.muon_step import Muon  # It needs torch, which settings do without.
+
         # match_rms_adamw lets both optimizers share one learning rate.
-        muon = torch.optim.Muon(
+        muon = Muon(
             hidden.values(),
             lr=self.lr,
             weight_decay=self.weight_decay,
