@@ -10,7 +10,7 @@ from adloco.errors import require
 from adloco.plan.advice import Advice, advise, by_method
 from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
-from adloco.plan.measured_link import MeasuredLinks
+from adloco.plan.fitted_link import FittedLinks
 from adloco.plan.prediction import Prediction, Workload, predict
 from adloco.plan.target import Target
 
@@ -40,7 +40,7 @@ def make_plan(
     workload: Workload,
     cluster: Cluster,
     target: Target,
-    measured: MeasuredLinks | None = None,
+    measured: FittedLinks | None = None,
 ) -> Plan:
     """Predict all candidates and recommend one.
 

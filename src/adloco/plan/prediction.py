@@ -11,7 +11,7 @@ from adloco.errors import require
 from adloco.plan.candidates import Candidate, ranks_of_island, smallest_worker_batch
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import bytes_of_mean, exchange_of
-from adloco.plan.measured_link import MeasuredLinks
+from adloco.plan.fitted_link import FittedLinks
 from adloco.plan.round_time import RoundTime, Sync, round_time
 from adloco.plan.steps_to_loss import noise_per_batch
 from adloco.plan.target import Target
@@ -77,7 +77,7 @@ def predict(
     workload: Workload,
     cluster: Cluster,
     target: Target,
-    measured: MeasuredLinks | None = None,
+    measured: FittedLinks | None = None,
 ) -> Prediction:
     """What a candidate takes.
 

@@ -9,7 +9,7 @@ from adloco.cli.main import main
 from adloco.distributed.codecs.int4 import Int4
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
-from adloco.plan.measured_link import fit_links
+from adloco.plan.fitted_link import fit_links
 from adloco.plan.measured_rows import Measure, Row, Rows, read_rows
 from adloco.plan.prediction import Prediction, Workload, predict
 from adloco.plan.round_time import expected_largest

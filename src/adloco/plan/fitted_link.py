@@ -33,7 +33,7 @@ FREE_BITS = 1e18
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredLink:
+class FittedLink:
     """What the rows of a method say."""
 
     group: Group
@@ -82,13 +82,13 @@ class MeasuredLink:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredLinks:
+class FittedLinks:
     """What measured rounds say about the recipes of a plan."""
 
-    links: Mapping[str, Sequence[MeasuredLink]]
+    links: Mapping[str, Sequence[FittedLink]]
     """Name of a recipe -> what its rows say."""
 
-    def link_of(self, candidate: Candidate, parameters: float, workers: int) -> MeasuredLink | None:
+    def link_of(self, candidate: Candidate, parameters: float, workers: int) -> FittedLink | None:
         """What was measured that is most similar to a candidate; None if there is nothing."""
         sent = exchange_of(candidate.recipe, parameters, workers, passes=1).bytes_sent
         return min(
@@ -108,7 +108,7 @@ class MeasuredLinks:
         return said
 
 
-def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster) -> MeasuredLinks:
+def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster) -> FittedLinks:
     """Fit what was measured on as many workers as the cluster has islands.
 
     Args:
@@ -129,7 +129,7 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster) -> MeasuredLin
         f"in {names[-1]}-int4) with workers = {cluster.islands}, the islands of the cluster; "
         f"measured were {measured}",
     )
-    links: dict[str, list[MeasuredLink]] = {}
+    links: dict[str, list[FittedLink]] = {}
     own = replace(rows, rows=[row for row in rows.rows if row.group in of_plan])
     for group, calibration in calibrate(own).items():
         require(
@@ -137,14 +137,14 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster) -> MeasuredLin
             f"a plan needs rows of at least two bandwidths, got one of {describe(group)}",
         )
         name, recipe = of_plan[group]
-        link = MeasuredLink(
+        link = FittedLink(
             group=group,
             calibration=calibration,
             bytes_sent=exchange_of(recipe, group[2], cluster.islands, passes=1).bytes_sent,
             samples=max(1.0, recipe.guards.initial / cluster.islands),
         )
         links.setdefault(name, []).append(link)
-    return MeasuredLinks(links=links)
+    return FittedLinks(links=links)
 
 
 def _recipe_of(group: Group, names: Sequence[str], cluster: Cluster) -> tuple[str, Recipe] | None:

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from adloco.distributed.launch import link_test
-from adloco.distributed.launch.link_test import MeasuredLink, measure_links
+from adloco.distributed.launch import link_probe
+from adloco.distributed.launch.link_probe import MeasuredLink, measure_links
 from adloco.distributed.testing import run_on_ranks
 
 
@@ -14,8 +14,8 @@ def measured_by_a_clock() -> tuple[list[MeasuredLink], list[str]]:
     reads = iter(range(10**6))
     now = 1e9 + 5 * (dist.get_rank() == 1)
     clock = SimpleNamespace(perf_counter=lambda: next(reads) / 2, time=lambda: now)
-    link_test.time = clock  # type: ignore[assignment]
-    link_test.LARGEST_BYTES = 1 << 20
+    link_probe.time = clock  # type: ignore[assignment]
+    link_probe.LARGEST_BYTES = 1 << 20
     steps: list[str] = []
     return measure_links([0, 1, 2], steps.append), steps
 
