@@ -7,7 +7,7 @@ import pytest
 from adloco.cluster import findings
 from adloco.cluster.rank_facts import RankFacts, first_of_islands
 from adloco.config.recipe import build_recipe, override, read_values
-from adloco.distributed.launch.link_test import MeasuredLink
+from adloco.distributed.launch.link_probe import MeasuredLink
 
 VERSIONS = {"python": "3.12.1", "torch": "2.13.0", "adloco": "1.0", "the code of adloco": "a" * 64}
 FACTS = RankFacts(

@@ -10,7 +10,7 @@ from typing import Literal
 from adloco.cluster.job import PORT
 from adloco.cluster.network import LOOPBACK, VARIABLES
 from adloco.cluster.rank_facts import RankFacts
-from adloco.distributed.launch.link_test import MeasuredLink
+from adloco.distributed.launch.link_probe import MeasuredLink
 from adloco.plan.link import bandwidth_text, latency_text
 
 MUST_AGREE = ("torch", "adloco", "the code of adloco")

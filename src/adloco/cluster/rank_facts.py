@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,7 +42,7 @@ class RankFacts:
     machine: int
     """Number of the machine, as the launcher counts them."""
     versions: Mapping[str, str]
-    """Of python, torch and adloco, and a checksum of adloco's code."""
+    """The versions of python, torch and adloco, and a checksum of adloco's code, by name."""
     device: str
     """The GPU's name, or cpu."""
     gpus: int
@@ -98,8 +99,17 @@ def look(folder: Path, device_name: str) -> RankFacts:
 
 
 def all_facts(mine: RankFacts) -> list[RankFacts]:
-    """The facts of all ranks, in their order, on every rank."""
-    return [RankFacts(**facts) for facts in all_states(asdict(mine))]
+    """The facts of all ranks, in their order, on every rank.
+
+    A rank with another version of adloco, which `versions` tells, may have other facts: what it
+    does not say is taken to be as here.
+    """
+    return [_facts_of(said, mine) for said in all_states(asdict(mine))]
+
+
+def _facts_of(said: Mapping[str, Any], mine: RankFacts) -> RankFacts:
+    own = asdict(mine)
+    return RankFacts(**{name: said.get(name, own[name]) for name in own})
 
 
 def first_of_islands(facts: Sequence[RankFacts], recipe: Recipe | None) -> list[int]:
@@ -115,7 +125,7 @@ def first_of_islands(facts: Sequence[RankFacts], recipe: Recipe | None) -> list[
     """
     if recipe is not None and not recipe.data_parallel:
         shape = recipe.placement
-        workers = recipe.method.num_workers
+        workers = len(recipe.method.living_workers)
         sizes = island_shape(len(facts), workers, shape.shard_size, shape.replica_size)
         return list(range(0, len(facts), math.prod(sizes)))
     machines = [each.machine for each in facts]
