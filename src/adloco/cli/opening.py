@@ -10,18 +10,18 @@ from adloco.config.sections import Recipe
 from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.placement.one_process import num_cores
 from adloco.metrics import ROUND
-from adloco.report.readable import counted
+from adloco.report.readable import counted, span
 from adloco.run.training_run import TrainingRun
 
 
 def opening_lines(run: TrainingRun) -> list[str]:
     """Three lines about a run that begins or goes on."""
-    method = run.recipe.method
-    trainers = counted(method.num_trainers, "trainer")
+    sizes = _sizes(run)
+    workers = f"{span(sizes)} worker{'s' if max(sizes) > 1 else ''}"
     device = f"{run.device} ({num_cores()} cores)" if run.device.type == "cpu" else str(run.device)
     return [
-        f"{run.algorithm.num_parameters:,} parameters; {trainers} of "
-        f"{counted(method.workers_per_trainer, 'worker')}; on {device}",
+        f"{run.algorithm.num_parameters:,} parameters; {counted(len(sizes), 'trainer')} of "
+        f"{workers}; on {device}",
         _budget(run),
         *filter(None, [_sent(run)]),
     ]
@@ -36,6 +36,11 @@ def joined_line(run: TrainingRun) -> str:
         f"{socket.gethostname()}: it trains {workers} of {run.recipe.method.num_workers} on "
         f"{run.device}; rank 0 shows the view"
     )
+
+
+def _sizes(run: TrainingRun) -> list[int]:
+    """The number of workers of each trainer, now: merges and losses change it."""
+    return [len(trainer.worker_ids) for trainer in run.algorithm.trainers.values()]
 
 
 def _budget(run: TrainingRun) -> str:
@@ -72,17 +77,17 @@ def _most_rounds(run: TrainingRun) -> int | None:
 
 def _sent(run: TrainingRun) -> str:
     """What a worker will send to others, beside data-parallel training; empty for one worker."""
-    recipe, rounds = run.recipe, _most_rounds(run)
-    if recipe.method.num_workers == 1:
+    recipe, rounds, sizes = run.recipe, _most_rounds(run), _sizes(run)
+    if sum(sizes) == 1:
         return ""
     each = _bytes_of_sync(recipe, run.algorithm.num_parameters)
-    if recipe.method.workers_per_trainer == 1:
+    if max(sizes) == 1:
         begin = "nothing is sent until trainers merge; from then on a sync sends"
     else:
         begin = "a sync sends"
     shown = ROUND["bytes_communicated"].text
     total = "" if rounds is None else f", at most {shown(each * rounds)} in all"
-    merges = "; each merge sends more" if recipe.method.num_trainers > 1 else ""
+    merges = "; each merge sends more" if len(sizes) > 1 else ""
     return f"{begin} {shown(each)} per worker{total}{merges}"
 
 
