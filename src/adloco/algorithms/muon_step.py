@@ -5,7 +5,7 @@ took five sixths of the time of the default recipe (reproduce/LOG.md, 2026-11-23
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,8 +17,20 @@ from adloco.distributed.device import native_bf16
 class Muon(torch.optim.Muon):
     """torch.optim.Muon, with the same state; in float32 where bf16 would be emulated.
 
-    adjust_lr_fn must be match_rms_adamw.
+    Its steps have the root mean square of AdamW's (match_rms_adamw), so that one learning rate is
+    right for both.
     """
+
+    def __init__(
+        self, matrices: Iterable[Tensor], *, lr: float, weight_decay: float, momentum: float
+    ) -> None:
+        super().__init__(
+            matrices,
+            lr=lr,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -40,11 +52,11 @@ class Muon(torch.optim.Muon):
             state["momentum_buffer"] = torch.zeros_like(gradient)
         buffer, momentum, lr = state["momentum_buffer"], group["momentum"], group["lr"]
         buffer.lerp_(gradient, 1 - momentum)
-        update = gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
+        update = gradient.lerp(buffer, momentum)  # Nesterov's, as by default in torch.
         steps, coefficients, eps = group["ns_steps"], group["ns_coefficients"], group["eps"]
         direction = orthogonal(update.float(), steps, coefficients, eps)
         parameter.mul_(1 - lr * group["weight_decay"])
-        # match_rms_adamw: the root mean square of AdamW's steps.
+        # match_rms_adamw
         parameter.add_(direction, alpha=-lr * 0.2 * math.sqrt(max(parameter.shape)))
 
 

@@ -44,13 +44,8 @@ class InnerMuon:
         require(bool(hidden), f"{none}; use adamw")
         from adloco.algorithms.muon_step import Muon  # It needs torch, which settings do without.
 
-        # match_rms_adamw lets both optimizers share one learning rate.
         muon = Muon(
-            hidden.values(),
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            adjust_lr_fn="match_rms_adamw",
+            hidden.values(), lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum
         )
         adamw = InnerAdamW(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas)
         return [muon, adamw.build(rest)] if rest else [muon]
