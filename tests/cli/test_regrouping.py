@@ -18,7 +18,6 @@ from tests.conftest import wait_for
 from tests.problems import without_timings
 
 ADLOCO = [sys.executable, "-m", "adloco"]
-REPLACE = ["--run.on_loss", "replace"]
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -51,12 +50,12 @@ def train_and(
     words: list[str],
     folder: Path,
     disturb: Callable[[subprocess.Popen[str]], None],
-    saving: Sequence[str] = ("--run.checkpoint_every", "1"),
+    flags: Sequence[str] = ("--run.on_loss", "replace", "--run.checkpoint_every", "1"),
 ) -> str:
     """Train without end, disturb the ranks after a round, stop after more rounds; return the
     errors.
     """
-    endless = [*ADLOCO, "train", *words, *REPLACE, *saving, "--run.tokens", "100000000"]
+    endless = [*ADLOCO, "train", *words, *flags, "--run.tokens", "100000000"]
     process = subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(folder / "metrics.jsonl")
@@ -87,7 +86,8 @@ def test_the_others_take_over_the_workers_of_a_killed_rank(
 ) -> None:
     """The one that writes is killed; the other has its state in memory, and goes on from there."""
     folder, words = tmp_path / "run", ["adloco", *small, "--evaluation.every", "100"]
-    memory = ["--run.copy_every", "1", "--run.checkpoint_every", "1000"]
+    memory = ["--run.on_loss", "replace", "--run.copy_every", "1"]
+    memory += ["--run.checkpoint_every", "1000"]
 
     def kill(process: subprocess.Popen[str]) -> None:
         until(lambda: len(metrics(folder)) > 1, process)  # So round 1 has been copied.

@@ -132,7 +132,7 @@ def _links(
 ) -> Iterator["Finding"]:
     from adloco.cluster import findings
     from adloco.cluster.rank_facts import first_of_islands
-    from adloco.distributed.launch.link_test import measure_links
+    from adloco.distributed.launch.link_probe import measure_links
 
     ranks = first_of_islands(facts, recipe)
     if len(ranks) < 2:

@@ -136,8 +136,8 @@ def _plan(arguments: Namespace) -> int:
     from adloco.plan.candidates import candidates, check_fragments
     from adloco.plan.cluster import read_cluster
     from adloco.plan.cluster_plan import make_plan
+    from adloco.plan.fitted_link import fit_links
     from adloco.plan.loss_law import fit_loss_law
-    from adloco.plan.measured_link import fit_links
     from adloco.plan.measured_rows import read_points, read_rows
     from adloco.plan.prediction import Workload
     from adloco.plan.short_runs import check_shared_model, read_short_runs

@@ -84,20 +84,18 @@ class _Begun:
     folder: Path
     shape: tuple[int, int]
     """Shards and replicas of an island."""
-    workers: tuple[int, ...]
-    """Ids of the workers that train."""
-    dropped: tuple[int, ...]
-    """Ids of those that train no more."""
+    method: Method
+    """Says which workers train, and which are dropped."""
 
-    @staticmethod
-    def of(method: Method, folder: Path, shape: tuple[int, int]) -> "_Begun":
-        workers, dropped = method.living_workers, method.dropped
-        return _Begun(folder=folder, shape=shape, workers=workers, dropped=dropped)
+    @property
+    def most_islands(self) -> int:
+        """More islands than workers that train have nothing to do."""
+        return len(self.method.living_workers)
 
     def without(self, lost: Sequence[int]) -> "_Begun":
         """The run without these workers."""
-        left = tuple(worker for worker in self.workers if worker not in lost)
-        return replace(self, workers=left, dropped=tuple(sorted({*self.dropped, *lost})))
+        dropped = tuple(sorted({*self.method.dropped, *lost}))
+        return replace(self, method=replace(self.method, dropped=dropped))
 
 
 class _Part:
@@ -122,7 +120,8 @@ class _Part:
         """None until there is a run to go on with."""
         if quorum is not None and quorum.shape is not None:
             folder = arguments.resume or Path(self._limits.folder)
-            self._begun = _Begun.of(resumed_recipe(folder, ()).method, folder, quorum.shape)
+            method = resumed_recipe(folder, ()).method
+            self._begun = _Begun(folder=folder, shape=quorum.shape, method=method)
 
     def train(self) -> int | None:
         """Train with the ranks of this quorum.
@@ -174,13 +173,13 @@ class _Part:
             self._copies = run.copies.copies
         seconds = self._limits.timeout_seconds
         try:
-            self._quorum = next_quorum(quorum, begun.shape, len(begun.workers), seconds)
+            self._quorum = next_quorum(quorum, begun.shape, begun.most_islands, seconds)
         except LostRankError as error:
             raise self._ending.advised(error) from None
         if self._quorum and run and self._limits.on_loss == "drop":
             lost = lost_islands(quorum, self._quorum, prod(begun.shape))
-            workers = [worker for worker in begun.workers if run.placement.owner(worker) in lost]
-            self._begun = begun.without(workers)
+            living, owner = begun.method.living_workers, run.placement.owner
+            self._begun = begun.without([worker for worker in living if owner(worker) in lost])
         return self._quorum is not None
 
     def _group(self) -> AbstractContextManager[None]:
@@ -198,7 +197,7 @@ class _Part:
             shards, replicas = map(str, self._begun.shape)
             sizes = [("placement.shard_size", shards), ("placement.replica_size", replicas)]
             # A rank that joins has not seen who was lost.
-            dropped = broadcast_state([*self._begun.dropped])
+            dropped = broadcast_state([*self._begun.method.dropped])
             given = [*given, *sizes, (DROPPED, str(dropped))]
         with console.status("reading and tokenising text, building models ..."):
             run = (
@@ -217,7 +216,7 @@ class _Part:
         self._ending.run, self._ending.folder = run, run.folder
         placement = run.placement
         shape = (placement.shards, placement.ranks_per_worker // placement.shards)
-        self._begun = _Begun.of(run.recipe.method, run.folder, shape)
+        self._begun = _Begun(folder=run.folder, shape=shape, method=run.recipe.method)
         return run, given
 
     def _kind(self) -> Kind:
@@ -242,7 +241,7 @@ class _Part:
         run, begun, quorum = self._ending.run, self._begun, self._quorum
         if not self._meets or run is None or begun is None or quorum is None:
             return False
-        asked = run.placement.is_rank_zero and can_grow(quorum, begun.shape, len(begun.workers))
+        asked = run.placement.is_rank_zero and can_grow(quorum, begun.shape, begun.most_islands)
         return run.placement.agree(asked)
 
     def _others_go_on(self, signals: Sequence[int]) -> bool:

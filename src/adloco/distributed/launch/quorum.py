@@ -171,8 +171,7 @@ def lost_islands(before: Quorum, after: Quorum, size: int) -> list[int]:
 
     size: Ranks of an island.
     """
-    members = before.members
-    islands = [members[first : first + size] for first in range(0, len(members), size)]
+    islands = _islands(before.members, size)
     return [number for number, ranks in enumerate(islands) if not {*ranks} <= {*after.members}]
 
 
@@ -239,13 +238,17 @@ def _choose(
 
     size: Ranks of an island.
     """
-    before = [list(members[first : first + size]) for first in range(0, len(members), size)]
-    islands = [island for island in before if {*island} <= {*present}]
+    islands = [island for island in _islands(members, size) if {*island} <= {*present}]
     kept = {member for island in islands for member in island}
     others = [*(member for member in present if member not in kept), *asking]
-    islands += [others[first : first + size] for first in range(0, len(others), size)]
+    islands += _islands(others, size)
     whole = [island for island in islands if len(island) == size][:most_islands]
     return [member for island in whole for member in island]
+
+
+def _islands(members: Sequence[int], size: int) -> list[list[int]]:
+    """Neighbours by islands of this many ranks; the last one may have fewer."""
+    return [list(members[first : first + size]) for first in range(0, len(members), size)]
 
 
 def _asking(store: Any, number: int, lost: Collection[int]) -> list[int]:
