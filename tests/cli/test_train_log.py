@@ -74,7 +74,7 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     second = lines[len(first) :]
     assert second[0].startswith("INFO adloco 0.1.0 resumes adloco in ")
     assert "; goes on in round 3" in second[2]
-    assert second[3].endswith(" 2 trainers of 1 worker; on cpu (2 cores)")
+    assert second[3].endswith(" 1 trainer of 2 workers; on cpu (2 cores)"), "they have merged"
     late = "WARNING the last checkpoint took 0 s, longer than run.grace_"
     assert position(second, late) == 6
     assert sum("the last checkpoint took" in line for line in lines) == 1
