@@ -1,5 +1,5 @@
 """How long do two ranks take to swap tensors over a slow link: by gloo's collectives, and by
-`adloco.distributed.comm.all_to_all`? The ranks sit in two network namespaces with a shaped link
+`adloco.distributed.all_to_all`? The ranks sit in two network namespaces with a shaped link
 between them (`links_network.py`).
 
     .venv/bin/python benchmarks/links_exchange.py [--bandwidth 10mbit]
@@ -28,7 +28,7 @@ from links_network import (
 )
 from torch import Tensor
 
-from adloco.distributed.comm.all_to_all import start_all_to_all, wait_for
+from adloco.distributed.all_to_all import start_all_to_all, wait_for
 
 SIZES, REPEATS, LATER = (64_000, 512_000, 3_500_000), 7, 0.02
 PAYLOAD = 1448 / 1514

@@ -1,7 +1,9 @@
 """The inner optimizers: a step of each by hand, the parameters it covers, and what it refuses."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -91,33 +93,89 @@ def test_a_step_of_muon(dtype: torch.dtype, native: bool, monkeypatch: pytest.Mo
     step_is(inner, model, weight, bias, computed_in=computed_in)
 
 
-@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (16, 16)])
-def test_muon_in_either_type(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps in float32 are those of torch's Muon but for the rounding of bf16, and their singular
-    values are those of the quintic steps on the singular values.
-    """
+def moved_by_muon(
+    shapes: Sequence[tuple[int, int]], inner: Any, *, native: bool
+) -> list[torch.Tensor]:
+    """How far three steps of a Muon move matrices, with gradients that are drawn with a seed."""
     torch.manual_seed(0)
-    starts, gradients = torch.randn(shape), torch.randn(3, *shape)
-    ends = []
-    for native in (True, False):
-        monkeypatch.setattr(muon_step, "native_bf16", lambda device, native=native: native)
-        layer = nn.Linear(shape[1], shape[0], bias=False)
-        layer.weight.data.copy_(starts)
-        (muon,) = InnerMuon(lr=0.1, weight_decay=0.1)(layer)
-        for gradient in gradients:
-            layer.weight.grad = gradient.clone()
+    layers = nn.ModuleList(nn.Linear(columns, rows, bias=False) for rows, columns in shapes)
+    starts = [layer.weight.detach().clone() for layer in layers]
+    with patch.object(muon_step, "native_bf16", lambda device: native):
+        (muon,) = inner(layers)
+        for _ in range(3):
+            for layer in layers:
+                layer.weight.grad = torch.randn_like(layer.weight)
             muon.step()
-        ends.append(layer.weight.detach() - starts)
-    assert float((ends[0] - ends[1]).norm() / ends[1].norm()) < 0.02
-    coefficients = (3.4445, -4.775, 2.0315)
-    found = torch.linalg.svdvals(muon_step.orthogonal(gradients[0], 5, coefficients, 1e-7))
-    values = torch.linalg.svdvals(gradients[0].double())
-    values = values / values.norm()
-    for _ in range(5):
-        values = sum(c * values**power for c, power in zip(coefficients, (1, 3, 5), strict=True))
-    torch.testing.assert_close(
-        found.double().sort().values, values.sort().values, atol=1e-4, rtol=1e-4
-    )
+    return [layer.weight.detach() - start for layer, start in zip(layers, starts, strict=True)]
+
+
+def torch_muon(model: nn.Module) -> list[torch.optim.Optimizer]:
+    settings: Any = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9}
+    return [torch.optim.Muon(model.parameters(), **settings, adjust_lr_fn="match_rms_adamw")]
+
+
+def test_muon_is_that_of_torch() -> None:
+    """To the rounding of bf16 where both compute in it, and near it in float32. Matrices of one
+    shape are orthogonalised together.
+    """
+    shapes, inner = [(24, 40), (40, 24), (16, 16), (24, 40)], InnerMuon(lr=0.1)
+    theirs = moved_by_muon(shapes, torch_muon, native=True)
+    for native, tolerance in ((True, 0.004), (False, 0.02)):
+        for mine, other in zip(moved_by_muon(shapes, inner, native=native), theirs, strict=True):
+            assert float((mine - other).norm() / other.norm()) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("variant", "least", "low", "high"),
+    [("constant", 0.01, 0.68, 1.14), ("polar-express", 0.001, 0.83, 1.13)],
+)
+def test_singular_values(variant: str, least: float, low: float, high: float) -> None:
+    """They are those of the polynomials, and so in the range that is promised."""
+
+    def polynomials(values: torch.Tensor) -> torch.Tensor:
+        for a, b, c in muon_step.NEWTON_SCHULZ[variant]:
+            values = a * values + b * values**3 + c * values**5
+        return values
+
+    promised = polynomials(torch.logspace(math.log10(least), 0, 10_000, dtype=torch.float64))
+    assert low < float(promised.min()) and float(promised.max()) < high
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(2, 20, 12, generator=generator, dtype=torch.float64)
+    left, right = torch.linalg.qr(drawn)[0], torch.linalg.qr(drawn[:, :12])[0]
+    logarithmic = torch.logspace(math.log10(least), 0, 12, dtype=torch.float64)
+    given = torch.stack([logarithmic, torch.ones_like(logarithmic)])
+    stack = left @ (given[:, :, None] * right)
+    wanted = polynomials(given / given.norm(dim=1, keepdim=True)).sort(descending=True).values
+    for matrices in (stack, stack.mT):
+        found = muon_step.orthogonal(matrices, muon_step.NEWTON_SCHULZ[variant])
+        torch.testing.assert_close(torch.linalg.svdvals(found), wanted)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_muon_splits_stacked_matrices(transposed: bool) -> None:
+    """Blocks along the longer side move as matrices of their own, however they are stacked."""
+
+    def blocks(matrix: torch.Tensor) -> list[torch.Tensor]:
+        return list((matrix.mT if transposed else matrix).split([8, 4, 4]))
+
+    torch.manual_seed(0)
+    stacked = torch.randn(3, 16, 8)
+    shapes = [(8, 8), (4, 8), (4, 8)]
+    apart = nn.ModuleList(nn.Linear(columns, rows, bias=False) for rows, columns in shapes)
+    whole = nn.ModuleDict({"qkv": nn.Linear(*((16, 8) if transposed else (8, 16)), bias=False)})
+    for layer, part in zip(apart, stacked[0].split([8, 4, 4]), strict=True):
+        layer.weight.data.copy_(part)
+    whole["qkv"].weight.data.copy_(stacked[0].mT if transposed else stacked[0])
+    (one,) = InnerMuon(lr=0.1)(apart)
+    (other,) = InnerMuon(lr=0.1, split={"qkv": [8, 4, 4]})(whole)
+    for gradient in stacked[1:]:
+        for layer, part in zip(apart, gradient.split([8, 4, 4]), strict=True):
+            layer.weight.grad = part.clone()
+        whole["qkv"].weight.grad = (gradient.mT if transposed else gradient).clone()
+        one.step()
+        other.step()
+    for layer, part in zip(apart, blocks(whole["qkv"].weight), strict=True):
+        torch.testing.assert_close(layer.weight, part)
 
 
 @pytest.mark.parametrize("make", [InnerAdamW, InnerSGD, InnerMuon])
@@ -166,6 +224,25 @@ def test_the_settings_reach_torch() -> None:
         (lambda: InnerMuon(momentum=-0.1), r"^momentum must be in \[0, 1\), got -0.1"),
         (lambda: InnerAdamW(betas=(0.9, 1.0)), r"^betas must be two .* got \(0.9, 1.0\)"),
         (lambda: InnerMuon(betas=(-0.5, 0.9)), r"^betas must be two .* got \(-0.5, 0.9\)"),
+        (
+            lambda: InnerMuon(newton_schulz="cubic"),
+            "must be constant or polar-express, got 'cubic'",
+        ),
+        (lambda: InnerMuon(split={"qkv": 0}), r"^split must have a number .*, got qkv = 0"),
+        (lambda: InnerMuon(split={"qkv": []}), r"^split must have a number .*, got qkv = \[\]"),
+        (lambda: InnerMuon(split={"qkv": "3"}), r"^split must have a number .*, got qkv = '3'"),
+        (
+            lambda: InnerMuon(split={"qkv": 3})(nn.Linear(4, 4)),
+            "^split names 'qkv', which is in the name of no hidden matrix",
+        ),
+        (
+            lambda: InnerMuon(split={"weight": 3})(nn.Linear(4, 4)),
+            "^split of weight must give blocks of 4 in all, got weight = 3",
+        ),
+        (
+            lambda: InnerMuon(split={"weight": [1, 2]})(nn.Linear(4, 4)),
+            r"^split of weight must give blocks of 4 in all, got weight = \[1, 2\]",
+        ),
         (lambda: InnerMuon()(nn.LayerNorm(3)), "hidden matrices, and this one has none; use adamw"),
     ],
 )

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from adloco import (
     AdLoCo,
     BatchGuards,
-    InnerMuon,
     InnerProductTest,
     MergeFates,
     MergeSmallest,
@@ -340,11 +339,19 @@ def test_a_sample_on_every_rank_is_reported_also_above_the_maximum() -> None:
     assert run_on_ranks(rounded, 2, 1, 2)[0] == [(1, 2, 1, 4)]
 
 
+def torch_muon(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """torch's own Muon, which takes each shard for a matrix."""
+    parameters = list(model.parameters())
+    matrices = [parameter for parameter in parameters if parameter.ndim == 2]
+    rest = [parameter for parameter in parameters if parameter.ndim != 2]
+    return [torch.optim.Muon(matrices), torch.optim.AdamW(rest)]
+
+
 def refused(shards: int, replicas: int) -> list[str]:
     """Error messages about settings that need whole gradients or matrices."""
     said = []
     for changes in (
-        {"inner": InnerMuon()},
+        {"inner": torch_muon},
         {"inner": lambda model: [Own(model.parameters())]},
         {"batch": InnerProductTest()},
     ):

@@ -1,82 +1,162 @@
-"""Muon whose orthogonalisation is computed in bf16 only where the device does so natively.
+"""Muon's step (Jordan et al., 2024), on matrices that are whole, replicated or sharded.
 
-torch.optim.Muon always computes it in bf16. A CPU without instructions for that emulates it, which
-took five sixths of the time of the default recipe (reproduce/LOG.md, 2026-11-23).
+The momentum and the parameters stay where they are. Each matrix is orthogonalised by one rank of
+the island (`distributed/parallel/whole_matrices.py`), together with others of its shape. That is
+computed in bf16 only where the device does so natively: a CPU without instructions for bf16
+emulates it, which took five sixths of the time of the default recipe (reproduce/LOG.md,
+2026-11-23).
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adloco.distributed.device import native_bf16
+from adloco.distributed.dtensor import local
+from adloco.distributed.parallel.whole_matrices import MatrixOwners
+from adloco.distributed.traffic import Traffic
+
+Quintic = tuple[float, float, float]
+"""Coefficients a, b and c of s -> a s + b s^3 + c s^5."""
+
+NEWTON_SCHULZ: dict[str, Sequence[Quintic]] = {
+    "constant": [(3.4445, -4.775, 2.0315)] * 5,
+    "polar-express": [
+        (8.205161, -22.901935, 16.460724),
+        (4.066395, -2.861154, 0.518400),
+        (3.909595, -2.823352, 0.525037),
+        (3.285564, -2.415302, 0.485294),
+        (2.300652, -1.668904, 0.418807),
+    ],
+}
+"""The steps of each variant.
+
+- constant: those of Jordan et al., 2024 and torch.optim.Muon. They take singular values from 0.01
+  to 1 of the norm to 0.68 to 1.13.
+- polar-express: the best polynomial for what the steps before it leave (arXiv 2505.16932, theorem
+  3.1), for singular values from 0.001 of the norm on, which it takes to 0.83 to 1.12. In all steps
+  but the last, s is divided by 1.01 before, against rounding.
+"""
+LEAST_NORM = 1e-7
+"""Matrices of a smaller norm are divided by this one."""
 
 
-class Muon(torch.optim.Muon):
-    """torch.optim.Muon, with the same state; in float32 where bf16 would be emulated.
+class Muon(torch.optim.Optimizer):
+    """Muon with Nesterov's momentum and decoupled weight decay; its state is torch.optim.Muon's.
 
-    Its steps have the root mean square of AdamW's (match_rms_adamw), so that one learning rate is
+    Its steps have the root mean square of AdamW's (arXiv 2502.16982), so that one learning rate is
     right for both.
     """
 
     def __init__(
-        self, matrices: Iterable[Tensor], *, lr: float, weight_decay: float, momentum: float
+        self,
+        matrices: Iterable[Tensor] | Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        weight_decay: float,
+        momentum: float,
+        newton_schulz: str = "constant",
     ) -> None:
-        super().__init__(
-            matrices,
-            lr=lr,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            adjust_lr_fn="match_rms_adamw",
-        )
+        """
+        Args:
+            matrices: Parameters of two dimensions, or groups of them. A group may have `blocks`:
+                sizes of the blocks along the longer side that are orthogonalised on their own.
+            lr: Learning rate.
+            weight_decay: Each step takes lr times this share off the matrices.
+            momentum: Share of the old momentum in the new one.
+            newton_schulz: The steps that orthogonalise, a key of `NEWTON_SCHULZ`.
+        """
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "blocks": ()}
+        super().__init__(matrices, defaults)
+        self.owners = MatrixOwners(Traffic())
+        """The ranks that share the work; at first this one alone."""
+        self._steps = NEWTON_SCHULZ[newton_schulz]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        if native_bf16(self.param_groups[0]["params"][0].device):
-            return super().step(closure)  # type: ignore[no-untyped-call]
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+            matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
+            if matrices:
+                self.owners.do(_Step(matrices, self.state, group, self._steps))
         return loss
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        buffer, momentum, lr = state["momentum_buffer"], group["momentum"], group["lr"]
-        buffer.lerp_(gradient, 1 - momentum)
-        update = gradient.lerp(buffer, momentum)  # Nesterov's, as by default in torch.
-        steps, coefficients, eps = group["ns_steps"], group["ns_coefficients"], group["eps"]
-        direction = orthogonal(update.float(), steps, coefficients, eps)
-        parameter.mul_(1 - lr * group["weight_decay"])
-        # match_rms_adamw
-        parameter.add_(direction, alpha=-lr * 0.2 * math.sqrt(max(parameter.shape)))
+
+class _Step:
+    """A step of one group of matrices, as work for their owners."""
+
+    def __init__(
+        self,
+        matrices: Sequence[Tensor],
+        state: dict[Tensor, Any],
+        group: dict[str, Any],
+        steps: Sequence[Quintic],
+    ) -> None:
+        self.matrices = matrices
+        self.dtype = _computed_in(local(matrices[0]))
+        self._group = group
+        self._steps = steps
+        self._gradients = [local(matrix.grad) for matrix in matrices if matrix.grad is not None]
+        for matrix in matrices:
+            if "momentum_buffer" not in state[matrix]:
+                state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        self._momenta = [local(state[matrix]["momentum_buffer"]) for matrix in matrices]
+        # On every replica, not only the owner's, because a checkpoint is of one replica.
+        torch._foreach_lerp_(self._momenta, self._gradients, 1 - group["momentum"])
+
+    def given(self, index: int) -> Tensor:
+        """Nesterov's mixture of gradient and momentum."""
+        mixed = self._gradients[index].lerp(self._momenta[index], self._group["momentum"])
+        return mixed.to(self.dtype)
+
+    def compute(self, stack: Tensor) -> Tensor:
+        blocks = self._group["blocks"]
+        if not blocks:
+            return orthogonal(stack, self._steps)
+        side = 1 if stack.size(1) >= stack.size(2) else 2
+        longest = stack.size(side)
+        # Each block's step has the root mean square of AdamW's; `take` scales for whole matrices.
+        return torch.cat(
+            [
+                orthogonal(block, self._steps) * math.sqrt(max(block.shape[1:]) / longest)
+                for block in torch.split(stack, blocks, dim=side)
+            ],
+            dim=side,
+        )
+
+    def take(self, index: int, result: Tensor) -> None:
+        matrix, lr = self.matrices[index], self._group["lr"]
+        shard = local(matrix)
+        shard.mul_(1 - lr * self._group["weight_decay"])
+        shard.add_(result, alpha=-lr * 0.2 * math.sqrt(max(matrix.shape)))
 
 
-def orthogonal(
-    matrix: Tensor, steps: int, coefficients: tuple[float, float, float], eps: float
-) -> Tensor:
-    """The matrix with singular values near 1 and the same directions, by Newton-Schulz steps.
+def orthogonal(stack: Tensor, steps: Sequence[Quintic]) -> Tensor:
+    """Matrices with the same directions and singular values near 1, by Newton-Schulz steps.
 
     Each step takes a singular value s to a s + b s^3 + c s^5 (Jordan et al., 2024, Muon).
 
     Args:
-        matrix: Two dimensions; float32 or bf16, which it computes in.
-        steps: Number of steps.
-        coefficients: a, b and c.
-        eps: The least norm that the matrix is divided by.
+        stack: Matrices (number, rows, columns), in the data type to compute in.
+        steps: a, b and c of each step.
     """
-    a, b, c = coefficients
-    wide = matrix.mT if matrix.size(0) > matrix.size(1) else matrix
-    result: Tensor = wide / wide.norm().clamp(min=eps)
-    for _ in range(steps):
+    wide = stack.mT if stack.size(1) > stack.size(2) else stack
+    result: Tensor = wide / torch.linalg.matrix_norm(wide, keepdim=True).clamp(min=LEAST_NORM)
+    for a, b, c in steps:
         gram = result @ result.mT
-        result = torch.addmm(result, torch.addmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
-    return result.mT if matrix.size(0) > matrix.size(1) else result
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        result = torch.baddbmm(result, polynomial, result, beta=a)
+    return result.mT if stack.size(1) > stack.size(2) else result
+
+
+def _computed_in(matrix: Tensor) -> torch.dtype:
+    """The data type in which a matrix is orthogonalised: bf16, or else float32 at least."""
+    if native_bf16(matrix.device):
+        return torch.bfloat16
+    return torch.promote_types(matrix.dtype, torch.float32)

@@ -38,7 +38,9 @@ the same on shards as on whole tensors.
 
 def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
     """Raise ValueError for an optimizer that might compute something else on several shards."""
-    elementwise = {getattr(torch.optim, name) for name in ELEMENTWISE}
+    from adloco.algorithms.muon_step import Muon  # It needs torch, which settings do without.
+
+    exact = {Muon, *(getattr(torch.optim, name) for name in ELEMENTWISE)}
     for optimizer in optimizers:
         name = type(optimizer).__name__
         known = (
@@ -46,9 +48,9 @@ def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
             "as one does"
         )
         advice = (
-            "use placement.shard_size 1 (replicas are no problem), or an optimizer such as AdamW"
+            "use placement.shard_size 1 (replicas are no problem), or an inner optimizer of adloco"
         )
-        require(shards == 1 or type(optimizer) in elementwise, f"{known}; {advice}")
+        require(shards == 1 or type(optimizer) in exact, f"{known}; {advice}")
 
 
 @dataclass(frozen=True, kw_only=True)

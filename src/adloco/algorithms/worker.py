@@ -19,6 +19,7 @@ from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import MeasuredStep
 from adloco.algorithms.method import Execution, GradientTest, Problem
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, counters, load_optimizer
+from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.distributed.comm.metered import SyncStats
 from adloco.distributed.device import autocast, to_device
@@ -86,6 +87,9 @@ class Worker:
         )
         self.counters = counters(model)
         self.optimizers = list(inner(model))
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Muon):
+                optimizer.owners = engine.owners
         self.base_rates = [
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adloco.algorithms.inner.muon import InnerMuon
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.config.shipped import shipped_recipes
@@ -156,11 +155,8 @@ def _check_islands(recipe: Recipe, islands: int, gpus_per_island: int) -> None:
 
 
 def _spread(recipe: Recipe) -> str:
-    """How the GPUs of an island share a worker: by shards, unless it needs whole matrices or
-    gradients.
-    """
-    whole = recipe.batch.inner_products is not None or isinstance(recipe.inner, InnerMuon)
-    return "replica_size" if whole else "shard_size"
+    """How the GPUs of an island share a worker: by shards, unless it needs whole gradients."""
+    return "shard_size" if recipe.batch.inner_products is None else "replica_size"
 
 
 def _name(text: str) -> str:

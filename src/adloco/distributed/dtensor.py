@@ -31,15 +31,28 @@ def first_element(tensor: Tensor) -> int:
     """Index of the first element of this rank's shard in the whole tensor, both flattened."""
     if not isinstance(tensor, DTensor):
         return 0
+    rank = tensor.device_mesh.get_local_rank(_sharded_dimension(tensor))
+    return sum(rows_of_shards(tensor)[:rank]) * math.prod(tensor.shape[1:])
+
+
+def rows_of_shards(tensor: Tensor) -> list[int]:
+    """Number of rows (entries of the first dimension) that each shard of a tensor has."""
+    if not isinstance(tensor, DTensor):
+        return [len(tensor)]
+    shards = tensor.device_mesh.size(_sharded_dimension(tensor))
+    most = -(-len(tensor) // shards)
+    return [max(0, min(most, len(tensor) - most * shard)) for shard in range(shards)]
+
+
+def _sharded_dimension(tensor: DTensor) -> int:
+    """The dimension of a tensor's mesh over which its rows are spread."""
     ((dimension, placement),) = [
         (dimension, placement)
         for dimension, placement in enumerate(tensor.placements)
         if placement.is_shard()
     ]
     assert placement.is_shard(0), "FSDP2 shards the first dimension"
-    mesh = tensor.device_mesh
-    rows = -(-len(tensor) // mesh.size(dimension)) * mesh.get_local_rank(dimension)
-    return min(rows, len(tensor)) * math.prod(tensor.shape[1:])
+    return dimension
 
 
 def with_local(shard: Tensor, like: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.shared import check_betas, check_momentum, check_rates, trainable
@@ -12,6 +13,9 @@ from adloco.errors import require
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+VARIANTS = ("constant", "polar-express")
+"""The keys of `NEWTON_SCHULZ` in `algorithms/muon_step.py`, which needs torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +34,29 @@ class InnerMuon:
     """AdamW's averaging coefficients of the gradient and of its square."""
     exclude: tuple[str, ...] = ("embed", "lm_head")
     """AdamW takes matrices whose name contains one of these: embeddings and the output head."""
+    split: Mapping[str, Any] = field(default_factory=dict)
+    """Matrices whose name contains a key consist of blocks along their longer side, which are
+    orthogonalised on their own: the number of equal blocks, or their sizes, for instance
+    { c_attn = 3 } or { qkv_proj = [1024, 256, 256] }."""
+    newton_schulz: str = "constant"
+    """Polynomials that orthogonalise, five steps each: "constant" is that of torch.optim.Muon,
+    "polar-express" brings small singular values closer to 1 (arXiv 2505.16932)."""
 
     def __post_init__(self) -> None:
         check_rates(lr=self.lr, weight_decay=self.weight_decay)
         check_momentum(self.momentum)
         check_betas(self.betas)
+        for name, blocks in self.split.items():
+            sizes = blocks if isinstance(blocks, list | tuple) else [blocks]
+            require(
+                bool(sizes) and all(isinstance(size, int) and size > 0 for size in sizes),
+                "split must have a number of blocks, or a list of their sizes, "
+                f"got {name} = {blocks!r}",
+            )
+        require(
+            self.newton_schulz in VARIANTS,
+            f"newton_schulz must be {' or '.join(VARIANTS)}, got {self.newton_schulz!r}",
+        )
 
     def __call__(self, model: nn.Module) -> list[Optimizer]:
         named = trainable(model)
@@ -45,10 +67,39 @@ class InnerMuon:
         from adloco.algorithms.muon_step import Muon  # It needs torch, which settings do without.
 
         muon = Muon(
-            hidden.values(), lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum
+            self._groups(hidden),
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            newton_schulz=self.newton_schulz,
         )
         adamw = InnerAdamW(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas)
         return [muon, adamw.build(rest)] if rest else [muon]
 
     def _is_hidden(self, name: str, parameter: Tensor) -> bool:
         return parameter.ndim == 2 and not any(part in name for part in self.exclude)
+
+    def _groups(self, hidden: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        """Groups for torch: the matrices that have the same blocks."""
+        for part in self.split:
+            found = any(part in name for name in hidden)
+            require(found, f"split names {part!r}, which is in the name of no hidden matrix")
+        groups: dict[tuple[int, ...], list[Tensor]] = {}
+        for name, matrix in hidden.items():
+            groups.setdefault(self._blocks(name, max(matrix.shape)), []).append(matrix)
+        return [{"params": group, "blocks": blocks} for blocks, group in groups.items()]
+
+    def _blocks(self, name: str, side: int) -> tuple[int, ...]:
+        """Sizes of the blocks of a matrix; none if it is one block.
+
+        side: Its longer side.
+        """
+        for part, given in self.split.items():
+            if part in name:
+                sizes = (side // given,) * given if isinstance(given, int) else tuple(given)
+                require(
+                    sum(sizes) == side,
+                    f"split of {name} must give blocks of {side} in all, got {part} = {given}",
+                )
+                return sizes
+        return ()

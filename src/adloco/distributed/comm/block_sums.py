@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from adloco.distributed.all_to_all import start_all_to_all, wait_for
 from adloco.distributed.codecs.codec import WireFormat
-from adloco.distributed.comm.all_to_all import start_all_to_all, wait_for
 from adloco.distributed.comm.compressed import add_decoded
 from adloco.distributed.parallel.gradient_norms import squared_norm
 

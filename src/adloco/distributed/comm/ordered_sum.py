@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adloco.distributed.comm.all_to_all import start_all_to_all, wait_for
+from adloco.distributed.all_to_all import start_all_to_all, wait_for
 
 
 class OrderedSum:

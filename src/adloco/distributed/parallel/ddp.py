@@ -23,6 +23,7 @@ from adloco.distributed.parallel.gradient_norms import (
     trainable,
 )
 from adloco.distributed.parallel.layers import Fill, fill_whole
+from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import num_bytes
 
 
@@ -36,6 +37,7 @@ class ReplicatedModel:
             fill_whole(model, fill)
         model.to(island.mesh.device_type)
         self.rank = island.rank
+        self.owners = MatrixOwners(island.traffic, replicas=island.group)
         self._island = island
         self._parameters = trainable(model)
         self._ddp = DistributedDataParallel(

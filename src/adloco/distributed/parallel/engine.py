@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from adloco.distributed.parallel.gradient_norms import GradientSums
+from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic, num_bytes
 
 
@@ -26,6 +27,8 @@ class Engine(Protocol):
     """The model, as the loss function must call it."""
     rank: int
     """Number of this rank on the island; it takes the micro-batches `BatchPlan.of_rank` names."""
+    owners: MatrixOwners
+    """The ranks that share the work on whole matrices."""
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         """Wrap the forward and backward pass of a micro-batch.

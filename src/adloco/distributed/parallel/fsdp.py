@@ -24,6 +24,7 @@ from adloco.distributed.parallel.gradient_norms import (
     trainable,
 )
 from adloco.distributed.parallel.layers import Fill, blocks
+from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic, num_bytes
 
 
@@ -45,6 +46,11 @@ class ShardedModel:
             # (305M parameters, 2 shards).
             trim_host_memory()
         self.rank = island.rank
+        self.owners = MatrixOwners(
+            island.traffic,
+            replicas=island.mesh.get_group(names[0]) if island.replicas > 1 else None,
+            shards=island.mesh.get_group(names[1]),
+        )
         self._island = island
         self._parameters = trainable(model)
         self.forward: Callable[..., Any] = torch.compile(model) if compile else model

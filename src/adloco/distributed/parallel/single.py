@@ -15,6 +15,8 @@ from adloco.distributed.parallel.gradient_norms import (
     trainable,
 )
 from adloco.distributed.parallel.layers import Fill, fill_whole
+from adloco.distributed.parallel.whole_matrices import MatrixOwners
+from adloco.distributed.traffic import Traffic
 
 
 class SingleDevice:
@@ -29,6 +31,7 @@ class SingleDevice:
             fill_whole(model, fill)
         model.to(device)
         self.forward: Callable[..., Any] = torch.compile(model) if compile else model
+        self.owners = MatrixOwners(Traffic())
         self._parameters = trainable(model)
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:

@@ -1,0 +1,137 @@
+"""Muon on an island: the same steps however its matrices are spread, hand-counted bytes, and
+checkpoints that go from one placement to another.
+"""
+
+import math
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adloco import AdLoCo, BatchGuards, InnerAdamW, InnerMuon, SwitchMode
+from adloco.algorithms import muon_step
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.parallel import whole_matrices
+from adloco.distributed.parallel.whole_matrices import balanced, cost
+from adloco.distributed.testing import run_on_ranks
+from tests.problems import BlockLM, cases, make_run, next_token, tokens
+
+WIDTH, INNER, LAYERS, STEPS = 5, 9, 3, 50
+PLACES = {"DDP": (1, 2), "DDP of 3": (1, 3), "FSDP2": (2, 1), "FSDP2 of 4": (4, 1), "HSDP": (2, 2)}
+"""Shards and replicas. Rows of 5 on 4 shards: 2, 2, 1 and none."""
+
+
+class MixedLM(BlockLM):
+    """A language model with matrices of three shapes, and a head tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__(width=WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()
+            )
+            for _ in range(LAYERS)
+        )
+        self.double()
+
+
+def run_here(shards: int, replicas: int, dtype: torch.dtype, inner: InnerMuon) -> AdLoCo:
+    return make_run(
+        build_model=lambda: MixedLM().to(dtype),
+        loss_fn=next_token,
+        data=tokens(2000, 1),
+        workers_per_trainer=1,
+        outer=None,
+        inner=inner,
+        sync_every=STEPS // 2,
+        guards=BatchGuards(initial=12),
+        switch=SwitchMode(max_micro_batch=12),
+        placement=place(1, torch.device("cpu"), 1, shards, replicas),
+    )
+
+
+def trained(
+    shards: int, replicas: int, dtype: torch.dtype, inner: Any, native: bool = False
+) -> tuple[list[Tensor], float]:
+    """Parameters after 50 steps, and bytes inside the island.
+
+    native: True for a device that has instructions for bf16.
+    """
+    with (
+        # Two matrices a stack at most: so an owner has several turns.
+        patch.object(whole_matrices, "STACK_ELEMENTS", 2 * WIDTH * INNER),
+        patch.object(muon_step, "native_bf16", lambda device: native),
+    ):
+        run = run_here(shards, replicas, dtype, inner)
+        list(run.rounds(2))
+    whole = run.placement.gather_shards(list(run.workers[0].replica.params))
+    return [parameter.detach().clone() for parameter in whole], run.placement.total_bytes().inside
+
+
+def arms(shards: int, replicas: int) -> dict[str, tuple[list[Tensor], float]]:
+    split = InnerMuon(lr=0.02, split={"0.weight": [4, 5]})
+    return {
+        "float32": trained(shards, replicas, torch.float32, InnerMuon(lr=0.02)),
+        "bf16": trained(shards, replicas, torch.float32, InnerMuon(lr=0.02), native=True),
+        "split": trained(shards, replicas, torch.float64, split),
+        "AdamW": trained(shards, replicas, torch.float32, InnerAdamW(lr=0.02)),
+    }
+
+
+@pytest.mark.parametrize(("shards", "replicas"), cases(PLACES, default=("DDP", "HSDP")))
+def test_fifty_steps_and_their_bytes(shards: int, replicas: int) -> None:
+    """The parameters are those of one process, also with blocks that cross the borders of shards.
+    Beside the bytes of AdamW, shards go to their owner and back, and then to the other replicas.
+    """
+    one = arms(1, 1)
+    ranks = run_on_ranks(arms, shards * replicas, shards, replicas)
+    for name, tolerance in (("float32", 1e-5), ("split", 1e-12), ("AdamW", 1e-5)):
+        for rank in ranks:
+            for mine, theirs in zip(one[name][0], rank[name][0], strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+    values = values_that_cross(shards, replicas)
+    bytes_inside = {name: inside for name, (_, inside) in ranks[0].items()}
+    assert bytes_inside["float32"] - bytes_inside["AdamW"] == 4 * STEPS * values
+    assert bytes_inside["bf16"] - bytes_inside["AdamW"] == 2 * STEPS * values
+
+
+def values_that_cross(shards: int, replicas: int) -> int:
+    """Values that all ranks send in a step of Muon."""
+    matrices = [
+        parameter
+        for name, parameter in MixedLM().named_parameters()
+        if parameter.ndim == 2 and name != "embedding.weight"
+    ]
+    values = 0
+    for owner, indices in enumerate(balanced([cost(each) for each in matrices], shards * replicas)):
+        for rows, columns in (matrices[index].shape for index in indices):
+            most = math.ceil(rows / shards)
+            own = min(most, max(0, rows - owner % shards * most))
+            values += 2 * (rows - own) * columns + (replicas - 1) * rows * columns
+    return values
+
+
+def moved(shards: int, replicas: int, state: dict[str, Any] | None) -> dict[str, Any]:
+    """The state after 25 steps, from that of a run elsewhere."""
+    run = run_here(shards, replicas, torch.float64, InnerMuon(lr=0.02))
+    if state is not None:
+        run.load_state_dict(state)
+    list(run.rounds(1))
+    return run.state_dict()
+
+
+@pytest.mark.parametrize(("shards", "replicas"), cases(PLACES, default=("HSDP",)))
+def test_a_checkpoint_goes_from_one_placement_to_another(shards: int, replicas: int) -> None:
+    here = moved(1, 1, moved(1, 1, None))
+    there, *_ = run_on_ranks(moved, shards * replicas, shards, replicas, moved(1, 1, None))
+    back = moved(1, 1, run_on_ranks(moved, shards * replicas, shards, replicas, None)[0])
+    for state in (there, back):
+        torch.testing.assert_close(state["worker-0"], here["worker-0"], rtol=1e-12, atol=1e-12)
+
+
+def test_owners_have_about_equal_work() -> None:
+    assert balanced([1, 5, 1, 3, 1, 1], 2) == [[1, 4], [0, 2, 3, 5]]
+    assert balanced([1, 1], 3) == [[0], [1], []]
+    assert balanced([], 2) == [[], []]
