@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adloco.distributed.codecs.codec import WireFormat
-from adloco.distributed.comm.buckets import BLOCK_ON_GPU, bucket_indices, sum_dtype
+from adloco.distributed.comm.buckets import bucket_indices, sum_dtype
 from adloco.distributed.comm.comm import Contributions, SumStats, rounded_origin
 from adloco.distributed.dtensor import local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
@@ -20,6 +20,10 @@ from adloco.distributed.traffic import ring
 PIECE = 1 << 18
 """Values that a format handles at once on a CPU: what one operation writes is still in the cache
 for the next.
+"""
+PIECE_ON_GPU = 1 << 24
+"""The same on a GPU, where each operation costs a launch: 305M values take 13 ms in int4 on an H100,
+38 ms in pieces of a quarter, and 207 ms in pieces of a sixteenth.
 """
 
 BlockSum = Callable[[Tensor, WireFormat, bool, SumStats], Tensor]
@@ -163,7 +167,7 @@ def add_decoded(blocks: Tensor, codec: WireFormat) -> Tensor:
 
 def in_pieces(values: Tensor, codec: WireFormat) -> Iterator[slice]:
     """Cut rows of blocks into slices that a format handles at once; see `PIECE`."""
-    size = PIECE if values.device.type == "cpu" else BLOCK_ON_GPU
+    size = PIECE if values.device.type == "cpu" else PIECE_ON_GPU
     step = max(1, size // codec.block)
     return (slice(begin, begin + step) for begin in range(0, len(values), step))
 
