@@ -1,11 +1,13 @@
-"""What the pages in docs/ show: Python blocks run, excerpts stand in the examples, links lead
-somewhere, settings exist.
+"""What the pages in docs/ show: Python blocks run, commands and settings exist, excerpts stand in
+the examples, figures stand where they come from, links lead somewhere.
 """
 
 import ast
 import dataclasses
 import importlib
 import re
+import shlex
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,108 @@ from matplotlib import pyplot as plt
 
 import adloco
 from adloco.cli.arguments import take_settings
+from adloco.cli.main import parse_line
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import SECTIONS
+from adloco.plan.cluster import read_cluster
+from adloco.study.arms import parse_arm
+from tests.pages import PAGES, README, ROOT, blocks, console_lines
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-LOOPS = (ROOT / "docs" / "your-loop.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+LOOPS = ROOT / "docs" / "your-loop.md"
+PYTHON = blocks(ROOT / "docs" / "python.md", "python")
+CHOOSING = ROOT / "docs" / "choosing.md"
+SOURCES = ("bytes_to_loss", "frontier")
 SCRIPT = (ROOT / "docs" / "from-the-authors-script.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "code",
-    re.findall(r"```python\n(.*?)```", LOOPS, re.DOTALL),
-    ids=["outer step", "batch control"],
-)
+CHECKED = {
+    "README": {"python"},
+    "python": {"python"},
+    "your-loop": {"python", ""},
+    "plan": {"python", "toml"},
+    "models": {"yaml"},
+}
+"""Languages of a page's blocks besides console. Python is run and TOML read by a test of the page,
+and blocks without a language are excerpts; the YAML is for another program, which its text names.
+"""
+RECIPES = {"RECIPE": "diloco", "config.toml": "adloco", "runs/adaptive": "diloco"}
+"""Words that stand for what the reader has, and a recipe to check their lines with."""
+ROUND = '{"inner_steps": 1, "trainers": [{"trainer": 0, "requested_batch": 8, "trainer_batch": 8}]}'
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
+def test_every_block_is_of_a_kind_that_is_checked(page: Path) -> None:
+    languages = re.findall(r"^ *```(\w*)\n.*?^ *```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert {*languages} <= {"console", *CHECKED.get(page.stem, ())}
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
+def test_commands_name_what_exists(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands, options, recipes, settings and their values, scripts and make targets are right,
+    and a line of another program says what it needs. Nothing is run here.
+    """
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "adaptive").mkdir(parents=True)  # Whose batches a command replays.
+    (tmp_path / "runs" / "adaptive" / "metrics.jsonl").write_text(ROUND + "\n")
+    makefile = (ROOT / "Makefile").read_text()
+    for line in filter(None, console_lines(page)):
+        words = shlex.split(line, comments=True)
+        scripts = [word for word in words if word.endswith(".py")]
+        if "adloco" in words:
+            check_settings(parse_line(words[words.index("adloco") + 1 :]))
+        elif words[0] == "make":
+            assert f"\n{words[1]}:" in makefile
+        elif scripts:
+            source = (ROOT / scripts[0]).read_text()
+            options = [word for word in words if word.startswith("--") and "." not in word]
+            assert all(option.removeprefix("--") in source for option in options), line
+        else:
+            assert "# needs" in line
+
+
+def check_settings(arguments: Namespace) -> None:
+    """The recipes of a line can be built with its settings, each alone where they are lists."""
+    if not arguments.takes_settings:
+        return
+    given = vars(arguments)
+    recipes = given.get("whats") or given.get("recipes") or [given.get("recipe") or "adloco"]
+    lists = arguments.takes_settings == "lists"
+    for what in recipes:
+        _, recipe, changes = parse_arm(what)
+        values = read_values(RECIPES.get(recipe, recipe))
+        for settings in [[pair] for pair in arguments.settings] if lists else [arguments.settings]:
+            build_recipe(override(values, [*settings, *changes]))
+
+
+def test_the_description_of_a_cluster_is_read(tmp_path: Path) -> None:
+    (text,) = blocks(ROOT / "docs" / "plan.md", "toml")
+    (tmp_path / "cluster.toml").write_text(text)
+    assert read_cluster(tmp_path / "cluster.toml").islands == 2
+
+
+def test_figures_stand_where_they_come_from() -> None:
+    """Losses, and the rows of the table of bytes, are those of the benchmarks."""
+    found = "".join((ROOT / "benchmarks" / f"{name}.md").read_text() for name in SOURCES)
+    page = CHOOSING.read_text()
+    losses = re.findall(r"\b\d\.\d{4}\b", page)
+    assert len(losses) > 10
+    assert [loss for loss in losses if loss not in found] == []
+    rows = re.findall(r"^\|.*\| (\d\.\d{4}) \| (.*)% \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 9
+    for loss, above, megabytes, fewer in rows:
+        assert f"{float(loss) / 1.2796 - 1:.1%}" == f"{above}%"
+        assert re.search(rf"\| {loss} .*\| {megabytes} \|.*\| {fewer}x \|", found), loss
+
+
+def test_the_page_of_the_python_api_has_all_names() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert sorted(re.findall(r"^- `adloco\.(\w+)`$", page, re.MULTILINE)) == sorted(adloco.__all__)
+
+
+@pytest.mark.parametrize("code", blocks(LOOPS, "python"), ids=["outer step", "batch control"])
 def test_python_blocks_run(code: str) -> None:
     exec(code, {})
 
@@ -67,17 +157,13 @@ def test_excerpts_stand_in_the_examples() -> None:
         for path in (ROOT / "examples").glob("*.py")
         for line in path.read_text().splitlines()
     }
-    excerpts = [
-        text
-        for language, text in re.findall(r"```(\w*)\n(.*?)```", LOOPS, re.DOTALL)
-        if not language
-    ]
+    excerpts = blocks(LOOPS, "")
     assert len(excerpts) == 2
     for excerpt in excerpts:
         assert set(excerpt.splitlines()) <= lines
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), target

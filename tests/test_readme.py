@@ -10,21 +10,22 @@ from pathlib import Path
 import pytest
 
 from adloco.cli.main import main
+from tests.pages import README, ROOT, blocks, console_lines
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-START, *PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMANDS = [
-    line.split("#")[0].strip()
-    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith("adloco")
-]
+TEXT = README.read_text()
+START, *PYTHON = blocks(README, "python")
+RECIPE_COMMANDS = {"train", "prepare", "probe", "compare"}
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of adloco on a page, each once."""
+    lines = [line.split("#")[0].strip() for line in console_lines(page)]
+    return list(dict.fromkeys(line for line in lines if line.startswith("adloco ")))
 
 
 def test_there_is_something_to_test() -> None:
     assert len(PYTHON) == 2
-    assert len(COMMANDS) == 14
+    assert len(commands(README)) == 14
     assert len([line for line in PYTHON[0].splitlines() if line.strip()]) < 20, (
         "a user's own model, data and loss train in under 20 lines"
     )
@@ -116,26 +117,31 @@ def test_islands_of_shards() -> None:
     assert "merges 1" in two
 
 
-def test_commands_run(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run in the README's order and wording; only sizes are reduced, as far as four
-    fragments in flight for two steps allow.
+def run_commands(lines: list[str], small: list[str]) -> None:
+    """Run commands in a page's order and wording; only sizes are reduced, as far as four fragments
+    in flight for two steps allow.
     """
-    monkeypatch.chdir(tmp_path)
     at = small.index("--run.folder")
     sizes = [*small[:at], *small[at + 2 :], "--method.sync_every", "12"]
-    for command in COMMANDS:
-        words = shlex.split(command)[1:]
-        of_a_recipe = words[0] in ("train", "prepare", "probe") and "--resume" not in words
-        assert main([*words, *(sizes if of_a_recipe else [])]) == 0, command
+    for line in lines:
+        words = shlex.split(line)[1:]
+        of_a_recipe = words[0] in RECIPE_COMMANDS and "--resume" not in words
+        assert main([*words, *(sizes if of_a_recipe else [])]) == 0, line
+
+
+def test_commands_run(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that start processes are left to tests/cli/test_ranks.py and the nightly job."""
+    monkeypatch.chdir(tmp_path)
+    run_commands([line for line in commands(README) if "--ranks" not in line], small)
     assert (tmp_path / "runs" / "my-diloco" / "report.html").exists()
 
 
-def test_make_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
-        assert f"\n{target}:" in makefile
-
-
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", README):
-        assert target.startswith("http") or (ROOT / target).exists(), target
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "page", [README, ROOT / "docs" / "quick-start.md"], ids=lambda page: page.stem
+)
+def test_all_commands_run(
+    page: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_commands(commands(page), small)

@@ -110,26 +110,7 @@ def build_parser() -> tuple[Parser, Commands]:
     return parser, commands
 
 
-def _run(words: list[str]) -> int:
-    try:
-        arguments = _parse(words)
-    except SystemExit:  # argparse has printed the help or the version.
-        return 0
-    if arguments.help_settings is not None:
-        from adloco.cli.settings_help import print_settings
-
-        return print_settings(arguments)
-    # The libraries read these variables on import; the command line shows its own progress.
-    for variable, level in QUIET_LIBRARIES.items():
-        os.environ.setdefault(variable, level)
-    # Otherwise Python's last garbage collection would search all objects of torch and transformers
-    # for over a second at exit.
-    atexit.register(gc.freeze)
-    code: int = arguments.run(arguments)
-    return code
-
-
-def _parse(words: list[str]) -> Namespace:
+def parse_line(words: list[str]) -> Namespace:
     """Parse a line; ValueError if it is wrong."""
     if not words or words[0] == "help":
         words = [*words[1:], "--help"]
@@ -151,6 +132,25 @@ def _parse(words: list[str]) -> Namespace:
         suggestion = _suggest(unknown[0], command, bool(takes_settings))
         command.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion}")
     return arguments
+
+
+def _run(words: list[str]) -> int:
+    try:
+        arguments = parse_line(words)
+    except SystemExit:  # argparse has printed the help or the version.
+        return 0
+    if arguments.help_settings is not None:
+        from adloco.cli.settings_help import print_settings
+
+        return print_settings(arguments)
+    # The libraries read these variables on import; the command line shows its own progress.
+    for variable, level in QUIET_LIBRARIES.items():
+        os.environ.setdefault(variable, level)
+    # Otherwise Python's last garbage collection would search all objects of torch and transformers
+    # for over a second at exit.
+    atexit.register(gc.freeze)
+    code: int = arguments.run(arguments)
+    return code
 
 
 def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
