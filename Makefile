@@ -6,7 +6,7 @@ CONSTRAINTS := constraints-cpu.txt
 # Recipe or flags for `make train`, for instance ARGS="diloco --run.seed 1".
 ARGS ?=
 
-.PHONY: install train test test-all check format dist lowest newest clean
+.PHONY: install train test test-all check docs format dist lowest newest clean
 
 install: $(VENV)/.installed
 
@@ -32,10 +32,17 @@ test: install
 test-all: install
 	$(PYTEST) --all
 
-check: install
+check: docs
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+
+# The site from the Markdown pages, in build/site/index.html. A warning is an error: a link whose
+# page, file or heading is missing, or a page that the navigation lacks. It reads all pages again
+# each time, because Sphinx warns of a page only when it reads it.
+docs: install
+	$(VENV)/bin/sphinx-build -qW --keep-going -E -c docs . build/site
+	@cp build/site/README.html build/site/index.html
 
 format: install
 	$(VENV)/bin/ruff format .
@@ -57,4 +64,4 @@ newest:
 	$(MAKE) test VENV=.venv-newest CONSTRAINTS=
 
 clean:
-	rm -rf $(VENV) .venv-lowest .venv-newest dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-lowest .venv-newest build dist .mypy_cache .ruff_cache .pytest_cache
