@@ -15,10 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-@torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
     """This rank's shard of a sharded tensor, in the same memory; any other tensor unchanged."""
-    shard: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():
+        shard: Tensor = tensor.to_local()
     return shard
 
 

@@ -16,18 +16,16 @@ from adloco.distributed.comm.comm import SumStats
 from adloco.distributed.comm.compressed import Join
 from adloco.distributed.comm.ordered_sum import OrderedSum
 from adloco.distributed.dtensor import with_local
-from adloco.distributed.parallel.gradient_norms import squared_norm
 
 
 class BucketExchange:
     """Sums of buckets in flight."""
 
-    def __init__(self, like: Sequence[Tensor], join: Join, counts: bool) -> None:
+    def __init__(self, like: Sequence[Tensor], join: Join) -> None:
         """
         Args:
             like: Tensors with the shapes and shards of the result.
             join: Gathers the slices of a bucket.
-            counts: True if this rank counts the norms of its slices. The ranks of one island do.
         """
         self.stats = SumStats([], [], [])
         self.sums: list[OrderedSum] = []
@@ -36,17 +34,14 @@ class BucketExchange:
         """(sharded, indices, elements, this rank's slice of the sum) of each bucket."""
         self._like = like
         self._join = join
-        self._counts = counts
 
     def transfer(self) -> None:
         for piece in self.sums:
             piece.exchange()
-        for piece in self.sums:
-            piece.add_up()
+        norms_sq = [piece.add_up() for piece in self.sums]
         for piece in self.sums:
             piece.finish()
-        if self.stats.sent_sq and self._counts:
-            self.stats.total_sq = sum(squared_norm([mine]) for _, _, _, mine in self.buckets)
+        self.stats.total_sq = float(sum(norms_sq))
 
     def result(self) -> list[Tensor]:
         results = list(self._like)

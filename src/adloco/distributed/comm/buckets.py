@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from adloco.distributed.dtensor import is_sharded, local
-from adloco.distributed.parallel.gradient_norms import squares
 
-BLOCK = 1 << 16
+BLOCK = 1 << 17
 """Elements that one operation handles on a CPU; the next one then finds them in the cache."""
 
 BLOCK_ON_GPU = 1 << 22
@@ -54,7 +53,13 @@ class BufferPool:
         """
         shards = [local(tensors[index]) for index in indices]
         size, device = sum(shard.numel() for shard in shards), shards[0].device
-        key = (is_sharded(tensors[indices[0]]), dtype, device)
+        return self.rows(is_sharded(tensors[indices[0]]), count, size, dtype, device)
+
+    def rows(
+        self, name: object, count: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A tensor of shape (count, size); the next call with this name gives the same memory."""
+        key = (name, dtype, device)
         if key not in self._buffers or self._buffers[key].numel() < count * size:
             self._buffers[key] = torch.empty(count * size, dtype=dtype, device=device)
         return self._buffers[key][: count * size].view(count, size)
@@ -123,24 +128,30 @@ def fill_weighted_sum(
     weights: Sequence[float],
     origin: Tensor | None,
     norms_sq: Tensor | None = None,
-) -> None:
+) -> Tensor:
     """Set the result to the sum of the workers' terms, in their order; see `fill_weighted_terms`.
 
     Args:
         result: Where to write; its type is at least as precise as the entries'.
         entries, weights, origin, norms_sq: As for `fill_weighted_terms`.
+
+    Returns:
+        The squared norm of the sum, a float64 scalar; 0 without `norms_sq`.
     """
-    sums, *columns = _blocks([result, *entries, *([] if origin is None else [origin])])
-    scratch = torch.empty_like(sums[0])
-    for index, block in enumerate(sums):
-        start = None if origin is None else columns[-1][index]
+    sum_sq = result.new_zeros((), dtype=torch.float64)
+    scratch = torch.empty_like(result.reshape(-1)[: _block_length(result)])
+    for total, *parts in blocks([result, *entries, *([] if origin is None else [origin])]):
+        start = parts[len(entries) :]
         for worker, weight in enumerate(weights):
-            term = block if worker == 0 else scratch[: len(block)]
-            _write_term(term, columns[worker][index], weight, start)
+            term = total if worker == 0 else scratch[: len(total)]
+            _write_term(term, parts[worker], weight, *start)
             if norms_sq is not None:
-                norms_sq[worker] += squares(term)
+                norms_sq[worker] += block_squares(term)
             if worker > 0:
-                block.add_(term)
+                total.add_(term)
+        if norms_sq is not None:
+            sum_sq += block_squares(total)
+    return sum_sq
 
 
 @torch.no_grad()
@@ -167,15 +178,14 @@ def fill_weighted_terms(
         norms_sq: float64 of shape (workers,). The squared norm of each worker's term is added.
     """
     for worker, (result, entry, weight) in enumerate(zip(results, entries, weights, strict=True)):
-        terms, *columns = _blocks([result, entry, *([] if origin is None else [origin])])
-        for index, term in enumerate(terms):
-            start = None if origin is None else columns[1][index]
-            _write_term(term, columns[0][index], weight, start)
+        parts = [result, entry, *([] if origin is None else [origin])]
+        for term, own, *start in blocks(parts):
+            _write_term(term, own, weight, *start)
             if norms_sq is not None:
-                norms_sq[worker] += squares(term)
+                norms_sq[worker] += block_squares(term)
 
 
-def _write_term(term: Tensor, entry: Tensor, weight: float, start: Tensor | None) -> None:
+def _write_term(term: Tensor, entry: Tensor, weight: float, start: Tensor | None = None) -> None:
     if start is None:
         torch.mul(entry.to(term.dtype), weight, out=term)
     else:
@@ -183,10 +193,19 @@ def _write_term(term: Tensor, entry: Tensor, weight: float, start: Tensor | None
         torch.sub(start, entry.to(term.dtype), out=term).mul_(weight)
 
 
-def _blocks(tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Flat blocks of each tensor; see `BLOCK`."""
+def blocks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Flat blocks of tensors of one size, the same part of each at a time; see `BLOCK`."""
     length = _block_length(tensors[0])
-    return [torch.split(tensor.reshape(-1), length) for tensor in tensors]
+    return zip(*(torch.split(tensor.reshape(-1), length) for tensor in tensors), strict=True)
+
+
+def block_squares(block: Tensor) -> Tensor:
+    """Sum of squares of a block, as a float64 scalar.
+
+    It is added up pairwise in the block's own data type. That keeps six digits, enough for the
+    statistics of a sync; in float64 it would take longer than the sync's sum itself.
+    """
+    return block.square().sum().double()
 
 
 def _block_length(tensor: Tensor) -> int:

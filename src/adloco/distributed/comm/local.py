@@ -88,25 +88,21 @@ class LocalComm:
         if not per_worker or not per_worker[0]:
             return CompletedWork([], SumStats.zero(len(weights)))
         sums, sent_bytes = list(per_worker[0]), 0
-        norms_sq, total_sq = (
-            torch.zeros(len(weights), dtype=torch.float64, device=local(sums[0]).device),
-            0.0,
-        )
+        norms_sq = torch.zeros(len(weights), dtype=torch.float64, device=local(sums[0]).device)
+        sums_sq = []
         for sharded, indices in bucket_indices(sums):
             (bucket,) = pool.buckets(sums, indices, sum_dtype(sums[indices[0]].dtype))
             counted = self._counts(sharded)
             for index, view in bucket_views(bucket, sums, indices):
                 entries = [local(entry[index]) for entry in per_worker]
                 start = local(origin[index]).to(view.device) if origin else None
-                fill_weighted_sum(
-                    view, entries, weights, start, norms_sq if origin and counted else None
-                )
+                measured = norms_sq if origin and counted else None
+                sums_sq.append(fill_weighted_sum(view, entries, weights, start, measured))
                 sums[index] = with_local(view, like=sums[index])
-            total_sq += squared_norm([bucket]) if origin and counted else 0.0
             if counted and self.num_workers > 1:
                 sent_bytes += num_bytes([bucket]) * len(weights)
         stats = SumStats.lossless(norms_sq)
-        stats.total_sq = total_sq
+        stats.total_sq = float(sum(sums_sq))
         stats.num_bytes = self._traffic.add(sent_bytes, ring(self.num_workers))
         return CompletedWork(sums, stats)
 

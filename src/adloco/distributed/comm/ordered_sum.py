@@ -6,20 +6,26 @@ process, which an all-reduce does not promise. With one worker on each island th
 a ring.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
+from adloco.distributed.comm.buckets import block_squares, blocks
 
 
 class OrderedSum:
     """A sum in three steps. The first two start what the next one waits for."""
 
     def __init__(
-        self, terms: Tensor, result: Tensor, group: dist.ProcessGroup, workers: Sequence[int]
+        self,
+        terms: Tensor,
+        result: Tensor,
+        group: dist.ProcessGroup,
+        workers: Sequence[int],
+        memory: Callable[[int, int], Tensor],
     ) -> None:
         """
         Args:
@@ -27,6 +33,7 @@ class OrderedSum:
             result: Where the sum is written; shape (elements,). May be the memory of the terms.
             group: One rank of each island, in the order of their workers.
             workers: Number of workers that each island hosts.
+            memory: Gives a tensor of this shape for what is received, with the terms' data type.
         """
         self._terms, self._result, self._group, self._workers = terms, result, group, workers
         # Equal shares, the last ones shorter or empty.
@@ -34,30 +41,40 @@ class OrderedSum:
         self._shares = [
             slice(share * island, share * (island + 1)) for island in range(len(workers))
         ]
-        self._mine = self._shares[dist.get_rank(group)]
+        self._me = dist.get_rank(group)
+        others = [count for island, count in enumerate(workers) if island != self._me]
+        own = self._terms[:, self._shares[self._me]]
+        # By island. What this one has itself is not copied.
+        self._rows = list(torch.split(memory(sum(others), own.shape[1]), others))
+        self._rows.insert(self._me, own)
         self._works: list[dist.Work] | None = None
 
     def exchange(self) -> None:
         """Start to send each island its share of the terms, unless that has been started."""
         if self._works is not None:
             return
-        own = self._terms[:, self._mine]
-        self._received = own.new_empty(sum(self._workers), own.shape[1])
-        received = torch.split(self._received, list(self._workers))
-        received[dist.get_rank(self._group)].copy_(own)
         sent = [self._terms[:, share].contiguous() for share in self._shares]
-        self._works = start_all_to_all(sent, received, self._group)
+        self._works = start_all_to_all(sent, self._rows, self._group)
 
-    def add_up(self) -> None:
-        """Add up this island's share, and start to send the sum to all islands."""
+    def add_up(self) -> Tensor:
+        """Add up this island's share, and start to send the sum to all islands.
+
+        Returns:
+            The squared norm of this share of the sum, a float64 scalar.
+        """
         wait_for(self._works or [])
-        first, second, *others = self._received
-        own = torch.add(first, second, out=self._result[self._mine])
-        for term in others:
-            own.add_(term)
+        own = self._result[self._shares[self._me]]
+        norm_sq = own.new_zeros((), dtype=torch.float64)
+        for total, first, *others, last in blocks(
+            [own, *(row for rows in self._rows for row in rows)]
+        ):
+            for term in others:
+                first.add_(term)
+            # Not earlier, because the total may be the memory of a term.
+            norm_sq += block_squares(torch.add(first, last, out=total))
         sums = [self._result[share] for share in self._shares]
         self._works = start_all_to_all([own] * len(sums), sums, self._group)
-        del self._received
+        return norm_sq
 
     def finish(self) -> None:
         """Wait until the whole sum is in the result."""

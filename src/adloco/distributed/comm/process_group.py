@@ -7,6 +7,7 @@ directions, and every island decodes the same bytes.
 """
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -166,7 +167,7 @@ class GroupComm:
         """
         like, workers = per_worker[0], len(per_worker)
         pool = BufferPool() if overlapped else self._pool
-        exchange = BucketExchange(like, self._joined, counts=dist.get_rank(self._group) == 0)
+        exchange = BucketExchange(like, self._joined)
         for sharded, indices in bucket_indices(like):
             buckets = pool.buckets(like, indices, sum_dtype(like[indices[0]].dtype), workers)
             pieces = filled_pieces(buckets, bucket_views(buckets, like, indices), fill)
@@ -177,7 +178,11 @@ class GroupComm:
                 mine = self._slices(buckets, sharded)
                 pieces = iter([mine])
             for terms in pieces:
-                exchange.sums.append(OrderedSum(terms, terms[0], self._group, self._workers))
+                name = ("received", sharded, len(exchange.sums))
+                memory = functools.partial(pool.rows, name, dtype=terms.dtype, device=terms.device)
+                exchange.sums.append(
+                    OrderedSum(terms, terms[0], self._group, self._workers, memory)
+                )
                 if not overlapped:
                     exchange.sums[-1].exchange()
             exchange.stats.num_bytes += self._traffic.add(num_bytes([mine]), ring(self.num_workers))
