@@ -9,6 +9,7 @@ from adloco.distributed.launch.heartbeats import (
     BEATS,
     Heartbeats,
     Silence,
+    known_silent,
     silent_ranks,
     watch_progress,
 )
@@ -34,11 +35,11 @@ def test_whatever_is_written_as_a_failure_is_read() -> None:
 def test_a_counter_that_stays_is_silent_and_one_that_goes_on_is_not() -> None:
     silence = Silence()
     looks = [silence.look({"1": 5, "2": count}) for count in range(BEATS + 1)]
-    assert looks == [None] * BEATS + ["1"]
+    assert looks == [[]] * BEATS + [["1"]]
     # It counted once before the last look.
     silence = Silence()
-    assert [silence.look({"1": count}) for count in [7] * BEATS + [8] * BEATS] == [None] * 2 * BEATS
-    assert silence.look({"1": 8}) == "1"
+    assert [silence.look({"1": count}) for count in [7] * BEATS + [8] * BEATS] == [[]] * 2 * BEATS
+    assert silence.look({"1": 8}) == ["1"]
 
 
 def test_a_rank_without_heartbeats_is_named_with_its_machine() -> None:
@@ -55,6 +56,9 @@ def test_a_rank_without_heartbeats_is_named_with_its_machine() -> None:
     assert isinstance(errors[-1], LostRankError)
     assert "rank 1 on node7" in str(errors[-1])
     assert "timeout_seconds = 40 s" in str(errors[-1])
+    assert [known_silent(store, rank) for rank in range(3)] == [False, True, False]
+    hearts[1].count_up()
+    assert not known_silent(store, 1), "it gives signs of life again"
 
 
 def test_a_store_that_does_not_answer_is_noticed() -> None:

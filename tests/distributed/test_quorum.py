@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import types
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -12,13 +13,16 @@ import torch.distributed as dist
 
 from adloco.distributed.launch.connections import cut_connections, open_sockets
 from adloco.distributed.launch.failures import meet
-from adloco.distributed.launch.heartbeats import Heartbeats
+from adloco.distributed.launch import quorum as quorum_module
+from adloco.distributed.launch.heartbeats import BEAT_SECONDS, BEATS, SILENT_SECONDS, Heartbeats
 from adloco.distributed.launch.quorum import (
+    EXPELLED_SECONDS,
     LOOK_SECONDS,
     Quorum,
     can_grow,
     connect,
     end_all,
+    end_lost,
     first_quorum,
     later_quorums,
     next_quorum,
@@ -100,6 +104,93 @@ def test_one_that_lives_is_waited_for(store: Any) -> None:
 
     found = at_once(after(0, seconds=1), late, after(2), after(3))
     assert [quorum.members for quorum in found] == [(0, 1, 2, 3)] * 4
+
+
+class Clock:
+    """Time that passes only while `quorum` waits, and what other processes do meanwhile."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events: list[tuple[float, Callable[[], Any]]] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        due = [act for moment, act in self.events if moment <= self.now]
+        self.events = [event for event in self.events if event[0] > self.now]
+        for act in due:
+            act()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    fake = types.SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now)
+    monkeypatch.setattr(quorum_module, "time", fake)
+    return made
+
+
+def comes(*processes: int) -> None:
+    """Processes say that they are at the meeting after the first quorum, as `next_quorum` does."""
+    for process in processes:
+        connect().set(f"joined-1-{process}", "")
+
+
+def find_silent(rank: int) -> Heartbeats:
+    """Let rank 0 find one of the first quorum silent; returns the heartbeats of that one."""
+    ours, its = (Heartbeats(members(each).keys(connect()), each, 4, 40.0) for each in (0, rank))
+    others = [Heartbeats(members(0).keys(connect()), each, 4, 40.0) for each in {1, 2, 3} - {rank}]
+    its.count_up()
+    for _ in range(BEATS + 1):
+        for other in others:
+            other.count_up()
+        ours.beat()
+    return its
+
+
+def test_a_stopped_one_is_not_waited_for_again(store: Any, clock: Clock) -> None:
+    """Its heartbeats have stopped for timeout_seconds already."""
+    find_silent(1)
+    comes(2, 3)
+    assert next_quorum(members(0), ALONE, 4, 40.0).members == (0, 2, 3)
+    assert clock.now == 0
+
+
+def test_a_stopped_one_that_goes_on_is_waited_for(store: Any, clock: Clock) -> None:
+    find_silent(1).count_up()
+    comes(2, 3)
+    clock.events = [(1.0, lambda: comes(1))]
+    assert next_quorum(members(0), ALONE, 4, 40.0).members == (0, 1, 2, 3)
+    assert clock.now == pytest.approx(1.0, abs=1.1 * LOOK_SECONDS)
+
+
+@pytest.mark.parametrize(("beating", "found"), [(False, (0, 2, 3)), (True, (0, 1, 2, 3))])
+def test_one_that_is_late_is_waited_for_as_long_as_it_gives_signs_of_life(
+    beating: bool, found: tuple[int, ...], store: Any, clock: Clock
+) -> None:
+    """Rank 1 would come after 20 s. Nobody says that it was killed."""
+    heart = Heartbeats(members(1).keys(connect()), 1, 4, 600.0)
+    heart.count_up()
+    comes(2, 3)
+    beats = [turn * BEAT_SECONDS for turn in range(40)] if beating else []
+    clock.events = [(moment, heart.count_up) for moment in beats] + [(20.0, lambda: comes(1))]
+    assert next_quorum(members(0), ALONE, 4, 600.0).members == found
+    assert clock.now == pytest.approx(20.0 if beating else SILENT_SECONDS, abs=1.1 * LOOK_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ends_after", "waited"),
+    [(False, 99.0, 0.0), (True, 1.0, 1.0), (True, 99.0, EXPELLED_SECONDS)],
+)
+def test_a_launcher_has_time_to_end_a_lost_one(
+    launcher: bool, ends_after: float, waited: float, store: Any, clock: Clock
+) -> None:
+    if launcher:
+        end_lost(store)
+    find_silent(1)
+    comes(2, 3)
+    clock.events = [(ends_after, lambda: report_death(store, 1, "was ended by signal 9"))]
+    assert next_quorum(members(0), ALONE, 4, 40.0).members == (0, 2, 3)
+    assert clock.now == pytest.approx(waited, abs=1.1 * LOOK_SECONDS)
 
 
 def test_an_island_that_lost_a_rank_is_left_out_until_it_is_whole_again(

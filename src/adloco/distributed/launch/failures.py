@@ -20,7 +20,9 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from adloco.distributed.launch.heartbeats import (
+    BEAT_SECONDS,
     BEATS,
+    SILENT_SECONDS,
     Heartbeats,
     silent_ranks,
     watch_progress,
@@ -29,9 +31,7 @@ from adloco.distributed.launch.quorum import Quorum, connect
 from adloco.errors import LostRankError, OtherRankError
 
 KEY = "failure"
-POLL_SECONDS, GRACE_SECONDS, MEET_SECONDS = 0.5, 2.0, 0.02
-ROLL_CALL_SECONDS = 3.0
-"""Living ranks give several signs of life in it."""
+GRACE_SECONDS, MEET_SECONDS = 2.0, 0.02
 LONGEST = 1000
 """Characters of a message that are shown."""
 LOST = re.compile(r"connection (closed|reset)|broken pipe|gloo|nccl|socket", re.IGNORECASE)
@@ -192,16 +192,16 @@ def _told(notes: Notes) -> OtherRankError | None:
     """What a launcher or another rank says of a lost connection, which is more than is known here;
     None if nobody says anything soon.
     """
-    deadline = time.monotonic() + POLL_SECONDS
+    deadline = time.monotonic() + BEAT_SECONDS
     while (first := notes.first()) is None and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS / 10)
+        time.sleep(BEAT_SECONDS / 10)
     return first
 
 
 def _missing(notes: Notes) -> LostRankError:
     """Name the ranks that are gone, after a connection was lost."""
     missing = silent_ranks(
-        notes.keys, notes.rank, notes.num_ranks, lambda: time.sleep(ROLL_CALL_SECONDS)
+        notes.keys, notes.rank, notes.num_ranks, lambda: time.sleep(SILENT_SECONDS)
     )
     if not missing:
         return _cut_off(notes.rank, RuntimeError())
@@ -260,7 +260,7 @@ class _Watch(threading.Thread):
         hearts = Heartbeats(
             notes.keys, notes.rank, len(self._quorum.members), self._timeout_seconds
         )
-        poll_seconds = min(POLL_SECONDS, self._timeout_seconds / BEATS)
+        poll_seconds = min(BEAT_SECONDS, self._timeout_seconds / BEATS)
         polls = max(1, round(self._timeout_seconds / BEATS / poll_seconds))
         while not self._done.wait(poll_seconds):
             self._reads += 1

@@ -14,6 +14,12 @@ from adloco.errors import LostRankError
 
 BEATS = 4
 """Heartbeats, and looks at those of the others, in timeout_seconds."""
+BEAT_SECONDS = 0.5
+"""The longest time from one sign of life to the next."""
+SILENT_SECONDS = 3.0
+"""A rank that others know to be in trouble is lost without a sign of life for so long; one that
+lives gives several.
+"""
 
 
 class Silence:
@@ -24,8 +30,8 @@ class Silence:
         self._counts: dict[str, int] = {}
         self._unchanged: dict[str, int] = {}
 
-    def look(self, counts: Mapping[str, int]) -> str | None:
-        """Return the first counter that so many looks in a row have found unchanged, or None.
+    def look(self, counts: Mapping[str, int]) -> list[str]:
+        """Return the counters that so many looks in a row have found unchanged.
 
         counts: The counters by name.
         """
@@ -33,7 +39,7 @@ class Silence:
             same = self._counts.get(name) == count
             self._unchanged[name] = self._unchanged.get(name, 0) + 1 if same else 0
         self._counts = dict(counts)
-        return next((name for name in counts if self._unchanged[name] >= self._looks), None)
+        return [name for name in counts if self._unchanged[name] >= self._looks]
 
 
 class Heartbeats:
@@ -60,12 +66,16 @@ class Heartbeats:
         Called `BEATS` times in timeout_seconds.
         """
         self.count_up()
-        lost = self._silence.look({other: beats(self._store, int(other)) for other in self._others})
-        if lost is None:
+        counts = {other: beats(self._store, int(other)) for other in self._others}
+        silent = self._silence.look(counts)
+        for other in silent:
+            self._store.set(f"silent-{other}", str(counts[other]))
+        if not silent:
             return None
         return LostRankError(
-            f"{with_host(self._store, int(lost))} has given no sign of life for timeout_seconds = "
-            f"{self._timeout_seconds:g} s; it is stopped, or its machine or link is down"
+            f"{with_host(self._store, int(silent[0]))} has given no sign of life for "
+            f"timeout_seconds = {self._timeout_seconds:g} s; it is stopped, or its machine or link "
+            "is down"
         )
 
     def count_up(self) -> None:
@@ -76,6 +86,12 @@ class Heartbeats:
 def beats(store: Any, rank: int) -> int:
     """How many signs of life a rank has given."""
     return int(store.add(f"beats-{rank}", 0))
+
+
+def known_silent(store: Any, rank: int) -> bool:
+    """True if another rank has found this one silent for timeout_seconds, and it still is."""
+    key = f"silent-{rank}"
+    return store.check([key]) and int(store.get(key)) == beats(store, rank)
 
 
 def with_host(store: Any, rank: int) -> str:

@@ -11,7 +11,12 @@ from torch.distributed.rendezvous import rendezvous
 from adloco.distributed.launch.connections import cut_connections, open_sockets
 from adloco.distributed.launch.failures import End, meet, shared_failures
 from adloco.distributed.launch.islands import island_shape
-from adloco.distributed.launch.quorum import Quorum, connect, first_quorum
+from adloco.distributed.launch.quorum import (
+    EXPELLED_SECONDS,
+    Quorum,
+    connect,
+    first_quorum,
+)
 from adloco.distributed.launch.restarts import check_restarts, check_store, store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.one_process import OneProcess
@@ -83,7 +88,9 @@ def process_group(
         on_loss()
         cut_connections(kept, port)
 
-    meet(quorum, timeout.total_seconds())
+    # The members of a later quorum were all there when it was decided.
+    late_seconds = timeout_seconds + EXPELLED_SECONDS
+    meet(quorum, late_seconds if quorum.number else timeout.total_seconds())
     # By default torch uses gloo for tensors on the CPU and NCCL for those on GPUs.
     dist.init_process_group(
         store=quorum.keys(connect()),

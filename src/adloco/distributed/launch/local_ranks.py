@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from adloco.distributed.launch.quorum import later_quorums, report_death
+from adloco.distributed.launch.quorum import end_lost, later_quorums, report_death
 from adloco.distributed.launch.signals import signals_passed_to
 from adloco.errors import LOST
 
@@ -151,6 +151,7 @@ def _wait_for_those_left(
     """
     places, ended, deadline = list(range(len(ranks))), list[int](), float("inf")
     members, quorums = list(range(len(ranks))), 0
+    end_lost(store)
     # Those that wait to join end with the members.
     while not {*members} <= {*ended} and time.monotonic() < deadline:
         for quorum in later_quorums(store, quorums):

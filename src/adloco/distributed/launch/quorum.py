@@ -4,6 +4,8 @@ A *quorum* is a set of processes that form one process group, in the order of th
 has an id: its rank at the start, or the next free number if it was started later. After a loss, or
 when others ask to join, every process that is left says at the store that it is there. Once all are
 there or known to be lost, the first one to see that writes down the next quorum, and all read it.
+A process that is not there is lost if a launcher says so, if its heartbeats had stopped for
+timeout_seconds before and still do, or if it misses several of them during the meeting.
 
 There is one store, so there is one next quorum: if a link divides the ranks, those that reach the
 store go on, and the others end. Two parts of a run never both go on.
@@ -20,14 +22,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from adloco.distributed.launch.heartbeats import Silence, beats
+from adloco.distributed.launch.heartbeats import SILENT_SECONDS, Silence, beats, known_silent
 from adloco.distributed.launch.restarts import CONNECT_SECONDS, of_this_start
 from adloco.errors import LostRankError
 
-LOOK_SECONDS, LOOKS = 0.2, 50
-"""A process that is missing at the meeting is lost if so many looks find no sign of life of it."""
+LOOK_SECONDS = 0.2
+"""From one look at the store to the next, while a process waits for others."""
 EXPELLED_SECONDS = 3.0
 """How long to wait until a launcher on this machine has ended a process that is taken for lost."""
+ENDS_LOST = "ends-lost"
+"""The key that is set if a launcher ends processes that are taken for lost."""
 OVER = "over"
 """The key that is set when a run has ended."""
 
@@ -98,6 +102,11 @@ def report_death(store: Any, process: int, how: str) -> None:
         how: How it ended: the rest of a sentence about it.
     """
     _note_death(of_this_start(store), process, how)
+
+
+def end_lost(store: Any) -> None:
+    """Say that this launcher ends its processes that are taken for lost."""
+    of_this_start(store).set(ENDS_LOST, "")
 
 
 def _note_death(keys: Any, process: int, how: str) -> None:
@@ -208,7 +217,9 @@ def join(process: int) -> Quorum | None:
 
 def _present(store: Any, quorum: Quorum, timeout_seconds: float) -> list[int]:
     """The members that are at the meeting, once all others are lost or the meeting is over."""
-    number, silence = quorum.number + 1, Silence(min(LOOKS, round(timeout_seconds / LOOK_SECONDS)))
+    number, keys = quorum.number + 1, quorum.keys(store)
+    silence = Silence(round(min(SILENT_SECONDS, timeout_seconds) / LOOK_SECONDS))
+    ranks = {member: rank for rank, member in enumerate(quorum.members)}
     lost: set[int] = set()
     while True:
         present = [
@@ -217,13 +228,16 @@ def _present(store: Any, quorum: Quorum, timeout_seconds: float) -> list[int]:
             if member not in lost and store.check([f"joined-{number}-{member}"])
         ]
         late = [member for member in quorum.members if member not in {*present, *lost}]
-        if not late or store.check([f"quorum-{number}"]):
+        silent = silence.look({str(member): beats(keys, ranks[member]) for member in late})
+        lost |= {
+            member
+            for member in late
+            if str(member) in silent
+            or store.check([f"dead-{member}"])
+            or known_silent(keys, ranks[member])
+        }
+        if {*late} <= lost or store.check([f"quorum-{number}"]):
             return present
-        lost |= {member for member in late if store.check([f"dead-{member}"])}
-        keys = quorum.keys(store)
-        counts = {str(member): beats(keys, quorum.members.index(member)) for member in late}
-        silent = silence.look(counts)
-        lost |= {int(silent)} if silent else set()
         time.sleep(LOOK_SECONDS)
 
 
@@ -267,7 +281,9 @@ def _asking(store: Any, number: int, lost: Collection[int]) -> list[int]:
 
 
 def _wait_until_ended(store: Any, lost: Iterable[int]) -> None:
-    """Give launchers time to end processes that are taken for lost, which may hold a lock."""
+    """Give a launcher time to end processes that are taken for lost, which may hold a lock."""
+    if not store.check([ENDS_LOST]):
+        return
     deadline = time.monotonic() + EXPELLED_SECONDS
     left = list(lost)
     while left and time.monotonic() < deadline:
