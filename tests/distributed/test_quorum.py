@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from adloco.distributed.launch import quorum as quorum_module
 from adloco.distributed.launch.connections import cut_connections, open_sockets
 from adloco.distributed.launch.failures import meet
-from adloco.distributed.launch import quorum as quorum_module
 from adloco.distributed.launch.heartbeats import BEAT_SECONDS, BEATS, SILENT_SECONDS, Heartbeats
 from adloco.distributed.launch.quorum import (
     EXPELLED_SECONDS,
     LOOK_SECONDS,
     Quorum,
     can_grow,
+    come,
     connect,
     end_all,
     end_lost,
@@ -130,9 +131,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def comes(*processes: int) -> None:
-    """Processes say that they are at the meeting after the first quorum, as `next_quorum` does."""
+    """Processes say that they are at the meeting after the first quorum."""
     for process in processes:
-        connect().set(f"joined-1-{process}", "")
+        come(members(process))
 
 
 def find_silent(rank: int) -> Heartbeats:
@@ -229,14 +230,17 @@ def test_the_end_of_a_run_ends_those_that_wait(store: Any, monkeypatch: pytest.M
     assert first_quorum() is None
 
 
-def test_one_that_waits_ends_with_the_launcher(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(seconds: float) -> None:
+def test_one_that_waits_ends_with_the_launcher(
+    store: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> None:
         raise dist.DistNetworkError("Broken pipe")  # What the store raises at the next look.
 
-    monkeypatch.setattr("adloco.distributed.launch.quorum.time.sleep", gone)
     monkeypatch.setenv("RANK", "4")
-    with pytest.raises(LostRankError, match="ended while this one waited to join"):
-        first_quorum()
+    for waits, doing in ((first_quorum, "waited to join"), (after(0), "met the others")):
+        clock.events = [(clock.now, gone)]
+        with pytest.raises(LostRankError, match=f"ended while this one {doing}"):
+            waits()
 
 
 def test_a_rank_that_dies_before_the_group_stands_is_not_waited_for(store: Any) -> None:

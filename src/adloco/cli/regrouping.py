@@ -29,6 +29,7 @@ from adloco.distributed.launch.launcher import (
 from adloco.distributed.launch.quorum import (
     Quorum,
     can_grow,
+    come,
     end_all,
     first_quorum,
     leave,
@@ -146,6 +147,9 @@ class _Part:
         except LostRankError as error:
             if not self._meets or self._begun is None:
                 raise self._ending.advised(error) from None
+            assert self._quorum is not None
+            # Before a checkpoint that is being written is waited for.
+            come(self._quorum)
             self._lost = str(error)
             return None
         if self._quorum and self._leaves:

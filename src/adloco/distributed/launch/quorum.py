@@ -15,7 +15,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -130,6 +131,29 @@ def can_grow(quorum: Quorum, shape: tuple[int, int], most_islands: int) -> bool:
     return room and len(_asking(connect(), quorum.number, ())) >= size
 
 
+@contextmanager
+def _at_store(doing: str) -> Iterator[None]:
+    """Raise LostRankError if the store ends with the process that keeps it.
+
+    doing: What this process did meanwhile.
+    """
+    try:
+        yield
+    except dist.DistError as error:
+        raise LostRankError(
+            f"the process that started the ranks ended while this one {doing}"
+        ) from error
+
+
+@_at_store("was to meet the others")
+def come(quorum: Quorum) -> None:
+    """Say that this process is at the meeting after a quorum. `next_quorum` says so too; a process
+    that has to wait for a disk first says it before, so that it is not taken for lost.
+    """
+    connect().set(f"joined-{quorum.number + 1}-{quorum.process}", "")
+
+
+@_at_store("met the others")
 def next_quorum(
     quorum: Quorum, shape: tuple[int, int], most_islands: int, timeout_seconds: float
 ) -> Quorum | None:
@@ -149,8 +173,8 @@ def next_quorum(
     Raises:
         LostRankError: No island is whole, or the others have taken this process for lost.
     """
+    come(quorum)
     store, number = connect(), quorum.number + 1
-    store.set(f"joined-{number}-{quorum.process}", "")
     present = _present(store, quorum, timeout_seconds)
     if not store.check([f"quorum-{number}"]):
         lost = [member for member in quorum.members if member not in present]
@@ -195,24 +219,20 @@ def leave(quorum: Quorum) -> None:
     _note_death(connect(), quorum.process, "was told to leave")
 
 
+@_at_store("waited to join")
 def join(process: int) -> Quorum | None:
     """Ask to join, and wait for the quorum that this process is in; None if the run ends before."""
-    try:
-        store = connect()
-        number = _newest(store, 0)
-        store.set(f"asks-{store.add('asked', 1)}", str(process))
-        while True:
-            number += 1
-            while not store.check([f"quorum-{number}"]):
-                if store.check([OVER]):
-                    return None
-                time.sleep(LOOK_SECONDS)
-            if process in _read(store, number).members:
-                return _decided(store, number, process)
-    except dist.DistError as error:
-        raise LostRankError(
-            "the process that started the ranks ended while this one waited to join"
-        ) from error
+    store = connect()
+    number = _newest(store, 0)
+    store.set(f"asks-{store.add('asked', 1)}", str(process))
+    while True:
+        number += 1
+        while not store.check([f"quorum-{number}"]):
+            if store.check([OVER]):
+                return None
+            time.sleep(LOOK_SECONDS)
+        if process in _read(store, number).members:
+            return _decided(store, number, process)
 
 
 def _present(store: Any, quorum: Quorum, timeout_seconds: float) -> list[int]:
