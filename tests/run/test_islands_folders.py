@@ -60,6 +60,51 @@ def go_on(machines: list[Path], lost: Path) -> tuple[str, list[dict[str, Any]]]:
     return problem, run.history
 
 
+def go_on_alone(machines: list[Path]) -> list[dict[str, Any]]:
+    """Go on with what the machines have."""
+    os.chdir(machines[this_rank()])
+    run = TrainingRun.resume(Path("run"))
+    list(run.rounds())
+    return run.history
+
+
+def test_a_machine_whose_disk_is_lost_is_sent_all_it_had(small: list[str], tmp_path: Path) -> None:
+    """The first one's, with the parts that only rank 0 writes."""
+    assert main(["train", "diloco", *small, *CONFIG[:4]]) == 0
+    expected = numbers(tmp_path / "run")
+    machines = [tmp_path / "zero", tmp_path / "one"]
+    for machine in machines:
+        machine.mkdir()
+    copies = ["--run.on_loss", "replace", "--run.copy_every", "1000"]
+    run_on_ranks(begin, 2, machines, [*small, *CONFIG, *copies])
+    parts = {"run", "trainer-0", "worker-0", "worker-1"}
+    for machine in machines:
+        assert {file.stem for file in (machine / "run" / ROUND_2).iterdir()} == parts
+
+    shutil.rmtree(machines[0] / "run")
+    sizes = {part: num_bytes(machines[1] / "run" / ROUND_2, part) for part in parts}
+    history, _ = run_on_ranks(go_on_alone, 2, machines)
+    assert [without_timings(line) for line in without_checkpoints(history)] == (
+        without_checkpoints(expected)[2:]
+    )
+    # All parts after round 1, in both directions, and what the first machine was sent.
+    sent = 2 * sum(sizes.values()) - sizes["worker-1"]
+    assert [line["bytes_checkpoint"] for line in history] == [sent]
+    left = list((machines[0] / "run").iterdir())
+    assert not [path for path in left if path.name.startswith(".seen")]
+
+
+def num_bytes(checkpoint: Path, part: str) -> int:
+    """Bytes of the tensors of a part."""
+    tensors = load_file(checkpoint / f"{part}.safetensors").values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def without_checkpoints(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what checkpoints have sent."""
+    return [{key: line[key] for key in line if key != "bytes_checkpoint"} for line in lines]
+
+
 def test_each_keeps_its_own_parts_and_fetches_what_it_lacks(
     small: list[str], tmp_path: Path
 ) -> None:
@@ -73,11 +118,7 @@ def test_each_keeps_its_own_parts_and_fetches_what_it_lacks(
     for folder, parts in ((zero, {"run", "trainer-0", "worker-0"}), (one, {"worker-1"})):
         assert {file.stem for file in (folder / ROUND_2).iterdir()} == parts
     crossing = [(zero, "run"), (zero, "trainer-0"), (one, "worker-1")]
-    crossed = sum(
-        tensor.numel() * tensor.element_size()
-        for folder, part in crossing
-        for tensor in load_file(folder / ROUND_2 / f"{part}.safetensors").values()
-    )
+    crossed = sum(num_bytes(folder / ROUND_2, part) for folder, part in crossing)
 
     lost = tmp_path / "lost"
     one.rename(lost)

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from adloco import place
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.testing import run_on_ranks
-from adloco.run.memory_copies import MemoryCopies
+from adloco.run.machine_folders import folder_owners
+from adloco.run.memory_copies import MemoryCopies, next_elsewhere
 from adloco.run.recovery import load_newest_good
 from tests.run.test_recovery import save
 
@@ -27,9 +29,12 @@ def kept_and_found(folder: Path, lost: int) -> tuple[list[str], int, str, list[f
     """Copies after three rounds; then what is found without those of a rank."""
     placement = place(3)
     copies = MemoryCopies(placement, 2)
+    copies.place(folder)
+    assert not copies.on_disk, "all see one folder"
     sent = 0
     for number in range(4, 7):
-        assert copies.due(number) is (number % 2 == 0)
+        assert copies.due(number, saves=True, last=False) is (number % 2 == 0)
+        assert not copies.due(number, saves=True, last=True)
         sent = copies.keep(f"round-{number}", parts_of(placement.rank, number))
     assert sorted(copies.copies) == ["round-5", "round-6"]
     kept = sorted(copies.copies["round-6"])
@@ -55,4 +60,38 @@ def test_the_others_have_all_parts_of_a_lost_island(tmp_path: Path) -> None:
 
 
 def test_one_island_makes_no_copies() -> None:
-    assert not MemoryCopies(OneProcess(), 1).due(1)
+    assert not MemoryCopies(OneProcess(), 1).due(1, saves=True, last=False)
+
+
+@pytest.mark.parametrize(
+    ("places", "receivers"),
+    [("abc", [1, 2, 0]), ("aaa", [1, 2, 0]), ("aabb", [2, 3, 0, 1]), ("aaab", [3, 3, 3, 0])],
+)
+def test_copies_go_to_another_machine(places: str, receivers: list[int]) -> None:
+    """A lost machine takes all its islands along."""
+    assert next_elsewhere(places) == receivers
+
+
+def kept_for_disk(folders: list[Path]) -> tuple[list[int], bool, list[list[str]]]:
+    """What four ranks keep for others, if each sees its own of these folders."""
+    placement = place(4)
+    folder, copies = folders[placement.rank], MemoryCopies(placement, 10)
+    copies.place(folder)
+    due = copies.due(3, saves=True, last=True)
+    copies.keep("round-3", parts_of(placement.rank, 3))
+    found = folder_owners(folder, placement)
+    return found, due, [sorted(copies.copies["round-3"]), sorted(copies.for_disk)]
+
+
+def test_two_machines_of_two_ranks_keep_each_others_parts_on_disk(tmp_path: Path) -> None:
+    """Each machine has a folder; a file that a killed process has left is removed."""
+    zero, one = (tmp_path / name for name in ("zero", "one"))
+    for folder in (zero, one):
+        folder.mkdir()
+    (zero / ".seen-before").touch()
+    ranks = run_on_ranks(kept_for_disk, 4, [zero, zero, one, one])
+    for rank, (found, due, (kept, disk)) in enumerate(ranks):
+        assert (found, due) == ([0, 0, 2, 2], True)
+        assert disk == sorted(parts_of((rank + 2) % 4, 3))
+        assert kept == sorted({*disk, *parts_of(rank, 3)})
+    assert not [*zero.iterdir(), *one.iterdir()]

@@ -38,7 +38,7 @@ from adloco.distributed.launch.quorum import (
     started_later,
 )
 from adloco.distributed.launch.restarts import store_outlives_ranks
-from adloco.distributed.messages import broadcast_state
+from adloco.distributed.messages import all_states, broadcast_state
 from adloco.errors import LostRankError
 from adloco.run.changes import DROPPED
 from adloco.run.environment import choose_device
@@ -230,14 +230,14 @@ class _Part:
         return "join" if self._quorum and self._quorum.number else "resume"
 
     def _restarted(self) -> Path | None:
-        """The folder of the run that `--restart` goes on with, the same on all ranks; None if it
-        has to begin.
+        """The folder of the run that `--restart` goes on with, the same on all ranks; None if no
+        rank has one, and it has to begin.
         """
         if not self._arguments.restart:
             return None
         folder = str(begun_run(read_recipe(self._arguments)) or "")
         if num_ranks() > 1:
-            folder = broadcast_state(folder)
+            folder = next(filter(None, all_states(folder)), "")
         return Path(folder) if folder else None
 
     def _others_wait(self) -> bool:

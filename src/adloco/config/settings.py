@@ -76,9 +76,10 @@ class RunSettings:
     """
     copy_every: int = 0
     """Rounds from one copy of the run's state in memory to the next; 0: none are made. Each island
-    keeps a copy of its workers and sends it to the next island, which takes about three times the
-    bytes of an uncompressed sync. After a loss (run.on_loss) the others go on from there, if no
-    checkpoint is newer.
+    keeps a copy of its workers and sends it to an island on another machine, if there is one, which
+    takes about three times the bytes of an uncompressed sync. After a loss (run.on_loss) the others
+    go on from there, if no checkpoint is newer. Where these two islands see different folders, each
+    checkpoint makes a copy too, which its receiver writes to its disk.
     """
     trackers: str = "auto"
     """Where to log metrics, besides the run's folder: auto (TensorBoard if it is installed), none,

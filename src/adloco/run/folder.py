@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.errors import require
-from adloco.run.checkpoint import DAMAGED, list_checkpoints
+from adloco.run.checkpoint import DAMAGED, list_all, list_checkpoints, name_of
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
 ENVIRONMENT = "environment.json"
@@ -126,6 +126,11 @@ def not_begun(folder: Path) -> bool:
     checkpoints = folder / CHECKPOINTS
     saved = list_checkpoints(checkpoints) or any(checkpoints.glob(f"{DAMAGED}*"))
     return names <= {*PREPARED, LOCK, f".{RECIPE}"} and not saved
+
+
+def has_trained(folder: Path) -> bool:
+    """True if the folder has parts of a checkpoint of a run that has trained."""
+    return any(path.name > name_of(0, 0) for path in list_all(folder / CHECKPOINTS))
 
 
 def _clear(folder: Path) -> None:

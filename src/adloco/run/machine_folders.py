@@ -1,10 +1,12 @@
 """The run's folder on machines that share no file system: each has its own, of the same path.
 
-Nothing here asks whether a file system is shared. What a machine's folder has already stays.
+What a machine's folder has already stays.
 """
 
 import socket
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -14,7 +16,10 @@ from adloco.distributed.messages import all_states, broadcast_state
 from adloco.distributed.placement.placement import Placement
 from adloco.run.checkpoint import list_all
 from adloco.run.folder import CHECKPOINTS, ENVIRONMENT, MODEL, RECIPE, TOKENIZER
-from adloco.whole_file import write_bytes
+from adloco.whole_file import write_bytes, write_text
+
+SEEN = ".seen-"
+"""What the name of a file begins with by which islands learn whether they see one folder."""
 
 
 def in_turn(placement: Placement, act: Callable[[], None]) -> None:
@@ -26,6 +31,29 @@ def in_turn(placement: Placement, act: Callable[[], None]) -> None:
         if placement.rank == first:
             act()
         placement.any(False)  # Waits for all ranks.
+
+
+def folder_owners(folder: Path, placement: Placement) -> list[int]:
+    """For each island, the first one that sees the same folder. Called on all ranks."""
+    # A name that no machine has looked up before, so no network file system remembers its absence.
+    file = folder / f"{SEEN}{placement.agree(uuid.uuid4().hex)}"
+    size = placement.ranks_per_worker
+    island, seen_by = placement.rank // size, 0
+
+    def look() -> None:
+        nonlocal seen_by
+        with suppress(OSError):  # Without room for it, a folder counts as that of island 0.
+            if not file.exists():
+                for left in folder.glob(f"{SEEN}*"):  # By a kill.
+                    left.unlink(missing_ok=True)
+                write_text(file, str(island))
+            seen_by = int(file.read_text())
+
+    in_turn(placement, look)
+    found = placement.all_values(seen_by)[::size]
+    if placement.is_island_first and seen_by == island:
+        file.unlink(missing_ok=True)
+    return found
 
 
 def check_machine(folder: Path, recipe: str) -> str:
@@ -46,14 +74,15 @@ def check_machine(folder: Path, recipe: str) -> str:
 
 
 def fetch_folder(folder: Path) -> None:
-    """Give ranks that do not see the run's recipe what describes the run in rank 0's folder.
+    """Give ranks that do not see the run's recipe what describes the run in another's folder.
 
     Called on all ranks, before the run is read.
     """
     lacking = all_states(not (folder / RECIPE).is_file())
-    if lacking[0] or not any(lacking):
+    if all(lacking) or not any(lacking):
         return
-    files = broadcast_state(_description(folder) if this_rank() == 0 else {})
+    giver = lacking.index(False)
+    files = broadcast_state(_description(folder) if this_rank() == giver else {}, giver)
     for rank in [rank for rank, lacks in enumerate(lacking) if lacks]:
         # One after another, because some of them may see the same folder.
         if this_rank() == rank and not (folder / RECIPE).is_file():

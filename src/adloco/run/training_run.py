@@ -30,6 +30,7 @@ from adloco.run.folder import (
     SUMMARY,
     check_free,
     claimed,
+    has_trained,
     locked,
     not_begun,
 )
@@ -165,6 +166,7 @@ class TrainingRun:
         run = TrainingRun(replace(parts, recipe=named), folder)
         try:
             write_description(run._parts, folder)
+            run.copies.place(folder)
             run._files = file_checksums(folder)
             run.saving.save(run._checkpoint_name(), run._checkpoint)
         except OSError as error:
@@ -204,7 +206,7 @@ class TrainingRun:
         with locked(folder) if placement.is_rank_zero else nullcontext():
             if placement.is_rank_zero:
                 checkpoint.remove_leftovers(folder / CHECKPOINTS)
-            if placement.agree(not_begun(folder)):
+            if placement.agree(not_begun(folder)) and not placement.any(has_trained(folder)):
                 in_turn(placement, lambda: rmtree(folder / CHECKPOINTS, ignore_errors=True))
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
                 return TrainingRun._begin(prepare_new_run(recipe, placement, problem), folder)
@@ -223,6 +225,7 @@ class TrainingRun:
             run._bytes_checkpoint = stored.about.get("bytes_checkpoint", 0)
             run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
             run._files = file_checksums(folder)
+            run.copies.place(folder)
             run.saving.newest = found.newest_on_disk
 
             def keep_settings() -> None:
@@ -294,9 +297,9 @@ class TrainingRun:
             report = self._round()
             content = cache(self._checkpoint)
             if report is None:
-                self._save(content, last=True)
                 if self.copies.made:  # This rank may leave, and take its disk along.
                     self._copy(content)
+                self._save(content, last=True)
                 return
             if self.finished:
                 # The round can be larger than planned, so `last` can have been False.
@@ -312,10 +315,11 @@ class TrainingRun:
                 self.recipe.run.keep_best and self.placement.agree(checkpoint.is_best(self.history))
             )
             self.saving.look()
-            if self.finished or due or self.saving.missing:
-                self._save(content, last=self.finished)
-            if not self.finished and self.copies.due(report.round):
+            saves = self.finished or due or self.saving.missing
+            if self.copies.due(report.round, saves=saves, last=self.finished):
                 self._copy(content)
+            if saves:
+                self._save(content, last=self.finished)
             yield record
 
     def _round(self) -> RoundReport | None:
@@ -428,7 +432,9 @@ class TrainingRun:
         return checkpoint.best_name(names, self.history) if self.recipe.run.keep_best else ""
 
     def _save(self, content: Content, *, last: bool) -> None:
-        self.saving.try_to_save(self._checkpoint_name(), content, last=last)
+        of_others = self.copies.for_disk if self.copies.on_disk else {}
+        name = self._checkpoint_name()
+        self.saving.try_to_save(name, lambda: {**content(), **of_others}, last=last)
         if last:
             self.starts.stop(self._point(self.algorithm.state.samples_so_far))
 
