@@ -33,6 +33,7 @@ from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     Interrupting,
+    Recording,
     adamw,
     linear,
     make_run,
@@ -296,6 +297,61 @@ def test_stop_and_go_on_is_the_same_run() -> None:
     for run in (resumed, stopped):  # A stop ends one round, not those after it.
         assert list(run.rounds(3)) == expected[1:]
         assert params_of(run).equal(params_of(whole))
+
+
+def test_a_last_step_of_fewer_samples_by_hand() -> None:
+    """The loss is the mean of weight x input, so a step moves the weight by the mean input. Two
+    workers of four samples share the last step's five: 3 and 2. The rate falls with the samples.
+    """
+    data = Recording(regression(2))
+    run = make_run(
+        data=data,
+        build_model=lambda: nn.Linear(3, 1, bias=False),
+        loss_fn=lambda model, batch: model(batch[0]).mean(),
+        inner=sgd(0.1),
+        learning_rate=LearningRate(
+            shape="wsd", total_tokens=21, warmup_fraction=0, final_fraction=0, decay_fraction=1
+        ),
+    )
+    begun = params_of(run)
+    report = run.round(final_samples=5)
+    assert report is not None
+    assert [(step.worker, step.samples) for step in report.steps] == [
+        *[(0, 4), (0, 4), (0, 3)],
+        *[(1, 4), (1, 4), (1, 2)],
+    ]
+    assert (report.samples, [run.workers[each].position for each in (0, 1)]) == (21, [11, 10])
+    rates = [0.1 * (21 - seen) / 21 for seen in (8, 16, 21)]
+    moved = [
+        sum(rate * inputs.mean(0) for rate, inputs in zip(rates, data.samples[each], strict=True))
+        for each in (0, 1)
+    ]
+    expected = begun - (11 * moved[0] + 10 * moved[1]) / 21
+    torch.testing.assert_close(params_of(run), expected)
+    losses = [step.loss * step.samples for step in report.steps]
+    assert report.train_loss == pytest.approx(sum(losses) / 21)
+
+
+def test_a_round_with_a_smaller_last_step_goes_on_bit_for_bit() -> None:
+    def fresh(**changes: Any) -> AdLoCo:
+        return make_run(
+            num_trainers=2,
+            inner=adamw(0.01),
+            batch=NormTest(),
+            guards=BatchGuards(initial=8, maximum=30),
+            **changes,
+        )
+
+    data = Interrupting(regression(4))
+    whole, stopped = fresh(), fresh(data=data)
+    expected = whole.round(3, final_samples=9)
+    data.before(1, stopped.stop)
+    assert stopped.round(3, final_samples=9) is None
+    resumed = fresh()
+    resumed.load_state_dict(copy.deepcopy(stopped.state_dict()))
+    assert resumed.round() == expected
+    assert params_of(resumed).equal(params_of(whole))
+    assert (whole.state.samples, whole.state.final_samples) == (2 * 16 + 9, 0)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

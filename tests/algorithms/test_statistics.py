@@ -265,7 +265,8 @@ class Draws:
 
 def test_the_step_after_a_test_on_the_last_step_has_the_new_batch() -> None:
     """DDP-Norm as published (arXiv 2412.21124): plain SGD by hand, tested with per-sample gradients
-    at the parameters of each third step.
+    at the parameters of each third step. The last round ends with a step of five samples, whose
+    gradient is their mean and whose statistics are those of five.
     """
     interval, eta, lr, batch = 3, 0.4, 0.1, 8
     source = TensorSource(corpus(4000), num_streams=1)
@@ -284,17 +285,19 @@ def test_the_step_after_a_test_on_the_last_step_has_the_new_batch() -> None:
         switch=SwitchMode(max_micro_batch=1000),
     )
     model, position, batches = TinyLM(), 0, []
-    for report in run.rounds(4):
-        assert report.trainers[0].trainer_batch == batch
-        for step in range(interval):
-            ids = source.read(0, position, batch)
-            position += batch
+    for final in (0, 0, 0, 0, 5):
+        report = run.round(final_samples=final)
+        assert report is not None and report.trainers[0].trainer_batch == batch
+        sizes = [batch, batch, final or batch]
+        for step, size in enumerate(sizes):
+            ids = source.read(0, position, size)
+            position += size
             if step == interval - 1:
                 gradients = per_sample_gradients(model, ids)
-                groups = [gradients[part] for part in np.array_split(np.arange(batch), 4)]
+                groups = [gradients[part] for part in np.array_split(np.arange(size), 4)]
                 mean = gradients.mean(0)
                 scatter = sum(len(g) * float(g.mean(0) @ g.mean(0)) for g in groups)
-                variance = (scatter - batch * float(mean @ mean)) / 3
+                variance = (scatter - size * float(mean @ mean)) / 3
                 following = max(4, int(np.ceil(variance / (eta**2 * float(mean @ mean)))))
             model.zero_grad()
             lm_loss(model, ids).backward()
@@ -303,7 +306,9 @@ def test_the_step_after_a_test_on_the_last_step_has_the_new_batch() -> None:
                     parameter -= lr * parameter.grad
         batches.append(batch)
         batch = following
-    assert len({*batches}) == 4, "the batch changes in each round"
+    assert len({*batches[:4]}) == 4, "the batch changes in each round"
+    assert batches[4] > 5, "and the last step has fewer samples"
+    assert (run.state.samples, run.trainers[0].requested_batch) == (position, following)
     for mine, own in zip(model.parameters(), run.model(0).parameters(), strict=True):
         torch.testing.assert_close(own, mine)
 

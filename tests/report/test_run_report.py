@@ -36,11 +36,12 @@ class Loaded(HTMLParser):
 
 
 def means(steps: list[Record], trainer: int) -> list[float]:
-    """The loss of each step of a trainer, a plain mean over its workers."""
+    """The loss of each step of a trainer, the mean over its workers' samples."""
     losses: dict[int, list[float]] = {}
     for step in steps:
         if step["trainer"] == trainer:
-            losses.setdefault(step["inner_step"], []).append(step["loss"])
+            of_step = [step["loss"]] * step["samples"]
+            losses.setdefault(step["inner_step"], []).extend(of_step)
     return [sum(found) / len(found) for _, found in sorted(losses.items())]
 
 

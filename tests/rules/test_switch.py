@@ -91,6 +91,21 @@ def test_plans_for_several_ranks() -> None:
     ] == [8, 8, 8, 17]
 
 
+def test_a_plan_with_other_samples() -> None:
+    """Micro-batches are no larger, and no samples are added for ranks without one."""
+    assert BatchPlan(micro_batches=(4, 4, 3, 3, 3)).with_samples(6).micro_batches == (3, 3)
+    two = BatchPlan(micro_batches=(4, 4), ranks=2)
+    assert [two.with_samples(few).micro_batches for few in (1, 5, 9)] == [
+        (1,),
+        (3, 2),
+        (3, 2, 2, 2),
+    ]
+    assert [two.with_samples(1).of_rank(rank) for rank in (0, 1)] == [[(0, 1)], [(0, 0)]]
+    four = SwitchMode(max_micro_batch=1, mode="always").plan(5, ranks=4).with_samples(5)
+    assert (four.micro_batches, four.rounded_up) == ((1, 1, 1, 1, 1), 0)
+    assert four.of_rank(3) == [(3, 1), (0, 0)]
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 6, 12])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6])
 def test_groups_do_not_depend_on_the_ranks(count: int, ranks: int) -> None:

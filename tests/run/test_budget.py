@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.run.budget import Budget
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
 from tests.problems import without_timings
@@ -31,7 +33,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
         (["--run.inner_steps", "10"], 3, 10),
         (["--run.syncs", "2"], 2, 8),
         (["--run.inner_steps", "10", "--run.rounds", "2"], 2, 8),
-        (["--run.inner_steps", "10", "--run.tokens", "1281"], 2, 6),
+        (["--run.inner_steps", "10", "--run.tokens", "1376"], 2, 6),
     ],
 )
 def test_the_first_budget_that_is_spent_ends_the_run(
@@ -41,6 +43,62 @@ def test_the_first_budget_that_is_spent_ends_the_run(
     last = metrics(tmp_path / "run")[-1]
     assert (last["round"], last["inner_steps"]) == (rounds, inner_steps)
     assert last["val_loss"] is not None, "the last round is evaluated"
+
+
+@pytest.mark.parametrize(
+    ("limits", "done", "steps", "final", "samples"),
+    [
+        ({"tokens": 300}, 0, 20, 0, 160),  # 20 steps of 8 samples are not the end yet.
+        ({"tokens": 100}, 0, 13, 4, 100),  # 12 steps of 8, and 4 samples are left.
+        ({"tokens": 97}, 0, 12, 9, 97),  # One sample is too few for two workers.
+        ({"tokens": 160}, 0, 20, 8, 160),
+        ({"tokens": 161}, 0, 20, 9, 161),  # Nor is it left for a round of its own.
+        ({"tokens": 162}, 0, 20, 0, 160),
+        ({"tokens": 100}, 95, 1, 5, 5),
+        ({"tokens": 1}, 0, 1, 1, 1),  # Less than a step can take.
+        ({"tokens": 100, "inner_steps": 3}, 0, 3, 0, 24),
+        ({"tokens": 100, "inner_steps": 13}, 0, 13, 4, 100),
+    ],
+)
+def test_the_last_step_by_hand(
+    limits: dict[str, int], done: int, steps: int, final: int, samples: int
+) -> None:
+    state: Any = SimpleNamespace(samples=done, inner_steps=0)
+    size = Budget(limits=limits, tokens_per_sample=1).next_round(
+        state, per_step=8, fewest=2, sync_every=20
+    )
+    assert (size.steps, size.final, size.samples) == (steps, final, samples)
+
+
+def test_a_budget_that_is_no_whole_sample_ends_with_the_next() -> None:
+    state: Any = SimpleNamespace(samples=40, inner_steps=0)
+    budget = Budget(limits={"tokens": 1345}, tokens_per_sample=32)  # 42.03 samples.
+    assert budget.next_round(state, per_step=8, fewest=2, sync_every=4).samples == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--run.tokens", "5024"],
+        # Several workers in several trainers, batches that grow, merges, accumulation.
+        ["--run.tokens", "8032", "--method.workers_per_trainer", "2", "--batch.eta", "0.3"],
+    ],
+    ids=["two trainers", "of two workers"],
+)
+def test_a_run_ends_with_its_budget_in_tokens(
+    words: list[str], small: list[str], tmp_path: Path
+) -> None:
+    assert main(["train", "adloco", *small, *words]) == 0
+    lines, last = metrics(tmp_path / "run"), int(words[1])
+    assert lines[-1]["tokens"] == 32 * lines[-1]["samples"] == last
+    steps = (tmp_path / "run" / "steps.jsonl").read_text().splitlines()
+    trained = [json.loads(line) for line in steps]
+    of_step = [
+        sum(row["samples"] for row in trained if row["inner_step"] == step + 1)
+        for step in range(lines[-1]["inner_steps"])
+    ]
+    assert 32 * sum(of_step) == last
+    assert of_step[-1] not in (0, of_step[-2]), "the last step is another one"
 
 
 def test_a_budget_of_unusual_size_is_noticed(

@@ -140,20 +140,29 @@ class AdLoCo:
             yield report
 
     def round(
-        self, inner_steps: int | None = None, phase: Phase = nullcontext, *, last: bool = False
+        self,
+        inner_steps: int | None = None,
+        phase: Phase = nullcontext,
+        *,
+        final_samples: int = 0,
+        last: bool = False,
     ) -> RoundReport | None:
         """Run one round, or the rest of a round that was stopped.
 
         Args:
             inner_steps: H of a new round; None: `sync_every`.
             phase: Called with "inner_steps" and with "sync" for contexts that measure them.
+            final_samples: Samples of a new round's last inner step over all trainers, shared out in
+                proportion to the workers' batches, but at least `fewest_samples`; 0: as many as of
+                the others.
             last: True to average replicas that have diverged at the end of the round.
 
         Returns:
             The report of the round; None if `stop` was called.
         """
         if self._round is None:
-            self._round = Round(self.state, self._parts, inner_steps or self.sync_every)
+            steps = inner_steps or self.sync_every
+            self._round = Round(self.state, self._parts, steps, final_samples)
         report = self._round.run(phase, last=last)
         if report is not None:
             self._round = None
@@ -187,6 +196,13 @@ class AdLoCo:
     def samples_per_inner_step(self) -> int:
         """Samples that one inner step takes over all trainers, with their current batches."""
         return self._parts.planner.samples_per_inner_step(self.state)
+
+    @property
+    def fewest_samples(self) -> int:
+        """Fewest samples that an inner step can take over all trainers: one for each worker, or as
+        many as the batch rule compares.
+        """
+        return self._parts.planner.fewest_samples(self.state)
 
     def average_replicas(self) -> None:
         """If syncs have left workers diverged, set each trainer's model to the mean of its workers.
@@ -278,7 +294,7 @@ class AdLoCo:
         self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))
         self._bytes_before = self.placement.total_bytes() - Bytes(*parts[RUN]["bytes"])
         self._parts.halted.clear()
-        self._round = Round(self.state, self._parts, 0) if self.state.in_round else None
+        self._round = Round(self.state, self._parts, 0, 0) if self.state.in_round else None
 
     def _bytes_handed(self) -> Bytes:
         """Bytes that all ranks have given to collectives since the run began."""

@@ -5,7 +5,7 @@ schedule.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adloco.algorithms.method import Batching
@@ -16,6 +16,7 @@ from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
 from adloco.rules.learning_rate import LearningRate
+from adloco.rules.shares import proportional
 from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
 
 
@@ -35,38 +36,38 @@ class Planner:
     def plans(self, trainer: Trainer, state: RunState) -> dict[int, BatchPlan]:
         """Each worker's micro-batches for an inner step, by worker id."""
         switch = replace(self.batching.switch, multiplier=state.auto.chosen.multiplier)
-        return trainer.plans(self.batching.shares, state.speeds, switch, self.ranks)
+        plans = trainer.plans(self.batching.shares, state.speeds, switch, self.ranks)
+        limit = state.pass_limit
+        return {worker: plan.at_most(limit) if limit else plan for worker, plan in plans.items()}
 
     def samples_per_inner_step(self, state: RunState) -> int:
         """Samples that one inner step takes over all trainers."""
-        return sum(
-            plan.worker_batch
-            for trainer in state.trainers.values()
-            for plan in self.plans(trainer, state).values()
+        return samples_of(self._all_plans(state))
+
+    def fewest_samples(self, state: RunState) -> int:
+        """Fewest samples of an inner step over all trainers: those that the batch rule compares."""
+        return self._smallest_share * sum(
+            len(trainer.worker_ids) for trainer in state.trainers.values()
         )
 
     def tasks(self, state: RunState) -> dict[int, RoundTask]:
         """The task of every worker of the run in the round that has begun, by worker id."""
-        step_tokens = self.samples_per_inner_step(state) * self.tokens_per_sample
-        tasks: dict[int, RoundTask] = {}
-        for trainer in state.trainers.values():
-            plans = self.plans(trainer, state)
-            factor = self._lr_factor(
-                state.samples * self.tokens_per_sample,
-                step_tokens,
-                sum(plan.worker_batch for plan in plans.values()),
+        plans = self._all_plans(state)
+        final = self._final_plans(plans, state.final_samples) if state.final_samples else plans
+        steps = [plans] * (state.round_steps - 1) + [final]
+        return {
+            worker: RoundTask(
+                trainer=trainer.id,
+                plan=steps[0][worker],
+                final_plan=final[worker],
+                inner_steps=state.round_steps,
+                first_step=state.inner_steps,
+                lr_factor=self._lr_factor(state.samples, steps, tuple(trainer.worker_ids)),
+                start=trainer.outer.parameters(),
             )
-            for worker, plan in plans.items():
-                own = plan.at_most(state.pass_limit) if state.pass_limit else plan
-                tasks[worker] = RoundTask(
-                    trainer=trainer.id,
-                    plan=own,
-                    inner_steps=state.round_steps,
-                    first_step=state.inner_steps,
-                    lr_factor=factor,
-                    start=trainer.outer.parameters(),
-                )
-        return tasks
+            for trainer in state.trainers.values()
+            for worker in trainer.worker_ids
+        }
 
     def sync_every(self, state: RunState, samples: int) -> int:
         """H of a round that begins after so many samples of the run."""
@@ -77,13 +78,58 @@ class Planner:
         schedule = self.learning_rate
         return 1.0 if schedule is None else schedule.decay(samples * self.tokens_per_sample)
 
+    @property
+    def _smallest_share(self) -> int:
+        return smallest_share(groups_to_compare(self.batching.rule), self.ranks)
+
+    def _all_plans(self, state: RunState) -> dict[int, BatchPlan]:
+        plans: dict[int, BatchPlan] = {}
+        for trainer in state.trainers.values():
+            plans |= self.plans(trainer, state)
+        return plans
+
+    def _final_plans(self, plans: Mapping[int, BatchPlan], samples: int) -> dict[int, BatchPlan]:
+        """Plans of a step of so many samples over all workers, in proportion to these plans."""
+        smallest = self._smallest_share
+        shares = proportional(
+            max(samples, smallest * len(plans)),
+            [plan.worker_batch for plan in plans.values()],
+            minimum=smallest,
+            maximum=None,
+        )
+        return {
+            worker: plan.with_samples(share)
+            for (worker, plan), share in zip(plans.items(), shares, strict=True)
+        }
+
     def _lr_factor(
-        self, tokens_before: int, step_tokens: int, trainer_batch: int
+        self,
+        samples_before: int,
+        steps: Sequence[Mapping[int, BatchPlan]],
+        workers: Collection[int],
     ) -> Callable[[int], float] | None:
+        """The factor on a trainer's rates by inner step.
+
+        Args:
+            samples_before: Samples of the run before the round.
+            steps: The plans of all workers of the run, for each inner step of the round.
+            workers: Ids of the trainer's workers.
+        """
         schedule = self.learning_rate
         if schedule is None:
             return None
-        return lambda step: schedule.factor(tokens_before + (step + 1) * step_tokens, trainer_batch)
+
+        def factor(step: int) -> float:
+            samples = samples_before + step * samples_of(steps[0]) + samples_of(steps[step])
+            batch = sum(steps[step][worker].worker_batch for worker in workers)
+            return schedule.factor(samples * self.tokens_per_sample, batch)
+
+        return factor
+
+
+def samples_of(plans: Mapping[int, BatchPlan]) -> int:
+    """Samples of an inner step over all workers with these plans."""
+    return sum(plan.worker_batch for plan in plans.values())
 
 
 def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: int) -> None:

@@ -49,14 +49,23 @@ class WorkerRound:
     """Loss of each inner step."""
 
     @staticmethod
-    def of(worker: Worker, turns: float) -> "WorkerRound":
+    def of(worker: Worker, task: RoundTask, turns: float) -> "WorkerRound":
         """The numbers of a worker in this process.
 
-        turns: Seconds of all workers of this rank over those of its slowest worker; at least 1.
+        Args:
+            worker: A worker that has done its round.
+            task: Its task in the round.
+            turns: Seconds of all workers of this rank over those of its slowest worker; at least 1.
         """
-        # Every inner step of a round has the same batch. Steps that were left out have no loss.
-        finite = [loss for loss in worker.losses if math.isfinite(loss)]
-        loss_sum = (sum(finite) / len(finite) if finite else math.nan) * worker.round_samples
+        # Steps that were left out have no loss.
+        finite = [
+            (loss, task.plan_of(step).worker_batch / task.plan.worker_batch)
+            for step, loss in enumerate(worker.losses)
+            if math.isfinite(loss)
+        ]
+        batches = sum(weight for _, weight in finite)
+        mean = sum(loss * weight for loss, weight in finite) / batches if finite else math.nan
+        loss_sum = mean * worker.round_samples
         busy = worker.busy_seconds
         return WorkerRound(
             busy_seconds=busy,
@@ -105,23 +114,27 @@ def step_losses(
             worker=worker,
             inner_step=tasks[worker].first_step + step + 1,
             loss=loss,
-            samples=tasks[worker].plan.worker_batch,
+            samples=tasks[worker].plan_of(step).worker_batch,
         )
         for worker, row in done.items()
         for step, loss in enumerate(row.losses)
     )
 
 
-def mean_losses(rows: Sequence[WorkerRound]) -> list[float]:
+def mean_losses(tasks: Sequence[RoundTask], rows: Sequence[WorkerRound]) -> list[float]:
     """A trainer's loss at each inner step of a round: the mean over its workers' samples.
 
     Losses that are not finite are left out; nan where no worker has one.
+
+    Args:
+        tasks: The tasks of its workers.
+        rows: Their numbers of the round, in the same order.
     """
     means = []
-    for losses in zip(*(row.losses for row in rows), strict=True):
+    for step, losses in enumerate(zip(*(row.losses for row in rows), strict=True)):
         known = [
-            (loss, row.samples)
-            for loss, row in zip(losses, rows, strict=True)
+            (loss, task.plan_of(step).worker_batch)
+            for loss, task in zip(losses, tasks, strict=True)
             if math.isfinite(loss)
         ]
         total = sum(samples for _, samples in known)

@@ -67,19 +67,23 @@ class RoundParts:
 class Round:
     """A round in progress. If `run` was stopped, call it again to continue the round."""
 
-    def __init__(self, state: RunState, parts: RoundParts, inner_steps: int) -> None:
+    def __init__(
+        self, state: RunState, parts: RoundParts, inner_steps: int, final_samples: int
+    ) -> None:
         """
         Args:
             state: The run's state, between rounds or within the round to continue.
             parts: The parts that all rounds of the run share.
             inner_steps: H of a new round; ignored if the state is within a round.
+            final_samples: As in `RunState`, of a new round; ignored likewise.
         """
         self._state = state
         self._parts = parts
         self._limit_before = state.pass_limit
         self._training_seconds = 0.0
         if not state.in_round:
-            state.round_steps, state.events_done, state.verdicts = inner_steps, 0, {}
+            state.round_steps, state.final_samples = inner_steps, final_samples
+            state.events_done, state.verdicts = 0, {}
             for worker in state.workers.values():
                 worker.begin_round()
             if parts.spikes.on_spike == "rollback":
@@ -101,8 +105,8 @@ class Round:
         """
         state, parts = self._state, self._parts
         tasks = self._plan()
-        batches = {worker: float(task.plan.worker_batch) for worker, task in tasks.items()}
-        weights = batches
+        samples = {worker: float(task.samples) for worker, task in tasks.items()}
+        weights = samples
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
             # No rank stops while a fragment is in flight, because a saved state cannot contain one.
             may_stop = event.kind != "receive"
@@ -112,14 +116,14 @@ class Round:
                 if may_stop and self._stopped():
                     return None
                 if event.kind != "receive":
-                    weights = self._gate(event, batches)
+                    weights = self._gate(event, samples)
                 synced = state.synced(weights, parts.placement, parts.meter)
                 for trainer, replicas, shares, comm in synced:
                     trainer.outer.sync(event, replicas, shares, comm)
             self._count_sync()
             state.events_done += 1
         with phase("sync"):
-            done = self._end(weights)
+            done = self._end(tasks, weights)
             trainers = self._request_batches(tasks, done)
             merge = self._merge(last)
             report = self._report(tasks, done, trainers, merge)
@@ -149,13 +153,13 @@ class Round:
             raise
         self._training_seconds += self._parts.clock() - began
 
-    def _gate(self, event: SyncEvent, batches: Mapping[int, float]) -> dict[int, float]:
+    def _gate(self, event: SyncEvent, samples: Mapping[int, float]) -> dict[int, float]:
         """The workers' weights in a sync: their samples, or 0 for those that are left out."""
         state, parts = self._state, self._parts
         verdicts = judge_workers(parts.syncing.gate, event.fragment, state, parts.placement)
         for worker, verdict in verdicts.items():
             state.verdicts.setdefault(worker, []).append(verdict)
-        return weights_of(batches, verdicts)
+        return weights_of(samples, verdicts)
 
     def _stopped(self) -> bool:
         """True if any rank was told to stop. Waits for all ranks."""
@@ -172,7 +176,7 @@ class Round:
         ):
             worker.count_sync(stats)
 
-    def _end(self, weights: Mapping[int, float]) -> dict[int, WorkerRound]:
+    def _end(self, tasks: Tasks, weights: Mapping[int, float]) -> dict[int, WorkerRound]:
         """Average buffers, gather every worker's numbers, and update the counters of the run."""
         state, parts = self._state, self._parts
         self._agree_on_pass_limit()
@@ -183,7 +187,7 @@ class Round:
         turns = max(1.0, self._training_seconds / max(longest, 1e-9))
         rows = parts.placement.gather(
             {
-                worker.id: WorkerRound.of(worker, turns).to_numbers()
+                worker.id: WorkerRound.of(worker, tasks[worker.id], turns).to_numbers()
                 for worker in state.workers.values()
             }
         )
@@ -197,7 +201,7 @@ class Round:
         state.diverged = any(parts.syncing.diverges(size) for size in sizes)
         speeds = {worker: row.samples / row.turn_seconds for worker, row in done.items()}
         state.speeds = parts.batching.shares.update(state.speeds, speeds)
-        state.round_steps = 0
+        state.round_steps = state.final_samples = 0
         return done
 
     def _request_batches(
@@ -208,7 +212,7 @@ class Round:
         reports = []
         decay = parts.planner.decay(state.samples)
         eta = state.auto.chosen.eta
-        spikes = self._spikes(done)
+        spikes = self._spikes(tasks, done)
         distances = trainer_distances(state.trainers, state.workers, parts.placement)
         for trainer in state.trainers.values():
             rows = [done[worker] for worker in trainer.worker_ids]
@@ -226,14 +230,15 @@ class Round:
         state.before = None
         return reports
 
-    def _spikes(self, done: Mapping[int, WorkerRound]) -> dict[int, Spike]:
+    def _spikes(self, tasks: Tasks, done: Mapping[int, WorkerRound]) -> dict[int, Spike]:
         """The spikes of the round, by trainer id; undoes the round of these trainers if told to."""
         state, parts = self._state, self._parts
         found: dict[int, Spike] = {}
         if parts.spikes.on_spike == "off":
             return found
         for trainer in state.trainers.values():
-            losses = mean_losses([done[worker] for worker in trainer.worker_ids])
+            mine = trainer.worker_ids
+            losses = mean_losses([tasks[own] for own in mine], [done[own] for own in mine])
             spike = trainer.losses.see(losses, parts.spikes.spike_deviations)
             if spike:
                 found[trainer.id] = spike

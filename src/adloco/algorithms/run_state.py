@@ -41,6 +41,9 @@ class RunState:
     """Cap on micro-batches since memory ran out, in samples; 0: no cap."""
     round_steps: int = 0
     """Inner steps of the round in progress; 0 between rounds."""
+    final_samples: int = 0
+    """Samples of the last of them over all trainers, where the budget ends; 0: as many as of the
+    others."""
     events_done: int = 0
     """Events of the sync schedule (fragments sent or received) done in the round in progress."""
     diverged: bool = False
@@ -167,6 +170,7 @@ class RunState:
             "inner_steps": self.inner_steps,
             "syncs": self.syncs,
             "round_steps": self.round_steps,
+            "final_samples": self.final_samples,
             "events_done": self.events_done,
             "diverged": self.diverged,
             "pass_limit": self.pass_limit,
@@ -220,6 +224,7 @@ class RunState:
         self.rounds_done, self.samples = numbers["rounds_done"], numbers["samples"]
         self.inner_steps, self.syncs = numbers["inner_steps"], numbers["syncs"]
         self.round_steps, self.events_done = numbers["round_steps"], numbers["events_done"]
+        self.final_samples = numbers.get("final_samples", 0)  # Older checkpoints have none.
         self.diverged, self.pass_limit = numbers["diverged"], numbers["pass_limit"]
         self.verdicts = {
             int(worker): [Verdict(**verdict) for verdict in verdicts]

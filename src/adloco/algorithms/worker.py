@@ -67,6 +67,19 @@ class RoundTask:
     start: Sequence[Tensor]
     """Parameters and buffers of the last sync, from which a worker starts again after numbers that
     are not finite."""
+    final_plan: BatchPlan | None = None
+    """The micro-batches of the round's last inner step where the budget ends; None: as `plan`."""
+
+    def plan_of(self, inner_step: int) -> BatchPlan:
+        """The micro-batches of an inner step of the round, counted from 0."""
+        last = inner_step == self.inner_steps - 1
+        return self.final_plan if last and self.final_plan else self.plan
+
+    @property
+    def samples(self) -> int:
+        """Samples of the round."""
+        last = self.plan_of(self.inner_steps - 1)
+        return (self.inner_steps - 1) * self.plan.worker_batch + last.worker_batch
 
 
 class Worker:
@@ -168,7 +181,8 @@ class Worker:
         if task.lr_factor is not None:
             self._scale_rates(task.lr_factor(self.inner_step))
         testing = self._settings.rule.needs_moments and self._tests(task)
-        plan = task.plan.in_groups(self._settings.test.groups) if testing else task.plan
+        plan = task.plan_of(self.inner_step)
+        plan = plan.in_groups(self._settings.test.groups) if testing else plan
         statistics, moments = [tensor.clone() for tensor in self._statistics], self.moments
         parts = self._backward(plan, testing, statistics)
         stops = self._settings.execution.on_nonfinite == "stop"

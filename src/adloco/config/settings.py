@@ -22,8 +22,9 @@ class RunSettings:
     name: str = ""
     """Name of the recipe in tables and reports. Empty: the name of the recipe's file."""
     tokens: int = 1_200_000
-    """Budget: number of tokens to train on, over all trainers. The run ends with the inner step
-    that reaches it. 0: no limit; one of the next three must then be given.
+    """Budget: number of tokens to train on, over all trainers. The run ends with the sample that
+    reaches it; the last inner step takes what is left. 0: no limit; one of the next three must then
+    be given.
     """
     rounds: int = 0
     """Budget in rounds; 0: no limit. The run ends when its first budget is spent."""

@@ -78,6 +78,16 @@ class BatchPlan:
             rounded_up=self.rounded_up + samples - self.worker_batch,
         )
 
+    def with_samples(self, samples: int) -> "BatchPlan":
+        """A plan of other samples, in micro-batches that are no larger than these.
+
+        No samples are added: ranks that have no micro-batch in the last pass take part as `of_rank`
+        says.
+        """
+        passes = math.ceil(samples / (self.ranks * self.micro_batch))
+        parts = min(samples, passes * self.ranks)
+        return replace(self, micro_batches=balanced(samples, parts), rounded_up=0)
+
     def of_rank(self, rank: int) -> list[tuple[int, int]]:
         """(offset, samples) of this rank's micro-batch in each pass.
 

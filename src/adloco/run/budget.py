@@ -1,5 +1,5 @@
-"""A run's budget: when it is spent, how many inner steps of the next round it allows, and what is
-unusual about its size.
+"""A run's budget: when it is spent, how much of the next round it allows, and what is unusual about
+its size.
 """
 
 from __future__ import annotations
@@ -19,6 +19,23 @@ MANY_PASSES = 4
 """Text that is repeated up to four times is about as good as new text; after that it teaches less
 with each pass (arXiv 2305.16264).
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSize:
+    """How long a round is."""
+
+    steps: int
+    """Inner steps."""
+    per_step: int
+    """Samples of an inner step over all trainers."""
+    final: int = 0
+    """Samples of the last inner step; 0: as many as of the others."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of the round."""
+        return (self.steps - 1) * self.per_step + (self.final or self.per_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,31 +59,41 @@ class Budget:
         done = self._done(state, state.samples, 0)
         return any(done[name] >= limit for name, limit in self.limits.items())
 
-    def round_steps(self, state: RunState, samples_per_inner_step: int, sync_every: int) -> int:
-        """Inner steps of the next round: H in force, or fewer if the budget ends earlier.
+    def next_round(
+        self, state: RunState, *, per_step: int, fewest: int, sync_every: int
+    ) -> RoundSize:
+        """The next round: H in force, or less if the budget ends earlier.
+
+        A budget in tokens ends with the first whole sample that reaches it. The last inner step
+        takes what is left: fewer samples than the others, or, where fewer than `fewest` would be
+        left for it, these as well. So no step takes less than `fewest`, unless the whole budget is
+        less.
 
         Args:
             state: The run between two rounds.
-            samples_per_inner_step: Samples of one inner step over all trainers, as planned.
+            per_step: Samples of one inner step over all trainers, as planned.
+            fewest: Fewest samples that an inner step can take.
             sync_every: H in force.
         """
-        steps = sync_every
+        steps, final = sync_every, 0
         if "tokens" in self.limits:
-            left = self.limits["tokens"] - state.samples * self.tokens_per_sample
-            steps = min(steps, math.ceil(left / (samples_per_inner_step * self.tokens_per_sample)))
+            left = math.ceil(self.limits["tokens"] / self.tokens_per_sample) - state.samples
+            to_end = max(1, (left - fewest) // per_step + 1)
+            if to_end <= steps:
+                steps, final = to_end, left - (to_end - 1) * per_step
         if "inner_steps" in self.limits:
-            steps = min(steps, self.limits["inner_steps"] - state.inner_steps)
-        return steps
+            allowed = self.limits["inner_steps"] - state.inner_steps
+            if allowed < steps:
+                steps, final = allowed, 0
+        return RoundSize(steps=steps, per_step=per_step, final=final)
 
-    def within_first_round(self, state: RunState, samples_per_inner_step: int, every: int) -> str:
+    def within_first_round(self, steps: int, every: int) -> str:
         """A notice that the budget is shorter than one round; empty if it is not.
 
         Args:
-            state: The run before its first round.
-            samples_per_inner_step: As for `round_steps`.
-            every: H of the first round.
+            steps: Inner steps of the first round.
+            every: H in force in it.
         """
-        steps = self.round_steps(state, samples_per_inner_step, every)
         return (
             f"the budget ends after {steps} inner steps, within the first round of "
             f"method.sync_every = {every}: no step follows a full sync, a batch test or a merge, "
@@ -92,11 +119,11 @@ class Budget:
             else ""
         )
 
-    def ends_after(self, state: RunState, samples: int, steps: int) -> bool:
-        """True if a round of these samples and inner steps is known to be the last. Whether it will
-        sync is not known, so a limit on syncs does not count.
+    def ends_after(self, state: RunState, size: RoundSize) -> bool:
+        """True if a round of this size is known to be the last. Whether it will sync is not known,
+        so a limit on syncs does not count.
         """
-        done = self._done(state, state.samples + samples, steps) | {
+        done = self._done(state, state.samples + size.samples, size.steps) | {
             "rounds": state.rounds_done + 1,
             "syncs": 0,
         }

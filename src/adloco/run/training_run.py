@@ -20,7 +20,7 @@ from adloco.config.sections import Recipe
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint
-from adloco.run.budget import Budget
+from adloco.run.budget import Budget, RoundSize
 from adloco.run.changes import keep_changes, skipped_by
 from adloco.run.clock import Clock
 from adloco.run.description import write_description
@@ -115,11 +115,8 @@ class TrainingRun:
         self.algorithm = build_algorithm(parts)
         self._budget = Budget.of(recipe)
         if stored is None:
-            short = self._budget.within_first_round(
-                self.algorithm.state,
-                self.algorithm.samples_per_inner_step,
-                self.algorithm.sync_every,
-            )
+            first_round = self._next_round()
+            short = self._budget.within_first_round(first_round.steps, self.algorithm.sync_every)
             self.notices += [short] if short else []
             self.algorithm.state.skip_samples(self.recipe.data.skip_samples)
             # On every rank, because the ranks of an island compute a sharded model together.
@@ -324,12 +321,11 @@ class TrainingRun:
 
     def _round(self) -> RoundReport | None:
         try:
-            per_step, state = self.algorithm.samples_per_inner_step, self.algorithm.state
-            steps = state.round_steps or self._budget.round_steps(
-                state, per_step, self.algorithm.sync_every
+            size = self._next_round()
+            last = self._budget.ends_after(self.algorithm.state, size)
+            return self.algorithm.round(
+                size.steps, self._memory.phase, final_samples=size.final, last=last
             )
-            last = self._budget.ends_after(state, steps * per_step, steps)
-            return self.algorithm.round(steps, self._memory.phase, last=last)
         except NonFiniteLossError as error:
             raise self._with_checkpoint(error) from error
         except OutOfMemoryError as error:
@@ -343,6 +339,18 @@ class TrainingRun:
             raise OutOfMemoryError(
                 f"{error}, as adloco train --resume {self.folder} does", error.pass_limit
             ) from error
+
+    def _next_round(self) -> RoundSize:
+        """The size of the next round, or of the one in progress."""
+        state, per_step = self.algorithm.state, self.algorithm.samples_per_inner_step
+        if state.in_round:
+            return RoundSize(steps=state.round_steps, per_step=per_step, final=state.final_samples)
+        return self._budget.next_round(
+            state,
+            per_step=per_step,
+            fewest=self.algorithm.fewest_samples,
+            sync_every=self.algorithm.sync_every,
+        )
 
     def _with_checkpoint(self, error: NonFiniteLossError) -> NonFiniteLossError:
         """The error, with the checkpoint to go on from."""
