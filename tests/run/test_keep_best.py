@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import adloco
 from adloco.cli.main import main
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.part_file import read_tensors
@@ -56,6 +58,11 @@ def test_a_run_that_gets_worse_and_is_killed(
         assert f"of {run / 'checkpoints' / name}\n" in said
         found = re.search(r"loss (\d+\.\d+)", said)
         assert found and float(found[1]) == pytest.approx(loss, abs=1e-4)
+    of_best = adloco.load(run, best=True).model, adloco.load(run, round=best + 1).model
+    for mine, other in zip(*(model.parameters() for model in of_best), strict=True):
+        assert torch.equal(mine, other)
+    with pytest.raises(ValueError, match="give either best or a round, got best and round 2"):
+        adloco.load(run, best=True, round=2)
 
 
 def test_without_an_evaluated_checkpoint(

@@ -30,6 +30,7 @@ def load(
     *,
     trainer: int | None = None,
     round: int | None = None,
+    best: bool = False,
     problem: Problem | None = None,
 ) -> TrainedRun:
     """Read a run back. Its model is loaded when it is first asked for.
@@ -38,13 +39,18 @@ def load(
         run: The run's folder.
         trainer: The trainer whose model is wanted; None: the one with the lowest validation loss.
         round: The round of the checkpoint that is wanted; None: the newest checkpoint.
+        best: True for the checkpoint with the lowest validation loss, as `--best` of the command
+            line; `run.keep_best` keeps it.
         problem: The problem that the run was trained on by `adloco.train(problem=...)`, for its
             model; None for other runs.
 
     Raises:
-        ValueError: The folder has no run, or one that this version cannot read.
+        ValueError: The folder has no run, or one that this version cannot read; or both a round
+            and the best are wanted.
     """
-    return TrainedRun(Path(run), trainer=trainer, round=round, problem=problem)
+    require(not best or round is None, f"give either best or a round, got best and round {round}")
+    wanted: int | Literal["best"] | None = "best" if best else round
+    return TrainedRun(Path(run), trainer=trainer, round=wanted, problem=problem)
 
 
 class TrainedRun:
@@ -60,10 +66,10 @@ class TrainedRun:
         folder: Path,
         *,
         trainer: int | None = None,
-        round: int | None = None,
+        round: int | Literal["best"] | None = None,
         problem: Problem | None = None,
     ) -> None:
-        """Read the recipe; the arguments are those of `load`."""
+        """Read the recipe; the arguments are those of `load`, with `best` as a round."""
         self.folder = run_folder(folder)
         self.recipe: Recipe = resumed_recipe(folder, ())
         self._trainer = trainer
