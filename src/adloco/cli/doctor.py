@@ -2,7 +2,8 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,9 +76,32 @@ def run(arguments: Namespace) -> int:
     with process_group(RankEnd().after_failure, _timeout_seconds(recipe)):
         for finding in _findings(mine, recipe, console):
             levels.add(finding.level)
-            console.print(f"{finding.level:<8}", style=STYLES[finding.level], end="")
-            console.print(f" {finding.check:<12} {finding.text}", soft_wrap=True)
+            _print_line(console, finding.level, finding.check, finding.text)
     return 1 if "problem" in levels else 0
+
+
+def _print_line(console: Console, level: str, check: str, text: str) -> None:
+    console.print(f"{level:<8}", style=STYLES.get(level), end="")
+    console.print(f" {check:<12} {text}", soft_wrap=True)
+
+
+@contextmanager
+def _doing(console: Console, check: str, what: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being done for a check: beside a spinner on a terminal, elsewhere in a line.
+
+    Yields:
+        Shows what is done next.
+    """
+
+    def tell(what: str) -> None:
+        _print_line(console, "...", check, what)
+
+    if console.is_terminal:
+        with console.status(what) as status:
+            yield lambda what: status.update(what)
+    else:
+        tell(what)
+        yield tell
 
 
 def _look(recipe: "Recipe | None") -> "RankFacts":
@@ -104,7 +128,7 @@ def _findings(mine: "RankFacts", recipe: "Recipe | None", console: Console) -> I
     for number in range(machines):
         yield findings.interface(next(each for each in facts if each.machine == number), machines)
     yield findings.ports(facts)
-    with console.status("looking whether all see the same folder ..."):
+    with _doing(console, "folder", "looking whether all see the same folder ..."):
         writable = not facts[0].writable
         seen = who_sees(Path(facts[0].folder)) if writable else [True] * len(facts)
     yield findings.folder(facts, seen)
@@ -121,7 +145,7 @@ def _disk(facts: Sequence["RankFacts"], recipe: "Recipe | None", console: Consol
         return disk(facts, None, 0)
     from adloco.run.recipe_probe import checkpoint_bytes
 
-    with console.status("reading text, building the model's shape ..."):
+    with _doing(console, "disk", "reading text, building the model's shape ..."):
         size = checkpoint_bytes(recipe)
     # One more is written before the oldest is removed.
     return disk(facts, size, recipe.run.keep_checkpoints + recipe.run.keep_best + 1)
@@ -140,8 +164,8 @@ def _links(
         yield findings.Finding(check="links", level="ok", text=text)
         return
     hosts = {rank: facts[rank].host for rank in ranks}
-    with console.status("measuring links ...") as status:
-        links = measure_links(ranks, lambda what: status.update(f"measuring {what} ..."))
+    with _doing(console, "links", "connecting the islands ...") as tell:
+        links = measure_links(ranks, lambda what: tell(f"measuring {what} ..."))
     yield findings.clock(links, hosts)
     yield findings.link(links, hosts)
     lines = "; ".join(findings.cluster_lines(links))
@@ -156,7 +180,7 @@ def _micro_batch(recipe: "Recipe", mine: "RankFacts", console: Console) -> "Find
         return Finding(check="micro-batch", level="ok", text=text)
     from adloco.run.recipe_probe import find_micro_batch
 
-    with console.status("training steps of rising size ..."):
+    with _doing(console, "micro-batch", "training steps of rising size ..."):
         found, _ = find_micro_batch(recipe, again=False)
     largest, limit = found.max_micro_batch, recipe.switch.max_micro_batch
     if isinstance(limit, int) and limit > largest:
