@@ -86,8 +86,19 @@ def run_study(
         print_table(table, console)
     best = comparison.loss.text(comparison.finals(comparison.best, comparison.loss.name).mean)
     console.print(f"lowest {comparison.loss.label}: {comparison.best}, {best}", soft_wrap=True)
+    for notice, arms in _notices(runs).items():
+        console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)
     console.print(f"{comparison.statement}\n{page}", soft_wrap=True)
     return _fail(failure) if failed else 0
+
+
+def _notices(runs: Sequence[StudyRun]) -> dict[str, list[str]]:
+    """The notices of the runs, each with the arms that it is about."""
+    arms: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for notice in run.notices:
+            arms.setdefault(notice, {})[run.arm] = None
+    return {notice: list(about) for notice, about in arms.items()}
 
 
 def _fail(sentence: str) -> int:

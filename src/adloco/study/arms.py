@@ -15,7 +15,8 @@ from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.config.shipped import shipped_recipes
 from adloco.errors import require
-from adloco.run.folder import RECIPE, SUMMARY, finished
+from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY, finished
+from adloco.run.records import read_json
 
 Flags = tuple[tuple[str, str], ...]
 """(section.key, value) of settings, in order."""
@@ -50,6 +51,12 @@ class StudyRun:
     def finished(self) -> bool:
         """True if the run has ended and was summed up."""
         return (self.folder / SUMMARY).is_file()
+
+    @property
+    def notices(self) -> list[str]:
+        """What the run said before its first round about settings that are unusual together."""
+        file = self.folder / ENVIRONMENT
+        return list(read_json(file).get("notices", ())) if file.is_file() else []
 
 
 def parse_arm(text: str) -> tuple[str, str, Flags]:
