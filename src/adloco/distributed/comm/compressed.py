@@ -22,7 +22,7 @@ PIECE = 1 << 18
 for the next.
 """
 PIECE_ON_GPU = 1 << 24
-"""The same on a GPU, where each operation costs a launch: 305M values take 13 ms in int4 on an H100,
+"""The same on a GPU, where an operation costs a launch: 305M values take 13 ms in int4 on an H100,
 38 ms in pieces of a quarter, and 207 ms in pieces of a sixteenth.
 """
 
