@@ -19,7 +19,7 @@ NAVIGATION = {
     "Start": {
         "docs/quick-start": "Quick start",
         "docs/choosing": "Which method for which cluster",
-        "docs/faq": "Questions",
+        "docs/faq": "FAQ",
         "docs/glossary": "Glossary",
     },
     "Use": {

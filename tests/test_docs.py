@@ -5,6 +5,7 @@ the examples, figures stand where they come from, links lead somewhere.
 import ast
 import dataclasses
 import importlib
+import inspect
 import re
 import shlex
 from argparse import Namespace
@@ -100,7 +101,7 @@ def test_the_description_of_a_cluster_is_read(tmp_path: Path) -> None:
 
 
 def test_figures_stand_where_they_come_from() -> None:
-    """Losses, and the rows of the table of bytes, are those of the benchmarks."""
+    """Losses, bytes and seconds are those of the benchmarks and of the lab book."""
     found = "".join((ROOT / "benchmarks" / f"{name}.md").read_text() for name in SOURCES)
     page = CHOOSING.read_text()
     losses = re.findall(r"\b\d\.\d{4}\b", page)
@@ -111,11 +112,19 @@ def test_figures_stand_where_they_come_from() -> None:
     for loss, above, megabytes, fewer in rows:
         assert f"{float(loss) / 1.2796 - 1:.1%}" == f"{above}%"
         assert re.search(rf"\| {loss} .*\| {megabytes} \|.*\| {fewer}x \|", found), loss
+    seconds = re.findall(r"^\| [^|]* (\| \d+\.\d \| \d+\.\d+ \|)$", page, re.MULTILINE)
+    assert len(seconds) == 6
+    log = (ROOT / "reproduce" / "LOG.md").read_text()
+    assert [columns for columns in seconds if columns not in log] == []
 
 
-def test_the_page_of_the_python_api_has_all_names() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
-    assert sorted(re.findall(r"^- `adloco\.(\w+)`$", page, re.MULTILINE)) == sorted(adloco.__all__)
+def test_the_page_of_the_python_api_has_all_names_with_what_their_docstrings_say() -> None:
+    lines = re.findall(r"^- .*$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    first = {
+        name: inspect.getdoc(getattr(adloco, name)).split("\n\n")[0] for name in adloco.__all__
+    }
+    said = {f"- `adloco.{name}`: {' '.join(text.split())}" for name, text in first.items()}
+    assert sorted(lines) == sorted(said)
 
 
 @pytest.mark.parametrize("code", blocks(LOOPS, "python"), ids=["outer step", "batch control"])
