@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
 HOME, API = "README", "docs/api"
-HIDDEN = "\0"
+HIDDEN = "\0"  # Stands for a colon.
 NAPOLEON = 500
 """Priority at which napoleon reads a docstring."""
 NAVIGATION = {

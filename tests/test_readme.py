@@ -12,7 +12,6 @@ import pytest
 from adloco.cli.main import main
 from tests.pages import README, ROOT, blocks, console_lines
 
-TEXT = README.read_text()
 START, *PYTHON = blocks(README, "python")
 RECIPE_COMMANDS = {"train", "prepare", "probe", "compare"}
 
