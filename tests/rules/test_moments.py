@@ -30,7 +30,7 @@ def test_by_hand() -> None:
     # <g_j, gbar> = 4 and 0: inner scatter = 1*(4-1)^2 + 3*(0-1)^2 = 12.
     moments = group_moments([1, 3], [16.0, 0.0], 1.0, [4.0, 0.0])
     assert moments == Moments(
-        scatter=12, dof=1, mean_norm_sq=1, inverse_samples=0.25, inner_scatter=12, workers=1
+        scatter=12, dof=1, mean_norm_sq=1, noise_in_mean=0.25, inner_scatter=12, workers=1
     )
     result = estimate(moments)
     assert result is not None
@@ -46,7 +46,7 @@ def test_by_hand() -> None:
 def test_pooling_two_workers_by_hand() -> None:
     # Worker 1 as above (scatter 12, dof 1, |gbar|^2 1, b 4); worker 2: scatter 3, dof 2, |gbar|^2
     # 9, b 6. S = 15/3 = 5. |G|^2 = mean(1 - 5/4, 9 - 5/6) = mean(-0.25, 8.1667) = 3.958333.
-    second = Moments(scatter=3, dof=2, mean_norm_sq=9, inverse_samples=1 / 6, workers=1)
+    second = Moments(scatter=3, dof=2, mean_norm_sq=9, noise_in_mean=1 / 6, workers=1)
     result = estimate(group_moments([1, 3], [16.0, 0.0], 1.0) + second)
     assert result is not None
     assert result.grad_variance == 5

@@ -134,7 +134,12 @@ class _Step:
         matrix, lr = self.matrices[index], self._group["lr"]
         shard = local(matrix)
         shard.mul_(1 - lr * self._group["weight_decay"])
-        shard.add_(result, alpha=-lr * 0.2 * math.sqrt(max(matrix.shape)))
+        shard.add_(result, alpha=-lr * step_length(matrix.shape))
+
+
+def step_length(shape: Sequence[int]) -> float:
+    """The singular values of the step on a matrix, or on a block of one, at a learning rate of 1."""
+    return 0.2 * math.sqrt(max(shape))
 
 
 def orthogonal(stack: Tensor, steps: Sequence[Quintic]) -> Tensor:

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.dropout import own_dropout, uses_dropout
+from adloco.algorithms.dual_stats import DualStep
 from adloco.algorithms.gradient_stats import MeasuredStep
 from adloco.algorithms.method import Execution, GradientTest, Problem
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, counters, load_optimizer
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
+from adloco.algorithms.step_geometry import StepGeometry
 from adloco.distributed.comm.metered import SyncStats
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
@@ -29,6 +31,7 @@ from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
 from adloco.errors import NonFiniteLossError, OutOfMemoryError
 from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.batch_rules.norm_test import Metric, NormTest
 from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
 
@@ -49,6 +52,11 @@ class InnerSettings:
     """True if a worker keeps what a lossy sync did not send, and sends it at the next."""
     on_host: bool
     """True if residuals, and parameters swapped out for an evaluation, are kept in host memory."""
+
+    @property
+    def metric(self) -> Metric:
+        """The norm in which the statistics are taken."""
+        return self.rule.metric if isinstance(self.rule, NormTest) else "euclidean"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +114,7 @@ class Worker:
         self.base_rates = [
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]
+        self._geometry = StepGeometry.of(settings.metric, self.replica.params, self.optimizers)
         self.stream = worker
         self.position = 0
         self.inner_step = 0
@@ -321,14 +330,24 @@ class Worker:
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
         """Compute the gradients, add the step's moments to the round's, and return the losses."""
-        step = MeasuredStep(
-            plan=plan,
-            passes=self._micro_steps,
-            engine=self.engine,
-            params=self.replica.params,
-            statistics=self._statistics,
-            inner_products=self._settings.rule.inner_products,
-        )
+        step: MeasuredStep | DualStep
+        if self._geometry:
+            step = DualStep(
+                plan=plan,
+                passes=self._micro_steps,
+                engine=self.engine,
+                params=self.replica.params,
+                geometry=self._geometry,
+            )
+        else:
+            step = MeasuredStep(
+                plan=plan,
+                passes=self._micro_steps,
+                engine=self.engine,
+                params=self.replica.params,
+                statistics=self._statistics,
+                inner_products=self._settings.rule.inner_products,
+            )
         losses, moments = step.backward()
         self.moments += moments
         return losses

@@ -90,7 +90,7 @@ class Deviations:
                 scatter=math.fsum(self.scatters[index] for index in chosen),
                 dof=len(self.batches) - 1,
                 mean_norm_sq=math.fsum(self.full_norms_sq[index] for index in chosen),
-                inverse_samples=1 / self.samples,
+                noise_in_mean=1 / self.samples,
                 workers=1,
             )
         )

@@ -5,6 +5,8 @@ mean gradient of all samples. |g_j|^2 and |gbar|^2 alone give an unbiased estima
 of the per-sample gradient covariance, for any sizes of the groups. Workers that have the same
 parameters are pooled by adding their numbers; no vector is exchanged. Source: AdLoCo (arXiv
 2508.18182) section 3, McCandlish et al. (arXiv 1812.06162) appendix A.
+
+S and |G|^2 are Euclidean here; `dual_norms.py` makes moments of their counterparts in other norms.
 """
 
 import math
@@ -25,8 +27,9 @@ class Moments:
     """Degrees of freedom: the number of groups minus one."""
     mean_norm_sq: float = 0.0
     """|gbar|^2, the squared norm of the worker's mean gradient."""
-    inverse_samples: float = 0.0
-    """1 / b, with b the number of the worker's samples."""
+    noise_in_mean: float = 0.0
+    """What noise adds to the expectation of |gbar|^2, as a part of S: 1 / b, with b the number of
+    the worker's samples."""
     inner_scatter: float = 0.0
     """dof times an estimate of Var<g_i, G>, the variance over samples of the inner product with the
     true gradient G. Zero unless inner products were taken; see `group_moments`.
@@ -85,7 +88,7 @@ def group_moments(
         scatter=max(0.0, weighted - samples * mean_norm_sq),
         dof=dof,
         mean_norm_sq=mean_norm_sq,
-        inverse_samples=1 / samples,
+        noise_in_mean=1 / samples,
         inner_scatter=inner_scatter,
         workers=1,
     )
@@ -128,7 +131,7 @@ def estimate(moments: Moments) -> GradientEstimate | None:
     plugin = moments.mean_norm_sq / moments.workers
     return GradientEstimate(
         grad_variance=grad_variance,
-        grad_norm_sq=plugin - grad_variance * moments.inverse_samples / moments.workers,
+        grad_norm_sq=plugin - grad_variance * moments.noise_in_mean / moments.workers,
         plugin_norm_sq=plugin,
         inner_variance=moments.inner_scatter / moments.dof,
     )

@@ -17,7 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from adloco.distributed.parallel.engine import IslandGroup
 from adloco.distributed.parallel.gradient_norms import (
     GradientSums,
+    Transform,
+    added_gradients,
     gradients,
+    gram,
     incoming_gradients,
     squared_norm,
     trainable,
@@ -36,7 +39,7 @@ class ReplicatedModel:
         if fill:
             fill_whole(model, fill)
         model.to(island.mesh.device_type)
-        self.rank = island.rank
+        self.rank, self.replicas = island.rank, island.replicas
         self.owners = MatrixOwners(island.traffic, replicas=island.group)
         self._island = island
         self._parameters = trainable(model)
@@ -69,9 +72,18 @@ class ReplicatedModel:
     ) -> AbstractContextManager[GradientSums]:
         return incoming_gradients(self._parameters, reference)
 
+    @contextmanager
+    def adding(self, totals: Sequence[Tensor], transform: Transform) -> Iterator[None]:
+        with added_gradients(self._parameters, totals, transform):
+            yield
+        self._island.add_up(totals, self._island.group)
+
+    def gram_part(self, matrix: Tensor) -> Tensor:
+        return gram(matrix) / self.replicas
+
     def norm_sq_part(self) -> float:
         # Every replica has the whole gradient.
-        return squared_norm(gradients(self._parameters)) / self._island.replicas
+        return squared_norm(gradients(self._parameters)) / self.replicas
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         return self._island.sum(numbers)

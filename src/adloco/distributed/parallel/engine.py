@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from adloco.distributed.parallel.gradient_norms import GradientSums
+from adloco.distributed.dtensor import local
+from adloco.distributed.parallel.gradient_norms import GradientSums, Transform
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic, num_bytes
 
@@ -29,6 +30,8 @@ class Engine(Protocol):
     """Number of this rank on the island; it takes the micro-batches `BatchPlan.of_rank` names."""
     owners: MatrixOwners
     """The ranks that share the work on whole matrices."""
+    replicas: int
+    """Ranks of the island that have the same part of the reduced gradient."""
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         """Wrap the forward and backward pass of a micro-batch.
@@ -47,6 +50,30 @@ class Engine(Protocol):
         Args:
             reference: A tensor for each trainable parameter, or None for zero. Sums the inner
                 product <g, reference> in place of |g|^2.
+        """
+        ...
+
+    def adding(
+        self, totals: Sequence[Tensor], transform: Transform
+    ) -> AbstractContextManager[None]:
+        """Add up a transform of the gradients of all ranks' micro-batches while open.
+
+        The gradients are those of single micro-batches, before they are reduced. When the context
+        closes, the totals are sums over the island.
+
+        Args:
+            totals: A tensor for each trainable parameter, sharded like it.
+            transform: Gives what is added to the total of a parameter.
+
+        Raises:
+            ValueError: Shards would have to add up gradients that some parameters do not have.
+        """
+        ...
+
+    def gram_part(self, matrix: Tensor) -> Tensor:
+        """This rank's part of the Gram matrix (see `gram`) of a matrix sharded like a parameter.
+
+        The parts of the island's ranks add up to the Gram matrix. Called on all of them.
         """
         ...
 
@@ -99,7 +126,13 @@ class IslandGroup:
     @torch.no_grad()
     def average(self, buffers: Sequence[Tensor]) -> None:
         """Set tensors to their mean over the island."""
+        self.add_up(buffers, self.group)
         for buffer in buffers:
-            dist.all_reduce(buffer, group=self.group)
             buffer.div_(dist.get_world_size(self.group))
-            self.traffic.inside += num_bytes([buffer])
+
+    @torch.no_grad()
+    def add_up(self, tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+        """Set tensors, of sharded ones this rank's shards, to their sum over some of the ranks."""
+        for tensor in tensors:
+            dist.all_reduce(local(tensor), group=group)
+            self.traffic.inside += num_bytes([tensor])

@@ -2,11 +2,14 @@
 
 With several replicas of the shards this is HSDP. FSDP2 adds up and scatters the gradient of every
 micro-batch. Its reduce-scatter is replaced by one that first measures |g_j|^2 of the unsharded
-gradient of micro-batch j. |g|^2 of the whole step is the sum over the shards.
+gradient of micro-batch j, or adds up a transform of it. |g|^2 of the whole step is the sum over the
+shards.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from adloco.distributed.device_memory import trim_host_memory
+from adloco.distributed.dtensor import first_element, gathered_whole, local
 from adloco.distributed.parallel.engine import IslandGroup
 from adloco.distributed.parallel.gradient_norms import (
     GradientSums,
+    Transform,
     gradients,
     squared_norm,
     squares,
@@ -45,7 +50,7 @@ class ShardedModel:
             # Frees the unsharded part: the peak is 834 MiB with this and 1,050 MiB without it
             # (305M parameters, 2 shards).
             trim_host_memory()
-        self.rank = island.rank
+        self.rank, self.replicas = island.rank, island.replicas
         self.owners = MatrixOwners(
             island.traffic,
             replicas=island.mesh.get_group(names[0]) if island.replicas > 1 else None,
@@ -55,13 +60,16 @@ class ShardedModel:
         self._parameters = trainable(model)
         self.forward: Callable[..., Any] = torch.compile(model) if compile else model
         self._model: FSDPModule = model  # type: ignore[assignment]  # fully_shard changes the class in place.
-        self._reduce = _MeasuringReduceScatter(island.traffic)
+        self._reduces: list[_MeasuringReduceScatter] = []
+        indices = {parameter: index for index, parameter in enumerate(self._parameters)}
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+                own = [indices[each] for each in _gathered_with(module) if each in indices]
+                self._reduces.append(_MeasuringReduceScatter(island.traffic, own))
                 # FSDP2's protocols for these classes are not public.
-                module.set_custom_reduce_scatter(self._reduce)  # type: ignore[arg-type]
+                module.set_custom_reduce_scatter(self._reduces[-1])  # type: ignore[arg-type]
                 module.set_custom_all_gather(_CountingAllGather(island.traffic))  # type: ignore[arg-type]
                 if island.replicas > 1:
                     # FSDP2 calls this after the all-reduce over replicas.
@@ -76,15 +84,41 @@ class ShardedModel:
     @contextmanager
     def incoming(self, reference: Sequence[Tensor | None] | None = None) -> Iterator[GradientSums]:
         assert reference is None, "inner products need whole gradients; AdLoCo refuses them"
-        self._reduce.norms = GradientSums()
+        norms = GradientSums()
+        for reduce in self._reduces:
+            reduce.norms = norms
         try:
-            yield self._reduce.norms
+            yield norms
         finally:
-            self._reduce.norms = None
+            for reduce in self._reduces:
+                reduce.norms = None
+
+    @contextmanager
+    def adding(self, totals: Sequence[Tensor], transform: Transform) -> Iterator[None]:
+        for reduce in self._reduces:
+            reduce.added = _Added(totals, transform)
+        try:
+            yield
+        finally:
+            for reduce in self._reduces:
+                reduce.added = None
+        if self.replicas > 1:
+            self._island.add_up(totals, self._island.mesh.get_group(0))
+
+    def gram_part(self, matrix: Tensor) -> Tensor:
+        rows, columns = matrix.shape
+        own = local(matrix)
+        if rows >= columns:
+            return own.mT @ own / self.replicas
+        # Products of rows on different ranks: there is no sum over the shards.
+        self._island.traffic.inside += num_bytes([matrix])
+        part, first = own.new_zeros(rows, rows), first_element(matrix) // columns
+        part[first : first + len(own)] = own @ gathered_whole(matrix).mT
+        return part / self.replicas
 
     def norm_sq_part(self) -> float:
         # Every replica of a shard has the same gradient.
-        return squared_norm(gradients(self._parameters)) / self._island.replicas
+        return squared_norm(gradients(self._parameters)) / self.replicas
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         return self._island.sum(numbers)
@@ -100,12 +134,33 @@ class ShardedModel:
         self._island.traffic.inside += num_bytes([reduced])
 
 
-class _MeasuringReduceScatter:
-    """A reduce-scatter for FSDP2 that takes norms of unsharded gradients and counts bytes."""
+@dataclass(frozen=True)
+class _Added:
+    """What a reduce-scatter adds up besides gradients."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    totals: Sequence[Tensor]
+    """A tensor for each trainable parameter, sharded like it."""
+    transform: Transform
+    """Gives what is added to a total from the unsharded gradient."""
+
+
+class _MeasuringReduceScatter:
+    """A reduce-scatter for one of FSDP2's modules that sees unsharded gradients and counts bytes.
+
+    Its input has a row for each shard; in a row, one parameter's elements follow another's. All
+    rows of a parameter are as long as the longest, padded with zeros.
+    """
+
+    def __init__(self, traffic: Traffic, members: Sequence[int]) -> None:
+        """
+        Args:
+            traffic: Counts the bytes.
+            members: The trainable parameters whose gradients it reduces, in FSDP2's order.
+        """
         self.norms: GradientSums | None = None
+        self.added: _Added | None = None
         self._traffic = traffic
+        self._members = members
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -120,8 +175,40 @@ class _MeasuringReduceScatter:
     ) -> Any:
         if self.norms is not None:
             self.norms.add(squares(input_tensor))  # Padding is zero and adds nothing.
+        if self.added is not None:
+            self._add(self.added, input_tensor, group, op)
         self._traffic.inside += num_bytes([input_tensor])
         return dist.reduce_scatter_single(output_tensor, input_tensor, op, group, async_op)
+
+    def _add(self, added: _Added, gradients: Tensor, group: dist.ProcessGroup, op: Any) -> None:
+        """Reduce-scatter a transform of the unsharded gradients, and add it to the totals."""
+        shards = dist.get_world_size(group)
+        shapes = [added.totals[index].shape for index in self._members]
+        lengths = [-(-shape[0] // shards) * math.prod(shape[1:]) for shape in shapes]
+        rows = gradients.view(shards, -1)
+        if rows.size(1) != sum(lengths):
+            raise ValueError(
+                "some parameters got no gradient, so the others cannot be told apart on shards; "
+                "freeze them (requires_grad False), or use batch.metric euclidean"
+            )
+        transformed = []
+        for index, shape, part in zip(
+            self._members, shapes, torch.split(rows, lengths, dim=1), strict=True
+        ):
+            padded = part.reshape(-1, *shape[1:])
+            value = added.transform(index, padded[: shape[0]])
+            filled = value.new_zeros(padded.shape)
+            filled[: shape[0]] = value
+            transformed.append(filled.view(shards, -1))
+        sent = torch.cat(transformed, dim=1)
+        own = sent.new_empty(sent.size(1))
+        self._traffic.inside += num_bytes([sent])
+        dist.reduce_scatter_single(own, sent.flatten(), op, group)
+        for index, shape, part in zip(
+            self._members, shapes, torch.split(own, lengths), strict=True
+        ):
+            total = local(added.totals[index])
+            total.add_(part.view(-1, *shape[1:])[: len(total)])
 
 
 class _CountingAllGather:
@@ -142,6 +229,18 @@ class _CountingAllGather:
     ) -> Any:
         self._traffic.inside += num_bytes([input_tensor])
         return dist.all_gather_single(output_tensor, input_tensor, group, async_op)
+
+
+def _gathered_with(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that FSDP2 gathers and reduces together with a module, in its order.
+
+    The children's come before a module's own, and a tied one stands where it is first met.
+    """
+    found: dict[nn.Parameter, None] = {}
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            found |= dict.fromkeys(_gathered_with(child))
+    return [*(found | dict.fromkeys(module.parameters(recurse=False)))]
 
 
 def _check_shardable(model: nn.Module) -> None:

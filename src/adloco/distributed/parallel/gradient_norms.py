@@ -13,6 +13,10 @@ from torch import Tensor, nn
 
 from adloco.distributed.dtensor import local
 
+Transform = Callable[[int, Tensor], Tensor]
+"""(index among the trainable parameters, its gradient from one micro-batch) -> a tensor of its
+shape, in at least float32."""
+
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that require gradients; tied ones are listed once."""
@@ -50,6 +54,11 @@ def squares(tensor: Tensor) -> Tensor:
     """Sum of squares as a float64 scalar on the tensor's device."""
     norm: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
     return norm.square()
+
+
+def gram(matrix: Tensor) -> Tensor:
+    """The inner products of the rows of a matrix, or of its columns if these are not more."""
+    return matrix @ matrix.mT if matrix.size(0) < matrix.size(1) else matrix.mT @ matrix
 
 
 class GradientSums:
@@ -94,11 +103,16 @@ def incoming_gradients(
 
 
 @contextmanager
-def added_gradients(parameters: Sequence[Tensor], totals: Sequence[Tensor]) -> Iterator[None]:
-    """Add every incoming gradient also to the total of its parameter while open."""
+def added_gradients(
+    parameters: Sequence[Tensor], totals: Sequence[Tensor], transform: Transform | None = None
+) -> Iterator[None]:
+    """Add every incoming gradient also to the total of its parameter while open.
+
+    transform: What is added in place of the gradient; None: the gradient.
+    """
     handles = [
-        parameter.register_hook(_adder(total))  # type: ignore[no-untyped-call]
-        for parameter, total in zip(parameters, totals, strict=True)
+        parameter.register_hook(_adder(index, total, transform))  # type: ignore[no-untyped-call]
+        for index, (parameter, total) in enumerate(zip(parameters, totals, strict=True))
     ]
     try:
         yield
@@ -107,9 +121,10 @@ def added_gradients(parameters: Sequence[Tensor], totals: Sequence[Tensor]) -> I
             handle.remove()
 
 
-def _adder(total: Tensor) -> Callable[[Tensor], None]:
+def _adder(index: int, total: Tensor, transform: Transform | None) -> Callable[[Tensor], None]:
     def add(gradient: Tensor) -> None:
-        total.add_(gradient.detach())
+        own = gradient.detach()
+        total.add_(transform(index, own) if transform else own)
 
     return add
 

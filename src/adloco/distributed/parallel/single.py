@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from adloco.distributed.parallel.gradient_norms import (
     GradientSums,
+    Transform,
+    added_gradients,
     gradients,
+    gram,
     incoming_gradients,
     squared_norm,
     trainable,
@@ -23,6 +26,7 @@ class SingleDevice:
     """The whole model on one rank."""
 
     rank = 0
+    replicas = 1
 
     def __init__(
         self, model: nn.Module, device: torch.device, compile: bool, fill: Fill | None
@@ -41,6 +45,14 @@ class SingleDevice:
         self, reference: Sequence[Tensor | None] | None = None
     ) -> AbstractContextManager[GradientSums]:
         return incoming_gradients(self._parameters, reference)
+
+    def adding(
+        self, totals: Sequence[Tensor], transform: Transform
+    ) -> AbstractContextManager[None]:
+        return added_gradients(self._parameters, totals, transform)
+
+    def gram_part(self, matrix: Tensor) -> Tensor:
+        return gram(matrix)
 
     def norm_sq_part(self) -> float:
         return squared_norm(gradients(self._parameters))

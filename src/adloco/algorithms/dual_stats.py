@@ -1,0 +1,172 @@
+"""The gradient statistics of a test step in the norm of the inner optimizer's steps.
+
+The groups are those of `gradient_stats.py`; `rules/dual_norms.py` has the formulas, and
+`step_geometry.py` says how each parameter is measured. One tensor of a parameter's shape is summed
+over the groups j of m_j samples, b in all, while gradients come in:
+
+- of a parameter that is measured by elements, m_j g_j^2, for the variance of each element;
+- of a matrix that is measured by singular values, +-g_j times a factor: the contrast of the even
+  groups with the odd ones, which has the noise of the mean gradient and no signal. The covariance
+  C takes one more sum, of the Gram matrices m_j g_j g_j' of the shorter side.
+
+So the memory is one more copy of the gradients, and a Gram matrix for each of these matrices. On
+shards the first sums stay on the shards. Gram matrices are summed over the ranks; only the mean and
+the contrast of a matrix with fewer rows than columns, whose rows are on several shards, are
+gathered, one matrix at a time. Each rank of an island takes the eigenvalues of some of the
+matrices, and only scalars leave the island.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adloco.algorithms.step_geometry import StepGeometry
+from adloco.distributed.dtensor import local, zeros_like
+from adloco.distributed.parallel.engine import Engine
+from adloco.distributed.parallel.gradient_norms import gram
+from adloco.rules.dual_norms import DualNorms, by_elements, by_singular_values
+from adloco.rules.moments import Moments
+from adloco.rules.switch import BatchPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualStep:
+    """The forward and backward passes of one inner step on one rank, with statistics."""
+
+    plan: BatchPlan
+    """The micro-batches of the step, which are the groups; at least two."""
+    passes: Callable[[BatchPlan], Iterator[Tensor]]
+    """Returns an iterator over this rank's micro-batches; see `MeasuredStep.passes`."""
+    engine: Engine
+    """The worker's model on the ranks of its island."""
+    params: Sequence[Tensor]
+    """The trainable parameters."""
+    geometry: StepGeometry
+
+    def backward(self) -> tuple[Tensor, Moments]:
+        """Compute the step's gradients, which are left in `grad`, and its statistics.
+
+        Returns:
+            (parts of the mean loss of this rank's micro-batches, moments of the whole worker).
+        """
+        losses, steps = [], self.passes(self.plan)
+        sums = [
+            zeros_like(each, torch.promote_types(each.dtype, torch.float32), to_host=False)
+            for each in self.params
+        ]
+        groups = _Groups(self.plan, {index: sums[index] for index in self.geometry.matrices})
+        with self.engine.adding(sums, groups.transform):
+            for group in range(self.engine.rank, len(self.plan.micro_batches), self.plan.ranks):
+                groups.current = group
+                losses.append(next(steps))
+            losses += steps  # A rank without a group in the last pass takes part with weight 0.
+        with torch.no_grad():
+            norms = self._elements(sums) + self._matrices(sums, groups.grams)
+        return torch.stack(losses), norms.moments(len(self.plan.micro_batches))
+
+    def _elements(self, sums: Sequence[Tensor]) -> DualNorms:
+        """The dual norms of the parameters that are measured by elements."""
+        rows = [torch.zeros(6, dtype=torch.float64)]
+        for index, (parameter, squares) in enumerate(zip(self.params, sums, strict=True)):
+            if parameter.grad is None or index in self.geometry.matrices:
+                continue
+            mean, own_sum = local(parameter.grad), local(squares)
+            scatter = own_sum - self.plan.worker_batch * mean.to(own_sum.dtype).square()
+            # A scatter is never negative, but rounding can push that of equal gradients below zero.
+            deviations = (scatter.clamp_(min=0) / (len(self.plan.micro_batches) - 1)).sqrt_()
+            moments = self.geometry.adam.get(index)
+            roots = moments.roots(parameter) if moments else None
+            if moments is None or roots is None:
+                found = [_total(deviations), _total(mean.abs())]
+                row = torch.nn.functional.pad(torch.stack(found), (0, 4))
+            else:
+                found = [_total(deviations / roots), _total(mean.abs() / roots), _total(roots)]
+                row = torch.nn.functional.pad(torch.stack(found), (2, 1))
+                row[5] = roots.numel()
+            rows.append((row * (moments.rate if moments else 1.0)).cpu())
+        total = torch.stack(rows).sum(dim=0) / self.engine.replicas
+        plain, plain_mean, scaled, scaled_mean, roots_sum, count = self.engine.sum(total.tolist())
+        length = roots_sum / count if count else 0.0
+        return by_elements(
+            plain + length * scaled,
+            plain_mean + length * scaled_mean,
+            groups=len(self.plan.micro_batches),
+            samples=self.plan.worker_batch,
+        )
+
+    def _matrices(self, sums: Sequence[Tensor], grams: dict[int, Tensor]) -> DualNorms:
+        """The dual norms of the matrices that are measured by singular values."""
+        rows = [torch.zeros(3, dtype=torch.float64)]
+        for turn, (index, length) in enumerate(self.geometry.matrices.items()):
+            gradient, contrast = self.params[index].grad, sums[index]
+            if gradient is None:
+                continue
+            own = [self.engine.gram_part(each) for each in (gradient.to(contrast.dtype), contrast)]
+            stacked = torch.stack([grams.pop(index), *own])
+            self.engine.average([stacked])
+            stacked *= self.plan.ranks
+            if turn % self.plan.ranks == self.engine.rank:
+                stacked[0] -= self.plan.worker_batch * stacked[1]
+                stacked[0] /= len(self.plan.micro_batches) - 1
+                rows.append(length * root_traces(stacked))
+        total = torch.stack(rows).sum(dim=0)
+        root_trace, mean, contrast_norm = self.engine.sum(total.tolist())
+        return by_singular_values(
+            root_trace,
+            mean,
+            contrast_norm,
+            groups=len(self.plan.micro_batches),
+            samples=self.plan.worker_batch,
+        )
+
+
+class _Groups:
+    """What is summed over the groups, while the gradients of their micro-batches come in."""
+
+    def __init__(self, plan: BatchPlan, matrices: Mapping[int, Tensor]) -> None:
+        """
+        Args:
+            plan: The micro-batches, which are the groups.
+            matrices: The sum of each parameter that is measured by singular values, by index.
+        """
+        self.current = 0
+        """Number of the group whose gradients come in."""
+        self.grams = {
+            index: local(each).new_zeros(2 * (min(each.shape),)) for index, each in matrices.items()
+        }
+        """Sum of m_j g_j g_j' over this rank's groups."""
+        self._plan = plan
+        even, odd = sum(plan.micro_batches[::2]), sum(plan.micro_batches[1::2])
+        # The contrast is sqrt(even odd) / b times the difference of the halves' mean gradients. Its
+        # covariance is C / b, as that of the mean gradient.
+        self._factors = math.sqrt(odd / even), -math.sqrt(even / odd)
+
+    def transform(self, index: int, gradient: Tensor) -> Tensor:
+        """What a gradient adds to the sum of its parameter; adds to the Gram matrices.
+
+        gradient: m_j / b times g_j of the current group.
+        """
+        value = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        weight = self._plan.worker_batch**2 / self._plan.micro_batches[self.current]
+        if index not in self.grams:
+            return value.square().mul_(weight)
+        self.grams[index].add_(gram(value), alpha=weight)
+        return value * self._factors[self.current % 2]
+
+
+def root_traces(covariances: Tensor) -> Tensor:
+    """tr C^(1/2) of covariance or Gram matrices [..., n, n], in float64 on the CPU.
+
+    nan if a number is not finite. Rounding can make eigenvalues negative, which count as zero.
+    """
+    if not covariances.isfinite().all():
+        return torch.full(covariances.shape[:-2], math.nan, dtype=torch.float64)
+    roots: Tensor = torch.linalg.eigvalsh(covariances).clamp_(min=0).sqrt_()
+    return roots.sum(dim=-1, dtype=torch.float64).cpu()
+
+
+def _total(values: Tensor) -> Tensor:
+    return values.sum(dtype=torch.float64)

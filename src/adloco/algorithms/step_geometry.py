@@ -1,0 +1,109 @@
+"""Which norm belongs to the inner optimizer's step on each parameter (rules/dual_norms.py).
+
+**Adam.** With its second moments v held fixed, Adam is seen as a method that steps by signs in the
+coordinates y_i = sqrt(v_i) x_i. The gradient in these is g_i / sqrt(v_i), so the dual norm of such
+a step is the sum of |g_i| / sqrt(v_i). The step's length is the one that promises as much as Adam's
+own step where gradients are as large as v says: lr sum_i sqrt(v_i) from Adam, with the learning
+rate lr, and the length times the number of elements from the signs. So the length is lr times the
+mean of sqrt(v_i). Before its first step Adam has no second moments, and steps by signs: v = 1.
+
+**Muon.** Its step has a length in the norm of the largest singular value that depends on the
+matrix's shape (`step_length`). The dual norm is the sum of singular values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from adloco.algorithms.muon_step import Muon, step_length
+from adloco.distributed.dtensor import local
+from adloco.errors import require
+from adloco.rules.batch_rules.norm_test import Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondMoments:
+    """Where the second moments of a parameter's gradient are."""
+
+    optimizer: Optimizer
+    group: Mapping[str, Any]
+    """The parameter's group in the optimizer."""
+    rate: float
+    """Its learning rate, as a multiple of that of the worker's first group."""
+
+    def roots(self, parameter: Tensor) -> Tensor | None:
+        """sqrt(v) of this rank's part of the parameter, with Adam's bias correction and epsilon.
+
+        None before the optimizer's first step.
+        """
+        state = self.optimizer.state.get(parameter, {})
+        if "exp_avg_sq" not in state:
+            return None
+        moments = local(state["exp_avg_sq"])
+        moments = moments.to(torch.promote_types(moments.dtype, torch.float32))
+        corrected: Tensor = moments / (1 - self.group["betas"][1] ** state["step"])
+        return corrected.sqrt_().add_(self.group["eps"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepGeometry:
+    """How the gradient of each trainable parameter of a worker is measured, by its index.
+
+    Parameters that are in neither field are measured as if they were stepped by signs.
+    """
+
+    matrices: Mapping[int, float] = field(default_factory=dict)
+    """Those that are measured by their singular values, and the lengths of their steps at the
+    learning rate of the worker's first group.
+    """
+    adam: Mapping[int, SecondMoments] = field(default_factory=dict)
+    """Those that are measured after dividing by the roots of second moments."""
+
+    @staticmethod
+    def of(
+        metric: Metric, params: Sequence[Tensor], optimizers: Sequence[Optimizer]
+    ) -> StepGeometry | None:
+        """The geometry of a metric for these parameters and their optimizers.
+
+        Returns:
+            None for the Euclidean metric.
+
+        Raises:
+            ValueError: The optimizers take no steps of the kind that the metric measures.
+        """
+        if metric == "euclidean":
+            return None
+        if metric == "sign":
+            return StepGeometry()
+        indices = {parameter: index for index, parameter in enumerate(params)}
+        unit = float(optimizers[0].param_groups[0]["lr"])
+        matrices, adam = {}, {}
+        for optimizer in optimizers:
+            by_muon = metric == "muon" and isinstance(optimizer, Muon)
+            require(
+                by_muon or isinstance(optimizer, torch.optim.Adam),
+                f"batch.metric {metric} needs second moments of the gradient, which the inner "
+                f"optimizer {type(optimizer).__name__} does not have; use "
+                f"{'muon' if isinstance(optimizer, Muon) else 'sign or euclidean'}",
+            )
+            for group in optimizer.param_groups:
+                rate = float(group["lr"]) / unit
+                for parameter in group["params"]:
+                    if by_muon:
+                        matrices[indices[parameter]] = rate * step_length(parameter)
+                    else:
+                        adam[indices[parameter]] = SecondMoments(
+                            optimizer=optimizer, group=group, rate=rate
+                        )
+        require(
+            metric == "adam" or bool(matrices),
+            "batch.metric muon measures the steps of Muon, and the inner optimizer is "
+            f"{type(optimizers[0]).__name__}; use adam, or inner.optimizer muon",
+        )
+        return StepGeometry(matrices=matrices, adam=adam)
