@@ -1,5 +1,5 @@
-"""Compares an outer sync and a data-parallel step with bare torch calls on the same ranks, and wire
-formats with int8.
+"""Compares an outer sync and a data-parallel step with bare torch calls on the same ranks, wire
+formats with int8, and rounds with a norm test with those without.
 
     .venv/bin/python benchmarks/sync.py [--part PART] [--quick] [--json FILE]
 
@@ -11,6 +11,10 @@ formats with int8.
 
 3. Encoding and decoding of each wire format, in pieces as a sync does it, is compared with int8's,
    on one thread. The goal is at most twice its time for int4 and int2.
+
+4. Rounds of 20 inner steps of the default model, with Muon and 8 samples a step, the smallest batch
+   of the default recipe, with a norm test in each metric on the first step, are compared with those
+   of a constant batch. The goal is at most 1.03 of their time.
 
 The sides of each comparison take turns within one start of the ranks. Reported are medians of
 their ratio, because machines are noisy.
@@ -34,6 +38,7 @@ from adloco import (
     BatchGuards,
     Batching,
     InnerAdamW,
+    InnerMuon,
     Method,
     OuterOptimizer,
     Problem,
@@ -54,6 +59,9 @@ from adloco.distributed.comm.compressed import in_pieces
 from adloco.distributed.comm.process_group import GroupComm
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.sources.llama import LlamaShape, build_llama
+from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.batch_rules.constant import ConstantBatch
+from adloco.rules.batch_rules.norm_test import Metric, NormTest
 from adloco.rules.sync_schedule import SyncEvent
 from adloco.tasks.language_model import next_token_loss
 
@@ -67,7 +75,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--part",
-        choices=("outer_sync", "ddp_steps", "codecs"),
+        choices=("outer_sync", "ddp_steps", "codecs", "metrics"),
         help="run this part only; the others' rows stay in the JSON file",
     )
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
@@ -87,6 +95,11 @@ def main() -> None:
     if known.part in (None, "codecs"):
         rows["codecs"] = run_on_ranks(codec_times, 1, 1 << (20 if known.quick else 23))[0]
         print("codecs, one thread:", json.dumps(rows["codecs"]), flush=True)
+    if known.part in (None, "metrics"):
+        rows["metrics"] = run_on_ranks(
+            metric_times, 1, 3 if known.quick else 15, timeout_seconds=3600
+        )[0]
+        print("norm tests, one thread:", json.dumps(rows["metrics"]), flush=True)
     known.json.write_text(json.dumps(rows, indent=2) + "\n")
     print(f"written to {known.json}")
 
@@ -214,6 +227,36 @@ def step_times(width: int, rounds: int) -> dict[str, float]:
     return {
         key: value / steps if key.endswith("seconds") else value for key, value in times.items()
     } | {"parameters": run.num_parameters}
+
+
+def metric_times(rounds: int) -> dict[str, float]:
+    """Seconds of a round with each metric of the norm test, and their ratio to a constant batch."""
+    data = TensorSource(
+        torch.randint(0, 257, (4000, CONTEXT + 1), generator=torch.Generator().manual_seed(0)),
+        num_streams=1,
+    )
+
+    def side(rule: BatchRule) -> Callable[[], Any]:
+        run = AdLoCo(
+            Problem(
+                build_model=lambda: build_llama(LlamaShape(), 257, seed=0),
+                loss_fn=next_token_loss,
+                data=data,
+            ),
+            Method(),
+            inner=InnerMuon(),
+            syncing=Syncing(outer=None),
+            batching=Batching(
+                rule=rule,
+                guards=BatchGuards(initial=BATCH, minimum=BATCH, maximum=BATCH),
+                switch=SwitchMode(max_micro_batch=4, mode="always"),
+            ),
+        )
+        return lambda: list(run.rounds(1))
+
+    metrics: tuple[Metric, ...] = ("euclidean", "sign", "muon")
+    tests = {metric: side(NormTest(metric=metric)) for metric in metrics}
+    return paired({"constant": side(ConstantBatch()), **tests}, rounds)
 
 
 def paired(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

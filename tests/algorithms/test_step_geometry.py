@@ -107,7 +107,6 @@ def test_the_noise_scale_is_that_of_the_samples(metric: Metric) -> None:
         estimate = run.trainers[0].controller.estimate
         assert estimate is not None
         found.append((estimate.grad_variance, estimate.grad_norm_sq))
-    print(np.mean(found, 0) / np.mean(true, 0))
     (variance, norm_sq), (true_variance, true_norm_sq) = np.mean(found, 0), np.mean(true, 0)
     assert variance == pytest.approx(true_variance, rel=0.05)
     assert norm_sq == pytest.approx(true_norm_sq, rel=0.05)

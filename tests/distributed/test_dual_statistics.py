@@ -142,7 +142,8 @@ def expected(
         groups: Into how many groups the samples are cut.
     """
     noise, mean_norm, mean_noise = np.zeros(3)
-    roots = {name: np.abs(each) + 1e-8 for name, each in warm.items()}
+    means = {name: each.mean(0) for name, each in gradients.items()}
+    roots = {name: np.maximum(np.abs(g), np.abs(means[name])) + 1e-8 for name, g in warm.items()}
     matrices = [
         n for n, each in warm.items() if metric == "muon" and "blocks" in n and each.ndim > 1
     ]
@@ -152,10 +153,8 @@ def expected(
     c4 = math.sqrt(2 / (groups - 1)) * math.gamma(groups / 2) / math.gamma((groups - 1) / 2)
     for name, samples in gradients.items():
         parts = np.array_split(samples, groups)
-        mean, means = samples.mean(0), [part.mean(0) for part in parts]
-        weighted = [
-            math.sqrt(len(part)) * (own - mean) for part, own in zip(parts, means, strict=True)
-        ]
+        mean = means[name]
+        weighted = [math.sqrt(len(part)) * (part.mean(0) - mean) for part in parts]
         if name not in matrices:
             deviation = np.sqrt(np.square(weighted).sum(0) / (groups - 1))
             own_noise = (length * deviation / roots[name]).sum() / c4

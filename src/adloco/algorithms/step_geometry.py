@@ -40,15 +40,17 @@ class SecondMoments:
     def roots(self, parameter: Tensor) -> Tensor | None:
         """sqrt(v) of this rank's part of the parameter, with Adam's bias correction and epsilon.
 
-        None before the optimizer's first step.
+        v is at least what the gradient that the parameter has now will add to it: it can be zero
+        before, as in embeddings of tokens that were not seen yet. Otherwise v is that of the steps
+        before, which does not depend on the gradient's noise. None before the first step.
         """
-        state = self.optimizer.state.get(parameter, {})
-        if "exp_avg_sq" not in state:
+        state, gradient = self.optimizer.state.get(parameter, {}), parameter.grad
+        if "exp_avg_sq" not in state or gradient is None:
             return None
-        moments = local(state["exp_avg_sq"])
-        moments = moments.to(torch.promote_types(moments.dtype, torch.float32))
-        corrected: Tensor = moments / (1 - self.group["betas"][1] ** state["step"])
-        return corrected.sqrt_().add_(self.group["eps"])
+        moments, own, beta = local(state["exp_avg_sq"]), local(gradient), self.group["betas"][1]
+        wide = torch.promote_types(moments.dtype, torch.float32)
+        v: Tensor = torch.maximum(moments.to(wide), own.to(wide).square().mul_(1 - beta))
+        return v.div_(1 - beta ** state["step"]).sqrt_().add_(self.group["eps"])
 
 
 @dataclass(frozen=True, kw_only=True)
