@@ -64,11 +64,11 @@ def norm_test(metric: str, eta: float) -> Trial:
     return growing(f"batch.rule=norm-test batch.metric={metric} batch.eta={eta} {guards}")
 
 
-MUON = {f"muon, eta {eta:g}": norm_test("muon", eta) for eta in (0.5, 0.7, 1.0)}
+MUON = {f"muon, eta {eta:g}": norm_test("muon", eta) for eta in (1.5, 2.0, 3.0)}
 ARMS = {
     f"constant {SMALL}": constant(SMALL),
     **{f"constant {batch}": constant(batch) for batch in (32, 64, 128)},
-    **{f"euclidean, eta {eta:g}": norm_test("euclidean", eta) for eta in (0.5, 0.7, 1.0)},
+    **{f"euclidean, eta {eta:g}": norm_test("euclidean", eta) for eta in (1.5, 2.0, 3.0)},
     **MUON,
     "seesaw": growing("batch.rule=seesaw"),
 }

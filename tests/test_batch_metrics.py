@@ -38,15 +38,15 @@ def test_the_table(study: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there are no runs in .*; run without --table first"):
         study.main(told)
     for seed, (small, loss) in enumerate([(2.0, 2.01), (2.2, 2.2), (2.1, 2.1)]):
-        arms = study.ARMS["constant 16"], study.ARMS["muon, eta 1"]
+        arms = study.ARMS["constant 16"], study.ARMS["muon, eta 2"]
         (first, other) = (study.specs_of(trial, tokens)[seed].key for trial in arms)
         store.add(first, run(small, 100, 16))
         store.add(other, run(loss, 40, 64))
     study.main(told)
     lines = (tmp_path / "runs.md").read_text().splitlines()
-    row = next(line for line in lines if line.startswith("| muon, eta 1 "))
+    row = next(line for line in lines if line.startswith("| muon, eta 2 "))
     # 40 steps of 100, 1,600 samples in 40 steps; 0.5% on one of three seeds.
     expected = ["3", "40", "60%", "40", "64", "2.1033 (2.0100 to 2.2000)"]
     assert row.split(" | ")[1:] == [*expected, "+0.17% (+0.5, +0.0, +0.0) |"]
     ramp = study.ramps(store.read(), tokens)
-    assert [name.partition(", as ")[2] for name in ramp] == ["muon, eta 1"]
+    assert [name.partition(", as ")[2] for name in ramp] == ["muon, eta 2"]
