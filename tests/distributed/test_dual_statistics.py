@@ -73,8 +73,7 @@ class TallAndWide(nn.Module):
 class Measuring:
     """A model on this rank's engine, and its steps with statistics in a metric."""
 
-    def __init__(self, metric: Metric, placement: Placement) -> None:
-        model = TallAndWide()
+    def __init__(self, metric: Metric, placement: Placement, model: nn.Module) -> None:
         self.engine, self.ranks = placement.engine(model), placement.ranks_per_worker
         self.params, self.optimizers = trainable(model), INNER[metric](model)
         self.geometry = StepGeometry.of(metric, self.params, self.optimizers)
@@ -110,7 +109,7 @@ def measured(shards: int, replicas: int) -> list[list[float]]:
     """The moments of a second step, for each metric and batch, on whatever ranks there are."""
     placement, rows = place(1, torch.device("cpu"), 1, shards, replicas), []
     for metric in INNER:
-        one = Measuring(metric, placement)
+        one = Measuring(metric, placement, TallAndWide())
         one.backward(WARMING, 13, 4)
         one.optimizers[-1].step()  # Muon, which works on whole matrices, is the first of two.
         rows += [one.backward(0, *batch).to_numbers() for batch in BATCHES]
@@ -201,3 +200,22 @@ def test_they_are_those_of_the_samples(shards: int, replicas: int) -> None:
     for result in results:
         for row, true in zip(result, truth, strict=True):
             assert row == pytest.approx(true, rel=1e-6)
+
+
+class Unused(TallAndWide):
+    """A model of which one parameter takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(5, 5).double()
+
+
+def refused() -> None:
+    placement = place(1, torch.device("cpu"), 1, 2, 1)
+    with pytest.raises(ValueError, match="some parameters got no gradient, so the others cannot"):
+        Measuring("sign", placement, Unused()).backward(0, 13, 4)
+
+
+@pytest.mark.nightly
+def test_shards_need_the_gradients_of_all_parameters() -> None:
+    run_on_ranks(refused, 2)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,8 +31,10 @@ class SecondMoments:
     """Where the second moments of a parameter's gradient are."""
 
     optimizer: Optimizer
-    group: Mapping[str, Any]
-    """The parameter's group in the optimizer."""
+    beta: float
+    """Weight of the past in v at a step."""
+    epsilon: float
+    """Adam's, which is added to sqrt(v)."""
     rate: float
     """Its learning rate, as a multiple of that of the worker's first group."""
 
@@ -47,10 +48,10 @@ class SecondMoments:
         state, gradient = self.optimizer.state.get(parameter, {}), parameter.grad
         if "exp_avg_sq" not in state or gradient is None:
             return None
-        moments, own, beta = local(state["exp_avg_sq"]), local(gradient), self.group["betas"][1]
+        moments, own = local(state["exp_avg_sq"]), local(gradient)
         wide = torch.promote_types(moments.dtype, torch.float32)
-        v: Tensor = torch.maximum(moments.to(wide), own.to(wide).square().mul_(1 - beta))
-        return v.div_(1 - beta ** state["step"]).sqrt_().add_(self.group["eps"])
+        v: Tensor = torch.maximum(moments.to(wide), own.to(wide).square().mul_(1 - self.beta))
+        return v.div_(1 - self.beta ** state["step"]).sqrt_().add_(self.epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,10 @@ class StepGeometry:
                         matrices[indices[parameter]] = rate * step_length(parameter)
                     else:
                         adam[indices[parameter]] = SecondMoments(
-                            optimizer=optimizer, group=group, rate=rate
+                            optimizer=optimizer,
+                            beta=group["betas"][1],
+                            epsilon=group["eps"],
+                            rate=rate,
                         )
         require(
             metric == "adam" or bool(matrices),
