@@ -3,7 +3,8 @@ per-sample gradients in NumPy, on every placement; and their expectation against
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +27,14 @@ from tests.problems import cases, next_token, tokens
 
 LR = 1e-30
 """Learning rate of steps so short that the parameters stay."""
-INNER: dict[Metric, InnerFactory] = {
-    "sign": InnerSGD(lr=LR),
-    "adam": InnerAdamW(lr=LR),
-    "muon": InnerMuon(lr=LR),
-}
+SPLIT = {"blocks.0.up": (4, 5), "blocks.1.down": (3, 6)}
+CASES: Sequence[tuple[Metric, InnerFactory]] = (
+    ("sign", InnerSGD(lr=LR)),
+    ("adam", InnerAdamW(lr=LR)),
+    ("muon", InnerMuon(lr=LR)),
+    ("muon", InnerMuon(lr=LR, split=SPLIT)),
+)
+"""Metrics and inner optimizers. In the last case some matrices are measured in blocks."""
 BATCHES = ((13, 4), (5, 12))
 """Samples and groups: eight groups of two samples and of one; five of one, not one for each rank in
 every pass."""
@@ -73,9 +77,11 @@ class TallAndWide(nn.Module):
 class Measuring:
     """A model on this rank's engine, and its steps with statistics in a metric."""
 
-    def __init__(self, metric: Metric, placement: Placement, model: nn.Module) -> None:
+    def __init__(
+        self, metric: Metric, inner: InnerFactory, placement: Placement, model: nn.Module
+    ) -> None:
         self.engine, self.ranks = placement.engine(model), placement.ranks_per_worker
-        self.params, self.optimizers = trainable(model), INNER[metric](model)
+        self.params, self.optimizers = trainable(model), inner(model)
         self.geometry = StepGeometry.of(metric, self.params, self.optimizers)
         self.ids = tokens(40, 1).read(0, 0, 40)
 
@@ -108,8 +114,8 @@ class Measuring:
 def measured(shards: int, replicas: int) -> list[list[float]]:
     """The moments of a second step, for each metric and batch, on whatever ranks there are."""
     placement, rows = place(1, torch.device("cpu"), 1, shards, replicas), []
-    for metric in INNER:
-        one = Measuring(metric, placement, TallAndWide())
+    for metric, inner in CASES:
+        one = Measuring(metric, inner, placement, TallAndWide())
         one.backward(WARMING, 13, 4)
         one.optimizers[-1].step()  # Muon, which works on whole matrices, is the first of two.
         rows += [one.backward(0, *batch).to_numbers() for batch in BATCHES]
@@ -129,25 +135,44 @@ def gradients_of_samples(ids: Tensor) -> dict[str, np.ndarray]:
     return {name: gradient.numpy() for name, gradient in found.items()}
 
 
+def cut(gradients: Mapping[str, np.ndarray], split: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The gradients of samples, with those of matrices that are split in their blocks."""
+    found: dict[str, np.ndarray] = {}
+    for name, each in gradients.items():
+        sizes = [own for part, own in split.items() if part in name and each.ndim == 3]
+        parts = [each]
+        if sizes:
+            along = 1 if each.shape[1] >= each.shape[2] else 2
+            parts = np.split(each, np.cumsum(sizes[0])[:-1], axis=along)
+        found |= {f"{name} {number}": part for number, part in enumerate(parts)}
+    return found
+
+
 def expected(
-    metric: Metric, gradients: Mapping[str, np.ndarray], warm: Mapping[str, np.ndarray], groups: int
+    metric: Metric,
+    gradients: Mapping[str, np.ndarray],
+    warm: Mapping[str, np.ndarray],
+    groups: int,
 ) -> list[float]:
     """The moments by their definitions.
 
     Args:
         metric: The metric.
         gradients: The gradients of the step's samples [b, ...], by name.
-        warm: The mean gradient of the step before it, by name; AdamW's only one.
+        warm: Those of the step before it, AdamW's only one.
         groups: Into how many groups the samples are cut.
     """
     noise, mean_norm, mean_noise = np.zeros(3)
     means = {name: each.mean(0) for name, each in gradients.items()}
-    roots = {name: np.maximum(np.abs(g), np.abs(means[name])) + 1e-8 for name, g in warm.items()}
     matrices = [
-        n for n, each in warm.items() if metric == "muon" and "blocks" in n and each.ndim > 1
+        n for n, mean in means.items() if metric == "muon" and "blocks" in n and mean.ndim > 1
     ]
-    if metric == "sign":
-        roots = {name: np.ones_like(each) for name, each in warm.items()}
+    roots = {
+        name: np.maximum(np.abs(warm[name].mean(0)), np.abs(mean)) + 1e-8
+        if metric != "sign"
+        else np.ones_like(mean)
+        for name, mean in means.items()
+    }
     length = np.concatenate([roots[name].ravel() for name in roots if name not in matrices]).mean()
     c4 = math.sqrt(2 / (groups - 1)) * math.gamma(groups / 2) / math.gamma((groups - 1) / 2)
     for name, samples in gradients.items():
@@ -191,12 +216,12 @@ def test_they_are_those_of_the_samples(shards: int, replicas: int) -> None:
     ids = tokens(40, 1).read(0, 0, 40)
     ranks = shards * replicas
     warm = gradients_of_samples(ids[WARMING : WARMING + 13])
-    means = {name: each.mean(0) for name, each in warm.items()}
-    truth = [
-        expected(metric, gradients_of_samples(ids[:samples]), means, groups)
-        for metric in INNER
-        for samples, groups in ((13, 8 if ranks != 3 else 12), (5, 5))
-    ]
+    truth = []
+    for metric, inner in CASES:
+        split = inner.split if isinstance(inner, InnerMuon) else {}
+        for samples, groups in ((13, 8 if ranks != 3 else 12), (5, 5)):
+            own = gradients_of_samples(ids[:samples])
+            truth.append(expected(metric, cut(own, split), cut(warm, split), groups))
     for result in results:
         for row, true in zip(result, truth, strict=True):
             assert row == pytest.approx(true, rel=1e-6)
@@ -213,7 +238,7 @@ class Unused(TallAndWide):
 def refused() -> None:
     placement = place(1, torch.device("cpu"), 1, 2, 1)
     with pytest.raises(ValueError, match="some parameters got no gradient, so the others cannot"):
-        Measuring("sign", placement, Unused()).backward(0, 13, 4)
+        Measuring("sign", InnerSGD(lr=LR), placement, Unused()).backward(0, 13, 4)
 
 
 @pytest.mark.nightly

@@ -5,9 +5,10 @@ The groups are those of `gradient_stats.py`; `rules/dual_norms.py` has the formu
 over the groups j of m_j samples, b in all, while gradients come in:
 
 - of a parameter that is measured by elements, m_j g_j^2, for the variance of each element;
-- of a matrix that is measured by singular values, +-g_j times a factor: the contrast of the even
-  groups with the odd ones, which has the noise of the mean gradient and no signal. The covariance
-  C takes one more sum, of the Gram matrices m_j g_j g_j' of the shorter side.
+- of a matrix that is measured by singular values, or in blocks that are, +-g_j times a factor: the
+  contrast of the even groups with the odd ones, which has the noise of the mean gradient and no
+  signal. The covariance C takes one more sum, of the Gram matrices m_j g_j g_j' of the shorter
+  side.
 
 So the memory is one more copy of the gradients, and a Gram matrix for each of these matrices. On
 shards the first sums stay on the shards. Gram matrices are summed over the ranks; only the mean and
@@ -17,16 +18,16 @@ matrices, and only scalars leave the island.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from adloco.algorithms.step_geometry import StepGeometry
+from adloco.algorithms.step_geometry import MeasuredBlock, StepGeometry
 from adloco.distributed.dtensor import local, zeros_like
 from adloco.distributed.parallel.engine import Engine
-from adloco.distributed.parallel.gradient_norms import gram
+from adloco.distributed.parallel.gradient_norms import Block, gram
 from adloco.rules.dual_norms import DualNorms, by_elements, by_singular_values
 from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
@@ -57,21 +58,22 @@ class DualStep:
             zeros_like(each, torch.promote_types(each.dtype, torch.float32), to_host=False)
             for each in self.params
         ]
-        groups = _Groups(self.plan, {index: sums[index] for index in self.geometry.matrices})
+        groups = _Groups(self.plan, self.geometry.blocks, sums)
         with self.engine.adding(sums, groups.transform):
             for group in range(self.engine.rank, len(self.plan.micro_batches), self.plan.ranks):
                 groups.current = group
                 losses.append(next(steps))
             losses += steps  # A rank without a group in the last pass takes part with weight 0.
         with torch.no_grad():
-            norms = self._elements(sums) + self._matrices(sums, groups.grams)
+            norms = self._elements(sums) + self._singular_values(sums, groups.grams)
         return torch.stack(losses), norms.moments(len(self.plan.micro_batches))
 
     def _elements(self, sums: Sequence[Tensor]) -> DualNorms:
         """The dual norms of the parameters that are measured by elements."""
         rows = [torch.zeros(6, dtype=torch.float64)]
+        in_blocks = {each.parameter for each in self.geometry.blocks}
         for index, (parameter, squares) in enumerate(zip(self.params, sums, strict=True)):
-            if parameter.grad is None or index in self.geometry.matrices:
+            if parameter.grad is None or index in in_blocks:
                 continue
             mean, own_sum = local(parameter.grad), local(squares)
             scatter = own_sum - self.plan.worker_batch * mean.to(own_sum.dtype).square()
@@ -97,21 +99,22 @@ class DualStep:
             samples=self.plan.worker_batch,
         )
 
-    def _matrices(self, sums: Sequence[Tensor], grams: dict[int, Tensor]) -> DualNorms:
+    def _singular_values(self, sums: Sequence[Tensor], grams: Sequence[Tensor]) -> DualNorms:
         """The dual norms of the matrices that are measured by singular values."""
         rows = [torch.zeros(3, dtype=torch.float64)]
-        for turn, (index, length) in enumerate(self.geometry.matrices.items()):
-            gradient, contrast = self.params[index].grad, sums[index]
+        for turn, (each, own_sum) in enumerate(zip(self.geometry.blocks, grams, strict=True)):
+            gradient, contrast = self.params[each.parameter].grad, sums[each.parameter]
             if gradient is None:
                 continue
-            own = [self.engine.gram_part(each) for each in (gradient.to(contrast.dtype), contrast)]
-            stacked = torch.stack([grams.pop(index), *own])
+            pair = gradient.to(contrast.dtype), contrast
+            parts = [self.engine.gram_part(matrix, each.block) for matrix in pair]
+            stacked = torch.stack([own_sum, *parts])
             self.engine.average([stacked])
             stacked *= self.plan.ranks
             if turn % self.plan.ranks == self.engine.rank:
                 stacked[0] -= self.plan.worker_batch * stacked[1]
                 stacked[0] /= len(self.plan.micro_batches) - 1
-                rows.append(length * root_traces(stacked))
+                rows.append(each.length * root_traces(stacked))
         total = torch.stack(rows).sum(dim=0)
         root_trace, mean, contrast_norm = self.engine.sum(total.tolist())
         return by_singular_values(
@@ -126,18 +129,24 @@ class DualStep:
 class _Groups:
     """What is summed over the groups, while the gradients of their micro-batches come in."""
 
-    def __init__(self, plan: BatchPlan, matrices: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self, plan: BatchPlan, blocks: Sequence[MeasuredBlock], sums: Sequence[Tensor]
+    ) -> None:
         """
         Args:
             plan: The micro-batches, which are the groups.
-            matrices: The sum of each parameter that is measured by singular values, by index.
+            blocks: What is measured by singular values.
+            sums: A tensor for each trainable parameter, with the type and device of the sums.
         """
         self.current = 0
         """Number of the group whose gradients come in."""
-        self.grams = {
-            index: local(each).new_zeros(2 * (min(each.shape),)) for index, each in matrices.items()
-        }
-        """Sum of m_j g_j g_j' over this rank's groups."""
+        self.grams = [
+            local(sums[each.parameter]).new_zeros(2 * (min(each.shape),)) for each in blocks
+        ]
+        """Sum of m_j g_j g_j' over this rank's groups, of each block."""
+        self._of: dict[int, list[tuple[Block, Tensor]]] = {}
+        for each, own in zip(blocks, self.grams, strict=True):
+            self._of.setdefault(each.parameter, []).append((each.block, own))
         self._plan = plan
         even, odd = sum(plan.micro_batches[::2]), sum(plan.micro_batches[1::2])
         # The contrast is sqrt(even odd) / b times the difference of the halves' mean gradients. Its
@@ -151,9 +160,10 @@ class _Groups:
         """
         value = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         weight = self._plan.worker_batch**2 / self._plan.micro_batches[self.current]
-        if index not in self.grams:
+        if index not in self._of:
             return value.square().mul_(weight)
-        self.grams[index].add_(gram(value), alpha=weight)
+        for block, total in self._of[index]:
+            total.add_(gram(value[block]), alpha=weight)
         return value * self._factors[self.current % 2]
 
 

@@ -9,6 +9,7 @@ emulates it, which took five sixths of the time of the default recipe (reproduce
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from adloco.distributed.device import native_bf16
 from adloco.distributed.dtensor import local
+from adloco.distributed.parallel.gradient_norms import Block
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic
 
@@ -137,8 +139,21 @@ class _Step:
         shard.add_(result, alpha=-lr * step_length(matrix.shape))
 
 
+def blocks_of(shape: Sequence[int], sizes: Sequence[int]) -> list[Block]:
+    """The blocks of a matrix that are orthogonalised on their own.
+
+    Args:
+        shape: Of the matrix.
+        sizes: Those of the blocks along its longer side; none for one block.
+    """
+    rows, columns = shape
+    across, ends = slice(0, min(shape)), accumulate(sizes or [max(shape)])
+    along = [slice(begin, end) for begin, end in pairwise([0, *ends])]
+    return [(part, across) if rows >= columns else (across, part) for part in along]
+
+
 def step_length(shape: Sequence[int]) -> float:
-    """The singular values of the step on a matrix, or on a block of one, at a learning rate of 1."""
+    """The singular values of the step on a matrix (or a block of one) at a learning rate of 1."""
     return 0.2 * math.sqrt(max(shape))
 
 

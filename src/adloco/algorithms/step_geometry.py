@@ -7,21 +7,23 @@ own step where gradients are as large as v says: lr sum_i sqrt(v_i) from Adam, w
 rate lr, and the length times the number of elements from the signs. So the length is lr times the
 mean of sqrt(v_i). Before its first step Adam has no second moments, and steps by signs: v = 1.
 
-**Muon.** Its step has a length in the norm of the largest singular value that depends on the
-matrix's shape (`step_length`). The dual norm is the sum of singular values.
+**Muon.** Its step on a matrix, or on each block that it orthogonalises on its own (`inner.split`),
+has a length in the norm of the largest singular value that depends on the shape (`step_length`).
+The dual norm is the sum of singular values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from adloco.algorithms.muon_step import Muon, step_length
+from adloco.algorithms.muon_step import Muon, blocks_of, step_length
 from adloco.distributed.dtensor import local
+from adloco.distributed.parallel.gradient_norms import Block
 from adloco.errors import require
 from adloco.rules.batch_rules.norm_test import Metric
 
@@ -55,18 +57,32 @@ class SecondMoments:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredBlock:
+    """A matrix, or a block of one, that is measured by its singular values."""
+
+    parameter: int
+    """Index of the parameter that it is a block of."""
+    block: Block
+    length: float
+    """Length of its step at the learning rate of the worker's first group."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.block
+        return rows.stop - rows.start, columns.stop - columns.start
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepGeometry:
-    """How the gradient of each trainable parameter of a worker is measured, by its index.
+    """How the gradients of a worker's trainable parameters are measured.
 
     Parameters that are in neither field are measured as if they were stepped by signs.
     """
 
-    matrices: Mapping[int, float] = field(default_factory=dict)
-    """Those that are measured by their singular values, and the lengths of their steps at the
-    learning rate of the worker's first group.
-    """
+    blocks: Sequence[MeasuredBlock] = ()
+    """What is measured by singular values."""
     adam: Mapping[int, SecondMoments] = field(default_factory=dict)
-    """Those that are measured after dividing by the roots of second moments."""
+    """Parameters that are measured after dividing by the roots of second moments, by index."""
 
     @staticmethod
     def of(
@@ -86,7 +102,8 @@ class StepGeometry:
             return StepGeometry()
         indices = {parameter: index for index, parameter in enumerate(params)}
         unit = float(optimizers[0].param_groups[0]["lr"])
-        matrices, adam = {}, {}
+        blocks: list[MeasuredBlock] = []
+        adam: dict[int, SecondMoments] = {}
         for optimizer in optimizers:
             by_muon = metric == "muon" and isinstance(optimizer, Muon)
             require(
@@ -98,18 +115,27 @@ class StepGeometry:
             for group in optimizer.param_groups:
                 rate = float(group["lr"]) / unit
                 for parameter in group["params"]:
+                    index = indices[parameter]
                     if by_muon:
-                        matrices[indices[parameter]] = rate * step_length(parameter)
+                        blocks += _blocks(index, parameter, group["blocks"], rate)
                     else:
-                        adam[indices[parameter]] = SecondMoments(
+                        adam[index] = SecondMoments(
                             optimizer=optimizer,
                             beta=group["betas"][1],
                             epsilon=group["eps"],
                             rate=rate,
                         )
         require(
-            metric == "adam" or bool(matrices),
+            metric == "adam" or bool(blocks),
             "batch.metric muon measures the steps of Muon, and the inner optimizer is "
             f"{type(optimizers[0]).__name__}; use adam, or inner.optimizer muon",
         )
-        return StepGeometry(matrices=matrices, adam=adam)
+        return StepGeometry(blocks=blocks, adam=adam)
+
+
+def _blocks(
+    parameter: int, matrix: Tensor, sizes: Sequence[int], rate: float
+) -> Iterator[MeasuredBlock]:
+    for block in blocks_of(matrix.shape, sizes):
+        own = MeasuredBlock(parameter=parameter, block=block, length=rate)
+        yield replace(own, length=rate * step_length(own.shape))

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adloco.distributed.parallel.engine import IslandGroup
 from adloco.distributed.parallel.gradient_norms import (
+    Block,
     GradientSums,
     Transform,
     added_gradients,
@@ -78,8 +79,8 @@ class ReplicatedModel:
             yield
         self._island.add_up(totals, self._island.group)
 
-    def gram_part(self, matrix: Tensor) -> Tensor:
-        return gram(matrix) / self.replicas
+    def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
+        return gram(matrix[block]) / self.replicas
 
     def norm_sq_part(self) -> float:
         # Every replica has the whole gradient.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from adloco.distributed.dtensor import local
-from adloco.distributed.parallel.gradient_norms import GradientSums, Transform
+from adloco.distributed.parallel.gradient_norms import Block, GradientSums, Transform
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic, num_bytes
 
@@ -70,10 +70,14 @@ class Engine(Protocol):
         """
         ...
 
-    def gram_part(self, matrix: Tensor) -> Tensor:
-        """This rank's part of the Gram matrix (see `gram`) of a matrix sharded like a parameter.
+    def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
+        """This rank's part of the Gram matrix (see `gram`) of a block of a matrix.
 
         The parts of the island's ranks add up to the Gram matrix. Called on all of them.
+
+        Args:
+            matrix: A matrix that is sharded like a parameter.
+            block: The part of it.
         """
         ...
 

@@ -21,6 +21,7 @@ from adloco.distributed.device_memory import trim_host_memory
 from adloco.distributed.dtensor import first_element, gathered_whole, local
 from adloco.distributed.parallel.engine import IslandGroup
 from adloco.distributed.parallel.gradient_norms import (
+    Block,
     GradientSums,
     Transform,
     gradients,
@@ -105,15 +106,17 @@ class ShardedModel:
         if self.replicas > 1:
             self._island.add_up(totals, self._island.mesh.get_group(0))
 
-    def gram_part(self, matrix: Tensor) -> Tensor:
-        rows, columns = matrix.shape
-        own = local(matrix)
-        if rows >= columns:
-            return own.mT @ own / self.replicas
+    def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
+        (rows, columns), own = block, local(matrix)
+        first = first_element(matrix) // matrix.shape[1]
+        begin, end = (min(max(row - first, 0), len(own)) for row in (rows.start, rows.stop))
+        mine, height = own[begin:end, columns], rows.stop - rows.start
+        if height >= columns.stop - columns.start:
+            return mine.mT @ mine / self.replicas
         # Products of rows on different ranks: there is no sum over the shards.
         self._island.traffic.inside += num_bytes([matrix])
-        part, first = own.new_zeros(rows, rows), first_element(matrix) // columns
-        part[first : first + len(own)] = own @ gathered_whole(matrix).mT
+        part, above = own.new_zeros(height, height), first + begin - rows.start
+        part[above : above + len(mine)] = mine @ gathered_whole(matrix)[block].mT
         return part / self.replicas
 
     def norm_sq_part(self) -> float:

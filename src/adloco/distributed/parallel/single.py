@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adloco.distributed.parallel.gradient_norms import (
+    Block,
     GradientSums,
     Transform,
     added_gradients,
@@ -51,8 +52,8 @@ class SingleDevice:
     ) -> AbstractContextManager[None]:
         return added_gradients(self._parameters, totals, transform)
 
-    def gram_part(self, matrix: Tensor) -> Tensor:
-        return gram(matrix)
+    def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
+        return gram(matrix[block])
 
     def norm_sq_part(self) -> float:
         return squared_norm(gradients(self._parameters))
