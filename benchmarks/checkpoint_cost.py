@@ -1,19 +1,22 @@
 """Measures how much longer rounds take with checkpoints.
 
-    .venv/bin/python benchmarks/checkpoint_cost.py [RECIPE] [--every 1,10] [--blocks 4]
-        [--section.key VALUE ...]
+    .venv/bin/python benchmarks/checkpoint_cost.py [RECIPE] [--every 1,10] [--rounds 10]
+        [--blocks 4] [--section.key VALUE ...]
 
 The same run is trained several times, in one process and in turns: once without checkpoints, and
-once for each number of rounds from one checkpoint to the next. A turn is a block of as many rounds
-as the longest of these. Checkpoints change no numbers, so the runs do the same work in the same
-block, and each block gives a ratio of their times. The write that is in progress at the end of a
-block is waited for, so the ratios are upper bounds. The first block warms up and does not count.
-The goal is at most 2%.
+once for each number of rounds from one checkpoint to the next. A turn is a block of rounds.
+Checkpoints change no numbers, so the runs do the same work in the same block, and each block gives
+a ratio of their seconds, and of the seconds that cores were busy, which say more on a machine that
+others use. The write that is in progress at the end of a block is waited for, so the ratios are
+upper bounds. The first block warms up and does not count. The goal is at most 2%.
 """
 
 import argparse
 import statistics
+import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,11 +33,13 @@ def main() -> None:
     )
     parser.add_argument("recipe", nargs="?", default="adloco", help="default: %(default)s")
     parser.add_argument("--every", default="1,10", help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=10, help="of a block (default: %(default)s)")
     parser.add_argument("--blocks", type=int, default=4, help="that count (default: %(default)s)")
-    known, words = parser.parse_known_args()
-    settings, _ = take_settings(words)
-    every = [int(number) for number in known.every.split(",")]
-    rounds = max(every)
+    settings, words = take_settings(sys.argv[1:])
+    known = parser.parse_args(words)
+    every, rounds = [int(number) for number in known.every.split(",")], known.rounds
+    if uneven := [number for number in every if rounds % number]:
+        parser.error(f"--rounds must be a multiple of each --every, got {rounds} and {uneven}")
     with TemporaryDirectory() as folder:
         runs = {
             number: TrainingRun.create(
@@ -55,21 +60,31 @@ def main() -> None:
             )
             for number in [NEVER, *every]
         }
-        seconds = in_turns(runs, rounds, known.blocks)
+        blocks = in_turns(runs, rounds, known.blocks)
         sizes = {number: size(Path(run.folder)) for number, run in runs.items()}
-    print(f"a round takes {statistics.median(seconds[NEVER]) / rounds:.3f} s")
+    usual = statistics.median(block.seconds for block in blocks[NEVER]) / rounds
+    print(f"a round takes {usual:.3f} s without checkpoints")
     for number in every:
-        pairs = zip(seconds[number], seconds[NEVER], strict=True)
-        extra = [ours / theirs - 1 for ours, theirs in pairs]
+        pairs = list(zip(blocks[number], blocks[NEVER], strict=True))
+        seconds = more([ours.seconds / theirs.seconds for ours, theirs in pairs])
+        busy = more([ours.busy_seconds / theirs.busy_seconds for ours, theirs in pairs])
+        megabytes = sizes[number] / 1e6
         print(
-            f"a checkpoint every {number:>3} rounds ({sizes[number] / 1e6:.1f} MB): "
-            f"{statistics.median(extra):+.1%} (of {len(extra)} blocks, "
-            f"{min(extra):+.1%} to {max(extra):+.1%})"
+            f"every {number:>3} rounds, {megabytes:.1f} MB: seconds {seconds}, busy seconds {busy}"
         )
 
 
-def in_turns(runs: dict[int, TrainingRun], rounds: int, blocks: int) -> dict[int, list[float]]:
-    """The seconds of each block of each run, without the first block.
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What a block of rounds took."""
+
+    seconds: float
+    busy_seconds: float
+    """Of all threads of this process."""
+
+
+def in_turns(runs: dict[int, TrainingRun], rounds: int, blocks: int) -> dict[int, list[Block]]:
+    """The blocks of each run, without the first.
 
     Args:
         runs: By the number of rounds from one checkpoint to the next.
@@ -77,16 +92,25 @@ def in_turns(runs: dict[int, TrainingRun], rounds: int, blocks: int) -> dict[int
         blocks: That count.
     """
     under_way = {number: run.rounds() for number, run in runs.items()}
-    seconds: dict[int, list[float]] = {number: [] for number in runs}
+    found: dict[int, list[Block]] = {number: [] for number in runs}
     for block in range(blocks + 1):
         for number in [*runs] if block % 2 else [*reversed(runs)]:
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.process_time()
             for _ in range(rounds):
                 next(under_way[number])
             runs[number].saving.wait()
-            seconds[number].append(time.perf_counter() - began)
-            print(f"block {block}, every {number}: {seconds[number][-1]:.2f} s", flush=True)
-    return {number: of_blocks[1:] for number, of_blocks in seconds.items()}
+            taken = Block(
+                seconds=time.perf_counter() - began, busy_seconds=time.process_time() - busy
+            )
+            found[number].append(taken)
+            print(f"block {block}, every {number}: {taken.seconds:.2f} s", flush=True)
+    return {number: of_run[1:] for number, of_run in found.items()}
+
+
+def more(ratios: Sequence[float]) -> str:
+    """By how much ratios are above 1, in words: their median, and the least and the most."""
+    least, most = min(ratios) - 1, max(ratios) - 1
+    return f"{statistics.median(ratios) - 1:+.1%} ({least:+.1%} to {most:+.1%})"
 
 
 def size(folder: Path) -> int:

@@ -205,7 +205,7 @@ def test_records_are_on_disk_before_a_checkpoint_counts(
     synced.clear()
     next(run.rounds())
     run.saving.wait()
-    begins = synced.index(".trainer-0.json")
+    begins = synced.index(".run.json")
     assert {"metrics.jsonl", "steps.jsonl"} <= {*synced[:begins]}
     files = [name for name in synced if name.endswith(".sha256")]
     assert files == [".trainer-0.sha256", ".worker-0.sha256", ".run.sha256"]

@@ -33,6 +33,7 @@ class Saving:
         placement: Placement,
         keep: int,
         spared: Callable[[Collection[str]], str],
+        before_run: Callable[[], None],
     ) -> None:
         """
         Args:
@@ -40,6 +41,7 @@ class Saving:
             placement: The ranks.
             keep: Checkpoints to keep.
             spared: Tells from the names of all checkpoints which one to keep besides; empty: none.
+            before_run: Called before the part `run` is written, in the thread that writes.
         """
         self.newest = ""
         """Name of the newest checkpoint that all ranks have written."""
@@ -55,6 +57,7 @@ class Saving:
         self._placement = placement
         self._keep = keep
         self._spared = spared
+        self._before_run = before_run
         self._copying = self._warned = False
         self._began = 0.0
         self._name = ""
@@ -139,6 +142,8 @@ class Saving:
             if parts:
                 folder.mkdir(parents=True, exist_ok=True)
             for part in sorted(parts, key=lambda part: part == RUN):
+                if part == RUN:
+                    self._before_run()
                 write_part(folder, part, parts[part])
         finally:
             self.seconds = time.monotonic() - self._began

@@ -104,12 +104,19 @@ class TrainingRun:
         self.task = parts.task
         self.notices = parts.notices
         """What a person should know before the first round."""
-        self.saving = Saving(folder, placement, recipe.run.keep_checkpoints, self._best_checkpoint)
+        self.records = Records(folder)
+        self.saving = Saving(
+            folder,
+            placement,
+            recipe.run.keep_checkpoints,
+            self._best_checkpoint,
+            # A checkpoint counts with its part `run`, so the records have all its rounds.
+            before_run=self.records.to_disk,
+        )
         if stored:
             self.saving.seconds = stored.about.get("checkpoint_seconds", 0.0)
         self.copies = MemoryCopies(placement, recipe.run.copy_every)
         self.resumed = stored is not None
-        self.records = Records(folder)
         self.history: list[Record] = []
         self.starts = Starts(folder, writes=placement.is_rank_zero)
         self.algorithm = build_algorithm(parts)
@@ -478,6 +485,5 @@ class TrainingRun:
         with self._memory.phase("checkpoint"):
             parts = self.algorithm.state_parts()
         if self.placement.is_rank_zero:
-            self.records.to_disk()  # First, so that they have every round of a checkpoint.
             parts[RUN] = {"run": about, "algorithm": parts[RUN]}
         return parts
