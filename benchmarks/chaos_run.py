@@ -20,8 +20,11 @@ from chaos_checks import Fault, Outcome
 from links_network import DEVICE, address, call, namespace
 
 from adloco.run.checkpoint import newest
+from adloco.run.folder import SUMMARY
 
 TICK_SECONDS, STALL_SECONDS, ORPHAN_SECONDS, AGAIN_SECONDS = 0.02, 150.0, 5.0, 1.0
+END_SECONDS = 330.0
+"""torchrun's agents wait five minutes at the end of a run for one that was lost."""
 NODE = "CHAOS_NODE"
 """The variable that tells the processes of nodes apart."""
 NOWHERE = "02:00:00:00:00:99"
@@ -104,8 +107,9 @@ class DisturbedRun:
         try:
             while self._passing or not self._over():
                 self._look()
-                if time.monotonic() - self._moved > STALL_SECONDS:
-                    return [f"no round was complete within {STALL_SECONDS:g} s of the one before"]
+                limit = END_SECONDS if (self._folder / SUMMARY).exists() else STALL_SECONDS
+                if time.monotonic() - self._moved > limit:
+                    return [f"nothing happened within {limit:g} s of the last round"]
                 if self._passing and time.monotonic() >= self._passing[0]:
                     self._passing[1]()
                     self._passing = None
@@ -114,6 +118,10 @@ class DisturbedRun:
                 self._start_again()
                 time.sleep(TICK_SECONDS)
             self._look()
+            if self.outcomes and self.outcomes[-1].recovery is None and not self._faults:
+                # The ranks of a killed launcher went on to the end.
+                self.outcomes[-1].recovery = self._moved - self.outcomes[-1].struck
+                self._show(self.outcomes[-1])
             self.seconds = time.monotonic() - began
             orphans = self._orphans()
             return [
