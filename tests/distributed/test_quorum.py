@@ -11,22 +11,24 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from adloco.distributed.launch import quorum as quorum_module
+from adloco.distributed.launch import meeting
 from adloco.distributed.launch.connections import cut_connections, open_sockets
 from adloco.distributed.launch.failures import meet
 from adloco.distributed.launch.heartbeats import BEAT_SECONDS, BEATS, SILENT_SECONDS, Heartbeats
-from adloco.distributed.launch.quorum import (
+from adloco.distributed.launch.meeting import (
     EXPELLED_SECONDS,
     LOOK_SECONDS,
-    Quorum,
     can_grow,
     come,
+    first_quorum,
+    next_quorum,
+)
+from adloco.distributed.launch.quorum import (
+    Quorum,
     connect,
     end_all,
     end_lost,
-    first_quorum,
     later_quorums,
-    next_quorum,
     report_death,
 )
 from adloco.errors import LostRankError
@@ -108,7 +110,7 @@ def test_one_that_lives_is_waited_for(store: Any) -> None:
 
 
 class Clock:
-    """Time that passes only while `quorum` waits, and what other processes do meanwhile."""
+    """Time that passes only while `meeting` waits, and what other processes do meanwhile."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -126,7 +128,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     fake = types.SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now)
-    monkeypatch.setattr(quorum_module, "time", fake)
+    monkeypatch.setattr(meeting, "time", fake)
     return made
 
 

@@ -26,15 +26,12 @@ from adloco.distributed.launch.launcher import (
     speaks_for_machine,
     this_rank,
 )
+from adloco.distributed.launch.meeting import can_grow, come, first_quorum, next_quorum
 from adloco.distributed.launch.quorum import (
     Quorum,
-    can_grow,
-    come,
     end_all,
-    first_quorum,
     leave,
     lost_islands,
-    next_quorum,
     started_later,
 )
 from adloco.distributed.launch.restarts import store_outlives_ranks

@@ -11,12 +11,8 @@ from torch.distributed.rendezvous import rendezvous
 from adloco.distributed.launch.connections import cut_connections, open_sockets
 from adloco.distributed.launch.failures import End, meet, shared_failures
 from adloco.distributed.launch.islands import island_shape
-from adloco.distributed.launch.quorum import (
-    EXPELLED_SECONDS,
-    Quorum,
-    connect,
-    first_quorum,
-)
+from adloco.distributed.launch.meeting import EXPELLED_SECONDS, first_quorum
+from adloco.distributed.launch.quorum import Quorum, connect
 from adloco.distributed.launch.restarts import check_restarts, check_store, store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.one_process import OneProcess
