@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 # Versions to install; empty: the newest of everything. CI also installs constraints-lowest.txt.
 CONSTRAINTS := constraints-cpu.txt
-# Recipe or flags for `make train`, for instance ARGS="diloco --run.seed 1".
+# Recipe or flags for `make train`, for instance ARGS="diloco --run.seed 1"; flags for `make bench`.
 ARGS ?=
 
-.PHONY: install train test test-all check docs format dist lowest newest clean
+.PHONY: install train bench test test-all check docs format dist lowest newest clean
 
 install: $(VENV)/.installed
 
@@ -21,6 +21,10 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 
 train: install
 	$(VENV)/bin/adloco train $(ARGS)
+
+# Measures adloco beside bare loops and other libraries, and writes docs/performance.md.
+bench: install
+	$(VENV)/bin/python benchmarks/bench.py $(ARGS)
 
 # Several processes of pytest (tests/conftest.py says how many), with one thread of torch each.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal

@@ -4,8 +4,8 @@ formats with int8, and rounds with a norm test with those without.
     .venv/bin/python benchmarks/sync.py [--part PART] [--quick] [--json FILE]
 
 1. An outer sync (pseudo-gradient, mean over workers, Nesterov step, parameters back to the worker)
-   is compared with `all_reduce` of as many bytes on the same group. The goal is at most 1.15 times
-   its time. The plain mean, without an outer optimizer, is shown too.
+   is compared with `all_reduce` of as many bytes. The goal is at most 1.15 times its time. The
+   plain mean, without an outer optimizer, and the same outer step in plain torch are shown too.
 2. Inner steps of `ddp` are compared with a plain loop around torch's DistributedDataParallel, with
    the same model, batch, optimizer and clipping. The goal is at least 0.97 of its steps per second.
 
@@ -17,13 +17,13 @@ formats with int8, and rounds with a norm test with those without.
    of a constant batch. The goal is at most 1.03 of their time.
 
 The sides of each comparison take turns within one start of the ranks. Reported are medians of
-their ratio, because machines are noisy.
+their ratio, because machines are noisy. benchmarks/bench.py measures the smaller sizes of 1 and 2
+together with all else that a user waits for.
 """
 
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from bench_loop import BATCH, BareLoop, batching, problem
+from bench_pairs import Seconds, in_turns
 from torch import Tensor, nn
 
 from adloco import (
@@ -41,10 +43,8 @@ from adloco import (
     InnerMuon,
     Method,
     OuterOptimizer,
-    Problem,
     SwitchMode,
     Syncing,
-    TensorSource,
     place,
 )
 from adloco.algorithms.model_state import Replica
@@ -56,17 +56,14 @@ from adloco.distributed.codecs.int4 import Int4
 from adloco.distributed.codecs.int8 import Int8
 from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.comm.compressed import in_pieces
-from adloco.distributed.comm.process_group import GroupComm
 from adloco.distributed.testing import run_on_ranks
-from adloco.models.sources.llama import LlamaShape, build_llama
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.batch_rules.norm_test import Metric, NormTest
 from adloco.rules.sync_schedule import SyncEvent
-from adloco.tasks.language_model import next_token_loss
 
 NESTEROV = OuterOptimizer(lr=0.7, options={"momentum": 0.9, "nesterov": True})
-CONTEXT, BATCH = 128, 8
+STEPS = 20
 
 
 def main() -> None:
@@ -105,24 +102,23 @@ def main() -> None:
 
 
 def sync_row(millions: int, ranks: int) -> dict[str, Any]:
-    rounds = {1: 40, 10: 15, 100: 5}[millions]
-    row = {"parameters": millions * 1_000_000, "ranks": ranks} | run_on_ranks(
-        sync_times, ranks, millions * 1_000_000, rounds, timeout_seconds=600
-    )[0]
+    turns = {1: 40, 10: 15, 100: 5}[millions]
+    seconds = run_on_ranks(sync_times, ranks, millions * 1_000_000, turns, timeout_seconds=600)[0]
+    row = {"parameters": millions * 1_000_000, "ranks": ranks} | medians(seconds)
     print(
         f"outer sync  {millions:>4}M parameters  {ranks} ranks"
         f"  all_reduce {1e3 * row['all_reduce_seconds']:8.1f} ms"
         f"  sync {1e3 * row['sync_seconds']:8.1f} ms  ratio {row['sync_ratio']:.2f}"
-        f"  plain mean {row['mean_ratio']:.2f}",
+        f"  plain mean {row['mean_ratio']:.2f}  by hand {row['by_hand_ratio']:.2f}",
         flush=True,
     )
     return row
 
 
-def sync_times(parameters: int, rounds: int) -> dict[str, float]:
+def sync_times(parameters: int, turns: int) -> Seconds:
+    """Seconds of each side on this rank."""
     placement = place(dist.get_world_size())
     comm = placement.comm(range(dist.get_world_size()))
-    assert isinstance(comm, GroupComm)
     # Sizes like those of a model: matrices, and vectors in between.
     sizes = [size for _ in range(10) for size in (parameters // 10 - 1000, 1000)]
     model = nn.ParameterList(torch.randn(size) for size in sizes)
@@ -134,18 +130,41 @@ def sync_times(parameters: int, rounds: int) -> dict[str, float]:
     event = SyncEvent(step=0, kind="sync", fragment=0)
     weights = [1 / dist.get_world_size()]
     flat = torch.randn(parameters)
-
-    def sync(step: OuterSync) -> None:
-        step.sync(event, [replica], weights, comm)
-
-    return paired(
+    by_hand = SyncByHand(list(model))
+    return in_turns(
         {
-            "all_reduce": lambda: dist.all_reduce(flat, group=comm._group),
-            "sync": lambda: sync(outer),
-            "mean": lambda: sync(plain),
+            "all_reduce": lambda: dist.all_reduce(flat),
+            "sync": lambda: outer.sync(event, [replica], weights, comm),
+            "mean": lambda: plain.sync(event, [replica], weights, comm),
+            "by_hand": by_hand.step,
         },
-        rounds,
+        turns,
+        meet=dist.barrier,
     )
+
+
+class SyncByHand:
+    """DiLoCo's outer step in plain torch, with all differences in one buffer."""
+
+    def __init__(self, params: list[Tensor]) -> None:
+        self._params = params
+        self._global = [param.detach().clone() for param in params]
+        self._buffer = torch.empty(sum(param.numel() for param in params))
+        for own, part in zip(
+            self._global, self._buffer.split([param.numel() for param in params]), strict=True
+        ):
+            own.grad = part.view_as(own)
+        self._optimizer = NESTEROV(self._global)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for own, param in zip(self._global, self._params, strict=True):
+            torch.sub(own, param, out=own.grad)
+        dist.all_reduce(self._buffer)
+        self._buffer.div_(dist.get_world_size())
+        self._optimizer.step()
+        for own, param in zip(self._global, self._params, strict=True):
+            param.copy_(own)
 
 
 def codec_times(count: int) -> dict[str, float]:
@@ -161,21 +180,22 @@ def codec_times(count: int) -> dict[str, float]:
             codec.decode(codec.encode(rows[piece]))
 
     codecs: list[Int8 | Bf16 | Int4 | Int2 | TopK] = [Int8(), Bf16(), Int4(), Int2(), TopK()]
-    times = paired({codec.key: partial(there_and_back, codec) for codec in codecs}, rounds=15)
+    sides = {codec.key: partial(there_and_back, codec) for codec in codecs}
     return {
         name.replace("_seconds", "_ns"): round(
             number if name.endswith("_ratio") else number / count * 1e9, 2
         )
-        for name, number in times.items()
+        for name, number in medians(in_turns(sides, 15)).items()
     }
 
 
 def step_row(width: int, ranks: int) -> dict[str, Any]:
-    row = {"width": width, "ranks": ranks} | run_on_ranks(
-        step_times, ranks, width, 12 if width == 128 else 5, timeout_seconds=600
-    )[0]
+    turns = 12 if width == 128 else 5
+    seconds, parameters = run_on_ranks(step_times, ranks, width, turns, timeout_seconds=600)[0]
+    row = {"width": width, "ranks": ranks} | medians(seconds) | {"parameters": parameters}
+    row |= {name: row[name] / STEPS for name in ("torch_seconds", "ours_seconds")}
     print(
-        f"ddp step    {row['parameters'] / 1e6:>4.1f}M parameters  {ranks} ranks"
+        f"ddp step    {parameters / 1e6:>4.1f}M parameters  {ranks} ranks"
         f"  torch DDP {1e3 * row['torch_seconds']:8.1f} ms"
         f"  ours {1e3 * row['ours_seconds']:8.1f} ms"
         f"  steps/s {1 / row['ours_ratio']:.3f} of torch's",
@@ -184,65 +204,31 @@ def step_row(width: int, ranks: int) -> dict[str, Any]:
     return row
 
 
-def step_times(width: int, rounds: int) -> dict[str, float]:
-    """Seconds of an inner step on each side, their ratio, and the model's number of parameters."""
-    steps, ranks = 20, dist.get_world_size()
-    shape = LlamaShape(hidden_size=width, intermediate_size=width * 11 // 4)
-    data = TensorSource(
-        torch.randint(0, 257, (4000, CONTEXT + 1), generator=torch.Generator().manual_seed(0)),
-        num_streams=1,
-    )
-    batch = BATCH * ranks // 2
+def step_times(width: int, turns: int) -> tuple[Seconds, int]:
+    """Seconds of STEPS inner steps on each side, and the model's number of parameters."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    given, batch = problem(width), BATCH * ranks // 2
     run = AdLoCo(
-        Problem(
-            build_model=lambda: build_llama(shape, 257, seed=0), loss_fn=next_token_loss, data=data
-        ),
-        Method(sync_every=steps),
+        given,
+        Method(sync_every=STEPS),
         inner=InnerAdamW(),
         syncing=Syncing(outer=None),
-        batching=Batching(
-            guards=BatchGuards(initial=batch),
-            switch=SwitchMode(max_micro_batch=batch, mode="always"),
-        ),
+        batching=batching(batch),
         placement=place(1, replica_size=0),
     )
-    model = build_llama(shape, 257, seed=0)
+    model = given.build_model()
     ddp = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = InnerAdamW()(model)[0]
-    position = 0
-
-    def plain() -> None:
-        nonlocal position
-        for _ in range(steps):
-            ids: Tensor = data.read(0, position + dist.get_rank() * batch // ranks, batch // ranks)
-            position += batch
-            loss = next_token_loss(ddp, ids)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            float(loss.detach())
-
-    times = paired({"torch": plain, "ours": lambda: list(run.rounds(1))}, rounds)
-    return {
-        key: value / steps if key.endswith("seconds") else value for key, value in times.items()
-    } | {"parameters": run.num_parameters}
+    bare = BareLoop(model, given.data, forward=ddp, batch=batch, rank=rank, ranks=ranks)
+    sides = {"torch": partial(bare.steps, STEPS), "ours": run.round}
+    return in_turns(sides, turns, meet=dist.barrier), run.num_parameters
 
 
-def metric_times(rounds: int) -> dict[str, float]:
+def metric_times(turns: int) -> dict[str, float]:
     """Seconds of a round with each metric of the norm test, and their ratio to a constant batch."""
-    data = TensorSource(
-        torch.randint(0, 257, (4000, CONTEXT + 1), generator=torch.Generator().manual_seed(0)),
-        num_streams=1,
-    )
 
     def side(rule: BatchRule) -> Callable[[], Any]:
-        run = AdLoCo(
-            Problem(
-                build_model=lambda: build_llama(LlamaShape(), 257, seed=0),
-                loss_fn=next_token_loss,
-                data=data,
-            ),
+        return AdLoCo(
+            problem(128),
             Method(),
             inner=InnerMuon(),
             syncing=Syncing(outer=None),
@@ -251,35 +237,18 @@ def metric_times(rounds: int) -> dict[str, float]:
                 guards=BatchGuards(initial=BATCH, minimum=BATCH, maximum=BATCH),
                 switch=SwitchMode(max_micro_batch=4, mode="always"),
             ),
-        )
-        return lambda: list(run.rounds(1))
+        ).round
 
     metrics: tuple[Metric, ...] = ("euclidean", "sign", "muon")
     tests = {metric: side(NormTest(metric=metric)) for metric in metrics}
-    return paired({"constant": side(ConstantBatch()), **tests}, rounds)
+    return medians(in_turns({"constant": side(ConstantBatch()), **tests}, turns))
 
 
-def paired(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Time several functions in turns, after two rounds of warm-up.
-
-    Args:
-        sides: Functions by name.
-        rounds: Times that each is measured.
-
-    Returns:
-        The median seconds of each (NAME_seconds), and the median ratio of each to the first
-        (NAME_ratio).
+def medians(seconds: Seconds) -> dict[str, float]:
+    """The median seconds of each side (NAME_seconds), and the median ratio of each but the first
+    to the first (NAME_ratio).
     """
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for index in range(rounds + 2):
-        for name, function in sides.items():
-            dist.barrier()
-            began = time.perf_counter()
-            function()
-            dist.barrier()
-            if index >= 2:
-                seconds[name].append(time.perf_counter() - began)
-    first, *others = sides
+    first, *others = seconds
     ratios = {
         f"{name}_ratio": statistics.median(
             mine / base for mine, base in zip(seconds[name], seconds[first], strict=True)

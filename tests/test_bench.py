@@ -1,0 +1,95 @@
+"""benchmarks/bench.py: its pairs, what it makes of readings, and its tables on the page."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    """Gives a module of the benchmark by its name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        yield import_module
+
+
+def test_sides_take_turns(bench: Any) -> None:
+    now, order = [0.0], []
+
+    def side(name: str, seconds: float) -> None:
+        order.append(name)
+        now[0] += seconds
+
+    def meet() -> None:
+        order.append("meet")
+
+    seconds = bench("bench_pairs").in_turns(
+        {"a": lambda: side("a", 2.0), "b": lambda: side("b", 3.0)},
+        3,
+        meet=meet,
+        warm_up=1,
+        clock=lambda: now[0],
+    )
+    assert seconds == {"a": [2.0] * 3, "b": [3.0] * 3}
+    assert [name for name in order if name != "meet"] == list("baabbaab")
+    assert order.count("meet") == 2 * 8
+
+
+def test_a_row_has_the_median_and_the_quartiles_of_the_pairs(bench: Any) -> None:
+    pairs = bench("bench_pairs")
+    row = pairs.Row.of("x", "y", [1.0, 2.0, 3.0, 4.0, 10.0], [1.0, 1.0, 2.0, 1.0, 2.0])
+    # The ratios are 1, 2, 1.5, 4 and 5.
+    assert (row.low, row.ratio, row.high, row.pairs) == (1.5, 2.0, 4.0, 5)
+    assert (row.seconds, row.against_seconds) == (3.0, 1.0)
+    # A step that takes half as long again, once in 20 steps: 20.5 steps in place of 20.
+    assert pairs.Row.of("x", "y", [3.0], [2.0], as_part_of=20).ratio == pytest.approx(20.5 / 20)
+
+
+def test_the_numbers_of_a_turn(bench: Any) -> None:
+    numbers, job = bench("peer_numbers"), bench("peer_job")
+    clock, sent, readings = 1000.0, 0, []
+    for step in range(job.STEPS):
+        readings.append({"time": clock, "loopback_bytes": sent})
+        clock += 0.1
+        if (step + 1) % job.SYNC_EVERY == 0:
+            clock, sent = clock + 0.5, sent + 3_000_000
+    turn = numbers.measured(readings, {"loss": 2.5, "version": "1.0"}, 995.0)
+    assert turn.start_seconds == pytest.approx(5.1)
+    assert turn.sync_seconds == pytest.approx(0.5)
+    assert turn.round_megabytes == pytest.approx(3.0)
+    assert turn.steps_per_second == pytest.approx(job.SYNC_EVERY / (0.1 * job.SYNC_EVERY + 0.5))
+    half = numbers.Turn(**vars(turn) | {"steps_per_second": turn.steps_per_second / 2})
+    peer = numbers.summed_up("diloco", "other", [half, half], [turn, turn])
+    assert (peer.ratio, peer.pairs, peer.loss, peer.version) == (0.5, 2, 2.5, "1.0")
+
+
+def test_the_page_has_the_tables_of_the_measurements(bench: Any) -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    parts = json.loads((ROOT / "benchmarks" / "bench.json").read_text())
+    told = "write them again with `make bench`"
+    assert bench("bench_tables").with_tables(parts, page) == page, told
+    assert list(parts) == [name for name in bench("bench").PARTS if name in parts]
+
+
+def test_the_tables_say_what_failed_and_what_missed_its_goal(bench: Any) -> None:
+    pairs, numbers = bench("bench_pairs"), bench("peer_numbers")
+    rows = [
+        pairs.Row.of("mine", "theirs", [1.2], [1.0], goal=1.15),
+        pairs.Count(what="graphs", of="5 sizes", count=2, goal=3),
+    ]
+    failed = numbers.Peer(method="diloco", library="other", failed="pip cannot install it: no")
+    parts = {
+        "outer-sync": {"rows": [vars(row) for row in rows]},
+        "peers": {"rows": [vars(failed)]},
+    }
+    tables = bench("bench_tables")
+    assert tables.ratios(parts).splitlines()[2:] == [
+        "| mine | theirs | **1.200** | 1.200 to 1.200 | 1 | 1.2 s / 1 s | 1.15, missed |",
+        "| graphs | 5 sizes | **2** (a count) |  |  |  | 3 |",
+    ]
+    assert "| DiLoCo | other | pip cannot install it: no |" in tables.peers(parts)
