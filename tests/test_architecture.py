@@ -324,12 +324,15 @@ def test_files_stay_readable() -> None:
 
 
 def test_no_work_at_import() -> None:
-    """Importing the package, and its public names, imports nothing that they can do without."""
+    """Importing the package, what a process of `adloco prepare` runs, and the public names, imports
+    nothing that they can do without.
+    """
     import subprocess
     import sys
 
     code = (
-        "import sys, adloco; slow = {'transformers', 'matplotlib', 'rich', 'pydantic'}; "
+        "import sys, adloco, adloco.data.encoding; "
+        "slow = {'transformers', 'matplotlib', 'rich', 'pydantic'}; "
         "print(sorted((slow | {'torch'}) & set(sys.modules))); "
         "from adloco import AdLoCo; print(sorted(slow & set(sys.modules)))"
     )

@@ -1,11 +1,15 @@
 """Tokens of texts, made in this process or, several chunks at a time, in a pool of processes."""
 
+import multiprocessing
+import os
+import signal
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -79,6 +83,21 @@ def encode(tokenizer: Tokenizer, texts: Texts, dtype: str) -> Arrays:
         )
 
     return {split: packed(part) for split, part in texts.items()}
+
+
+def begin_process() -> None:
+    """Set up a process of the pool, which imports this module and so no torch."""
+    # Ctrl+C is handled by the first process alone. If that process is killed, this one ends too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _encode_in_pool(folder: str, texts: Texts, dtype: str) -> Arrays:

@@ -5,15 +5,13 @@ number.
 """
 
 import multiprocessing
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Thread
 
 from adloco.data.data_settings import DataSettings
+from adloco.data.encoding import begin_process
 from adloco.data.token_cache import TokenCache, begin_cache, reachable
 from adloco.data.token_store import State
 from adloco.errors import require
@@ -84,23 +82,9 @@ def _pool(processes: int) -> Iterator[Executor | None]:
         yield None
         return
     pool = ProcessPoolExecutor(
-        processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_process
+        processes, mp_context=multiprocessing.get_context("spawn"), initializer=begin_process
     )
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _begin_process() -> None:
-    # Ctrl+C is handled by the first process alone. If that process is killed, this one ends too.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
