@@ -25,6 +25,8 @@ from typing import Any
 
 from bench_tables import write_tables
 
+from adloco.whole_file import write_text
+
 # Threads that wait do not spin. On a machine that does other work, spinning ones would make a side
 # with several threads many times slower. Set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -57,7 +59,7 @@ def main() -> int:
     parts = json.loads(given.json.read_text()) if given.json.exists() else {}
     parts[given.part] = measure(given.part, quick=given.quick)
     kept = {name: parts[name] for name in PARTS if name in parts}
-    given.json.write_text(json.dumps(kept, indent=1) + "\n")
+    write_text(given.json, json.dumps(kept, indent=1) + "\n")
     write_tables(kept, given.page)
     return 0
 
@@ -91,6 +93,7 @@ def measure(part: str, *, quick: bool) -> dict[str, Any]:
     )
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "quick": quick,
         "seconds": round(time.monotonic() - began),
         "load": [round(load, 1), round(os.getloadavg()[0], 1)],
         "commit": commit.stdout.strip(),

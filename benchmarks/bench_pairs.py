@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+QUICK_PAIRS = 4
+
 Seconds = dict[str, list[float]]
 """The seconds of each side, by its name, in the order of the turns."""
 
@@ -83,6 +85,13 @@ def spread(ratios: Sequence[float]) -> dict[str, Any]:
         return {"ratio": ratios[0], "low": ratios[0], "high": ratios[0], "pairs": 1}
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return {"ratio": median, "low": low, "high": high, "pairs": len(ratios)}
+
+
+def chosen(cases: Sequence[tuple[int, ...]], quick: bool) -> list[tuple[int, ...]]:
+    """The cases to measure, each of which ends with its number of pairs; a quick run takes the
+    first one, with few pairs.
+    """
+    return [(*cases[0][:-1], QUICK_PAIRS)] if quick else list(cases)
 
 
 def in_turns(

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 from bench_loop import WIDTHS, BareLoop, batching, problem
-from bench_pairs import Count, Row, in_turns
+from bench_pairs import Count, Row, chosen, in_turns
 
 from adloco import AdLoCo, BatchWarmup, Execution, InnerAdamW, Method, NormTest, Syncing
 from adloco.distributed.placement.one_process import num_cores
@@ -19,9 +19,7 @@ INNER_STEPS = 20
 
 def single(*, quick: bool) -> Iterator[Row]:
     """Rounds of `single`, with all their records, against as many steps of a loop by hand."""
-    for millions, steps, pairs in [(1, INNER_STEPS, 4 if quick else 12), (10, 5, 6)][
-        : 1 if quick else None
-    ]:
+    for millions, steps, pairs in chosen([(1, INNER_STEPS, 12), (10, 5, 6)], quick):
         torch.set_num_threads(1)
         given = problem(WIDTHS[millions])
         run = AdLoCo(
@@ -44,7 +42,7 @@ def single(*, quick: bool) -> Iterator[Row]:
 
 def norm_test(*, quick: bool) -> Iterator[Row]:
     """A step with the statistics of the norm test against one without, as one of INNER_STEPS."""
-    for millions, pairs in [(1, 40), (10, 14), (30, 10)][: 1 if quick else None]:
+    for millions, pairs in chosen([(1, 40), (10, 14), (30, 10)], quick):
         torch.set_num_threads(1)
         runs = {
             name: AdLoCo(
@@ -71,7 +69,7 @@ def norm_test(*, quick: bool) -> Iterator[Row]:
 def co_located(*, quick: bool) -> Iterator[Row]:
     """A round of several trainers in one process against their rounds one after another."""
     cases = [(128, 4, 2, 12), (128, 4, 4, 6), (64, 2, 4, 12)]
-    for width, layers, trainers, pairs in cases[: 1 if quick else None]:
+    for width, layers, trainers, pairs in chosen(cases, quick):
         torch.set_num_threads(num_cores())
         given = problem(width, layers=layers, streams=trainers)
         runs = [
@@ -86,7 +84,9 @@ def co_located(*, quick: bool) -> Iterator[Row]:
         ]
         *alone, together = runs
         times = in_turns(
-            {"alone": partial(_each, alone), "together": together.round}, pairs, warm_up=1
+            {"alone": partial(_each, alone), "together": together.round},
+            pairs,
+            warm_up=1,
         )
         yield Row.of(
             f"{trainers} co-located trainers of {together.num_parameters / 1e6:.1f}M parameters",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bench_loop import WIDTHS
-from bench_pairs import Row
+from bench_pairs import Row, chosen
 from sync import step_times, sync_times
 
 from adloco.distributed.testing import run_on_ranks
@@ -13,7 +13,7 @@ RANKS = 2
 
 def outer_sync(*, quick: bool) -> Iterator[Row]:
     """An outer sync against all_reduce of as many bytes, and against the same steps by hand."""
-    for millions, turns in [(1, 60), (10, 20), (30, 10)][: 1 if quick else None]:
+    for millions, turns in chosen([(1, 60), (10, 20), (30, 10)], quick):
         seconds = run_on_ranks(sync_times, RANKS, millions * 10**6, turns, timeout_seconds=600)[0]
         for name, text in (
             ("all_reduce", "a bare `all_reduce`"),
@@ -30,7 +30,7 @@ def outer_sync(*, quick: bool) -> Iterator[Row]:
 
 def ddp(*, quick: bool) -> Iterator[Row]:
     """Rounds of `ddp` against as many steps of torch's DistributedDataParallel."""
-    for millions, turns in [(1, 12), (10, 4)][: 1 if quick else None]:
+    for millions, turns in chosen([(1, 12), (10, 4)], quick):
         seconds, parameters = run_on_ranks(
             step_times, RANKS, WIDTHS[millions], turns, timeout_seconds=600
         )[0]

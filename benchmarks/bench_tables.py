@@ -55,7 +55,7 @@ def measured(parts: Parts) -> str:
         ("part", "date", "commit", "machine", "torch", "load before and after", "took"),
         (
             (
-                f"`{name}`",
+                f"`{name}`" + (", quick" if part["quick"] else ""),
                 part["date"],
                 part["commit"],
                 part["machine"],
