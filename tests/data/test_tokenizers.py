@@ -123,6 +123,17 @@ def test_transformers_encodes_alike(name: str, whole: bool, tmp_path: Path) -> N
     assert theirs.decode(tokenizer.encode([TEXTS[0]])[0]) == TEXTS[0]
 
 
+@pytest.mark.parametrize("split", [True, False], ids=["as text", "as a token"])
+def test_texts_are_encoded_as_transformers_does(split: bool) -> None:
+    fast = make_tokenizer("bpe:300", TEXTS).to_transformers(whole=True)
+    fast.split_special_tokens = split
+    own = TransformersTokenizer(fast, "own")
+    texts = [*TEXTS, "", f"a {fast.eos_token} b", "Ünïcödé " * 40]
+    expected = fast(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    own.encode_whole(texts, 3)  # It leaves a limit of 3 tokens in the tokenizer.
+    assert own.encode(texts) == expected
+
+
 def test_the_library_does_not_import_transformers() -> None:
     code = (
         "import sys, adloco, adloco.data.tokenizers as made; made.make_tokenizer('bytes', ());"
