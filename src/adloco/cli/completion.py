@@ -5,7 +5,6 @@ settings and their values.
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 
 from adloco.cli.arguments import Commands, add_command
 
@@ -86,7 +85,7 @@ def run(arguments: Namespace) -> int:
         return 0
     print(
         SCRIPT.format(
-            version=metadata.version("adloco"),
+            version=_version(),
             shell=arguments.shell,
             start=ZSH_START if arguments.shell == "zsh" else "",
             commands=" ".join(commands.choices),
@@ -118,10 +117,9 @@ def _fish(
         return f"complete -c adloco -n '__fish_seen_subcommand_from {' '.join(commands)}'"
 
     begin = "complete -c adloco -n __fish_use_subcommand"
-    version = metadata.version("adloco")
     named = [name for name, takes in takes_settings.items() if takes]
     lines = [
-        f"# Completion of adloco {version}, written by `adloco completion fish`.",
+        f"# Completion of adloco {_version()}, written by `adloco completion fish`.",
         f"{begin} -f -a '{' '.join(options)}'",
         f"{begin} -l help",
         f"{begin} -l version",
@@ -136,3 +134,9 @@ def _fish(
             line += " -r"
         lines.append(line)
     return "\n".join([*lines, ""])
+
+
+def _version() -> str:
+    from importlib.metadata import version  # Its modules take as long to import as half of others.
+
+    return version("adloco")

@@ -10,9 +10,9 @@ import gc
 import os
 import re
 import sys
-from argparse import Namespace
+from argparse import Action, Namespace
 from collections.abc import Sequence
-from importlib import metadata
+from typing import Any
 
 from adloco.cli import (
     ablate,
@@ -102,12 +102,24 @@ def build_parser() -> tuple[Parser, Commands]:
         epilog="`adloco COMMAND --help` lists what a command takes.",
         allow_abbrev=False,
     )
-    version = f"adloco {metadata.version('adloco')}"
-    parser.add_argument("-V", "--version", action="version", version=version)
+    about = "show program's version number and exit"
+    parser.add_argument("-V", "--version", action=_ShowVersion, nargs=0, help=about)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)
     return parser, commands
+
+
+class _ShowVersion(Action):
+    """Prints the version. Unlike argparse's own action it looks it up only when asked, because the
+    modules for that take as long to import as half of all others.
+    """
+
+    def __call__(self, parser: Any, *parsed: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"adloco {version('adloco')}")
+        parser.exit()
 
 
 def parse_line(words: list[str]) -> Namespace:

@@ -114,12 +114,12 @@ def build_recipe(values: Values) -> Recipe:
             message names the first such setting.
     """
     for section in values:
-        require(
-            section in SECTIONS,
-            f"there is no recipe section [{section}]"
-            f"{_suggest(section, list(SECTIONS), [(section, key) for key in values[section]])}; "
-            f"sections are {', '.join(SECTIONS)}",
-        )
+        if section not in SECTIONS:
+            settings = [(section, key) for key in values[section]]
+            raise ValueError(
+                f"there is no recipe section [{section}]"
+                f"{_suggest(section, list(SECTIONS), settings)}; sections are {', '.join(SECTIONS)}"
+            )
     built: dict[str, Any] = {}
     for name in SECTIONS:
         built.update(_build_section(name, values.get(name, {})))
@@ -131,13 +131,13 @@ def _build_section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for owner in classes.values() for field in fields(owner)]
     choice = SECTIONS[name].choice
     for key in values:
-        where = f" with {choice.key} = {values.get(choice.key, choice.default)!r}" if choice else ""
-        if not (choice and key == choice.key):
+        if key not in known and not (choice and key == choice.key):
+            chosen = values.get(choice.key, choice.default) if choice else None
+            where = f" with {choice.key} = {chosen!r}" if choice else ""
             allowed = sorted([*known, *([choice.key] if choice else [])])
-            require(
-                key in known,
+            raise ValueError(
                 f"{name}.{key} is not a setting of [{name}]{where}"
-                f"{_suggest(key, allowed, [(name, key)])}; settings are {', '.join(allowed)}",
+                f"{_suggest(key, allowed, [(name, key)])}; settings are {', '.join(allowed)}"
             )
     return {part: _construct(name, owner, values) for part, owner in classes.items()}
 

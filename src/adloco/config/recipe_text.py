@@ -1,12 +1,15 @@
 """Writing a recipe as TOML, with every setting and, if wanted, its help text."""
 
+import ast
 import functools
+import inspect
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import pairwise
 from typing import Any
 
-import docstring_parser
 import tomlkit
 
 from adloco.config.recipe import Values
@@ -108,12 +111,28 @@ def defaults(owner: type) -> dict[str, Any]:
 @functools.cache
 def field_meanings(owner: type) -> dict[str, str]:
     """Docstrings under the fields of a dataclass, by field name, inherited fields included."""
-    parents = [kind for kind in reversed(owner.__mro__) if kind is not object]
-    described = [docstring_parser.parse_from_object(kind).params for kind in parents]
+    meanings: dict[str, str] = {}
+    for kind in filter(is_dataclass, reversed(owner.__mro__)):
+        body = _class_bodies(kind.__module__).get(kind.__qualname__, ())
+        for statement, following in pairwise(body):
+            match statement, following:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    meanings[name] = " ".join(text.split())
+    return meanings
+
+
+@functools.cache
+def _class_bodies(module: str) -> dict[str, Sequence[ast.stmt]]:
+    """The statements of each class of a module, by name; none if its source cannot be read."""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (OSError, TypeError):
+        return {}
     return {
-        parameter.arg_name: " ".join((parameter.description or "").split())
-        for parameters in described
-        for parameter in parameters
+        each.name: each.body for each in ast.parse(source).body if isinstance(each, ast.ClassDef)
     }
 
 
