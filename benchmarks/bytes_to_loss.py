@@ -67,6 +67,7 @@ from adloco.metrics import Record
 from adloco.run.training_run import TrainingRun
 
 WORKERS, BATCH, EVALUATION_STEPS = 4, 16, 40
+ADLOCO = str(Path(__file__).parents[1] / "reproduce" / "adloco.toml")
 PROBLEM = {
     "model.hidden_size": "64",
     "model.num_layers": "2",
@@ -107,7 +108,7 @@ SPREAD = {
     "method.workers_per_trainer": str(WORKERS),
     "batch.initial": str(BATCH),
 }
-# The shipped recipe has two trainers with two workers each, a norm test (eta = 1.5, up to 64
+# That recipe has two trainers with two workers each, a norm test (eta = 1.5, up to 64
 # samples a trainer) and a merge in round 3. Two things differ here: the merged trainer's batch is
 # the sum of both, and batches only grow. So all arms begin with the same global batch, and none
 # goes below it.
@@ -139,7 +140,7 @@ ARMS = {
     ),
     "local-sgd": Arm(recipe="local-sgd", flags=SPREAD, has_outer=False),
     "diloco": Arm(recipe="diloco", flags=SPREAD),
-    "adloco": Arm(recipe="adloco", flags=TRAINERS),
+    "adloco": Arm(recipe=ADLOCO, flags=TRAINERS),
     **{
         f"diloco-{name}": Arm(recipe="diloco", flags=SPREAD | {"wire.format": name})
         for name in ("bf16", "int8", "int4", "int2")
@@ -153,9 +154,9 @@ ARMS = {
     ),
     # One trainer from the start: the norm test alone.
     "norm-test": Arm(
-        recipe="adloco", flags=SPREAD | {"batch.minimum": str(BATCH), "merge.policy": "none"}
+        recipe=ADLOCO, flags=SPREAD | {"batch.minimum": str(BATCH), "merge.policy": "none"}
     ),
-    "adloco-int4": Arm(recipe="adloco", flags=TRAINERS | {"wire.format": "int4"}),
+    "adloco-int4": Arm(recipe=ADLOCO, flags=TRAINERS | {"wire.format": "int4"}),
     "streaming": Arm(recipe="diloco", flags=SPREAD | STREAMING),
     "streaming-int4": Arm(recipe="diloco", flags=SPREAD | STREAMING | {"wire.format": "int4"}),
 }

@@ -15,11 +15,13 @@ compare`, for instance for MicroLlama on C4 on GPUs:
 """
 
 import sys
+from pathlib import Path
 
 from adloco.cli.main import main
 
+RECIPE = Path(__file__).with_name("adloco.toml")
 ARMS = [
-    "AdLoCo=adloco@--inner.optimizer adamw --inner.lr 2e-3 --wire.format fp32 --outer.lr 0.7",
+    f"AdLoCo={RECIPE}@--inner.optimizer adamw --inner.lr 2e-3 --wire.format fp32 --outer.lr 0.7",
     "DiLoCo 0.9=diloco",
     "DiLoCo 0.6=diloco@--outer.options '{ momentum = 0.6, nesterov = true }'",
     "LocalSGD=local-sgd",

@@ -47,7 +47,7 @@ def main() -> None:
                 "-m",
                 "adloco",
                 "train",
-                "adloco",
+                str(Path(__file__).with_name("adloco.toml")),
                 "--task.kind",
                 "classification",
                 "--model.source",

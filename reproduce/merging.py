@@ -19,15 +19,16 @@ from statistics import mean
 from adloco.cli.main import main
 
 FOLDER = Path("runs/reproduce/merging")
+RECIPE = Path(__file__).with_name("adloco.toml")
 FOUR = "--method.num_trainers 4 --batch.initial 4 --batch.minimum 4"
 ARMS = [
-    f"every 3 rounds=adloco@{FOUR}",
-    f"every round=adloco@{FOUR} --merge.every 1",
-    f"three at a time=adloco@{FOUR} --merge.count 3",
-    f"survivor's parameters=adloco@{FOUR} --merge.parameters survivor",
-    f"momentum reset=adloco@{FOUR} --merge.outer_momentum reset",
-    f"never=adloco@{FOUR} --merge.policy none",
-    "one trainer=adloco@--method.workers_per_trainer 4 --method.num_trainers 1 "
+    f"every 3 rounds={RECIPE}@{FOUR}",
+    f"every round={RECIPE}@{FOUR} --merge.every 1",
+    f"three at a time={RECIPE}@{FOUR} --merge.count 3",
+    f"survivor's parameters={RECIPE}@{FOUR} --merge.parameters survivor",
+    f"momentum reset={RECIPE}@{FOUR} --merge.outer_momentum reset",
+    f"never={RECIPE}@{FOUR} --merge.policy none",
+    f"one trainer={RECIPE}@--method.workers_per_trainer 4 --method.num_trainers 1 "
     "--merge.policy none --batch.initial 16 --batch.minimum 16",
 ]
 SETTINGS = ["--inner.optimizer", "adamw", "--inner.lr", "2e-3", "--wire.format", "fp32"]

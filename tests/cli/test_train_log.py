@@ -40,7 +40,8 @@ def position(lines: list[str], start: str) -> int:
 def test_the_log_of_a_run_that_was_stopped_and_resumed(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings, _ = take_settings([*small, "--merge.first_round", "2", "--run.tokens", "4000"])
+    words = [*small, "--merge.first_round", "2", "--run.tokens", "4000", "--batch.maximum", "4"]
+    settings, _ = take_settings(words)
     run = TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
     folder = tmp_path / "run"
     console = Console(force_terminal=True, width=100)

@@ -29,7 +29,9 @@ from adloco.run.training_run import Progress, TrainingRun
 
 @pytest.fixture
 def run(small: list[str]) -> TrainingRun:
-    settings, _ = take_settings([*small, "--merge.first_round", "2"])
+    words = ["--batch.initial", "8", "--batch.minimum", "8", "--switch.multiplier", "2"]
+    words += ["--merge.first_round", "2", "--wire.format", "int4"]
+    settings, _ = take_settings([*small, *words])
     return TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
 
 

@@ -116,8 +116,9 @@ def test_the_losses_of_a_run_that_count(
         (
             "adloco",
             [("wire.format", "fp32"), ("outer.update", "mean"), ("merge.every", "2")],
-            "2 trainers of 1 worker, outer.update mean, merge.policy smallest, merge.every 2",
-            20,
+            "2 trainers of 1 worker, outer.update mean, merge.policy smallest, merge.every 2, "
+            "merge.first_round 2, merge.outer_momentum reset",
+            36,
         ),
     ],
 )
