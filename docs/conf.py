@@ -49,6 +49,7 @@ NAVIGATION = {
         "reproduce/LOG": "Lab book",
         "benchmarks/bytes_to_loss": "Bytes to a loss",
         "benchmarks/frontier": "Loss with fewer bytes",
+        "benchmarks/batch_metrics": "Rules for the batch",
     },
 }
 """Pages and their short titles under captions; other pages of docs/ stand in "Reference"."""
