@@ -32,7 +32,7 @@ from tests.conftest import WaitForSteps
         ),
         (["--data.tokenizer", "bpe:1"], "data.tokenizer bpe needs a size above 256"),
         (
-            ["--data.context_tokens", "1000", "--batch.initial", "64"],
+            ["--data.context_tokens", "1000", "--batch.initial", "64", "--batch.maximum", "64"],
             "windows of 1000 tokens to train on, but one inner step needs",
         ),
         (["--method.num_trainers", "100000"], "but one inner step needs"),
@@ -203,7 +203,7 @@ def test_another_text_than_the_run_began_with(
         ("total_tokens = 4000", "total_tokens = 9000"),
         # It has settings that the run knows nothing of.
         (
-            'format = "int4"\nerror_feedback = 0.0\nresidual_in_params = true\nblock = 128\n',
+            'format = "int2"\nerror_feedback = 0.9\nresidual_in_params = true\nblock = 128\n',
             'format = "topk"\nerror_feedback = 0.0\nresidual_in_params = true\n',
         ),
     ],

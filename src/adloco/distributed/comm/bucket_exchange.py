@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adloco.distributed.comm.buckets import bucket_views
+from adloco.distributed.comm.buckets import bucket_views, sum_of_squares
 from adloco.distributed.comm.comm import SumStats
 from adloco.distributed.comm.compressed import Join
 from adloco.distributed.comm.ordered_sum import OrderedSum
@@ -21,11 +21,12 @@ from adloco.distributed.dtensor import with_local
 class BucketExchange:
     """Sums of buckets in flight."""
 
-    def __init__(self, like: Sequence[Tensor], join: Join) -> None:
+    def __init__(self, like: Sequence[Tensor], join: Join, counts: bool) -> None:
         """
         Args:
             like: Tensors with the shapes and shards of the result.
             join: Gathers the slices of a bucket.
+            counts: True if this rank counts the norms of its slices. The ranks of one island do.
         """
         self.stats = SumStats([], [], [])
         self.sums: list[OrderedSum] = []
@@ -34,14 +35,17 @@ class BucketExchange:
         """(sharded, indices, elements, this rank's slice of the sum) of each bucket."""
         self._like = like
         self._join = join
+        self._counts = counts
 
     def transfer(self) -> None:
         for piece in self.sums:
             piece.exchange()
-        norms_sq = [piece.add_up() for piece in self.sums]
+        for piece in self.sums:
+            piece.add_up()
         for piece in self.sums:
             piece.finish()
-        self.stats.total_sq = float(sum(norms_sq))
+        if self.stats.sent_sq and self._counts:
+            self.stats.total_sq = sum(sum_of_squares(mine) for _, _, _, mine in self.buckets)
 
     def result(self) -> list[Tensor]:
         results = list(self._like)

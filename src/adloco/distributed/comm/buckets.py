@@ -128,17 +128,13 @@ def fill_weighted_sum(
     weights: Sequence[float],
     origin: Tensor | None,
     norms_sq: Tensor | None = None,
-) -> Tensor:
+) -> None:
     """Set the result to the sum of the workers' terms, in their order; see `fill_weighted_terms`.
 
     Args:
         result: Where to write; its type is at least as precise as the entries'.
         entries, weights, origin, norms_sq: As for `fill_weighted_terms`.
-
-    Returns:
-        The squared norm of the sum, a float64 scalar; 0 without `norms_sq`.
     """
-    sum_sq = result.new_zeros((), dtype=torch.float64)
     scratch = torch.empty_like(result.reshape(-1)[: _block_length(result)])
     for total, *parts in blocks([result, *entries, *([] if origin is None else [origin])]):
         start = parts[len(entries) :]
@@ -149,9 +145,6 @@ def fill_weighted_sum(
                 norms_sq[worker] += block_squares(term)
             if worker > 0:
                 total.add_(term)
-        if norms_sq is not None:
-            sum_sq += block_squares(total)
-    return sum_sq
 
 
 @torch.no_grad()
@@ -206,6 +199,11 @@ def block_squares(block: Tensor) -> Tensor:
     statistics of a sync; in float64 it would take longer than the sync's sum itself.
     """
     return block.square().sum().double()
+
+
+def sum_of_squares(tensor: Tensor) -> float:
+    """Sum of squares of a whole tensor, the same on every placement; see `block_squares`."""
+    return float(sum(block_squares(block) for (block,) in blocks([tensor])))
 
 
 def _block_length(tensor: Tensor) -> int:

@@ -14,6 +14,7 @@ from adloco.distributed.comm.buckets import (
     bucket_views,
     fill_weighted_sum,
     sum_dtype,
+    sum_of_squares,
 )
 from adloco.distributed.comm.comm import CompletedWork, Contributions, ExchangeWork, SumStats, Work
 from adloco.distributed.comm.compressed import CompressedSum, add_decoded, crossings
@@ -89,7 +90,7 @@ class LocalComm:
             return CompletedWork([], SumStats.zero(len(weights)))
         sums, sent_bytes = list(per_worker[0]), 0
         norms_sq = torch.zeros(len(weights), dtype=torch.float64, device=local(sums[0]).device)
-        sums_sq = []
+        total_sq = 0.0
         for sharded, indices in bucket_indices(sums):
             (bucket,) = pool.buckets(sums, indices, sum_dtype(sums[indices[0]].dtype))
             counted = self._counts(sharded)
@@ -97,12 +98,13 @@ class LocalComm:
                 entries = [local(entry[index]) for entry in per_worker]
                 start = local(origin[index]).to(view.device) if origin else None
                 measured = norms_sq if origin and counted else None
-                sums_sq.append(fill_weighted_sum(view, entries, weights, start, measured))
+                fill_weighted_sum(view, entries, weights, start, measured)
                 sums[index] = with_local(view, like=sums[index])
+            total_sq += sum_of_squares(bucket) if origin and counted else 0.0
             if counted and self.num_workers > 1:
                 sent_bytes += num_bytes([bucket]) * len(weights)
         stats = SumStats.lossless(norms_sq)
-        stats.total_sq = float(sum(sums_sq))
+        stats.total_sq = total_sq
         stats.num_bytes = self._traffic.add(sent_bytes, ring(self.num_workers))
         return CompletedWork(sums, stats)
 

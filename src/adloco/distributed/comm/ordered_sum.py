@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
-from adloco.distributed.comm.buckets import block_squares, blocks
+from adloco.distributed.comm.buckets import blocks
 
 
 class OrderedSum:
@@ -56,25 +56,19 @@ class OrderedSum:
         sent = [self._terms[:, share].contiguous() for share in self._shares]
         self._works = start_all_to_all(sent, self._rows, self._group)
 
-    def add_up(self) -> Tensor:
-        """Add up this island's share, and start to send the sum to all islands.
-
-        Returns:
-            The squared norm of this share of the sum, a float64 scalar.
-        """
+    def add_up(self) -> None:
+        """Add up this island's share, and start to send the sum to all islands."""
         wait_for(self._works or [])
         own = self._result[self._shares[self._me]]
-        norm_sq = own.new_zeros((), dtype=torch.float64)
         for total, first, *others, last in blocks(
             [own, *(row for rows in self._rows for row in rows)]
         ):
             for term in others:
                 first.add_(term)
             # Not earlier, because the total may be the memory of a term.
-            norm_sq += block_squares(torch.add(first, last, out=total))
+            torch.add(first, last, out=total)
         sums = [self._result[share] for share in self._shares]
         self._works = start_all_to_all([own] * len(sums), sums, self._group)
-        return norm_sq
 
     def finish(self) -> None:
         """Wait until the whole sum is in the result."""

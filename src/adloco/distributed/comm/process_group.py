@@ -167,7 +167,7 @@ class GroupComm:
         """
         like, workers = per_worker[0], len(per_worker)
         pool = BufferPool() if overlapped else self._pool
-        exchange = BucketExchange(like, self._joined)
+        exchange = BucketExchange(like, self._joined, counts=dist.get_rank(self._group) == 0)
         for sharded, indices in bucket_indices(like):
             buckets = pool.buckets(like, indices, sum_dtype(like[indices[0]].dtype), workers)
             pieces = filled_pieces(buckets, bucket_views(buckets, like, indices), fill)
