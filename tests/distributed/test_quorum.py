@@ -1,6 +1,9 @@
 """How the ranks that are left after a loss meet again; each process is a thread here."""
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -265,10 +268,67 @@ def test_connections_are_cut_but_not_those_that_are_kept() -> None:
         before, _ = pair()
         kept = open_sockets()
         cut, other = pair()
-        cut_connections(kept, port=address[1])  # The port of the store.
         cut.send(b"a")
         assert other.recv(1) == b"a"
-        cut_connections(kept, port=0)
+        cut_connections(kept)
         assert other.recv(1) == b""
         assert before.send(b"a") == 1
         pair()  # The listening socket is left alone.
+
+
+FREEZES = """
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+from adloco.distributed.launch.launcher import process_group
+from adloco.distributed.launch.meeting import next_quorum
+from adloco.distributed.launch.quorum import Quorum
+from adloco.errors import LostRankError
+
+rank = int(os.environ["RANK"])
+if rank == 1:
+    dist.init_process_group = lambda **_: os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def group(quorum):
+    return process_group(lambda _: os._exit(9), 2.0, quorum=quorum, on_loss=lambda: None)
+
+
+first = Quorum(number=0, members=(0, 1, 2), process=rank)
+try:
+    with group(first):
+        print("all are there")
+except LostRankError as error:
+    print(error)
+second = next_quorum(first, (1, 1), 3, 2.0)
+with group(second):
+    count = torch.ones(1)
+    dist.all_reduce(count)
+    print(second.members, count.item())
+"""
+
+
+def test_a_rank_that_freezes_while_the_group_is_made_is_lost(store: Any) -> None:
+    """The others wait in the backend for its address, and for no longer than a silence takes."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", FREEZES],
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        said = [processes[rank].communicate(timeout=60) for rank in (0, 2)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for output, error in said:
+        assert "rank 1 on " in output and "has given no sign of life" in output, error
+        assert output.endswith("(0, 2) 2.0\n"), error

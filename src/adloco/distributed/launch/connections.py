@@ -9,51 +9,47 @@ the collective goes on waiting). A connection that is shut down ends it with an 
 import os
 import socket
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 FILES = Path("/dev/fd")
 
 
-def open_sockets() -> set[int]:
-    """The sockets of this process, by inode."""
-    return {inode for inode, _ in _sockets()}
+def open_sockets() -> dict[int, int]:
+    """The file descriptor of each open socket of this process, by its inode."""
+    found = {}
+    for file in FILES.iterdir():
+        number = int(file.name)
+        try:
+            status = os.fstat(number)
+        except OSError:  # The one by which the folder was read.
+            continue
+        if stat.S_ISSOCK(status.st_mode):
+            found[status.st_ino] = number
+    return found
 
 
-def cut_connections(kept: Collection[int], port: int) -> None:
-    """Shut down all network connections of this process but some.
+def cut_connections(kept: Collection[int]) -> None:
+    """Shut down all network connections that this process has now, but some.
 
     Args:
         kept: Inodes of sockets that are left alone; from `open_sockets`.
-        port: Connections to, or at, this port are left alone: those of the store.
     """
-    for inode, number in _sockets():
+    # The main thread may open new ones as soon as its own are cut.
+    for inode, number in open_sockets().items():
         if inode in kept:
             continue
         try:
             with socket.socket(fileno=os.dup(number)) as connection:
-                _cut(connection, port)
+                if os.fstat(connection.fileno()).st_ino == inode:
+                    _cut(connection)
         except OSError:  # Closed by its owner in the meantime, or not connected.
             continue
 
 
-def _cut(connection: socket.socket, port: int) -> None:
+def _cut(connection: socket.socket) -> None:
     network = connection.family in (socket.AF_INET, socket.AF_INET6)
     listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     # gloo ends the process if its listening socket is shut down.
-    if not network or listens:
-        return
-    if port not in (connection.getsockname()[1], connection.getpeername()[1]):
+    if network and not listens:
         connection.shutdown(socket.SHUT_RDWR)
-
-
-def _sockets() -> Iterator[tuple[int, int]]:
-    """(inode, file descriptor) of each open socket."""
-    for file in FILES.iterdir():
-        number = int(file.name)
-        try:
-            found = os.fstat(number)
-        except OSError:  # The one by which the folder was read.
-            continue
-        if stat.S_ISSOCK(found.st_mode):
-            yield found.st_ino, number

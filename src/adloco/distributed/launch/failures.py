@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from adloco.distributed.launch.connections import cut_connections, open_sockets
 from adloco.distributed.launch.heartbeats import (
     BEAT_SECONDS,
     BEATS,
@@ -81,8 +82,9 @@ def shared_failures(
         quorum: The ranks.
         end: Called from a thread with the error if another rank failed or is lost and this one
             does not notice by itself. It must end the process.
-        on_loss: Called from a thread instead if a rank is lost. It must let the work inside end
-            soon. None: a loss is a failure like others.
+        on_loss: Called from a thread instead if a rank is lost. It should let the work inside end
+            soon; the connections that the work has opened are cut. None: a loss is a failure like
+            others.
         timeout_seconds: A rank that gives no sign of life for so long is lost.
 
     Raises:
@@ -242,6 +244,9 @@ class _Watch(threading.Thread):
         self._timeout_seconds = timeout_seconds
         self._over = threading.Event()
         self._reads = 0
+        self._notes = Notes(quorum)
+        self._kept = open_sockets()
+        """The connections that a loss leaves, this thread's own among them."""
 
     def run(self) -> None:
         arguments = (lambda: self._reads, self._over, self._timeout_seconds, self._store_is_silent)
@@ -256,10 +261,8 @@ class _Watch(threading.Thread):
             self._over.set()
 
     def _read(self) -> None:
-        notes = Notes(self._quorum)
-        hearts = Heartbeats(
-            notes.keys, notes.rank, len(self._quorum.members), self._timeout_seconds
-        )
+        notes = self._notes
+        hearts = Heartbeats(notes.keys, notes.rank, notes.num_ranks, self._timeout_seconds)
         poll_seconds = min(BEAT_SECONDS, self._timeout_seconds / BEATS)
         polls = max(1, round(self._timeout_seconds / BEATS / poll_seconds))
         while not self._done.wait(poll_seconds):
@@ -282,10 +285,13 @@ class _Watch(threading.Thread):
             hearts.count_up()
 
     def _leaves(self, failure: OtherRankError) -> bool:
-        """True if the main thread goes on after this failure; it is told to leave the group."""
+        """True if the main thread goes on after this failure: it is told to leave the group, and
+        waits for nobody in it any more.
+        """
         if self._on_loss is None or not isinstance(failure, LostRankError):
             return False
         self._on_loss()
+        cut_connections(self._kept)
         return True
 
     def _store_is_silent(self) -> None:

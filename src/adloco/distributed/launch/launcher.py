@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from adloco.distributed.launch.connections import cut_connections, open_sockets
 from adloco.distributed.launch.failures import End, meet, shared_failures
 from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.meeting import EXPELLED_SECONDS, first_quorum
@@ -18,6 +18,11 @@ from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.placement.ranks import TIMEOUT_SECONDS, Ranks, longest_wait
+
+START_SECONDS = 30.0
+"""How long ranks that were started together may come after each other, even if timeout_seconds is
+shorter: imports alone take seconds.
+"""
 
 
 def num_ranks() -> int:
@@ -75,31 +80,28 @@ def process_group(
     check_restarts()
     check_store()
     timeout = longest_wait(timeout_seconds)
-    kept, port = open_sockets(), int(os.environ["MASTER_PORT"])
     # Rank 0 keeps the store if no launcher does.
     kept_store = None if store_outlives_ranks() else next(rendezvous("env://", timeout=timeout))
 
-    def leave() -> None:
-        assert on_loss is not None
-        on_loss()
-        cut_connections(kept, port)
-
     # The members of a later quorum were all there when it was decided.
     late_seconds = timeout_seconds + EXPELLED_SECONDS
-    meet(quorum, late_seconds if quorum.number else timeout.total_seconds())
-    # By default torch uses gloo for tensors on the CPU and NCCL for those on GPUs.
-    dist.init_process_group(
-        store=quorum.keys(connect()),
-        rank=quorum.rank,
-        world_size=len(quorum.members),
-        timeout=timeout,
-    )
+    meet(quorum, late_seconds if quorum.number else max(late_seconds, START_SECONDS))
     try:
-        with shared_failures(quorum, end, leave if on_loss else None, timeout_seconds):
+        with shared_failures(quorum, end, on_loss, timeout_seconds):
+            # By default torch uses gloo for tensors on the CPU and NCCL for those on GPUs.
+            dist.init_process_group(
+                store=quorum.keys(connect()),
+                rank=quorum.rank,
+                world_size=len(quorum.members),
+                timeout=timeout,
+            )
             yield
             dist.barrier()
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # torch counts the groups that it could not make, and ranks with other counts do not meet.
+        distributed_c10d._world.group_count = 0
         del kept_store
 
 
