@@ -21,6 +21,7 @@ and the run's folder and output were copied for you to read.
 import argparse
 import csv
 import ctypes
+import math
 import os
 import random
 import shutil
@@ -67,6 +68,9 @@ a second. Muon and the blocks of 4 bits, which the recipe has, make a percent of
 """
 
 
+QUICK_ROUND_SECONDS = 0.2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mode:
     """A way to start a run."""
@@ -78,6 +82,8 @@ class Mode:
     """Words before `-m adloco`, by node; several nodes have a network of their own each."""
     undisturbed: str = "one"
     """The mode whose run without faults has the same numbers, to the last bit."""
+    goes_on: bool = False
+    """True if rounds are trained while a fault that passes lasts, so that the run needs more."""
 
 
 def torchrun(node: int) -> str:
@@ -100,6 +106,13 @@ MODES = {
     "memory": Mode(
         kinds=("kill", "stop"),
         flags="--ranks 3 --run.on_loss replace --run.copy_every 1 --run.checkpoint_every 1000",
+    ),
+    # Machines whose own launchers meet: those that are left go on, and one that returns joins.
+    "machines": Mode(
+        kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open"),
+        flags=f"--ranks 2 --machines 2 --meet {address(0)}:29400 --run.on_loss replace",
+        launchers=("", ""),
+        goes_on=True,
     ),
     "torchrun": Mode(
         kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open"),
@@ -175,28 +188,32 @@ class Campaign:
         self._faults = faults
         self._outcomes: dict[str, list[Outcome]] = {}
         self._goodput: dict[str, float] = {}
-        self._undisturbed: dict[str, RunFiles] = {}
+        self._undisturbed: dict[tuple[str, int], RunFiles] = {}
+        """By mode and number of rounds."""
         WORK.mkdir()
         draw = random.Random(seed)
         text = (" ".join(draw.choices(WORDS, k=8)) for _ in range(2400))
         (WORK / "text.txt").write_text("\n".join(text))
-        # All modes have the same rounds, and so the same numbers; four come after the last fault.
+        # Most modes have the same rounds, and so the same numbers; four come after the last fault.
         last = max((fault.round for of_mode in faults.values() for fault in of_mode), default=0)
-        self._settings = [*SETTINGS, "--run.seed", str(seed), "--run.rounds", str(last + 4)]
+        self._rounds = last + 4
+        self._settings = [*SETTINGS, "--run.seed", str(seed)]
 
     def disturb(self, name: str) -> None:
         """Train in a mode with its faults, and check the result."""
-        mode = MODES[name]
-        if mode.undisturbed not in self._undisturbed:
+        mode, faults = MODES[name], self._faults[name]
+        rounds = self._rounds + (rounds_meanwhile(faults) if mode.goes_on else 0)
+        whole = mode.undisturbed, rounds
+        if whole not in self._undisturbed:
             print(f"{mode.undisturbed:<9} without faults ...", flush=True)
-            _, wrong, files = self._train(mode.undisturbed, [])
+            _, wrong, files = self._train(mode.undisturbed, [], rounds)
             if files is None:
                 sys.exit(f"chaos.py: the run without faults failed: {'; '.join(wrong)}")
-            self._undisturbed[mode.undisturbed] = files
-        run, wrong, files = self._train(name, self._faults[name])
+            self._undisturbed[whole] = files
+        run, wrong, files = self._train(name, faults, rounds)
         self._outcomes[name], self._goodput[name], self.wrong[name] = run.outcomes, 0.0, wrong
         if files is not None:
-            wrong += problems(files, self._undisturbed[mode.undisturbed])
+            wrong += problems(files, self._undisturbed[whole])
             moments = [0.0, *(record["seconds"] for record in files.records)]
             usual = statistics.median(after - before for before, after in pairwise(moments))
             self._goodput[name] = len(files.records) * usual / run.seconds if run.seconds else 0.0
@@ -217,14 +234,14 @@ class Campaign:
             print(f"{name:<9} its files are in {kept}", flush=True)
 
     def _train(
-        self, name: str, faults: Sequence[Fault]
+        self, name: str, faults: Sequence[Fault], rounds: int
     ) -> tuple[DisturbedRun, list[str], RunFiles | None]:
         """Train a run on a small disk; return it, what went wrong, and what it has left."""
         mode, disk, environment = MODES[name], WORK / name, {"OMP_NUM_THREADS": "1"}
         disk.mkdir(exist_ok=True)
         call("mount", "-t", "tmpfs", "-o", f"size={DISK}", "chaos", disk)
         words = ["-m", "adloco", "train", "adloco", "--restart", "--run.folder", f"{disk}/run"]
-        words += [*self._settings, *mode.flags.split()]
+        words += [*self._settings, "--run.rounds", str(rounds), *mode.flags.split()]
         lines = [[sys.executable, *launcher.split(), *words] for launcher in mode.launchers]
         with ExitStack() as network:
             if len(lines) > 1:
@@ -293,6 +310,11 @@ class Campaign:
                 for mode, wrong in self.wrong.items()
             ),
         ]
+
+
+def rounds_meanwhile(faults: Sequence[Fault]) -> int:
+    """Rounds that are trained at most while the faults last that pass by themselves."""
+    return math.ceil(sum(fault.seconds for fault in faults) / QUICK_ROUND_SECONDS)
 
 
 def told(wrong: Sequence[str]) -> str:

@@ -83,6 +83,14 @@ from tests.conftest import WaitForSteps
         (["--momentum", "0"], "(did you mean --inner.momentum or --outer.options?)"),
         (["--tokens", "5"], "(did you mean --run.tokens?); see adloco train --help"),
         (["--ranks", "two"], "argument --ranks: invalid int value: 'two'; see adloco train --help"),
+        (["--machines", "2"], "--machines 2 needs --meet HOST:PORT, the address of the first"),
+        (["--meet", "host:29400"], "--meet needs the number of --machines, at least 2, got 1"),
+        (["--machines", "2", "--meet", "29400"], "--meet must be HOST:PORT, for instance"),
+        (["--machines", "2", "--meet", "host:0"], "for instance 10.0.0.1:29400, got host:0"),
+        (
+            ["--machines", "2", "--meet", "host:29400"],
+            "--machines needs --restart and --run.folder",
+        ),
         (
             ["--help-settings", "bach"],
             "--help-settings must name a section, got 'bach'; sections are run, task, model",

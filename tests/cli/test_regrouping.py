@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -130,6 +131,52 @@ def test_the_others_go_on_without_the_workers_of_a_lost_rank(
     capsys.readouterr()
     assert main(["train", "--resume", str(folder), "--method.dropped", "[]"]) == 2
     assert "method.dropped must name the workers [1], which the run in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_machines_whose_launchers_meet(returns: bool, small: list[str], tmp_path: Path) -> None:
+    """One of them is lost, with its launcher, and comes back by the same command."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    folder = tmp_path / "run"
+    words = ["diloco", *small, "--evaluation.every", "1000", "--method.workers_per_trainer", "4"]
+    endless = [*ADLOCO, "train", *words, "--restart", "--ranks", "2", "--machines", "2"]
+    endless += ["--meet", f"127.0.0.1:{port}", "--run.tokens", "100000000"]
+    endless += ["--run.on_loss", "replace", "--run.checkpoint_every", "1"]
+
+    def start() -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(endless, stdout=pipe, stderr=pipe, text=True)
+
+    machines = [start()]
+    try:
+        # Before the other one tries: the first to come keeps the store.
+        until(lambda: listens(port), machines[0])
+        machines.append(start())
+        until((folder / "metrics.jsonl").exists, machines[0])
+        if returns:
+            for process in [machines[1].pid, *ranks_of(machines[1])]:
+                os.kill(process, signal.SIGKILL)
+            until(lambda: "regroup" in kinds(folder), machines[0])
+            machines[1].communicate()
+            machines[1] = start()
+            until(lambda: "join" in kinds(folder), machines[0])
+        rounds = len(metrics(folder))
+        until(lambda: len(metrics(folder)) > rounds + 1, machines[0])
+        for machine in machines:
+            machine.send_signal(signal.SIGINT)
+        said = [machine.communicate(timeout=120) for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert [machine.returncode for machine in machines] == [130, 130], said
+    assert "stopped and saved" in said[0][0] and "joined the run" in said[1][0]
+    assert_undisturbed(words, folder, tmp_path / "whole")
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.nightly

@@ -20,6 +20,7 @@ from adloco.distributed.launch.failures import meet
 from adloco.distributed.launch.heartbeats import BEAT_SECONDS, BEATS, SILENT_SECONDS, Heartbeats
 from adloco.distributed.launch.meeting import (
     EXPELLED_SECONDS,
+    LAUNCHER_SECONDS,
     LOOK_SECONDS,
     can_grow,
     come,
@@ -28,11 +29,12 @@ from adloco.distributed.launch.meeting import (
 )
 from adloco.distributed.launch.quorum import (
     Quorum,
+    beat_as_launcher,
     connect,
     end_all,
-    end_lost,
     later_quorums,
     report_death,
+    report_start,
 )
 from adloco.errors import LostRankError
 
@@ -184,19 +186,40 @@ def test_one_that_is_late_is_waited_for_as_long_as_it_gives_signs_of_life(
 
 
 @pytest.mark.parametrize(
-    ("launcher", "ends_after", "waited"),
-    [(False, 99.0, 0.0), (True, 1.0, 1.0), (True, 99.0, EXPELLED_SECONDS)],
+    ("launcher_beats_for", "ends_after", "waited"),
+    [
+        (None, 99.0, 0.0),
+        (99.0, 1.0, 1.0),
+        (99.0, 99.0, EXPELLED_SECONDS),
+        (0.5, 99.0, 0.5 + LAUNCHER_SECONDS),
+    ],
 )
-def test_a_launcher_has_time_to_end_a_lost_one(
-    launcher: bool, ends_after: float, waited: float, store: Any, clock: Clock
+def test_a_launcher_that_lives_has_time_to_end_a_lost_one(
+    launcher_beats_for: float | None, ends_after: float, waited: float, store: Any, clock: Clock
 ) -> None:
-    if launcher:
-        end_lost(store)
+    def beat() -> None:
+        beat_as_launcher(store, 0)
+        if launcher_beats_for is not None and clock.now < launcher_beats_for:
+            clock.events.append((clock.now + LOOK_SECONDS / 2, beat))
+
+    clock.events = [(ends_after, lambda: report_death(store, 1, "was ended by signal 9"))]
+    if launcher_beats_for is not None:
+        report_start(store, 1, launcher=0)
+        beat()
     find_silent(1)
     comes(2, 3)
-    clock.events = [(ends_after, lambda: report_death(store, 1, "was ended by signal 9"))]
     assert next_quorum(members(0), ALONE, 4, 40.0).members == (0, 2, 3)
-    assert clock.now == pytest.approx(waited, abs=1.1 * LOOK_SECONDS)
+    assert clock.now == pytest.approx(waited, abs=2.1 * LOOK_SECONDS)
+
+
+def test_a_lost_machine_is_waited_for_once(store: Any, clock: Clock) -> None:
+    """Its launcher is gone too, which is seen while its ranks are waited for."""
+    report_start(store, 1, launcher=0)
+    beat_as_launcher(store, 0)
+    Heartbeats(members(1).keys(connect()), 1, 4, 600.0).count_up()
+    comes(2, 3)
+    assert next_quorum(members(0), ALONE, 4, 600.0).members == (0, 2, 3)
+    assert clock.now == pytest.approx(SILENT_SECONDS, abs=2.1 * LOOK_SECONDS)
 
 
 def test_an_island_that_lost_a_rank_is_left_out_until_it_is_whole_again(

@@ -172,8 +172,10 @@ def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
     option = word.partition("=")[0]
     if not option.startswith("--"):
         return ""
-    options = re.findall(r"--[\w.-]+", command.format_usage())
-    meant = difflib.get_close_matches(option, options, n=1)
+    # The dashes, which all have, would make any two options similar.
+    options = re.findall(r"--([\w.-]+)", command.format_usage())
+    near = difflib.get_close_matches(option.removeprefix("--"), options, n=1)
+    meant = [f"--{name}" for name in near]
     if takes_settings:
         from adloco.config.finding import settings_meant, settings_near
 

@@ -3,16 +3,66 @@
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from adloco.cli.terminal import print_error
+from adloco.cli.terminal import open_console, print_error, say
+from adloco.cluster.network import VARIABLES, address_towards, interfaces
 from adloco.config.sections import Recipe
+from adloco.distributed.launch.failures import readable
 from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.launcher import this_rank
-from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
+from adloco.distributed.launch.local_ranks import INTERRUPTED, Losses, start_ranks
+from adloco.distributed.launch.rendezvous import Rendezvous, on_machines
 from adloco.errors import LostRankError, OtherRankError, exit_code, require
 from adloco.run.training_run import TrainingRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """The machines whose launchers meet."""
+
+    host: str
+    """Address of the machine on which the store of the run is kept."""
+    port: int
+    number: int
+    """How many begin the run."""
+
+    @staticmethod
+    def read(number: int, address: str) -> "Machines | None":
+        """The machines that --machines and --meet name; None: this one alone.
+
+        Raises:
+            ValueError: One of the two is missing, or is none.
+        """
+        if number == 1 and not address:
+            return None
+        require(number >= 2, f"--meet needs the number of --machines, at least 2, got {number}")
+        require(
+            bool(address),
+            f"--machines {number} needs --meet HOST:PORT, the address of the first machine and a "
+            "port that is free there",
+        )
+        host, _, port = address.rpartition(":")
+        require(
+            bool(host) and port.isdecimal() and 0 < int(port) < 1 << 16,
+            f"--meet must be HOST:PORT, for instance 10.0.0.1:29400, got {readable(address)}",
+        )
+        return Machines(host=host, port=int(port), number=number)
+
+    def meet(self, count: int, seconds: float) -> Rendezvous:
+        """Meet the launchers of the others; `on_machines` says how."""
+        say(open_console(), f"meets {self.number} machines at {self.host}:{self.port} ...")
+        return on_machines((self.host, self.port), self.number, count, seconds)
+
+    def environment(self) -> dict[str, str]:
+        """The variables by which gloo and NCCL use the network that leads to the first machine,
+        unless the user has chosen one.
+        """
+        own = address_towards(self.host)
+        names = [name for name, address in interfaces().items() if address == own]
+        return {name: names[0] for name in VARIABLES if names and not os.environ.get(name)}
 
 
 def on_ranks(
@@ -20,8 +70,8 @@ def on_ranks(
     recipe: Recipe,
     words: Sequence[str],
     *,
-    others_go_on: bool = False,
-    replaces: Callable[[], bool] | None = None,
+    losses: Losses | None = None,
+    machines: Machines | None = None,
 ) -> int:
     """Run `adloco WORDS` on several ranks of this machine and return the exit code.
 
@@ -29,16 +79,26 @@ def on_ranks(
         count: Number of ranks.
         recipe: The recipe that they run.
         words: The line after `adloco`.
-        others_go_on: As in `start_ranks`, like `replaces`.
+        losses: As in `start_ranks`.
+        machines: Those whose ranks train together; None: this one alone.
 
     Raises:
         ValueError: The workers of the recipe cannot be spread over that many ranks.
+        LostRankError: The other machines did not come.
     """
     require(count >= 1, f"--ranks must be >= 1, got {count}")
-    shape = recipe.placement
-    island_shape(count, len(recipe.method.living_workers), shape.shard_size, shape.replica_size)
+    shape, run = recipe.placement, recipe.run
+    everywhere = count * (machines.number if machines else 1)
+    island_shape(
+        everywhere, len(recipe.method.living_workers), shape.shard_size, shape.replica_size
+    )
     return start_ranks(
-        count, words, recipe.run.grace_seconds, others_go_on=others_go_on, replaces=replaces
+        count,
+        words,
+        run.grace_seconds,
+        losses=losses,
+        meets=(lambda: machines.meet(count, run.timeout_seconds)) if machines else None,
+        environment=machines.environment() if machines else None,
     )
 
 

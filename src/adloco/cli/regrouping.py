@@ -110,6 +110,8 @@ class _Part:
         self._ending = RankEnd()
         self._lost = ""
         """What is known of the rank that was lost last."""
+        self._joined = False
+        """True once this process has trained a part of the run."""
         self._leaves = False
         """True if this rank was told to stop and the others go on."""
         self._copies: Copies = NO_COPIES
@@ -212,8 +214,9 @@ class _Part:
                 f"{self._lost}; {run.placement.num_ranks} ranks go on after round {rounds}"
             )
             self._lost = ""
-        if self._begun is None and speaks_for_machine():
+        if not self._joined and speaks_for_machine():
             say(open_console(), joined_line(run))
+        self._joined = True
         self._ending.run, self._ending.folder = run, run.folder
         placement = run.placement
         shape = (placement.shards, placement.ranks_per_worker // placement.shards)

@@ -10,6 +10,7 @@ from adloco.cli.terminal import print_error
 from adloco.errors import LOST, require
 
 if TYPE_CHECKING:
+    from adloco.cli.rank_processes import Machines
     from adloco.run.records import Records
 
 RESTARTS = 3
@@ -39,6 +40,20 @@ def add_parser(commands: Commands) -> None:
         "also each time that a rank is lost",
     )
     add_ranks(parser)
+    parser.add_argument(
+        "--machines",
+        type=int,
+        default=1,
+        metavar="M",
+        help="machines that begin the run, each by this command; others may come later, and those "
+        "that were lost may come back",
+    )
+    parser.add_argument(
+        "--meet",
+        metavar="HOST:PORT",
+        default="",
+        help="where they meet: address of the first machine, and a free port there",
+    )
     parser.epilog, parser.overview = None, _settings_overview
 
 
@@ -49,6 +64,7 @@ def _settings_overview() -> str:
 
 
 def run(arguments: Namespace) -> int:
+    from adloco.cli.rank_processes import Machines
     from adloco.cli.regrouping import train_with_those_left
     from adloco.distributed.launch.launcher import num_ranks
     from adloco.run.lengthening import absolute_budgets
@@ -67,12 +83,17 @@ def run(arguments: Namespace) -> int:
         not (resumed and arguments.restart),
         "--restart goes on with the run in --run.folder; leave out --resume",
     )
-    if arguments.ranks != 1 and num_ranks() == 1:
-        return _run_on_ranks(arguments)
+    machines = Machines.read(arguments.machines, arguments.meet)
+    require(
+        machines is None or arguments.restart,
+        "--machines needs --restart and --run.folder, so that each machine goes on with the run",
+    )
+    if (arguments.ranks != 1 or machines) and num_ranks() == 1:
+        return _run_on_ranks(arguments, machines)
     return train_with_those_left(arguments)
 
 
-def _run_on_ranks(arguments: Namespace) -> int:
+def _run_on_ranks(arguments: Namespace, machines: "Machines | None") -> int:
     """Train in several processes and return the exit code.
 
     If memory runs out in a step that cannot be repeated, all ranks start again from the newest
@@ -82,7 +103,7 @@ def _run_on_ranks(arguments: Namespace) -> int:
     """
     from adloco.cli.rank_processes import on_ranks
     from adloco.cli.regrouping import goes_on_after_loss
-    from adloco.distributed.launch.local_ranks import INTERRUPTED
+    from adloco.distributed.launch.local_ranks import INTERRUPTED, Losses
     from adloco.run.folder import new_folder
     from adloco.run.records import Records
     from adloco.run.stored import begun_run, resumed_recipe
@@ -104,25 +125,27 @@ def _run_on_ranks(arguments: Namespace) -> int:
             begin = [*words, "--run.folder", str(folder)]
             again = ["train", "--resume", str(folder)]
         records = Records(folder)
-        losses = _Losses(records)
-        replaces = losses.one_more if arguments.restart else None
-        goes_on = goes_on_after_loss(recipe.run)
+        lost = _LossCount(records)
+        losses = None
+        if goes_on_after_loss(recipe.run):
+            replaces = lost.one_more if arguments.restart else None
+            losses = Losses(timeout_seconds=recipe.run.timeout_seconds, replaces=replaces)
         limit = records.pass_limit()
-        code = on_ranks(count, recipe, begin, others_go_on=goes_on, replaces=replaces)
+        code = on_ranks(count, recipe, begin, losses=losses, machines=machines)
         while code not in (0, INTERRUPTED):
             if records.pass_limit() != limit:
                 limit = records.pass_limit()
                 why = f", with micro-batches of at most {limit}"
-            elif arguments.restart and code == LOST and losses.one_more():
+            elif arguments.restart and code == LOST and lost.one_more():
                 why = " because a rank was lost"
             else:
                 return code
             print_error(f"the ranks start again from the newest checkpoint{why}")
-            code = on_ranks(count, recipe, again, others_go_on=goes_on, replaces=replaces)
+            code = on_ranks(count, recipe, again, losses=losses, machines=machines)
         return code
 
 
-class _Losses:
+class _LossCount:
     """Counts losses of ranks, so that a run that loses one in each round ends."""
 
     def __init__(self, records: "Records") -> None:

@@ -20,6 +20,10 @@ SILENT_SECONDS = 3.0
 """A rank that others know to be in trouble is lost without a sign of life for so long; one that
 lives gives several.
 """
+START_SECONDS = 30.0
+"""How long ranks that were started together may come after each other, even if timeout_seconds is
+shorter: imports alone take seconds.
+"""
 
 
 class Silence:

@@ -10,6 +10,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from adloco.distributed.launch.failures import End, meet, shared_failures
+from adloco.distributed.launch.heartbeats import START_SECONDS
 from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.meeting import EXPELLED_SECONDS, first_quorum
 from adloco.distributed.launch.quorum import Quorum, connect
@@ -18,11 +19,6 @@ from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.placement.ranks import TIMEOUT_SECONDS, Ranks, longest_wait
-
-START_SECONDS = 30.0
-"""How long ranks that were started together may come after each other, even if timeout_seconds is
-shorter: imports alone take seconds.
-"""
 
 
 def num_ranks() -> int:
@@ -42,8 +38,9 @@ def this_rank() -> int:
 
 
 def speaks_for_machine() -> bool:
-    """True for the first rank of a machine on which rank 0 is not: its terminal shows no view."""
-    return this_rank() != 0 and os.environ.get("LOCAL_RANK") == "0"
+    """True for the first rank of a machine but the first one, whose terminal shows the view."""
+    first_here = os.environ.get("LOCAL_RANK") == "0" and os.environ.get("GROUP_RANK") != "0"
+    return first_here and this_rank() != 0
 
 
 @contextmanager

@@ -23,10 +23,10 @@ import torch.distributed as dist
 
 from adloco.distributed.launch.heartbeats import SILENT_SECONDS, Silence, beats, known_silent
 from adloco.distributed.launch.quorum import (
-    ENDS_LOST,
     OVER,
     Decision,
     Quorum,
+    beats_of_launcher,
     connect,
     decided,
     islands_of,
@@ -39,7 +39,9 @@ from adloco.errors import LostRankError
 LOOK_SECONDS = 0.2
 """From one look at the store to the next, while a process waits for others."""
 EXPELLED_SECONDS = 3.0
-"""How long to wait until a launcher on this machine has ended a process that is taken for lost."""
+"""How long to wait until a launcher has ended a process that is taken for lost."""
+LAUNCHER_SECONDS = 1.0
+"""A launcher is gone if it gives no sign of life for so long; one that lives gives many."""
 
 
 def first_quorum() -> Quorum | None:
@@ -106,7 +108,8 @@ def next_quorum(
     """
     come(quorum)
     store, number = connect(), quorum.number + 1
-    present = _present(store, quorum, timeout_seconds)
+    launchers = Silence(round(LAUNCHER_SECONDS / LOOK_SECONDS))
+    present = _present(store, quorum, timeout_seconds, launchers)
     if not store.check([f"quorum-{number}"]):
         lost = [member for member in quorum.members if member not in present]
         asking = _asking(store, quorum.number, lost)
@@ -126,7 +129,7 @@ def next_quorum(
         )
     if quorum.process not in decision.members:
         return join(quorum.process)
-    _wait_until_ended(store, decision.lost)
+    _wait_until_ended(store, decision.lost, launchers)
     return decided(store, number, quorum.process)
 
 
@@ -146,8 +149,11 @@ def join(process: int) -> Quorum | None:
             return decided(store, number, process)
 
 
-def _present(store: Any, quorum: Quorum, timeout_seconds: float) -> list[int]:
-    """The members that are at the meeting, once all others are lost or the meeting is over."""
+def _present(store: Any, quorum: Quorum, timeout_seconds: float, launchers: Silence) -> list[int]:
+    """The members that are at the meeting, once all others are lost or the meeting is over.
+
+    launchers: Looks for signs of life of the launchers of those that are late.
+    """
     number, keys = quorum.number + 1, quorum.keys(store)
     silence = Silence(round(min(SILENT_SECONDS, timeout_seconds) / LOOK_SECONDS))
     ranks = {member: rank for rank, member in enumerate(quorum.members)}
@@ -160,6 +166,7 @@ def _present(store: Any, quorum: Quorum, timeout_seconds: float) -> list[int]:
         ]
         late = [member for member in quorum.members if member not in {*present, *lost}]
         silent = silence.look({str(member): beats(keys, ranks[member]) for member in late})
+        launchers.look({str(member): beats_of_launcher(store, member) for member in late})
         lost |= {
             member
             for member in late
@@ -206,12 +213,17 @@ def _asking(store: Any, number: int, lost: Collection[int]) -> list[int]:
     ]
 
 
-def _wait_until_ended(store: Any, lost: Iterable[int]) -> None:
-    """Give a launcher time to end processes that are taken for lost, which may hold a lock."""
-    if not store.check([ENDS_LOST]):
-        return
+def _wait_until_ended(store: Any, lost: Iterable[int], launchers: Silence) -> None:
+    """Give launchers that live time to end processes that are taken for lost, which may hold a
+    lock.
+    """
     deadline = time.monotonic() + EXPELLED_SECONDS
-    left = list(lost)
+    left = [process for process in lost if beats_of_launcher(store, process)]
     while left and time.monotonic() < deadline:
-        left = [process for process in left if not store.check([f"dead-{process}"])]
+        gone = launchers.look({str(process): beats_of_launcher(store, process) for process in left})
+        left = [
+            process
+            for process in left
+            if str(process) not in gone and not store.check([f"dead-{process}"])
+        ]
         time.sleep(LOOK_SECONDS if left else 0)

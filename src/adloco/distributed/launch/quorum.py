@@ -7,7 +7,7 @@ how the processes find the next quorum.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,8 +16,6 @@ import torch.distributed as dist
 
 from adloco.distributed.launch.restarts import CONNECT_SECONDS, of_this_start
 
-ENDS_LOST = "ends-lost"
-"""The key that is set if a launcher ends processes that are taken for lost."""
 OVER = "over"
 """The key that is set when a run has ended."""
 
@@ -42,7 +40,7 @@ class Quorum:
 
     def keys(self, store: Any) -> Any:
         """The store with keys that belong to this quorum."""
-        return dist.PrefixStore(f"quorum-{self.number}", store)  # type: ignore[attr-defined]
+        return quorum_keys(store, self.number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +52,11 @@ class Decision:
     """Ids of the members before that gave no sign of life."""
     shape: list[int]
     """Shards and replicas of an island."""
+
+
+def quorum_keys(store: Any, number: int) -> Any:
+    """The store with keys that belong to the quorum of this number."""
+    return dist.PrefixStore(f"quorum-{number}", store)  # type: ignore[attr-defined]
 
 
 def connect() -> Any:
@@ -80,9 +83,32 @@ def report_death(store: Any, process: int, how: str) -> None:
     _note_death(of_this_start(store), process, how)
 
 
-def end_lost(store: Any) -> None:
-    """Say that this launcher ends its processes that are taken for lost."""
-    of_this_start(store).set(ENDS_LOST, "")
+def report_end(store: Any, process: int) -> None:
+    """Tell the launchers of other machines that a process has ended, in whatever way."""
+    of_this_start(store).set(f"ended-{process}", "")
+
+
+def all_have_ended(store: Any, processes: Iterable[int]) -> bool:
+    """True if the launchers of all these processes say that they have ended."""
+    return bool(of_this_start(store).check([f"ended-{process}" for process in processes]))
+
+
+def report_start(store: Any, process: int, launcher: int) -> None:
+    """Tell all which launcher ends a process if it is taken for lost."""
+    of_this_start(store).set(f"launcher-of-{process}", str(launcher))
+
+
+def beat_as_launcher(store: Any, launcher: int) -> None:
+    """Give a sign of life of a launcher."""
+    of_this_start(store).add(f"launcher-beats-{launcher}", 1)
+
+
+def beats_of_launcher(store: Any, process: int) -> int:
+    """How many signs of life the launcher has given that ends this process if it is taken for lost;
+    0: there is none.
+    """
+    key = f"launcher-of-{process}"
+    return store.add(f"launcher-beats-{int(store.get(key))}", 0) if store.check([key]) else 0
 
 
 def _note_death(keys: Any, process: int, how: str) -> None:

@@ -1,0 +1,178 @@
+"""Where the launchers of a run meet: each starts the ranks of its machine, and all use one store.
+
+The launcher on the machine whose address is given keeps the store, so the run ends with it. The
+first ones to come begin the run together. One that comes later, or comes back, starts ranks that
+ask to join (`meeting.py`).
+
+torchrun's agents share a store as well, but start all ranks again when a machine comes or goes, and
+wait five minutes at the end of a run for one that was lost (seen with torch 2.13).
+"""
+
+import errno
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from adloco.distributed.launch.restarts import CONNECT_SECONDS
+from adloco.errors import LostRankError
+
+OPEN, CLOSING = "open", "closing"
+LAUNCHERS, PROCESSES = "launchers", "processes"
+LOOK_SECONDS = 0.2
+END_SECONDS = 5.0
+"""How long the launcher that keeps the store waits for the others at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """A launcher's place among those of a run."""
+
+    store: Any
+    """What it and its ranks use; closed when this object is gone, if this launcher keeps it."""
+    keeps_store: bool
+    launcher: int
+    """Number of this launcher, from 0."""
+    first: int
+    """Id of the first rank that it starts; those of the others follow."""
+    world: int
+    """Ranks that begin the run together. Those with larger ids ask to join."""
+
+    def next_process(self) -> int:
+        """The id of a rank that is started later."""
+        return int(self.store.add(PROCESSES, 1)) - 1
+
+    def end(self) -> None:
+        """Say that this launcher has ended. The one that keeps the store waits for the others."""
+        try:
+            self.store.set(_ended(self.launcher), "")
+            if self.keeps_store:
+                self.store.set(CLOSING, "")
+                _look_until(self._all_ended, END_SECONDS)
+        except dist.DistError:  # The store has ended before.
+            return
+
+    def wait_for_end(self) -> None:
+        """Wait until the store closes, so that what comes next is another start of the run."""
+        try:
+            _look_until(lambda: self.store.check([CLOSING]), 2 * END_SECONDS)
+        except dist.DistError:
+            return
+
+    def _all_ended(self) -> bool:
+        count = self.store.add(LAUNCHERS, 0)
+        return all(self.store.check([_ended(launcher)]) for launcher in range(count))
+
+
+def on_this_machine(count: int) -> Rendezvous:
+    """The place of a launcher that is alone, with a store that only this machine reaches.
+
+    count: Ranks that it starts.
+    """
+    # By itself the store would listen on all interfaces, and whoever reaches it can end the run.
+    return _enter(_kept_store(socket.create_server(("127.0.0.1", 0))), True, 1, count, 0.0)
+
+
+def on_machines(address: tuple[str, int], machines: int, count: int, seconds: float) -> Rendezvous:
+    """The place of a launcher among those of several machines.
+
+    Args:
+        address: Host and port at which they meet; the launcher on that host keeps the store.
+        machines: Launchers that begin the run together.
+        count: Ranks that this one starts.
+        seconds: How long to wait for the others.
+
+    Raises:
+        ValueError: That address cannot be used.
+        LostRankError: The others did not come.
+    """
+    try:
+        listening = socket.create_server(address)
+    except OSError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            raise ValueError(
+                f"{_text(address)} cannot be used to meet ({error.strerror}); give the address of "
+                "the first machine and a free port"
+            ) from error
+        return _enter(_found_store(address, seconds), False, machines, count, seconds)
+    return _enter(_kept_store(listening), True, machines, count, seconds)
+
+
+def _kept_store(listening: socket.socket) -> Any:
+    host, port = listening.getsockname()
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+
+
+def _found_store(address: tuple[str, int], seconds: float) -> Any:
+    """The store of the launcher that keeps it, once it is there."""
+    found: list[Any] = []
+
+    def connect() -> bool:
+        try:
+            # torch's own attempts end up in the terminal.
+            socket.create_connection(address, CONNECT_SECONDS).close()
+            timeout = timedelta(seconds=CONNECT_SECONDS)
+            store = dist.TCPStore(*address, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+            # One that closes belongs to a start of the run that has ended.
+            if store.check([OPEN]) and not store.check([CLOSING]):
+                found.append(store)
+        except (OSError, dist.DistError):
+            return False
+        return bool(found)
+
+    if not _look_until(connect, seconds):
+        raise LostRankError(
+            f"nobody has answered at {_text(address)} within {seconds:g} s; start the command on "
+            "the machine with that address too, and see that the others may connect to it"
+        )
+    return found[0]
+
+
+def _enter(store: Any, keeps: bool, machines: int, count: int, seconds: float) -> Rendezvous:
+    """Take the next place at the store, and wait for those that begin the run."""
+    launcher = int(store.add(LAUNCHERS, 1)) - 1
+    begins = launcher < machines
+    if begins:
+        first = int(store.add(PROCESSES, count)) - count
+        store.set(_counted(launcher), str(count))
+    if keeps:  # The others may come now: the first rank is here.
+        store.set(OPEN, "")
+    all_begin = [_counted(each) for each in range(machines)]
+    if not _look_until(lambda: store.check(all_begin), seconds):
+        there = sum(store.check([key]) for key in all_begin)
+        raise LostRankError(
+            f"{there} of {machines} machines have come within {seconds:g} s; start the command on "
+            "the others too, or give a smaller number of --machines"
+        )
+    if not begins:
+        first = int(store.add(PROCESSES, count)) - count
+    world = sum(int(store.get(key)) for key in all_begin)
+    return Rendezvous(store=store, keeps_store=keeps, launcher=launcher, first=first, world=world)
+
+
+def _look_until(true: Callable[[], bool], seconds: float) -> bool:
+    """Look again and again until something is true; False if it was not within the seconds."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
+
+
+def _counted(launcher: int) -> str:
+    return f"count-{launcher}"
+
+
+def _ended(launcher: int) -> str:
+    return f"launcher-ended-{launcher}"
+
+
+def _text(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"

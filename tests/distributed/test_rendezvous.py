@@ -1,0 +1,107 @@
+"""How the launchers of several machines meet; each is a thread here."""
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adloco.distributed.launch import local_ranks, rendezvous
+from adloco.distributed.launch.local_ranks import Losses, start_ranks
+from adloco.distributed.launch.rendezvous import Rendezvous, on_machines
+from adloco.errors import LOST, LostRankError
+
+
+@pytest.fixture
+def address() -> tuple[str, int]:
+    """An address of this machine with a port that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        host, port = taken.getsockname()
+    return host, port
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """What the calls return, each in a thread of its own; an error is returned too."""
+    found: list[Any] = [None] * len(calls)
+
+    def call(number: int) -> None:
+        try:
+            found[number] = calls[number]()
+        except (LostRankError, ValueError) as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+def test_the_first_to_come_begin_and_a_later_one_joins(address: tuple[str, int]) -> None:
+    """Machines of 2 and 3 ranks begin with five; one of 2 joins as the sixth and seventh."""
+    places = at_once(lambda: on_machines(address, 2, 2, 60), lambda: on_machines(address, 2, 3, 60))
+    first, second = sorted(places, key=lambda place: place.first)
+    assert first.keeps_store and not second.keeps_store, "rank 0 is where the store is"
+    assert (first.launcher, first.first, first.world) == (0, 0, 5)
+    counts = {0: 2, 1: 3} if places[0].keeps_store else {0: 3, 1: 2}
+    assert (second.launcher, second.first, second.world) == (1, counts[0], 5)
+    later = on_machines(address, 2, 2, 60)
+    assert (later.launcher, later.first, later.world) == (2, 5, 5)
+    assert [place.next_process() for place in (second, first, later)] == [7, 8, 9]
+
+
+def test_a_store_that_closes_is_left_to_those_who_used_it(address: tuple[str, int]) -> None:
+    """The launchers of an ended run meet again at another store."""
+    first, second = sorted(
+        at_once(*[lambda: on_machines(address, 2, 1, 60)] * 2), key=lambda place: place.first
+    )
+    ends = threading.Thread(target=first.end)
+    ends.start()
+    second.wait_for_end()
+    again: list[Rendezvous] = []
+    comes = threading.Thread(target=lambda: again.append(on_machines(address, 2, 1, 60)))
+    comes.start()
+    second.end()
+    ends.join(60)
+    assert not again
+    del first, second
+    again.append(on_machines(address, 2, 1, 60))
+    comes.join(60)
+    assert sorted(place.first for place in again) == [0, 1]
+
+
+def test_those_who_do_not_come_are_waited_for_no_longer_than_said(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LostRankError, match="1 of 3 machines have come within 0.5 s"):
+        on_machines(address, 3, 1, 0.5)
+    monkeypatch.setattr(rendezvous, "CONNECT_SECONDS", 0.2)
+    # TEST-NET-1 of RFC 5737: nobody has that address.
+    with pytest.raises(LostRankError, match=r"nobody has answered at 192\.0\.2\.1:29400"):
+        on_machines(("192.0.2.1", 29400), 2, 1, 0.5)
+    with pytest.raises(ValueError, match=r"no\.invalid:29400 cannot be used to meet"):
+        on_machines(("no.invalid", 29400), 2, 1, 0.5)
+
+
+def test_a_launcher_ends_ranks_that_are_all_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They give a sign of life and then no more, so none of them can notice it."""
+    (tmp_path / "adloco.py").write_text(
+        "import os, time\n"
+        "from datetime import timedelta\n"
+        "import torch.distributed as dist\n"
+        "store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),\n"
+        "    is_master=False, timeout=timedelta(seconds=20))\n"
+        "keys = dist.PrefixStore('quorum-0', dist.PrefixStore('adloco-0', store))\n"
+        "keys.add('beats-' + os.environ['RANK'], 1)\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(local_ranks, "START_SECONDS", 0.5)
+    replaced: list[int] = []
+    losses = Losses(timeout_seconds=0.5, replaces=lambda: bool(replaced.append(1)))
+    assert start_ranks(2, [], 1.0, losses=losses) == LOST
