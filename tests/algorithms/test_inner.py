@@ -12,6 +12,7 @@ from torch import nn
 
 from adloco import InnerAdamW, InnerMuon, InnerSGD
 from adloco.algorithms import muon_step
+from adloco.algorithms.newton_schulz import NEWTON_SCHULZ
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LR, DECAY = 0.25, 0.5
@@ -133,7 +134,7 @@ def test_singular_values(variant: str, least: float, low: float, high: float) ->
     """They are those of the polynomials, and so in the range that is promised."""
 
     def polynomials(values: torch.Tensor) -> torch.Tensor:
-        for a, b, c in muon_step.NEWTON_SCHULZ[variant]:
+        for a, b, c in NEWTON_SCHULZ[variant]:
             values = a * values + b * values**3 + c * values**5
         return values
 
@@ -147,7 +148,7 @@ def test_singular_values(variant: str, least: float, low: float, high: float) ->
     stack = left @ (given[:, :, None] * right)
     wanted = polynomials(given / given.norm(dim=1, keepdim=True)).sort(descending=True).values
     for matrices in (stack, stack.mT):
-        found = muon_step.orthogonal(matrices, muon_step.NEWTON_SCHULZ[variant])
+        found = muon_step.orthogonal(matrices, NEWTON_SCHULZ[variant])
         torch.testing.assert_close(torch.linalg.svdvals(found), wanted)
 
 

@@ -15,33 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adloco.algorithms.newton_schulz import NEWTON_SCHULZ, Quintic
 from adloco.distributed.device import native_bf16
 from adloco.distributed.dtensor import local
 from adloco.distributed.parallel.gradient_norms import Block
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic
 
-Quintic = tuple[float, float, float]
-"""Coefficients a, b and c of s -> a s + b s^3 + c s^5."""
-
-NEWTON_SCHULZ: dict[str, Sequence[Quintic]] = {
-    "constant": [(3.4445, -4.775, 2.0315)] * 5,
-    "polar-express": [
-        (8.205161, -22.901935, 16.460724),
-        (4.066395, -2.861154, 0.518400),
-        (3.909595, -2.823352, 0.525037),
-        (3.285564, -2.415302, 0.485294),
-        (2.300652, -1.668904, 0.418807),
-    ],
-}
-"""The steps of each variant.
-
-- constant: those of Jordan et al., 2024 and torch.optim.Muon. They take singular values from 0.01
-  to 1 of the norm to 0.68 to 1.13.
-- polar-express: the best polynomial for what the steps before it leave (arXiv 2505.16932, theorem
-  3.1), for singular values from 0.001 of the norm on, which it takes to 0.83 to 1.12. In all steps
-  but the last, s is divided by 1.01 before, against rounding.
-"""
 LEAST_NORM = 1e-7
 """Matrices of a smaller norm are divided by this one."""
 
@@ -118,19 +98,18 @@ class _Step:
         return mixed.to(self.dtype)
 
     def compute(self, stack: Tensor) -> Tensor:
-        blocks = self._group["blocks"]
-        if not blocks:
+        """The directions of the step: of whole matrices, or of the blocks of each.
+
+        `take` multiplies by the step length of a whole matrix, so blocks are scaled to theirs.
+        """
+        sizes, shape = self._group["blocks"], stack.shape[1:]
+        if not sizes:
             return orthogonal(stack, self._steps)
-        side = 1 if stack.size(1) >= stack.size(2) else 2
-        longest = stack.size(side)
-        # Each block's step has the root mean square of AdamW's; `take` scales for whole matrices.
-        return torch.cat(
-            [
-                orthogonal(block, self._steps) * math.sqrt(max(block.shape[1:]) / longest)
-                for block in torch.split(stack, blocks, dim=side)
-            ],
-            dim=side,
-        )
+        directions = torch.empty_like(stack)
+        for block in blocks_of(shape, sizes):
+            part = orthogonal(stack[:, *block], self._steps)
+            directions[:, *block] = part * (step_length(part.shape[1:]) / step_length(shape))
+        return directions
 
     def take(self, index: int, result: Tensor) -> None:
         matrix, lr = self.matrices[index], self._group["lr"]
@@ -143,8 +122,8 @@ def blocks_of(shape: Sequence[int], sizes: Sequence[int]) -> list[Block]:
     """The blocks of a matrix that are orthogonalised on their own.
 
     Args:
-        shape: Of the matrix.
-        sizes: Those of the blocks along its longer side; none for one block.
+        shape: Rows and columns of the matrix.
+        sizes: Sizes of the blocks along its longer side; empty if the matrix is one block.
     """
     rows, columns = shape
     across, ends = slice(0, min(shape)), accumulate(sizes or [max(shape)])
@@ -153,7 +132,10 @@ def blocks_of(shape: Sequence[int], sizes: Sequence[int]) -> list[Block]:
 
 
 def step_length(shape: Sequence[int]) -> float:
-    """The singular values of the step on a matrix (or a block of one) at a learning rate of 1."""
+    """The singular values of the step on a matrix, or on a block of one, at a learning rate of 1.
+
+    With them the step has the root mean square of AdamW's (arXiv 2502.16982).
+    """
     return 0.2 * math.sqrt(max(shape))
 
 

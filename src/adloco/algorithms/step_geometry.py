@@ -36,9 +36,9 @@ class SecondMoments:
     beta: float
     """Weight of the past in v at a step."""
     epsilon: float
-    """Adam's, which is added to sqrt(v)."""
+    """What Adam adds to sqrt(v)."""
     rate: float
-    """Its learning rate, as a multiple of that of the worker's first group."""
+    """The parameter's learning rate, as a multiple of that of the worker's first group."""
 
     def roots(self, parameter: Tensor) -> Tensor | None:
         """sqrt(v) of this rank's part of the parameter, with Adam's bias correction and epsilon.

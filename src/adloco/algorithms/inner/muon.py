@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.shared import check_betas, check_momentum, check_rates, trainable
+from adloco.algorithms.newton_schulz import NEWTON_SCHULZ
 from adloco.errors import require
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
-
-VARIANTS = ("constant", "polar-express")
-"""The keys of `NEWTON_SCHULZ` in `algorithms/muon_step.py`, which needs torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +52,8 @@ class InnerMuon:
                 f"got {name} = {blocks!r}",
             )
         require(
-            self.newton_schulz in VARIANTS,
-            f"newton_schulz must be {' or '.join(VARIANTS)}, got {self.newton_schulz!r}",
+            self.newton_schulz in NEWTON_SCHULZ,
+            f"newton_schulz must be {' or '.join(NEWTON_SCHULZ)}, got {self.newton_schulz!r}",
         )
 
     def __call__(self, model: nn.Module) -> list[Optimizer]:
@@ -90,9 +88,9 @@ class InnerMuon:
         return [{"params": group, "blocks": blocks} for blocks, group in groups.items()]
 
     def _blocks(self, name: str, side: int) -> tuple[int, ...]:
-        """Sizes of the blocks of a matrix; none if it is one block.
+        """Sizes of the blocks of a matrix; empty if it is one block.
 
-        side: Its longer side.
+        side: Length of the matrix's longer side.
         """
         for part, given in self.split.items():
             if part in name:

@@ -22,8 +22,9 @@ PIECE = 1 << 18
 for the next.
 """
 PIECE_ON_GPU = 1 << 24
-"""The same on a GPU, where an operation costs a launch: 305M values take 13 ms in int4 on an H100,
-38 ms in pieces of a quarter, and 207 ms in pieces of a sixteenth.
+"""Values that a format handles at once on a GPU, where each operation costs a kernel launch. On an
+H100, 305M values take 13 ms in int4 in pieces of this size, 38 ms in pieces of a quarter of it, and
+207 ms in pieces of a sixteenth (reproduce/LOG.md, 2026-11-23).
 """
 
 BlockSum = Callable[[Tensor, WireFormat, bool, SumStats], Tensor]

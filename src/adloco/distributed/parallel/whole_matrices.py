@@ -36,7 +36,7 @@ class MatrixWork(Protocol):
         ...
 
     def compute(self, stack: Tensor) -> Tensor:
-        """From whole matrices (number, rows, columns) to results of these sizes."""
+        """Compute the results of whole matrices (number, rows, columns), of the same sizes."""
         ...
 
     def take(self, index: int, result: Tensor) -> None:
@@ -140,7 +140,8 @@ class MatrixOwners:
 def balanced(costs: Sequence[float], owners: int) -> list[list[int]]:
     """Give each of several things to an owner, so that the owners have about equal costs.
 
-    The most expensive first, each to the owner with the least so far.
+    They are given out from the most expensive to the cheapest, each to the owner with the least
+    cost so far.
 
     Returns:
         The indices of each owner's things, in rising order.
@@ -161,7 +162,7 @@ def cost(matrix: Tensor) -> float:
 
 
 def _overlap(turns: Iterable[Iterator[None]]) -> None:
-    """Run each to its end, one step behind the one after it."""
+    """Run all turns to their ends, each one step ahead of the turn after it."""
     active: list[Iterator[None]] = []
     for turn in turns:
         active = [each for each in (turn, *active) if next(each, "ended") is None]
