@@ -23,8 +23,9 @@ from adloco.cli.view import PlainView, open_view
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import speaks_for_machine
 from adloco.report.page import write_report
+from adloco.run.run_progress import Progress
 from adloco.run.text_sample import text_sample
-from adloco.run.training_run import Progress, TrainingRun
+from adloco.run.training_run import TrainingRun
 
 
 @pytest.fixture

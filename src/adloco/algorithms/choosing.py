@@ -17,7 +17,7 @@ from adloco.rules.sync_schedule import Streaming
 
 if TYPE_CHECKING:
     from adloco.algorithms.reporting import WorkerRound
-    from adloco.algorithms.worker import RoundTask
+    from adloco.algorithms.round_task import RoundTask
 
 
 def check_auto(

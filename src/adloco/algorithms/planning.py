@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adloco.algorithms.method import Batching
+from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer import Trainer
-from adloco.algorithms.worker import RoundTask, Worker
+from adloco.algorithms.worker import Worker
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare

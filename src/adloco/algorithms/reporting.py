@@ -11,9 +11,10 @@ from adloco.algorithms.reports import (
     TrainerReport,
     WorkerReport,
 )
+from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer import Trainer
-from adloco.algorithms.worker import RoundTask, Worker
+from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.metered import SyncStats
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes

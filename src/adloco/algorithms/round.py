@@ -25,9 +25,9 @@ from adloco.algorithms.reporting import (
 )
 from adloco.algorithms.reports import RoundReport, TrainerReport
 from adloco.algorithms.rollback import RoundStart
+from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer_distance import trainer_distances
-from adloco.algorithms.worker import RoundTask
 from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes

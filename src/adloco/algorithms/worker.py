@@ -7,7 +7,7 @@ step of a round, when all workers of a trainer have the same parameters.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
@@ -22,6 +22,7 @@ from adloco.algorithms.method import Execution, GradientTest, Problem
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, counters, load_optimizer
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
+from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.step_geometry import StepGeometry
 from adloco.distributed.comm.metered import SyncStats
 from adloco.distributed.device import autocast, to_device
@@ -57,37 +58,6 @@ class InnerSettings:
     def metric(self) -> Metric:
         """The norm in which the statistics are taken."""
         return self.rule.metric if isinstance(self.rule, NormTest) else "euclidean"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundTask:
-    """What a worker has to do in one round."""
-
-    trainer: int
-    plan: BatchPlan
-    inner_steps: int
-    first_step: int
-    """Number of inner steps that the run took before this round."""
-    lr_factor: Callable[[int], float] | None
-    """From the inner step of the round, counted from 0, to a factor on the learning rates of the
-    optimizers; None: no schedule.
-    """
-    start: Sequence[Tensor]
-    """Parameters and buffers of the last sync, from which a worker starts again after numbers that
-    are not finite."""
-    final_plan: BatchPlan | None = None
-    """The micro-batches of the round's last inner step where the budget ends; None: as `plan`."""
-
-    def plan_of(self, inner_step: int) -> BatchPlan:
-        """The micro-batches of an inner step of the round, counted from 0."""
-        last = inner_step == self.inner_steps - 1
-        return self.final_plan if last and self.final_plan else self.plan
-
-    @property
-    def samples(self) -> int:
-        """Samples of the round."""
-        last = self.plan_of(self.inner_steps - 1)
-        return (self.inner_steps - 1) * self.plan.worker_batch + last.worker_batch
 
 
 class Worker:
@@ -170,12 +140,12 @@ class Worker:
         while self.inner_step < until and not stopping:
             stopping = self._step(task, halted)
         if 1 < task.inner_steps == self.inner_step == self.skipped_steps + self.restarts:
-            place = self._place(task, self.inner_step)
+            place = task.place(self.id, self.inner_step)
             raise NonFiniteLossError(f"no step of the round was finite until {place}; {ADVICE}")
         # Neither a sync nor a checkpoint may take what is not finite.
         try:
             self.replica.require_finite(
-                self._place(task, self.inner_step), self.engine.sum, self.optimizers
+                task.place(self.id, self.inner_step), self.engine.sum, self.optimizers
             )
         except NonFiniteLossError:
             if self._settings.execution.on_nonfinite != "restore":
@@ -189,7 +159,8 @@ class Worker:
         self._drop_gradients()  # A step before may have failed half-way.
         if task.lr_factor is not None:
             self._scale_rates(task.lr_factor(self.inner_step))
-        testing = self._settings.rule.needs_moments and self._tests(task)
+        tests = task.tests(self._settings.test, self.inner_step)
+        testing = tests and self._settings.rule.needs_moments
         plan = task.plan_of(self.inner_step)
         plan = plan.in_groups(self._settings.test.groups) if testing else plan
         statistics, moments = [tensor.clone() for tensor in self._statistics], self.moments
@@ -205,7 +176,7 @@ class Worker:
         elif stops:
             what = "norm of the gradient" if math.isfinite(loss) else "loss"
             value = math.sqrt(norm_sq) if math.isfinite(loss) else loss
-            place = self._place(task, self.inner_step + 1)
+            place = task.place(self.id, self.inner_step + 1)
             raise NonFiniteLossError(f"{what} is {value} in {place}; {ADVICE}")
         else:
             self.moments = moments
@@ -282,19 +253,6 @@ class Worker:
             self._drop_gradients()
             copy_all(statistics, self._statistics)
             free_memory(self._settings.device)
-
-    def _tests(self, task: RoundTask) -> bool:
-        """True if gradient statistics are taken on the next inner step."""
-        every = self._settings.test.every
-        if every == 0:
-            last = self._settings.test.step == "last"
-            return self.inner_step == (task.inner_steps - 1 if last else 0)
-        return (task.first_step + self.inner_step) % every == 0
-
-    def _place(self, task: RoundTask, inner_step: int) -> str:
-        return (
-            f"trainer {task.trainer}, worker {self.id}, inner step {task.first_step + inner_step}"
-        )
 
     def _micro_steps(self, plan: BatchPlan) -> Iterator[Tensor]:
         """Run forward and backward on each micro-batch of this rank. Yields its part of the mean

@@ -9,7 +9,8 @@ from itertools import pairwise
 from threading import Event
 
 from adloco.algorithms.method import Execution, LossFunction, Problem, Source
-from adloco.algorithms.worker import InnerSettings, RoundTask, Worker
+from adloco.algorithms.round_task import RoundTask
+from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.config.sections import Recipe
 from adloco.distributed.device_memory import free_memory
 from adloco.distributed.placement.placement import Placement

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
@@ -41,6 +41,7 @@ from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.own_problem import recipe_of
 from adloco.run.records import Records, round_record, summarise, write_json
 from adloco.run.recovery import clear_unusable, load_newest_good
+from adloco.run.run_progress import Progress, ProgressMeter
 from adloco.run.saving import Content, Saving
 from adloco.run.start import (
     RunParts,
@@ -61,26 +62,6 @@ from adloco.run.stored import (
 )
 from adloco.run.text_sample import text_sample
 from adloco.run.trackers import Trackers
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a run has come; cheap enough to ask for many times a second."""
-
-    tokens: int
-    rows: int | None
-    """Rows of a stream read so far; None without a stream."""
-    rows_per_second: float | None
-    """Mean since this process began; None without a stream."""
-    seconds: float
-    part: float
-    """The part of the budget that is used, from 0 to 1."""
-    budget: str
-    """What was done of the budget, in words."""
-    inner_step: int
-    """Inner steps done in the round in progress; 0 between rounds."""
-    round_steps: int
-    """Inner steps of the round in progress; 0 between rounds."""
 
 
 class TrainingRun:
@@ -139,10 +120,9 @@ class TrainingRun:
         )
         self._new_limit = 0
         self._files: dict[str, str] = {}
-        self._rows_before = self.task.rows_read() or 0
-        self._seconds_before = 0.0
         self._bytes_checkpoint = 0
         self._clock = Clock()
+        self._meter = ProgressMeter(self._budget, self._clock, self.task)
 
     @staticmethod
     def create(recipe: Recipe, problem: Problem | None = None) -> "TrainingRun":
@@ -276,8 +256,7 @@ class TrainingRun:
                 )
                 # A run made longer is not finished any more.
                 (self.folder / SUMMARY).unlink(missing_ok=True)
-            self._seconds_before = self._clock.seconds
-            self._rows_before = self.task.rows_read() or 0
+            self._meter.begin()
             self.starts.begin(self._point(self.algorithm.state.samples_so_far))
             with self._clock.running():
                 try:
@@ -381,21 +360,7 @@ class TrainingRun:
 
     def progress(self) -> Progress:
         """Tokens and seconds so far, including those of the round in progress."""
-        state = self.algorithm.state
-        tokens = state.samples_so_far * self.recipe.data.context_tokens
-        part, words = self._budget.used(state)
-        seconds, rows = self._clock.seconds, self.task.rows_read()
-        here = max(1e-9, seconds - self._seconds_before)
-        return Progress(
-            tokens=tokens,
-            rows=rows,
-            rows_per_second=None if rows is None else (rows - self._rows_before) / here,
-            seconds=seconds,
-            part=part,
-            budget=words,
-            inner_step=state.begun_steps,
-            round_steps=state.round_steps,
-        )
+        return self._meter.read(self.algorithm.state)
 
     def finish(self) -> dict[str, Any]:
         """Write summary.json and return its content. Call it in the first process only."""

@@ -1,0 +1,51 @@
+"""A worker's task in a round: how many inner steps it takes, and what belongs to each of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from adloco.algorithms.method import GradientTest
+from adloco.rules.switch import BatchPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTask:
+    """What a worker has to do in one round."""
+
+    trainer: int
+    plan: BatchPlan
+    inner_steps: int
+    first_step: int
+    """Number of inner steps that the run took before this round."""
+    lr_factor: Callable[[int], float] | None
+    """From the inner step of the round, counted from 0, to a factor on the learning rates of the
+    optimizers; None: no schedule.
+    """
+    start: Sequence[Tensor]
+    """Parameters and buffers of the last sync, from which a worker starts again after numbers that
+    are not finite."""
+    final_plan: BatchPlan | None = None
+    """The micro-batches of the round's last inner step where the budget ends; None: as `plan`."""
+
+    def plan_of(self, inner_step: int) -> BatchPlan:
+        """The micro-batches of an inner step of the round, counted from 0."""
+        last = inner_step == self.inner_steps - 1
+        return self.final_plan if last and self.final_plan else self.plan
+
+    def tests(self, test: GradientTest, inner_step: int) -> bool:
+        """True if gradient statistics are taken on an inner step of the round, counted from 0."""
+        if test.every == 0:
+            return inner_step == (self.inner_steps - 1 if test.step == "last" else 0)
+        return (self.first_step + inner_step) % test.every == 0
+
+    def place(self, worker: int, inner_steps: int) -> str:
+        """Where a worker is after so many inner steps of the round, for messages."""
+        of_run = self.first_step + inner_steps
+        return f"trainer {self.trainer}, worker {worker}, inner step {of_run}"
+
+    @property
+    def samples(self) -> int:
+        """Samples of the round."""
+        last = self.plan_of(self.inner_steps - 1)
+        return (self.inner_steps - 1) * self.plan.worker_batch + last.worker_batch
