@@ -1,7 +1,7 @@
 """Compares rules for the batch at equal tokens: the loss, and the inner steps that it took.
 
-    .venv/bin/python benchmarks/batch_metrics.py --parallel 2    # trains what is not stored
-    .venv/bin/python benchmarks/batch_metrics.py --table         # trains nothing
+    .venv/bin/python benchmarks/batch_metrics.py --jobs 2    # trains what is not stored
+    .venv/bin/python benchmarks/batch_metrics.py --table     # trains nothing
 
 **The problem** is that of `bytes_to_loss.py`, with data-parallel Muon as tuned in `frontier.py`:
 133,440 parameters, 3M tokens (`--tokens`), no weight decay, and 16 samples per inner step with a
@@ -23,7 +23,6 @@ so the program can be stopped at any time.
 """
 
 import argparse
-import multiprocessing
 import statistics
 import sys
 import time
@@ -32,7 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bytes_to_loss import OutOfTimeError, Result, Spec, Store, finish, provenance, train
-from frontier import Trial
+from frontier import Trial, add_options, checked, in_processes
 
 from adloco import BatchController, BatchGuards
 from adloco.errors import require
@@ -192,14 +191,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parse(words)
     if not options.table:
         deadline = time.monotonic() + 60 * options.minutes
-        told = (options.json, options.tokens, deadline)
-        context = multiprocessing.get_context("spawn")
-        jobs = [context.Process(target=work, args=told) for _ in range(options.parallel)]
-        for job in jobs:
-            job.start()
-        for job in jobs:
-            job.join()
-        require(not any(job.exitcode for job in jobs), "a process failed; see above")
+        in_processes(options.jobs, work, options.json, options.tokens, deadline)
     runs = Store(options.json).read()
     require(bool(runs), f"there are no runs in {options.json}; run without --table first")
     options.json.with_suffix(".md").write_text(text := page(runs, options.tokens))
@@ -210,19 +202,10 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parallel", type=int, default=2, help="runs at once, each on one core")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each run")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start no run after so many")
     parser.add_argument("--table", action="store_true", help="only write the table")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        default=Path("benchmarks/batch_metrics.json"),
-        help="file of the results; the table (.md) is written beside it",
-    )
-    options = parser.parse_args(words)
-    require(options.parallel >= 1, f"--parallel must be >= 1, got {options.parallel}")
-    return options
+    add_options(parser, Path("benchmarks/batch_metrics.json"))
+    return checked(parser, words)
 
 
 if __name__ == "__main__":

@@ -30,10 +30,13 @@ in the last tenth of the tokens; nothing else uses that mean.
 import argparse
 import copy
 import multiprocessing
+import os
+import signal
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,14 +250,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parse(words)
     if options.stage != "table":
         deadline = time.monotonic() + 60 * options.minutes
-        told = (options.stage, options.json, deadline)
-        context = multiprocessing.get_context("spawn")
-        jobs = [context.Process(target=work, args=told) for _ in range(options.jobs)]
-        for job in jobs:
-            job.start()
-        for job in jobs:
-            job.join()
-        require(not any(job.exitcode for job in jobs), "a process failed; see above")
+        in_processes(options.jobs, work, options.stage, options.json, deadline)
     runs = Store(options.json).read()
     require(bool(runs), f"there are no runs in {options.json}; run --stage trials first")
     options.json.with_suffix(".md").write_text(text := tables(runs))
@@ -336,17 +332,73 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stage", choices=("trials", "final", "table"), default="trials")
+    add_options(parser, Path("benchmarks/frontier.json"))
+    return checked(parser, words)
+
+
+def add_options(parser: argparse.ArgumentParser, json: Path) -> None:
+    """Add the options that all studies of stored runs have.
+
+    Args:
+        parser: The study's.
+        json: The file of its results.
+    """
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, each on one core")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no run after so many")
     parser.add_argument(
         "--json",
         type=Path,
-        default=Path("benchmarks/frontier.json"),
+        default=json,
         help="file of the results; the tables (.md) are written beside it",
     )
+
+
+def checked(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a study, from these words or from the command line.
+
+    Raises:
+        ValueError: An option of `add_options` has a value that cannot work.
+    """
     options = parser.parse_args(words)
     require(options.jobs >= 1, f"--jobs must be >= 1, got {options.jobs}")
     return options
+
+
+def in_processes(count: int, work: Callable[..., None], *arguments: Any) -> None:
+    """Call a function in several processes at once and wait for all of them.
+
+    They end when this process ends, even if it is killed.
+
+    Args:
+        count: How many processes.
+        work: A function of a module.
+        arguments: What each process calls it with.
+
+    Raises:
+        ValueError: One of the processes failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    jobs = [context.Process(target=_work, args=(work, *arguments)) for _ in range(count)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    require(not any(job.exitcode for job in jobs), "a process failed; see above")
+
+
+def _work(work: Callable[..., None], *arguments: Any) -> None:
+    # By SystemExit, a run that is cut off removes its temporary folder.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    work(*arguments)
+
+
+def _end_with_parent() -> None:
+    """Wait until the process that started this one has ended, and then end this one."""
+    parent = multiprocessing.parent_process()
+    assert parent, "multiprocessing started this process"
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """benchmarks/frontier.py: its trials, the tables of invented runs, and the mean of a tail."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -9,12 +12,49 @@ import pytest
 
 from tests.conftest import SMALL
 
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+WAITING = """
+import time
+from frontier import in_processes
+
+def wait() -> None:
+    print("began", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    in_processes(1, wait)
+"""
+
 
 @pytest.fixture(scope="module")
 def frontier() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+        patch.syspath_prepend(BENCHMARKS)
         return import_module("frontier")
+
+
+def test_options_that_cannot_work(frontier: Any) -> None:
+    with pytest.raises(ValueError, match="--jobs must be >= 1, got 0"):
+        frontier.main(["--jobs", "0"])
+
+
+@pytest.mark.nightly
+def test_the_processes_of_a_study_end_when_it_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "study.py"
+    file.write_text(WAITING)
+    paths = os.pathsep.join([str(BENCHMARKS), *sys.path])
+    study = subprocess.Popen(
+        [sys.executable, file],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    with study:
+        assert study.stdout
+        assert study.stdout.readline() == "began\n"
+        study.kill()
+        # Its output ends when the last process that could write to it has ended.
+        study.communicate(timeout=60)
 
 
 def test_every_trial_is_another_run(frontier: Any) -> None:
