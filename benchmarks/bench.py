@@ -35,6 +35,7 @@ ROOT = Path(__file__).absolute().parents[1]
 PARTS = {
     "single": "bench_steps:single",
     "norm-test": "bench_steps:norm_test",
+    "muon": "bench_muon:muon",
     "outer-sync": "bench_sync:outer_sync",
     "ddp": "bench_sync:ddp",
     "co-located": "bench_steps:co_located",

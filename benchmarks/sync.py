@@ -173,6 +173,19 @@ def codec_times(count: int) -> dict[str, float]:
     count: Values at once.
     """
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
+    return {
+        name.replace("_seconds", "_ns"): round(
+            number if name.endswith("_ratio") else number / count * 1e9, 2
+        )
+        for name, number in medians(in_turns(wire_formats(values), 15)).items()
+    }
+
+
+def wire_formats(values: Tensor) -> dict[str, Callable[[], None]]:
+    """For each wire format, a function that encodes and decodes values, in pieces as a sync does.
+
+    values: Of one dimension; as many as fill whole blocks of each format.
+    """
 
     def there_and_back(codec: WireFormat) -> None:
         rows = values.view(-1, codec.block)
@@ -180,13 +193,7 @@ def codec_times(count: int) -> dict[str, float]:
             codec.decode(codec.encode(rows[piece]))
 
     codecs: list[Int8 | Bf16 | Int4 | Int2 | TopK] = [Int8(), Bf16(), Int4(), Int2(), TopK()]
-    sides = {codec.key: partial(there_and_back, codec) for codec in codecs}
-    return {
-        name.replace("_seconds", "_ns"): round(
-            number if name.endswith("_ratio") else number / count * 1e9, 2
-        )
-        for name, number in medians(in_turns(sides, 15)).items()
-    }
+    return {codec.key: partial(there_and_back, codec) for codec in codecs}
 
 
 def step_row(width: int, ranks: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,3 +94,27 @@ def test_the_tables_say_what_failed_and_what_missed_its_goal(bench: Any) -> None
         "| graphs | 5 sizes | **2** (a count) |  |  |  | 3 |",
     ]
     assert "| DiLoCo | other | pip cannot install it: no |" in tables.peers(parts)
+
+
+def test_without_a_gpu_its_benchmark_says_so(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bench("gpu").main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "gpu: this script needs a CUDA device, and torch finds none\n"
+
+
+def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
+    gpu = bench("gpu")
+    matrices = gpu.hidden_matrices(gpu.WIDTH, gpu.LAYERS, torch.device("meta"))
+    sizes = [matrix.numel() for matrix in matrices]
+    # 2 of 1024 x 1024, 2 of 256 x 1024 and 3 of 2816 x 1024, in each of 24 layers.
+    assert (len(sizes), sum(sizes)) == (168, 24 * 1024 * (2 * 1024 + 2 * 256 + 3 * 2816))
+    small = gpu.hidden_matrices(16, 1, torch.device("cpu"))
+    for step in gpu.optimizers(small).values():
+        before = [matrix.detach().clone() for matrix in small]
+        step()
+        moved = zip(before, small, strict=True)
+        assert not any(torch.equal(old, matrix) for old, matrix in moved)
