@@ -44,6 +44,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
         "batch.initial": 16,
         "run.threads": 1,
         "learning_rate.shape": "constant",
+        "run.precision": "fp32",  # As the oracle computes; auto is bf16 on some machines.
     }
 
 
