@@ -118,6 +118,24 @@ def add_ranks(parser: Parser) -> None:
     )
 
 
+def add_machines(parser: Parser) -> None:
+    """Add --machines and --meet."""
+    parser.add_argument(
+        "--machines",
+        type=int,
+        default=1,
+        metavar="M",
+        help="machines that begin together, each by this command (default: 1); to a run, others "
+        "may come later, and those that were lost may come back",
+    )
+    parser.add_argument(
+        "--meet",
+        metavar="HOST:PORT",
+        default="",
+        help="where they meet: the address of the first machine, and a free port there",
+    )
+
+
 def add_trained_run(parser: Parser, *, purpose: str) -> None:
     """Add the arguments that choose a run's folder and one of its trainers.
 

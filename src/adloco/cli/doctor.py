@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from adloco.cli.arguments import Commands, add_command, add_ranks, read_recipe
+from adloco.cli.arguments import Commands, add_command, add_machines, add_ranks, read_recipe
 from adloco.cli.terminal import open_console, print_error
-from adloco.errors import require
 
 if TYPE_CHECKING:
     from adloco.cluster.findings import Finding
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   adloco doctor                                  # this machine
   adloco doctor diloco --memory.gib 8            # for a recipe
-  torchrun ... -m adloco doctor RECIPE           # the machines of a run
+  adloco doctor RECIPE --ranks 2 --machines 2 --meet HOST:29400    # the machines of a run
+  torchrun ... -m adloco doctor RECIPE           # the same, started by torchrun
 
 Every machine runs the same line, as for a run; it takes less than two minutes.
 """
@@ -50,22 +50,19 @@ def add_parser(commands: Commands) -> None:
         help="a recipe to be trained; without one, its needs are not compared",
     )
     add_ranks(parser)
+    add_machines(parser)
 
 
 def run(arguments: Namespace) -> int:
-    from adloco.cli.rank_processes import RankEnd, on_ranks
+    from adloco.cli.rank_processes import Machines, RankEnd, on_ranks
     from adloco.cluster.findings import interface
-    from adloco.config.settings import RunSettings
     from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
-    from adloco.distributed.launch.local_ranks import start_ranks
 
     given = arguments.recipe is not None or bool(arguments.settings)
     recipe = read_recipe(arguments) if given else None
-    if arguments.ranks != 1 and num_ranks() == 1:
-        require(arguments.ranks >= 1, f"--ranks must be >= 1, got {arguments.ranks}")
-        if recipe:
-            return on_ranks(arguments.ranks, recipe, arguments.words)
-        return start_ranks(arguments.ranks, arguments.words, RunSettings().grace_seconds)
+    machines = Machines.read(arguments.machines, arguments.meet)
+    if (arguments.ranks != 1 or machines) and num_ranks() == 1:
+        return on_ranks(arguments.ranks, recipe, arguments.words, machines=machines)
     mine = _look(recipe)
     own = interface(mine, int(os.environ.get("GROUP_WORLD_SIZE", "1")))
     if own.level == "problem":  # The others could not reach it, and all would wait.

@@ -10,6 +10,7 @@ from pathlib import Path
 from adloco.cli.terminal import open_console, print_error, say
 from adloco.cluster.network import VARIABLES, address_towards, interfaces
 from adloco.config.sections import Recipe
+from adloco.config.settings import RunSettings
 from adloco.distributed.launch.failures import readable
 from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.launcher import this_rank
@@ -67,7 +68,7 @@ class Machines:
 
 def on_ranks(
     count: int,
-    recipe: Recipe,
+    recipe: Recipe | None,
     words: Sequence[str],
     *,
     losses: Losses | None = None,
@@ -77,7 +78,7 @@ def on_ranks(
 
     Args:
         count: Number of ranks.
-        recipe: The recipe that they run.
+        recipe: The recipe that they run; None: there is none.
         words: The line after `adloco`.
         losses: As in `start_ranks`.
         machines: Those whose ranks train together; None: this one alone.
@@ -87,11 +88,11 @@ def on_ranks(
         LostRankError: The other machines did not come.
     """
     require(count >= 1, f"--ranks must be >= 1, got {count}")
-    shape, run = recipe.placement, recipe.run
-    everywhere = count * (machines.number if machines else 1)
-    island_shape(
-        everywhere, len(recipe.method.living_workers), shape.shard_size, shape.replica_size
-    )
+    run = recipe.run if recipe else RunSettings()
+    if recipe:
+        workers, shape = len(recipe.method.living_workers), recipe.placement
+        everywhere = count * (machines.number if machines else 1)
+        island_shape(everywhere, workers, shape.shard_size, shape.replica_size)
     return start_ranks(
         count,
         words,

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adloco.cli.arguments import Commands, add_command, add_ranks, read_recipe
+from adloco.cli.arguments import Commands, add_command, add_machines, add_ranks, read_recipe
 from adloco.cli.terminal import print_error
 from adloco.errors import LOST, require
 
@@ -40,20 +40,7 @@ def add_parser(commands: Commands) -> None:
         "also each time that a rank is lost",
     )
     add_ranks(parser)
-    parser.add_argument(
-        "--machines",
-        type=int,
-        default=1,
-        metavar="M",
-        help="machines that begin the run, each by this command; others may come later, and those "
-        "that were lost may come back",
-    )
-    parser.add_argument(
-        "--meet",
-        metavar="HOST:PORT",
-        default="",
-        help="where they meet: address of the first machine, and a free port there",
-    )
+    add_machines(parser)
     parser.epilog, parser.overview = None, _settings_overview
 
 

@@ -99,9 +99,9 @@ def start_ranks(
                 code = ranks.wait(FAILING_SECONDS) or LOST
             return INTERRUPTED if code and received else LOST if code < 0 else code
     finally:
-        place.end()
         if code == LOST and not losses and not place.keeps_store:
             place.wait_for_end()
+        place.end()
 
 
 class _Ranks:
@@ -123,6 +123,7 @@ class _Ranks:
             "WORLD_SIZE": str(place.world),
             "LOCAL_WORLD_SIZE": str(count),
             "GROUP_RANK": str(place.launcher),
+            "GROUP_WORLD_SIZE": str(place.machines),
             "OMP_NUM_THREADS": "1",
         }
 

@@ -39,6 +39,8 @@ class Rendezvous:
     """Number of this launcher, from 0."""
     first: int
     """Id of the first rank that it starts; those of the others follow."""
+    machines: int
+    """Launchers that begin the run together."""
     world: int
     """Ranks that begin the run together. Those with larger ids ask to join."""
 
@@ -153,7 +155,14 @@ def _enter(store: Any, keeps: bool, machines: int, count: int, seconds: float) -
     if not begins:
         first = int(store.add(PROCESSES, count)) - count
     world = sum(int(store.get(key)) for key in all_begin)
-    return Rendezvous(store=store, keeps_store=keeps, launcher=launcher, first=first, world=world)
+    return Rendezvous(
+        store=store,
+        keeps_store=keeps,
+        launcher=launcher,
+        first=first,
+        machines=machines,
+        world=world,
+    )
 
 
 def _look_until(true: Callable[[], bool], seconds: float) -> bool:
