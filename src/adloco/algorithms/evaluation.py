@@ -1,7 +1,7 @@
 """Evaluation of trainers' global parameters, with the work split over their workers and ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -19,6 +19,17 @@ equally often for every part, because all ranks of an island compute a sharded m
 """
 
 
+def evaluated(
+    trainer: Trainer, worker: Worker, *, diverged: bool, averaged: bool = True
+) -> AbstractContextManager[None]:
+    """While the context lasts, a worker's model has the parameters with which its trainer is
+    evaluated. The arguments are those of `evaluate`.
+    """
+    if averaged and trainer.average.rounds:
+        return worker.swapped_params(trainer.average.tensors)
+    return worker.swapped_params(trainer.outer.parameters()) if diverged else nullcontext()
+
+
 def evaluate(
     trainers: Mapping[int, Trainer],
     workers: Mapping[int, Worker],
@@ -26,6 +37,7 @@ def evaluate(
     share: Share,
     *,
     diverged: bool,
+    averaged: bool = True,
 ) -> dict[int, list[float]]:
     """The mean of each quantity over the evaluation set, by trainer id. Called on all ranks.
 
@@ -36,6 +48,7 @@ def evaluate(
         share: Evaluates a model on one part of the evaluation set.
         diverged: True if workers' parameters differ from their trainers' global ones. The global
             ones then replace them while the model is evaluated.
+        averaged: True to evaluate a trainer's tail average where it has one.
     """
     places = {
         worker: (trainer, index)
@@ -46,12 +59,8 @@ def evaluate(
 
     def run(worker: Worker) -> list[float]:
         trainer, index = places[worker.id]
-        outer = trainer.outer
-        swapped = (
-            worker.swapped_params(outer.global_params, outer.buffers) if diverged else nullcontext()
-        )
         worker.model.eval()
-        with swapped, torch.no_grad():
+        with evaluated(trainer, worker, diverged=diverged, averaged=averaged), torch.no_grad():
             part = share(
                 worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks
             )

@@ -320,11 +320,11 @@ class Worker:
                 group["lr"] = rate * factor
 
     @contextlib.contextmanager
-    def swapped_params(self, params: Sequence[Tensor], buffers: Sequence[Tensor]) -> Iterator[None]:
+    def swapped_params(self, params_and_buffers: Sequence[Tensor]) -> Iterator[None]:
         """Put these parameters and buffers into the model while the context lasts."""
         live = [*self.replica.params, *self.replica.buffers]
         own = [copied(tensor, to_host=self._settings.on_host) for tensor in live]
-        copy_all([*params, *buffers], live)
+        copy_all(params_and_buffers, live)
         try:
             yield
         finally:

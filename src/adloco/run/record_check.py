@@ -10,7 +10,7 @@ from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric
 NEWER = {
     *("sync_every", "eta", "multiplier", "spikes", "spike_step", "spike_deviations"),
     *("rolled_back", "skipped_steps", "restarts", "syncs_left_out"),
-    *("relative_norm", "cosine_with_others", "bytes_checkpoint"),
+    *("relative_norm", "cosine_with_others", "bytes_checkpoint", "unaveraged_loss"),
 }
 """Numbers that runs of earlier versions lack; a new one in `metrics.py` is added here."""
 NEVER_NULL = {
