@@ -112,7 +112,7 @@ def merging(fate: str) -> dict[str, Any]:
     return result(run_here(fates=FATES[fate]), 5)
 
 
-def moving() -> dict[str, Any]:
+def moving(**changes: Any) -> dict[str, Any]:
     """Four trainers of one worker; freed workers join trainers that did not merge."""
     guards = BatchGuards(initial=16, minimum=16, maximum=60)
     run = run_here(
@@ -120,6 +120,7 @@ def moving() -> dict[str, Any]:
         workers_per_trainer=1,
         guards=guards,
         merge=MergeLargestWithSmallest(count=2, every=1, first_round=1),
+        **changes,
     )
     for trainer, request in enumerate((16, 60, 20, 50)):
         run.trainers[trainer].controller.requested_batch = request
@@ -264,6 +265,13 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
     "lossy: int2, a merge of diverged replicas": lambda: result(
         language_model(wire=Int2(block=8), merge=MergeSmallest(count=2, every=1, first_round=2)), 4
+    ),
+    "lossy: int2, EF21": lambda: result(language_model(wire=Int2(block=8, feedback="ef21")), 4),
+    "lossy: topk, EF21, streaming": lambda: result(
+        streaming(wire=TopK(chunk=16, density=1 / 4, feedback="ef21")), 4
+    ),
+    "lossy: int4, EF21, workers that move": lambda: moving(
+        wire=Int4(block=8, error_feedback=1.0, feedback="ef21")
     ),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
     "lossy: topk, residuals in memory": lambda: result(

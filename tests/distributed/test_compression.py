@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.codec import WireFormat, sums_again
 from adloco.distributed.codecs.int2 import Int2
 from adloco.distributed.codecs.int4 import Int4
 from adloco.distributed.codecs.int8 import Int8
@@ -35,6 +35,8 @@ FORMATS: dict[str, WireFormat] = {
     "int2": Int2(),
     "topk": TopK(chunk=256, density=1 / 16, residual_in_params=False),
     "topk, residual in params": TopK(chunk=256, density=1 / 16),
+    "int2, EF21": Int2(feedback="ef21"),
+    "topk, EF21": TopK(chunk=256, density=1 / 16, feedback="ef21"),
 }
 RANKS_AND_WORKERS = [(2, 2), (2, 5), (3, 4), (4, 4)]
 SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]
@@ -82,6 +84,12 @@ def by_hand(
     added = [torch.zeros(tensor.shape) for tensor in origin]
     for worker, weight in enumerate(weights):
         for index, tensor in enumerate(origin):
+            if wire.feedback == "ef21":
+                estimate = residuals[worker][index]
+                sent = in_format((tensor - params[worker][index]) * weight - estimate, wire)
+                added[index] += sent
+                residuals[worker][index] = (estimate + sent) * wire.error_feedback
+                continue
             wanted = (
                 tensor
                 - params[worker][index]
@@ -90,7 +98,7 @@ def by_hand(
             sent = in_format(wanted * weight, wire)
             added[index] += sent
             residuals[worker][index] = (wanted - sent / weight) * wire.error_feedback
-    return [in_format(total, wire) for total in added] if wire.sums_in_blocks else added
+    return [in_format(total, wire) for total in added] if sums_again(wire) else added
 
 
 def summed(
@@ -182,7 +190,7 @@ def test_bytes_are_those_of_the_blocks(wire: WireFormat) -> None:
     assert traffic.between == 4 * blocks * wire.block_bytes
     # In shares: each byte to its owner but for the own share, and each sum to three others.
     # Otherwise each byte to three others.
-    assert traffic.sent == pytest.approx(traffic.between * (1.5 if wire.sums_in_blocks else 3))
+    assert traffic.sent == pytest.approx(traffic.between * (1.5 if sums_again(wire) else 3))
 
 
 def test_a_worker_alone_sends_nothing_and_loses_nothing() -> None:

@@ -13,7 +13,7 @@ import torch
 from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.codec import WireFormat, feedback
 from adloco.distributed.placement.placement import Placement
 from adloco.rules.merge import Merge, MergeFates, assign_workers
 
@@ -44,6 +44,9 @@ def apply_merge(
     survivor.average.reset()  # The parameters before the merge are those of another trainer.
     _merge_momentum(merge, members, survivor, fates, placement)
     _merge_inner_state(merge, members, workers, fates, placement)
+    for member in members:
+        here = [workers[worker].replica for worker in placement.local(member.worker_ids)]
+        member.outer.forget_estimates(here)
     _merge_requests(merge, members, survivor, fates)
     living = {trainer: trainers[trainer] for trainer in trainers if trainer not in merge.absorbed}
     _reassign(
@@ -169,9 +172,12 @@ def _merge_inner_state(
             for residual in workers[worker].replica.residuals:
                 residual.zero_()
         return
-    # Residuals that are kept in the parameters were averaged with these before the merge.
+    # Residuals that are kept in the parameters were averaged with these before the merge, and
+    # estimates begin anew.
     residuals = {
-        worker: [] if member.outer.syncing.residual_in_params else workers[worker].replica.residuals
+        worker: workers[worker].replica.residuals
+        if feedback(member.outer.syncing.codec) == "in memory"
+        else []
         for worker, member in local.items()
     }
     states = [
@@ -234,6 +240,7 @@ def _reassign(
                 *trainer.outer.parameters(),
                 *trainer.outer.momentum(),
                 *trainer.average.tensors,
+                *trainer.outer.estimates,
             ]
         )
         copy_all(placement.comm(trainer.worker_ids).broadcast(missing, source, newcomers), missing)

@@ -1,8 +1,8 @@
 """Sums of encoded blocks over several islands, the groups of ranks that serve the same workers.
 
-If the sum is encoded again (`WireFormat.sums_in_blocks`), each island adds up a share of the rows,
+If the sum is encoded again (`sums_again`), each island adds up a share of the rows,
 and both directions are compressed. Sums of sparse blocks are not sparse, so every island receives
-all of these blocks.
+all of these blocks, and likewise with EF21.
 """
 
 from collections.abc import Sequence

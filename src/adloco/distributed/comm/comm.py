@@ -33,7 +33,8 @@ class Contributions:
     codec: WireFormat | None = None
     """The wire format; None: differences are sent uncompressed."""
     residuals: PerWorker = ()
-    """With error feedback, what each local worker has not sent so far. Changed in place."""
+    """With error feedback, what each local worker has not sent so far; with EF21, the estimate of
+    what it contributes, times its weight. Changed in place."""
 
 
 @dataclass
@@ -48,7 +49,8 @@ class SumStats:
     sent_sq: list[float]
     """Squared norm of what each local worker sent."""
     error_sq: list[float]
-    """Squared norm of the difference of the two."""
+    """Squared norm of the difference of the two; with EF21, of the contribution and its new
+    estimate."""
     total_sq: float = 0.0
     """This rank's part of the squared norm of the sum over all workers of what they sent.
 

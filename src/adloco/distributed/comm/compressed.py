@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.codec import WireFormat, feedback, sums_again
 from adloco.distributed.comm.buckets import bucket_indices, sum_dtype
 from adloco.distributed.comm.comm import Contributions, SumStats, rounded_origin
 from adloco.distributed.dtensor import local, with_local
@@ -86,7 +86,8 @@ class CompressedSum:
         return results
 
     def _encoded(self, given: Contributions, indices: Sequence[int], counted: bool) -> Tensor:
-        """Encode these tensors of all local workers, and set their residuals to what is left.
+        """Encode these tensors of all local workers, and set their residuals to what is left, or
+        to their estimates.
 
         Returns uint8 of shape (workers, rows, block_bytes).
         """
@@ -105,6 +106,9 @@ class CompressedSum:
             device=first.device,
         )
         places = self._places(values, indices)
+        kept = feedback(self._codec) if given.residuals else "none"
+        estimates = torch.zeros_like(values) if kept == "ef21" else values
+        remembered = self._places(estimates, indices)
         for worker, (entry, weight) in enumerate(zip(given.per_worker, given.weights, strict=True)):
             for index, place in places:
                 worker_params = local(entry[index])
@@ -114,25 +118,31 @@ class CompressedSum:
                     place.copy_(start.to(exact) - worker_params.to(exact))
                 else:
                     place.copy_(worker_params)
-                if given.residuals and not self._codec.residual_in_params:
+                if kept == "in memory":
                     place.add_(local(given.residuals[worker][index]).to(first.device))
+            if kept == "ef21":
+                for index, place in remembered:
+                    place.copy_(local(given.residuals[worker][index]))
             for rows in in_pieces(values, self._codec):
-                wanted = values[rows] * weight
+                whole = values[rows] * weight
+                wanted = whole - estimates[rows] if kept == "ef21" else whole
                 encoded[worker, rows] = self._codec.encode(wanted)
                 sent = self._codec.decode(encoded[worker, rows])
                 if counted:
-                    self._count(worker, wanted, sent)
+                    self._count(worker, whole, sent, wanted - sent)
+                if kept == "ef21":
+                    estimates[rows] += sent
                 # A worker with weight 0 sends nothing and keeps everything.
-                if given.residuals and weight:
+                elif given.residuals and weight:
                     values[rows] -= sent / weight
             if given.residuals:
-                for index, place in places:
+                for index, place in remembered:
                     local(given.residuals[worker][index]).copy_(place * self._codec.error_feedback)
         return encoded
 
-    def _count(self, worker: int, wanted: Tensor, sent: Tensor) -> None:
+    def _count(self, worker: int, wanted: Tensor, sent: Tensor, error: Tensor) -> None:
         stats = self.stats
-        terms = ((stats.wanted_sq, wanted), (stats.sent_sq, sent), (stats.error_sq, wanted - sent))
+        terms = ((stats.wanted_sq, wanted), (stats.sent_sq, sent), (stats.error_sq, error))
         for norms_sq, tensor in terms:
             norms_sq[worker] += squared_norm([tensor])
 
@@ -178,4 +188,4 @@ def crossings(codec: WireFormat, workers: int) -> float:
 
     As often as in a ring if sums are encoded again, else once for every other worker.
     """
-    return ring(workers) if codec.sums_in_blocks else workers - 1
+    return ring(workers) if sums_again(codec) else workers - 1

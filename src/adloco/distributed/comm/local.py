@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.codec import WireFormat, sums_again
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import (
     BufferPool,
@@ -115,4 +115,4 @@ class LocalComm:
         if self._counts(sharded):
             stats.num_bytes += self._traffic.add(blocks.numel(), crossings(codec, self.num_workers))
             stats.total_sq += squared_norm([total])
-        return codec.decode(codec.encode(total)) if codec.sums_in_blocks else total
+        return codec.decode(codec.encode(total)) if sums_again(codec) else total

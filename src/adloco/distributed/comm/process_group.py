@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.codec import WireFormat, sums_again
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.block_sums import sum_by_owners, sum_everywhere
 from adloco.distributed.comm.bucket_exchange import (
@@ -202,7 +202,7 @@ class GroupComm:
         """Compute this rank's slice of the sum; see `BlockSum`."""
         mine = self._slices(blocks, sharded)
         stats.num_bytes += self._traffic.add(mine.numel(), crossings(codec, self.num_workers))
-        sum_up = sum_by_owners if codec.sums_in_blocks else sum_everywhere
+        sum_up = sum_by_owners if sums_again(codec) else sum_everywhere
         values, total_sq = sum_up(mine, codec, self._group, self._workers)
         stats.total_sq += total_sq
         return values
