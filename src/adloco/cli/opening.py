@@ -88,7 +88,9 @@ def _sent(run: TrainingRun) -> str:
     shown = ROUND["bytes_communicated"].text
     total = "" if rounds is None else f", at most {shown(each * rounds)} in all"
     merges = "; each merge sends more" if len(sizes) > 1 else ""
-    return f"{begin} {shown(each)} per worker{total}{merges}"
+    every = recipe.method.sync_momentum_every
+    momentum = f"; momentum sends more, every {every} rounds" if every else ""
+    return f"{begin} {shown(each)} per worker{total}{merges}{momentum}"
 
 
 def _bytes_of_sync(recipe: Recipe, num_parameters: int) -> float:
