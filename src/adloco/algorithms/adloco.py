@@ -99,7 +99,9 @@ class AdLoCo:
         self.num_parameters = sum(tensor.numel() for tensor in params)
         self._start = Replica.of(first.model, with_residuals=False, on_host=False)
         controller = auto_controller(auto, method, self._batching, syncing.streaming)
-        self._fragments = syncing.streaming.cut(layers(first.model), controller.chosen.sync_every)
+        self._fragments = syncing.streaming.cut(
+            layers(first.model), controller.chosen.sync_every, first.replica.names
+        )
         self.state = RunState(workers=workers, trainers={}, auto=controller)
         """The run's trainers, workers and counters."""
         for trainer in range(method.num_trainers):

@@ -70,7 +70,9 @@ class DiLoCo:
             streaming=streaming or Streaming(),
             memory=memory or OuterMemory(),
         )
-        fragments = self._syncing.streaming.cut(layers(self.models[0]), sync_every)
+        first = self.models[0]
+        names = [name for name, tensor in first.named_parameters() if tensor.requires_grad]
+        fragments = self._syncing.streaming.cut(layers(first), sync_every, names)
         self._comm = self.placement.comm(range(self.num_workers))
         start = self._comm.broadcast(
             all_tensors(self.models[0]), source=0, receivers=range(1, self.num_workers)

@@ -90,7 +90,9 @@ def _sent(run: TrainingRun) -> str:
     merges = "; each merge sends more" if len(sizes) > 1 else ""
     every = recipe.method.sync_momentum_every
     momentum = f"; momentum sends more, every {every} rounds" if every else ""
-    return f"{begin} {shown(each)} per worker{total}{merges}{momentum}"
+    times = recipe.streaming.often
+    often = f"; streaming.often sends a part of it {times} times" if times > 1 else ""
+    return f"{begin} {shown(each)} per worker{total}{merges}{momentum}{often}"
 
 
 def _bytes_of_sync(recipe: Recipe, num_parameters: int) -> float:
