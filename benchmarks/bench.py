@@ -37,6 +37,7 @@ PARTS = {
     "norm-test": "bench_steps:norm_test",
     "muon": "bench_muon:muon",
     "outer-sync": "bench_sync:outer_sync",
+    "outer-sync-links": "bench_links:outer_sync",
     "ddp": "bench_sync:ddp",
     "co-located": "bench_steps:co_located",
     "recompiles": "bench_steps:recompiles",
