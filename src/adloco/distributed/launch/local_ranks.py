@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from adloco.distributed.launch.heartbeats import BEATS, START_SECONDS, Silence, beats
+from adloco.distributed.launch.heartbeats import BEATS, START_SECONDS, beats
 from adloco.distributed.launch.quorum import (
     all_have_ended,
     beat_as_launcher,
@@ -45,8 +45,8 @@ class Losses:
     """What becomes of a run whose ranks go on without a lost one."""
 
     timeout_seconds: float
-    """If no rank that trains gives a sign of life for so long (and START_SECONDS more), there is
-    nobody to go on, and all are ended.
+    """If no rank that trains gives a sign of life for twice as long, there is nobody to go on, and
+    all are ended.
     """
     replaces: Callable[[], bool] | None = None
     """Called after a rank was lost; True to start another one. None: none is started."""
@@ -249,13 +249,15 @@ class _AllSilent:
 
     def __init__(self, store: Any, timeout_seconds: float) -> None:
         self._store = of_this_start(store)
-        self._seconds = (timeout_seconds + START_SECONDS) / BEATS
-        """From one look to the next."""
-        self._silence = Silence()
+        self._between = timeout_seconds / BEATS
+        """Seconds from one look to the next."""
         self._next = time.monotonic()
+        self._seen = list[int]()
+        self._unchanged = 0.0
 
     def look(self, quorum: int, members: int) -> bool:
-        """True if no member has given a sign of life for long enough; called again and again.
+        """True if no member has given a sign of life for twice timeout_seconds; called again and
+        again.
 
         Args:
             quorum: Its number.
@@ -263,10 +265,14 @@ class _AllSilent:
         """
         if time.monotonic() < self._next:
             return False
-        self._next = time.monotonic() + self._seconds
+        self._next = time.monotonic() + self._between
         keys = quorum_keys(self._store, quorum)
-        counts = {f"{quorum}-{rank}": beats(keys, rank) for rank in range(members)}
-        return len(self._silence.look(counts)) == members
+        counts = [quorum, *(beats(keys, rank) for rank in range(members))]
+        self._unchanged = self._unchanged + self._between if counts == self._seen else 0.0
+        self._seen = counts
+        # Members that have not given any sign yet may still be starting.
+        patience = 2 * BEATS * self._between + (0.0 if all(counts[1:]) else START_SECONDS)
+        return self._unchanged >= patience
 
 
 def _ended_by(number: int) -> str:
