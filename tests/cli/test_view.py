@@ -23,6 +23,7 @@ from adloco.cli.view import PlainView, open_view
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import speaks_for_machine
 from adloco.report.page import write_report
+from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.run.run_progress import Progress
 from adloco.run.text_sample import text_sample
 from adloco.run.training_run import TrainingRun
@@ -276,20 +277,30 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     parameters = run.algorithm.num_parameters
     assert lines[0].startswith(f"{parameters:,} parameters; 2 trainers of 1 worker; on cpu")
     assert f"16,000 tokens ({16_000 / text:,.2g} epochs over {text:,} tokens of text)" in lines[1]
-    assert lines[1].endswith("16 rounds of 4 inner steps; fewer if the batch grows")
+    # Two trainers become one, which takes half of the samples a round: 16 rounds are no limit.
+    assert lines[1].endswith(
+        "16 rounds of 4 inner steps; more after a merge, fewer if the batch grows"
+    )
     run.recipe = replace(run.recipe, method=replace(run.recipe.method, sync_growth=1.0))
     assert opening_lines(run)[1].endswith(
-        "16 rounds of 4 inner steps; fewer, because rounds become longer"
+        "16 rounds of 4 inner steps; more after a merge, fewer because rounds become longer"
     )
     # int4: 4 bits for each of 256 values, and a scale of 2 bytes.
     each = parameters * (128 + 2) / 256 / 1e6
-    assert f"sends {each:,.1f} MB per worker, at most {16 * each:,.1f} MB in all" in lines[2]
+    assert lines[2].endswith(f"sends {each:,.1f} MB per worker; each merge sends more")
     run.algorithm.trainers[0].worker_ids = [0, 1]  # As after a merge, or from 3 after a loss.
     del run.algorithm.trainers[1]
     lines = opening_lines(run)
     assert "; 1 trainer of 2 workers; on" in lines[0]
     assert lines[2].startswith("a sync sends ") and "merge" not in lines[2]
+    rounds = int(lines[1].rpartition(", ")[2].split()[0])
+    assert lines[2].endswith(f" MB per worker, at most {rounds * each:,.1f} MB in all")
     assert "has joined the run in" in joined_line(run) and "workers 0, 1 of 2" in joined_line(run)
+
+
+def test_trainers_of_one_worker_that_never_merge_send_nothing(run: TrainingRun) -> None:
+    run.recipe = replace(run.recipe, merge=NoMerge())
+    assert opening_lines(run)[2].startswith("nothing is sent: each trainer has one worker")
 
 
 def test_the_sample_is_the_same_each_time_and_leaves_random_numbers_alone(

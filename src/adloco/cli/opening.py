@@ -11,6 +11,7 @@ from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.placement.one_process import num_cores
 from adloco.metrics import ROUND
 from adloco.report.readable import counted, span
+from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.run.training_run import TrainingRun
 
 
@@ -44,25 +45,33 @@ def _sizes(run: TrainingRun) -> list[int]:
 
 
 def _budget(run: TrainingRun) -> str:
-    """The budget, how often it goes through the data, and how many rounds it is at most."""
+    """The budget, how often it goes through the data, and how many rounds that makes."""
     recipe = run.recipe
     limits = {name: limit for name, limit in recipe.run.limits.items() if limit}
     words = [f"{limit:,} {name.replace('_', ' ')}" for name, limit in limits.items()]
-    rounds = _most_rounds(run)
+    rounds = _rounds(run)
     samples = 0 if recipe.data.streaming else run.task.num_train_samples(0)
     if "tokens" in limits and 0 < samples < sys.maxsize:
         text = samples * recipe.data.context_tokens
         words[0] += f" ({limits['tokens'] / text:,.2g} epochs over {text:,} tokens of text)"
     every = f"of {counted(run.algorithm.sync_every, 'inner step')}"
     if rounds is not None:
-        fewer = "; fewer if the batch grows" if recipe.batch_cap is not None else ""
+        # A merge leaves fewer trainers, so a round takes fewer tokens after it.
+        changes = ["more after a merge"] if _merges(run) else []
         if recipe.method.sync_growth:
-            fewer = "; fewer, because rounds become longer"
-        words.append(f"{rounds:,} rounds {every}{fewer}")
+            changes.append("fewer because rounds become longer")
+        elif recipe.batch_cap is not None:
+            changes.append("fewer if the batch grows")
+        words.append(f"{rounds:,} rounds {every}{'; ' * bool(changes)}{', '.join(changes)}")
     return "budget: " + ", ".join(words)
 
 
-def _most_rounds(run: TrainingRun) -> int | None:
+def _merges(run: TrainingRun) -> bool:
+    """True if trainers may still merge."""
+    return len(_sizes(run)) > 1 and not isinstance(run.recipe.merge, NoMerge)
+
+
+def _rounds(run: TrainingRun) -> int | None:
     """Rounds of the whole budget if the batch stays as it is; None if a limit on syncs decides."""
     algorithm, limits = run.algorithm, run.recipe.run.limits
     tokens_per_step = algorithm.samples_per_inner_step * run.recipe.data.context_tokens
@@ -77,22 +86,26 @@ def _most_rounds(run: TrainingRun) -> int | None:
 
 def _sent(run: TrainingRun) -> str:
     """What a worker will send to others, beside data-parallel training; empty for one worker."""
-    recipe, rounds, sizes = run.recipe, _most_rounds(run), _sizes(run)
+    recipe, rounds, sizes = run.recipe, _rounds(run), _sizes(run)
     if sum(sizes) == 1:
         return ""
+    if max(sizes) == 1 and not _merges(run):
+        return "nothing is sent: each trainer has one worker, and trainers do not merge"
     each = _bytes_of_sync(recipe, run.algorithm.num_parameters)
+    shown = ROUND["bytes_communicated"].text
     if max(sizes) == 1:
         begin = "nothing is sent until trainers merge; from then on a sync sends"
     else:
         begin = "a sync sends"
-    shown = ROUND["bytes_communicated"].text
-    total = "" if rounds is None else f", at most {shown(each * rounds)} in all"
-    merges = "; each merge sends more" if len(sizes) > 1 else ""
+    if _merges(run):
+        rest = "; each merge sends more"
+    else:
+        rest = "" if rounds is None else f", at most {shown(each * rounds)} in all"
     every = recipe.method.sync_momentum_every
     momentum = f"; momentum sends more, every {every} rounds" if every else ""
     times = recipe.streaming.often
     often = f"; streaming.often sends a part of it {times} times" if times > 1 else ""
-    return f"{begin} {shown(each)} per worker{total}{merges}{momentum}{often}"
+    return f"{begin} {shown(each)} per worker{rest}{momentum}{often}"
 
 
 def _bytes_of_sync(recipe: Recipe, num_parameters: int) -> float:
