@@ -92,7 +92,7 @@ def _in_training(
 
 def _caption(each: int, several: bool) -> str:
     of_steps = "each inner step" if each == 1 else f"every {each} inner steps"
-    sent = " Left each worker counts what merges send too." if several else ""
+    sent = ' The axis "left each worker" counts what merges send too.' if several else ""
     return (
         "Healthy: it falls fast at first and then slowly, validation follows train, and the "
         "trainers stay close together. Validation that rises while train falls means that text is "

@@ -48,9 +48,9 @@ CAPTIONS = {
     ),
     "wire": (
         "Syncs",
-        "Healthy: the cosine is between 0.2 and 0.7 while the learning rate is high; near 0 the "
-        "changes of the workers cancel. What the wire format loses stays level, and training "
-        "waits for only a small part of the time.",
+        "Healthy: the cosine is positive, about 0.1 to 0.2 with a few samples a worker and up to "
+        "0.7 with many; near 0 the changes of the workers cancel. What the wire format loses "
+        "stays level, and training waits for only a small part of the time.",
     ),
     "memory": (
         "Memory by phase of a round",
