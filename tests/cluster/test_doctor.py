@@ -47,7 +47,7 @@ def test_one_machine(
     assert main(["doctor"]) == 0
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     # Without a terminal, a line says what is being done where it can take a while.
-    doing = lines.index(["...", "folder", "looking whether all see the same folder ..."])
+    doing = lines.index(["...", "folder", "checking that all see the same folder ..."])
     assert lines.pop(doing)[1] == lines[doing][1]
     checks = ["versions", "devices", "interface", "ports", "folder", "disk", "links"]
     assert [check for _, check, _ in lines] == checks

@@ -125,7 +125,7 @@ def _findings(mine: "RankFacts", recipe: "Recipe | None", console: Console) -> I
     for number in range(machines):
         yield findings.interface(next(each for each in facts if each.machine == number), machines)
     yield findings.ports(facts)
-    with _doing(console, "folder", "looking whether all see the same folder ..."):
+    with _doing(console, "folder", "checking that all see the same folder ..."):
         writable = not facts[0].writable
         seen = who_sees(Path(facts[0].folder)) if writable else [True] * len(facts)
     yield findings.folder(facts, seen)
