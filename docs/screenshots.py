@@ -3,8 +3,8 @@ pixels, light and dark.
 
     python docs/screenshots.py --to docs/images
 
-It trains a short run of the default recipe in a temporary folder (some minutes on two cores);
-`--run` shows one that is there. The pictures need Chromium (`chromium` of Debian and others).
+It trains the default recipe in a temporary folder (some minutes on two cores); `--run` shows the
+report of a run that is there. The pictures need Chromium (`chromium` of Debian and others).
 """
 
 import argparse
@@ -25,15 +25,9 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.report.page import write_report
 from adloco.run.training_run import TrainingRun
 
-SETTINGS = {
-    "run.tokens": "40_000",
-    "run.folder": "runs/adloco",
-    "run.trackers": "none",
-    "method.sync_every": "4",
-}
-"""Short rounds, so that a short run has many."""
+SETTINGS = {"run.folder": "runs/adloco", "run.trackers": "none"}
 VIEW = "view.svg"
-VIEW_AT = 0.6
+VIEW_AT = 0.65
 """The part of the budget after which the live view is shown."""
 VIEW_COLUMNS = 96
 WIDTHS = {"wide": (1200, 1240), "narrow": (420, 1500)}
@@ -74,13 +68,16 @@ def train(folder: Path) -> Path:
         for record in run.rounds():
             live.show(record)
             if run.progress().part >= VIEW_AT and not Path(VIEW).exists():
-                paper = Console(
-                    record=True, width=VIEW_COLUMNS, file=io.StringIO(), force_terminal=True
-                )
-                paper.print(live.render())
-                paper.save_svg(VIEW, title="adloco train")
+                draw_view(live)
         run.finish()
     return folder / run.folder
+
+
+def draw_view(live: LiveView) -> None:
+    """Write what the live view shows now to `VIEW`, as an SVG."""
+    paper = Console(record=True, width=VIEW_COLUMNS, file=io.StringIO(), force_terminal=True)
+    paper.print(live.render())
+    paper.save_svg(VIEW, title="adloco train")
 
 
 def size_of(picture: Path) -> tuple[int, int]:
