@@ -9,10 +9,12 @@ import torch
 from adloco import place
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.testing import run_on_ranks
+from adloco.run.checkpoint import list_all
 from adloco.run.machine_folders import folder_owners
 from adloco.run.memory_copies import MemoryCopies, next_elsewhere
 from adloco.run.recovery import load_newest_good
 from tests.run.test_recovery import save
+from tests.run.test_training_run import make_run
 
 NUMBERS = {"trainers": [{"trainer": 0, "workers": [0, 1, 2]}]}
 PARTS = ("run", "trainer-0", "worker-0", "worker-1", "worker-2")
@@ -59,8 +61,15 @@ def test_the_others_have_all_parts_of_a_lost_island(tmp_path: Path) -> None:
         assert numbers == [6.0] * 3, "run, trainer-0 and its worker; as they were kept"
 
 
-def test_one_island_makes_no_copies() -> None:
+def test_one_island_makes_no_copies_but_checkpoints(small: list[str]) -> None:
     assert not MemoryCopies(OneProcess(), 1).due(1, saves=True, last=False)
+    rare = ["--run.checkpoint_every", "1000", "--run.keep_checkpoints", "99"]
+    run = make_run("diloco", [*small, *rare, "--run.on_loss", "replace", "--run.copy_every", "2"])
+    rounds = [record["round"] for record in run.rounds()]
+    run.saving.wait()
+    saved = {path.name[:12] for path in list_all(run.folder / "checkpoints")}
+    numbers = {0, *range(2, len(rounds), 2), len(rounds)}
+    assert len(rounds) > 4 and saved == {f"round-{number:06d}" for number in numbers}
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,8 @@ class RunSettings:
     keeps a copy of its workers and sends it to an island on another machine, if there is one, which
     takes about three times the bytes of an uncompressed sync. After a loss (run.on_loss) the others
     go on from there, if no checkpoint is newer. Where these two islands see different folders, each
-    checkpoint makes a copy too, which its receiver writes to its disk.
+    checkpoint makes a copy too, which its receiver writes to its disk. An island that is alone
+    writes a checkpoint instead.
     """
     trackers: str = "auto"
     """Where to log metrics, besides the run's folder: auto (TensorBoard if it is installed), none,

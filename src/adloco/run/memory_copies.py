@@ -42,7 +42,8 @@ class MemoryCopies:
         self._placement = placement
         self._receivers = next_elsewhere([""] * islands)
         self._folders = [0] * islands
-        self._every = every if islands > 1 else 0
+        self._every = every
+        self._alone = islands == 1
 
     def place(self, folder: Path) -> None:
         """Choose where copies go. Called on all ranks, once the run's folder is there.
@@ -59,7 +60,14 @@ class MemoryCopies:
     @property
     def made(self) -> bool:
         """True if this run makes copies."""
-        return self._every > 0
+        return self._every > 0 and not self._alone
+
+    def needs_disk(self, round: int) -> bool:
+        """True if a checkpoint is due after a round, because no other island could keep a copy.
+
+        round: Its number.
+        """
+        return self._alone and self._every > 0 and round % self._every == 0
 
     @property
     def on_disk(self) -> bool:

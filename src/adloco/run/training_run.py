@@ -300,7 +300,8 @@ class TrainingRun:
                 self.recipe.run.keep_best and self.placement.agree(checkpoint.is_best(self.history))
             )
             self.saving.look()
-            saves = self.finished or due or self.saving.missing
+            alone = self.copies.needs_disk(report.round)
+            saves = self.finished or due or alone or self.saving.missing
             if self.copies.due(report.round, saves=saves, last=self.finished):
                 self._copy(content)
             if saves:
