@@ -36,8 +36,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,32 @@ from adloco.errors import require
 from adloco.metrics import Record
 from adloco.run.training_run import TrainingRun
 
-TOKENS, SEEDS = 3_000_000, (0, 1, 2)
+SEEDS = (0, 1, 2)
 TAIL = 0.1
 """The last part of a run, whose global parameters are averaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is trained, and for how long."""
+
+    tokens: int
+    context: int
+    """Tokens of a sample."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """What differs from the problem of bytes_to_loss.py."""
+
+
+SHAPE = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
+PROBLEMS = {
+    "small": Problem(tokens=3_000_000, context=64),
+    # A shape of zeros is the one of `model.shape`, as in the recipe adloco.
+    "default": Problem(
+        tokens=600_000,
+        context=128,
+        flags={f"model.{name}": "0" for name in SHAPE} | {"data.context_tokens": "128"},
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +92,13 @@ class Trial:
     """One setting of an arm."""
 
     arm: str
+    model: str = "small"
+    """A name in PROBLEMS."""
     batch: int = 16
+    grows_to: int = 0
+    """The batch at the end of the run, which grows by equal factors; 0: it is constant."""
+    coupled: bool = True
+    """True if the learning rate grows with the root of the batch."""
     lr: float = 8e-3
     sync_every: int = 0
     """H; 0 for ddp."""
@@ -80,9 +109,12 @@ class Trial:
     """Further settings, as `section.key=value` separated by blanks."""
 
     def spec(self, seed: int) -> Spec:
-        flags = {"inner.weight_decay": "0", "evaluation.every": "1000000"}
+        problem = PROBLEMS[self.model]
+        flags = {"inner.weight_decay": "0", "evaluation.every": "1000000", **problem.flags}
         if self.batch != 16:
             flags |= dict.fromkeys(("batch.initial", "switch.max_micro_batch"), str(self.batch))
+        if self.grows_to:
+            flags |= self._growing(problem)
         if self.growth:
             flags["method.sync_growth"] = f"{self.growth:g}"
         flags |= dict(word.split("=") for word in self.more.split())
@@ -91,35 +123,40 @@ class Trial:
             inner="muon",
             inner_lr=self.lr,
             seed=seed,
-            tokens=TOKENS,
+            tokens=problem.tokens,
             sync_every=self.sync_every or 40,
             outer_lr=self.outer[0],
             momentum=self.outer[1],
             problem=tuple(flags.items()),
         )
 
+    def _growing(self, problem: Problem) -> dict[str, str]:
+        first, last = str(self.batch), str(self.grows_to)
+        return {
+            "batch.rule": "ramp",
+            "batch.first": first,
+            "batch.last": last,
+            "batch.over_samples": str(problem.tokens // problem.context),
+            "batch.initial": first,
+            "batch.maximum": last,
+            "switch.max_micro_batch": last,
+        } | (
+            {"learning_rate.coupling": "sqrt", "learning_rate.reference_batch": first}
+            if self.coupled
+            else {}
+        )
+
     @property
     def cells(self) -> list[str]:
         outer = [f"{self.outer[0]:g} / {self.outer[1]:g}", str(self.sync_every), f"{self.growth:g}"]
         own = outer if self.sync_every else ["-"] * 3
-        return [self.arm, str(self.batch), f"{self.lr:g}", *own, self.more.replace(" ", ", ")]
+        batch = f"{self.batch} to {self.grows_to}" if self.grows_to else str(self.batch)
+        more = [] if self.coupled else ["lr not coupled"]
+        return [self.arm, batch, f"{self.lr:g}", *own, ", ".join(more + self.more.split())]
 
 
-def ramp(first: int, last: int) -> str:
-    """A batch that grows over the whole run."""
-    return (
-        f"batch.rule=ramp batch.first={first} batch.last={last} batch.over_samples={TOKENS // 64} "
-        f"batch.initial={first} batch.maximum={last} switch.max_micro_batch={last}"
-    )
-
-
-def growing(first: int, last: int) -> str:
-    """A ramp whose learning rate follows the root of the batch."""
-    return f"{ramp(first, last)} learning_rate.coupling=sqrt learning_rate.reference_batch={first}"
-
-
-def ddp(batch: int, *rates: float, more: str = "") -> list[Trial]:
-    return [Trial(arm="ddp", batch=batch, lr=rate, more=more) for rate in rates]
+def ddp(batch: int, *rates: float, **others: Any) -> list[Trial]:
+    return [Trial(arm="ddp", batch=batch, lr=rate, **others) for rate in rates]
 
 
 def syncing(arm: str, batch: int, *several: tuple[float, int, float], **others: Any) -> list[Trial]:
@@ -138,8 +175,8 @@ TRIALS = [
     *ddp(32, 5.6e-3, 8e-3, 1.2e-2, 1.7e-2),
     *ddp(64, 1.1e-2, 1.6e-2, 2.2e-2),
     *ddp(128, 2.2e-2),
-    *ddp(16, 1.2e-2, more=ramp(16, 64)),
-    *ddp(32, 1.6e-2, more=ramp(32, 128)),
+    *ddp(16, 1.2e-2, grows_to=64, coupled=False),
+    *ddp(32, 1.6e-2, grows_to=128, coupled=False),
     *ddp(16, 8e-3, more=TO_ZERO),
     *ddp(16, 8e-3, more="inner.momentum=0.95"),
     *ddp(16, 8e-3, more="inner.weight_decay=0.02"),
@@ -190,20 +227,51 @@ TRIALS = [
     *syncing(INT2, 32, (1.1e-2, 31, 1), outer=(1.0, 0.8)),
     *syncing(INT2, 64, (1.6e-2, 15, 1), outer=(1.0, 0.6)),
     # A batch that grows, and the learning rate with it.
-    *ddp(16, 8e-3, 1.1e-2, more=growing(16, 256)),
-    *ddp(32, 1.1e-2, more=growing(32, 256)),
-    *syncing(INT2, 16, (8e-3, 6, 0), (1.1e-2, 6, 0), more=growing(16, 256)),
-    *syncing(INT2, 16, (8e-3, 4, 1), (1.1e-2, 4, 1), more=growing(16, 256)),
-    *syncing(INT2, 16, (8e-3, 6, 0), more=growing(16, 256), outer=(1.0, 0.6)),
-    *syncing(INT2, 32, (1.1e-2, 4, 0), (1.1e-2, 3, 1), (1.6e-2, 3, 1), more=growing(32, 256)),
+    *ddp(16, 8e-3, 1.1e-2, grows_to=256),
+    *ddp(32, 1.1e-2, grows_to=256),
+    *syncing(INT2, 16, (8e-3, 6, 0), (1.1e-2, 6, 0), grows_to=256),
+    *syncing(INT2, 16, (8e-3, 4, 1), (1.1e-2, 4, 1), grows_to=256),
+    *syncing(INT2, 16, (8e-3, 6, 0), grows_to=256, outer=(1.0, 0.6)),
+    *syncing(INT2, 32, (1.1e-2, 4, 0), (1.1e-2, 3, 1), (1.6e-2, 3, 1), grows_to=256),
     *syncing(
         INT2,
         16,
         *((8e-3, 31, 0), (1.1e-2, 31, 0), (8e-3, 18, 1)),
-        more=growing(16, 256),
+        grows_to=256,
         outer=(1.0, 0.6),
     ),
-    *syncing(INT2, 32, (1.1e-2, 19, 0), (1.1e-2, 12, 1), more=growing(32, 256), outer=(1.0, 0.6)),
+    *syncing(INT2, 32, (1.1e-2, 19, 0), (1.1e-2, 12, 1), grows_to=256, outer=(1.0, 0.6)),
+    # Fragments that are in flight while training goes on, and how much of them arrives.
+    *syncing(INT4, 64, (1.6e-2, 8, 0), more="streaming.fragments=2"),
+    *syncing(INT4, 64, (1.6e-2, 8, 0), more="streaming.fragments=2 streaming.tau=3"),
+    *syncing(
+        INT4, 64, (1.6e-2, 8, 0), more="streaming.fragments=2 streaming.tau=3 streaming.alpha=0"
+    ),
+    *syncing(INT4, 64, (1.6e-2, 8, 0), more="streaming.tau=3"),
+    # Feedback of another kind, momentum that is synced, and layers that are synced more often.
+    *(
+        trial
+        for every, more in (
+            (6, "wire.error_feedback=1 wire.feedback=ef21"),
+            (6, "wire.error_feedback=1"),
+            (6, "method.sync_momentum_every=8"),
+            (10, "streaming.often=2"),
+        )
+        for trial in syncing(INT2, 16, (1.1e-2, every, 0), grows_to=256, more=more)
+    ),
+    # The default model.
+    *ddp(8, 8e-3, model="default"),
+    *ddp(8, 8e-3, model="default", grows_to=64),
+    *syncing(INT2, 8, (8e-3, 7, 0), model="default", grows_to=64),
+    *syncing(INT2, 8, (8e-3, 42, 0), model="default", grows_to=64, outer=(1.0, 0.6)),
+    *ddp(8, 1.1e-2, model="default"),
+    *syncing("outer-alone", 8, (8e-3, 30, 0), model="default"),
+    *syncing(INT2, 8, (1.1e-2, 7, 0), model="default", grows_to=64),
+    *syncing(INT2, 8, (1.1e-2, 42, 0), model="default", grows_to=64, outer=(1.0, 0.6)),
+    *ddp(8, 5.6e-3, model="default"),
+    *syncing(INT2, 8, (8e-3, 16, 0), model="default"),
+    *ddp(8, 8e-3, model="default", more="inner.weight_decay=0.1"),
+    *ddp(16, 8e-3, model="default"),
 ]
 FINALS = [
     *ddp(16, 8e-3),
@@ -212,9 +280,10 @@ FINALS = [
     *syncing(INT2, 32, (1.1e-2, 5, 1)),
     *syncing(INT2, 32, (8e-3, 8, 0)),
     *syncing(INT2, 64, (1.6e-2, 28, 0), outer=(1.0, 0.6)),
-    *ddp(16, 8e-3, more=growing(16, 256)),
-    *syncing(INT2, 16, (1.1e-2, 6, 0), more=growing(16, 256)),
-    *syncing(INT2, 32, (1.1e-2, 19, 0), more=growing(32, 256), outer=(1.0, 0.6)),
+    *ddp(16, 8e-3, grows_to=256),
+    *syncing(INT2, 16, (1.1e-2, 6, 0), grows_to=256),
+    *syncing(INT2, 32, (1.1e-2, 19, 0), grows_to=256, outer=(1.0, 0.6)),
+    *ddp(8, 8e-3, model="default"),
 ]
 """The best trials, as the protocol says."""
 
@@ -250,18 +319,18 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parse(words)
     if options.stage != "table":
         deadline = time.monotonic() + 60 * options.minutes
-        in_processes(options.jobs, work, options.stage, options.json, deadline)
+        in_processes(options.jobs, work, options.stage, options.model, options.json, deadline)
     runs = Store(options.json).read()
     require(bool(runs), f"there are no runs in {options.json}; run --stage trials first")
     options.json.with_suffix(".md").write_text(text := tables(runs))
     print(text)
 
 
-def work(stage: str, json: Path, deadline: float) -> None:
+def work(stage: str, model: str, json: Path, deadline: float) -> None:
     """Train the runs of a stage that nobody has stored or begun, one after another."""
-    specs = [trial.spec(TUNING_SEED) for trial in TRIALS]
+    specs = [trial.spec(TUNING_SEED) for trial in of(model, TRIALS)]
     if stage == "final":
-        specs = [trial.spec(seed) for seed in SEEDS for trial in FINALS]
+        specs = [trial.spec(seed) for seed in SEEDS for trial in of(model, FINALS)]
     try:
         finish(
             specs, Store(json), 1, deadline, lambda spec, threads: train(spec, threads, TailMean())
@@ -270,36 +339,37 @@ def work(stage: str, json: Path, deadline: float) -> None:
         print("out of time; the same command continues from here", flush=True)
 
 
+def of(model: str, trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.model == model]
+
+
 def tables(runs: dict[str, Result]) -> str:
-    """The stored runs as Markdown: final runs, then trials."""
-    finals = {trial: [trial.spec(seed).key for seed in SEEDS] for trial in FINALS}
-    trials = {trial: [trial.spec(TUNING_SEED).key] for trial in TRIALS}
-    known = [key for keys in [*finals.values(), *trials.values()] for key in keys if key in runs]
-    return (
-        "\n\n".join(
-            [
-                "# Data-parallel Muon's loss with fewer bytes, 3M tokens",
-                *__doc__.split("\n\n")[2:],
-                "## Final runs",
-                table(finals, runs),
-                "## Trials",
-                table(trials, runs),
-                provenance([runs[key] for key in known]).strip(),
-            ]
-        )
-        + "\n"
-    )
+    """The stored runs as Markdown: of each model the final runs, then the trials."""
+    parts = ["# Data-parallel Muon's loss with fewer bytes", *__doc__.split("\n\n")[2:]]
+    known: list[Result] = []
+    for model in PROBLEMS:
+        for name, trials, seeds in (
+            ("final runs", FINALS, SEEDS),
+            ("trials", TRIALS, (TUNING_SEED,)),
+        ):
+            keys = {trial: [trial.spec(seed).key for seed in seeds] for trial in of(model, trials)}
+            found = [runs[key] for several in keys.values() for key in several if key in runs]
+            known += found
+            if found:
+                parts += [f"## The {model} model: {name}", table(keys, runs)]
+    return "\n\n".join([*parts, provenance(known).strip()]) + "\n"
 
 
 def table(rows: dict[Trial, list[str]], runs: dict[str, Result]) -> str:
     """A row for each trial with stored runs; differences are to the best ddp of the rows."""
+    (model,) = {trial.model for trial in rows}
     found = {trial: [runs[key] for key in keys if key in runs] for trial, keys in rows.items()}
     found = {trial: results for trial, results in found.items() if results}
     goal = min(
         (mean(results, "final_loss") for trial, results in found.items() if trial.arm == "ddp"),
         default=float("nan"),
     )
-    sent = megabytes_of(runs.get(FINALS[0].spec(TUNING_SEED).key)) or float("nan")
+    sent = megabytes_of(runs.get(of(model, FINALS)[0].spec(TUNING_SEED).key)) or float("nan")
     heads = ["arm", "batch", "lr", "outer", "H", "growth", "more", "seeds", "loss", "against ddp"]
     heads += ["tail's loss", "MB", "fewer", "syncs"]
     lines = [heads, ["---"] * len(heads)]
@@ -332,6 +402,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stage", choices=("trials", "final", "table"), default="trials")
+    parser.add_argument("--model", choices=tuple(PROBLEMS), default="small", help="what to train")
     add_options(parser, Path("benchmarks/frontier.json"))
     return checked(parser, words)
 

@@ -79,7 +79,7 @@ def test_the_tables(frontier: Any, tmp_path: Path) -> None:
         store.add(ddp.spec(seed).key, run(ddp_loss, 1500.0))
         store.add(best.spec(seed).key, run(loss, 7.5))
     frontier.main(["--stage", "table", "--json", str(store.file)])
-    finals, trials = (tmp_path / "runs.md").read_text().split("## Trials")
+    finals, trials = (tmp_path / "runs.md").read_text().split("## The small model: trials")
     row = next(line for line in finals.splitlines() if line.startswith("| diloco-int2"))
     # Means of 2.1 and 2.0; 1500 MB are 200 times 7.5.
     assert row.split(" | ")[7:] == [
