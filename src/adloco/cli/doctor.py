@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   adloco doctor                                  # this machine
   adloco doctor diloco --memory.gib 8            # for a recipe
-  adloco doctor RECIPE --ranks 2 --machines 2 --meet HOST:29400    # the machines of a run
+  adloco doctor RECIPE --machines 2 --meet HOST:29400    # the machines of a run
   torchrun ... -m adloco doctor RECIPE           # the same, started by torchrun
 
 Every machine runs the same line, as for a run; it takes less than two minutes.
