@@ -96,7 +96,11 @@ def test_flags_override_and_keep_their_types() -> None:
     [
         ("adamw", {"lr", "weight_decay", "betas"}),
         ("sgd", {"lr", "weight_decay", "momentum"}),
-        ("muon", {"lr", "weight_decay", "momentum", "betas", "exclude", "split", "newton_schulz"}),
+        (
+            "muon",
+            {"lr", "weight_decay", "momentum", "momentum_weight", "betas", "exclude", "split"}
+            | {"newton_schulz"},
+        ),
     ],
 )
 def test_an_inner_optimizer_has_its_own_settings_alone(optimizer: str, fields: set[str]) -> None:

@@ -97,7 +97,7 @@ class Int2(ErrorFeedback):
         others.masked_fill_(least == 0, 0.0)
         means = torch.cat([total_large / num_large.clamp_(min=1), others], dim=1)
         # -2 and less, -1, 1, and 2 and more become the codes 0, 1, 2 and 3.
-        codes = torch.addcdiv(values.new_full((), 2.0), whole, below + 0.5).clamp_(0, 3)
+        codes = whole.div_(below + 0.5).add_(2).clamp_(0, 3)
         blocks = values.new_empty(len(values), self.block_bytes, dtype=torch.uint8)
         blocks[:, :4] = to_bytes(to_bf16(means * unit))
         fours = codes.to(torch.int8, memory_format=torch.contiguous_format).view(torch.int32)
@@ -108,18 +108,20 @@ class Int2(ErrorFeedback):
         means = to_numbers(blocks[:, :4], torch.bfloat16).float()
         octets = blocks[:, 4:].int().flatten()
         large, others = (
-            table.index_select(0, octets).view(torch.int8).view(len(blocks), self.block)
+            table.index_select(0, octets).view(torch.float32).view(len(blocks), self.block)
             for table in _signs(blocks.device)
         )
         # One of the two products is always 0, so the sum is exact.
-        return large.float().mul_(means[:, :1]).addcmul_(others.float(), means[:, 1:])
+        return large.mul_(means[:, :1]).addcmul_(others, means[:, 1:])
 
 
 @functools.cache
 def _signs(device: torch.device) -> tuple[Tensor, Tensor]:
-    """The four codes of each byte as signs: of the large ones, and of the others; else 0."""
+    """The four codes of each byte as signs in float32: of the large ones, and of the others; else
+    0. The four are one complex128, so they are looked up at once.
+    """
     octets = torch.arange(256)[:, None]
     codes = octets >> torch.tensor([6, 4, 2, 0]) & 3
-    of_codes = torch.tensor([[-1, 0, 0, 1], [0, -1, 1, 0]], dtype=torch.int8)
-    large, others = (signs[codes].view(torch.int32).flatten().to(device) for signs in of_codes)
+    of_codes = torch.tensor([[-1, 0, 0, 1], [0, -1, 1, 0]], dtype=torch.float32)
+    large, others = (signs[codes].view(torch.complex128).flatten().to(device) for signs in of_codes)
     return large, others
