@@ -262,9 +262,16 @@ TRIALS = [
             (6, "wire.error_feedback=1"),
             (6, "method.sync_momentum_every=8"),
             (10, "streaming.often=2"),
+            # A slow momentum inside Muon.
+            (6, "inner.momentum=0.99 inner.momentum_weight=0.7"),
+            (6, "inner.momentum=0.99 inner.momentum_weight=0.9"),
+            (6, "inner.momentum=0.99 inner.momentum_weight=0.7 method.sync_momentum_every=16"),
+            (6, "inner.momentum=0.99 inner.momentum_weight=0.9 method.sync_momentum_every=16"),
         )
         for trial in syncing(INT2, 16, (1.1e-2, every, 0), grows_to=256, more=more)
     ),
+    *ddp(16, 8e-3, grows_to=256, more="inner.momentum=0.99 inner.momentum_weight=0.7"),
+    *ddp(16, 8e-3, grows_to=256, more="inner.momentum=0.99 inner.momentum_weight=0.9"),
     # The default model.
     *ddp(8, 8e-3, model="default"),
     *ddp(8, 8e-3, model="default", grows_to=64),
@@ -275,9 +282,18 @@ TRIALS = [
     *syncing(INT2, 8, (1.1e-2, 7, 0), model="default", grows_to=64),
     *syncing(INT2, 8, (1.1e-2, 42, 0), model="default", grows_to=64, outer=(1.0, 0.6)),
     *ddp(8, 5.6e-3, model="default"),
-    *syncing(INT2, 8, (8e-3, 16, 0), model="default"),
+    *ddp(4, 5.6e-3, 8e-3, model="default"),
+    *ddp(16, 8e-3, 1.1e-2, model="default"),
     *ddp(8, 8e-3, model="default", more="inner.weight_decay=0.1"),
-    *ddp(16, 8e-3, model="default"),
+    *ddp(8, 8e-3, model="default", more=TO_ZERO),
+    *syncing(INT2, 8, (8e-3, 16, 0), (1.1e-2, 16, 0), (8e-3, 9, 1), model="default"),
+    *syncing(INT2, 8, (8e-3, 16, 0), model="default", outer=(1.0, 0.6)),
+    *syncing(INT2, 8, (8e-3, 16, 0), model="default", outer=(0.7, 0.4)),
+    *syncing(INT2, 4, (5.6e-3, 32, 0), (8e-3, 32, 0), (8e-3, 18, 1), model="default"),
+    *syncing(INT2, 4, (8e-3, 32, 0), model="default", outer=(1.0, 0.6)),
+    *syncing(INT2, 16, (1.1e-2, 8, 0), model="default"),
+    *syncing(INT2, 8, (8e-3, 98, 0), model="default", outer=(1.0, 0.6)),
+    *syncing(INT2, 4, (8e-3, 196, 0), model="default", outer=(1.0, 0.6)),
 ]
 FINALS = [
     *ddp(16, 8e-3),
