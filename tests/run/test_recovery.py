@@ -16,7 +16,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.testing import run_on_ranks
-from adloco.run import part_file, records
+from adloco.run import part_file, records, saving
 from adloco.run.checkpoint import list_all, list_checkpoints
 from adloco.run.part_file import write_part
 from adloco.run.recovery import clear_unusable, load_newest_good
@@ -199,6 +199,7 @@ def test_records_are_on_disk_before_a_checkpoint_counts(
     synced: list[str] = []
     monkeypatch.setattr(whole_file, "to_disk", lambda path: synced.append(path.name))
     monkeypatch.setattr(records, "to_disk", lambda path: synced.append(path.name))
+    monkeypatch.setattr(saving, "to_disk", lambda path: synced.append(path.name))
     flags, _ = take_settings([*small, "--run.tokens", "2048", "--run.checkpoint_every", "1"])
     run = TrainingRun.create(build_recipe(override(read_values("single"), flags)))
     assert synced[-2] == ".run.sha256"
@@ -206,6 +207,6 @@ def test_records_are_on_disk_before_a_checkpoint_counts(
     next(run.rounds())
     run.saving.wait()
     begins = synced.index(".run.json")
-    assert {"metrics.jsonl", "steps.jsonl"} <= {*synced[:begins]}
+    assert {"metrics.jsonl", "steps.jsonl", "checkpoints"} <= {*synced[:begins]}
     files = [name for name in synced if name.endswith(".sha256")]
     assert files == [".trainer-0.sha256", ".worker-0.sha256", ".run.sha256"]

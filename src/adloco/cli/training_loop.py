@@ -83,8 +83,7 @@ class _Training:
         self._others = others
         self._console = console
         self._log = log
-        self._late = ""
-        self._copied = False
+        self._said: set[str] = set()
 
     def run(self, settings: Sequence[tuple[str, str]]) -> int | None:
         run = self._run
@@ -96,10 +95,7 @@ class _Training:
                 self._say(line)
         for notice in run.notices:
             self._say(notice, logging.WARNING)
-        self._check_checkpoint_seconds()
-        slow = slow_ranks(run.recipe.run, run.history, run.saving.seconds)
-        if slow and run.placement.num_ranks > 1:
-            self._say(slow, logging.WARNING)
+        self._check_times(run.history)
         saved, watch, joining = run.saving.newest, Watch(run.recipe.batch_cap), False
         earlier = [sign for record in run.history for sign in watch.see(record)]
         with (
@@ -116,8 +112,8 @@ class _Training:
                 if run.saving.newest != saved:
                     saved = run.saving.newest
                     self._log.info("checkpoint %s in %.1f s", saved, run.saving.seconds)
-                    self._check_checkpoint_seconds()
-                self._log_copies()
+                self._check_times(run.history[-2:])
+                self._say_copies()
                 if not run.finished and self._others.wait():
                     joining = True
                     run.stop()
@@ -157,19 +153,29 @@ class _Training:
             self._say(problem, logging.WARNING)
         return 0
 
-    def _check_checkpoint_seconds(self) -> None:
-        """Say once if the last checkpoint took longer than a stop may take."""
-        if not self._late:
-            self._late = late_checkpoint(self._run.recipe.run, self._run.saving.seconds)
-            if self._late:
-                self._say(self._late, logging.WARNING)
+    def _check_times(self, history: Sequence[Record]) -> None:
+        """Say if a checkpoint takes longer than a stop may, or a round than ranks are waited for.
 
-    def _log_copies(self) -> None:
-        """Log once how much memory the copies of the run's state take here."""
-        if not self._copied and self._run.copies.bytes_kept:
-            self._copied = True
+        Args:
+            history: Records of the rounds to look at.
+        """
+        run, seconds = self._run, self._run.saving.seconds
+        self._say_once("checkpoint", late_checkpoint(run.recipe.run, seconds))
+        if run.placement.num_ranks > 1:
+            self._say_once("round", slow_ranks(run.recipe.run, history, seconds))
+
+    def _say_copies(self) -> None:
+        """Say once how much memory the copies of the run's state take here."""
+        if self._run.copies.bytes_kept:
             size = readable(self._run.copies.bytes_kept, BYTES)
-            self._log.info("copies of this island's state and of another's take %s here", size)
+            words = f"copies of this island's state and of another's take {size} here"
+            self._say_once("copies", words, logging.INFO)
+
+    def _say_once(self, about: str, text: str, level: int = logging.WARNING) -> None:
+        """Say the first text about something that is not empty."""
+        if text and about not in self._said:
+            self._said.add(about)
+            self._say(text, level)
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         style = "bold red" if level > logging.INFO else None

@@ -17,6 +17,7 @@ from adloco.errors import RunWarning
 from adloco.run.checkpoint import list_all, remove_old
 from adloco.run.folder import CHECKPOINTS
 from adloco.run.part_file import write_part
+from adloco.whole_file import to_disk
 
 Content = Callable[[], dict[str, Any]]
 """Makes the parts that this process writes, with tensors that training does not change; called in
@@ -141,6 +142,7 @@ class Saving:
         try:
             if parts:
                 folder.mkdir(parents=True, exist_ok=True)
+                to_disk(folder.parent)  # Its name, before older checkpoints are removed.
             for part in sorted(parts, key=lambda part: part == RUN):
                 if part == RUN:
                     self._before_run()
