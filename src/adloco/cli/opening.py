@@ -62,7 +62,8 @@ def _budget(run: TrainingRun) -> str:
             changes.append("fewer because rounds become longer")
         elif recipe.batch_cap is not None:
             changes.append("fewer if the batch grows")
-        words.append(f"{rounds:,} rounds {every}{'; ' * bool(changes)}{', '.join(changes)}")
+        many = counted(rounds, "round")
+        words.append(f"{many} {every}{'; ' * bool(changes)}{', '.join(changes)}")
     return "budget: " + ", ".join(words)
 
 
