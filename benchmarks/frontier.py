@@ -10,7 +10,8 @@
 same tokens. Here weight decay is 0, where nothing else is said, and the batch of all workers is
 tuned too; where it grows, it does so by equal factors, and the learning rate follows its root. The
 second problem, the default model, is that of the recipe adloco with its data and tokens: 869,504
-parameters, samples of 128 tokens, 600k tokens. outer-alone is data-parallel training with an outer
+parameters, samples of 128 tokens, 600k tokens; the third, longer, is the same with 2.4M tokens.
+outer-alone is data-parallel training with an outer
 step every H steps (one worker with the batch of all): a second control, which sends as many bytes
 as ddp.
 
@@ -43,7 +44,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ PROBLEMS = {
         flags={f"model.{name}": "0" for name in SHAPE} | {"data.context_tokens": "128"},
     ),
 }
+PROBLEMS["longer"] = replace(PROBLEMS["default"], tokens=2_400_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +296,14 @@ TRIALS = [
     *syncing(INT2, 16, (1.1e-2, 8, 0), model="default"),
     *syncing(INT2, 8, (8e-3, 98, 0), model="default", outer=(1.0, 0.6)),
     *syncing(INT2, 4, (8e-3, 196, 0), model="default", outer=(1.0, 0.6)),
+    *syncing(INT2, 8, (5.6e-3, 9, 1), (8e-3, 5, 2), model="default"),
+    *syncing(INT2, 8, (8e-3, 9, 1), (8e-3, 5, 2), model="default", outer=(1.0, 0.6)),
+    *syncing("diloco", 8, (8e-3, 9, 1), model="default"),
+    *ddp(4, 4e-3, model="default"),
+    # The same for four times as many tokens.
+    *ddp(8, 4e-3, 5.6e-3, model="longer"),
+    *syncing(INT2, 8, (4e-3, 9, 1), (5.6e-3, 9, 1), (8e-3, 9, 1), model="longer"),
+    *syncing(INT2, 8, (5.6e-3, 16, 0), model="longer"),
 ]
 FINALS = [
     *ddp(16, 8e-3),
