@@ -6,11 +6,12 @@
 Each mode of `MODES` trains a tiny AdLoCo run on a small disk of its own, with the faults that fit
 it (`chaos_run.py`). After each fault the run goes on as its user would let it: by the launcher's
 own restart, or by the same line again. At its end it must have the numbers of a run without faults,
-as `chaos_checks.py` says, and leave no process behind. A table says for each mode and kind of fault
-how many were survived, how many recorded rounds were trained again, and how long it took until a
-round was complete that was begun after the fault. It is also written beside this file (--out), as
-Markdown, with a CSV line for each fault. Goodput is the part of the time that the rounds would have
-taken without faults; the rest is start-up.
+as `chaos_checks.py` says, and leave no process and no temporary file behind. A table says for each
+mode and kind of fault how many were survived, how many of those in place, without a restart of all
+processes, how many recorded rounds were trained again, how long it took until a round was complete
+that was begun after the fault, and how often that was later than the goal (`Outcome.goal`). It is
+also written beside this file (--out), as Markdown, with a CSV line for each fault. Goodput is the
+part of the time that the rounds would have taken without faults; the rest is start-up.
 
 Everything happens in private namespaces for processes, networks and mounts, which the kernel
 removes with this program. Linux allows them to root, and to others where user namespaces are
@@ -36,7 +37,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from chaos_checks import Fault, Outcome, RunFiles, problems, schedule
+from chaos_checks import TIMEOUT_SECONDS, Fault, Outcome, RunFiles, names_below, problems, schedule
 from chaos_run import FAULTS, DisturbedRun
 from links_network import (
     DEVICE,
@@ -61,7 +62,7 @@ SETTINGS = f"""
 --method.workers_per_trainer 2 --method.sync_every 10 --batch.eta 0.5 --batch.initial 4
 --batch.minimum 4 --batch.maximum 16 --learning_rate.shape constant --evaluation.windows 8
 --run.tokens 0 --run.trackers none --run.checkpoint_every 1 --run.keep_checkpoints 3
---run.timeout_seconds 5 --run.grace_seconds 10
+--run.timeout_seconds {TIMEOUT_SECONDS} --run.grace_seconds 10
 """.split()
 """25,184 parameters, two trainers of two workers that merge after round 3, and rounds of about half
 a second. Muon and the blocks of 4 bits, which the recipe has, make a percent of a changed bit.
@@ -69,6 +70,9 @@ a second. Muon and the blocks of 4 bits, which the recipe has, make a percent of
 
 
 QUICK_ROUND_SECONDS = 0.2
+SHARED_MEMORY = Path("/dev/shm")
+FOLDERS_OF_TORCH = ("torchelastic_", "torchinductor_")
+"""Names of temporary folders that torch leaves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +126,12 @@ MODES = {
         kinds=(*EVERYWHERE, "launcher"),
         flags="--ranks 2 --placement.shard_size 2 --inner.optimizer adamw",
         undisturbed="shards",
+    ),
+    # Two islands of two ranks, each of which shards its workers.
+    "islands": Mode(
+        kinds=("kill", "stop", "term"),
+        flags="--ranks 4 --placement.shard_size 2 --run.on_loss replace",
+        undisturbed="islands",
     ),
 }
 
@@ -237,8 +247,11 @@ class Campaign:
         self, name: str, faults: Sequence[Fault], rounds: int
     ) -> tuple[DisturbedRun, list[str], RunFiles | None]:
         """Train a run on a small disk; return it, what went wrong, and what it has left."""
-        mode, disk, environment = MODES[name], WORK / name, {"OMP_NUM_THREADS": "1"}
+        mode, disk, temporary = MODES[name], WORK / name, WORK / f"{name}-temporary"
+        environment = {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
         disk.mkdir(exist_ok=True)
+        temporary.mkdir(exist_ok=True)
+        shared = names_below(SHARED_MEMORY)
         call("mount", "-t", "tmpfs", "-o", f"size={DISK}", "chaos", disk)
         words = ["-m", "adloco", "train", "adloco", "--restart", "--run.folder", f"{disk}/run"]
         words += [*self._settings, "--run.rounds", str(rounds), *mode.flags.split()]
@@ -264,6 +277,12 @@ class Campaign:
                 lambda outcome: show(name, outcome),
             )
             wrong = run.train()
+        left = names_below(temporary) | (names_below(SHARED_MEMORY) - shared)
+        wrong += [
+            f"the temporary file {name} is left over"
+            for name in sorted(left)
+            if not name.startswith(FOLDERS_OF_TORCH)
+        ]
         try:
             return run, wrong, RunFiles.read(disk / "run", WORK / "cache")
         except (OSError, ValueError) as error:
@@ -276,18 +295,21 @@ class Campaign:
         out.with_suffix(".md").write_text(text)
         with out.with_suffix(".csv").open("w", newline="") as file:
             lines = csv.writer(file, lineterminator="\n")
-            lines.writerow(["mode", "fault", "after_round", "repeated_rounds", "recovery_seconds"])
+            heads = ["mode", "fault", "after_round", "repeated_rounds", "recovery_seconds"]
+            lines.writerow([*heads, "in_place", "goal_seconds"])
             for mode, outcomes in self._outcomes.items():
                 for outcome in outcomes:
                     known = outcome.recovery is not None
                     seconds = f"{outcome.recovery:.1f}" if known else ""
                     kind = outcome.fault.kind
-                    lines.writerow([mode, kind, outcome.recorded, outcome.repeated, seconds])
+                    cells = [mode, kind, outcome.recorded, outcome.repeated, seconds]
+                    lines.writerow([*cells, int(outcome.in_place), f"{outcome.goal:.1f}"])
 
     def _rows_of_faults(self) -> list[str]:
         rows = [
-            "| mode | fault | survived | rounds repeated | seconds to go on, median | worst |",
-            "|---|---|---:|---:|---:|---:|",
+            "| mode | fault | survived | in place | rounds repeated | seconds to go on, median "
+            "| worst | later than the goal |",
+            "|---|---|---:|---:|---:|---:|---:|---:|",
         ]
         for mode, faults in self._faults.items():
             for kind in FAULTS:
@@ -297,8 +319,10 @@ class Campaign:
                 seconds = f"{statistics.median(times):.1f} | {max(times):.1f}" if times else "- | -"
                 most = max((one.repeated for one in found), default=0)
                 if planned:
-                    survived = f"{len(times)} of {planned}"
-                    rows.append(f"| {mode} | {kind} | {survived} | {most} | {seconds} |")
+                    cells = [mode, kind, f"{len(times)} of {planned}"]
+                    cells += [str(sum(one.in_place for one in found)), str(most), seconds]
+                    cells += [str(sum(one.late for one in found))]
+                    rows.append(f"| {' | '.join(cells)} |")
         return rows
 
     def _rows_of_modes(self) -> list[str]:
@@ -324,7 +348,9 @@ def told(wrong: Sequence[str]) -> str:
 def show(mode: str, outcome: Outcome) -> None:
     print(
         f"{mode:<9} {outcome.fault.kind:<9} after round {outcome.recorded:>3}: went on after "
-        f"{outcome.recovery:5.1f} s",
+        f"{outcome.recovery:5.1f} s"
+        f"{' in place' * outcome.in_place}"
+        f"{f', later than the goal of {outcome.goal:.1f} s' * outcome.late}",
         flush=True,
     )
 

@@ -3,6 +3,7 @@ run afterwards.
 """
 
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,10 @@ from adloco.run.checkpoint import DAMAGED, newest
 
 START_SECONDS, ROUND_SECONDS = 8.0, 0.6
 """About what passes before the first round, and what a round takes."""
+TIMEOUT_SECONDS = 5
+"""`run.timeout_seconds` of the runs."""
+SILENT = ("stop", "cut", "half-open")
+"""Faults that others notice by nothing but silence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,8 @@ class Outcome:
     """Rounds that were recorded while there was no room for a checkpoint."""
     recovery: float | None = None
     """Seconds until a round was complete that was begun after the fault; None: it never was."""
+    in_place: bool = False
+    """True if a process that trained before the fault trained that round too."""
 
     def see(self, round: int, trained_by: frozenset[int], moment: float) -> bool:
         """Take note of a round; True if it is the first that was begun after the fault.
@@ -63,7 +70,26 @@ class Outcome:
         if self.recovery is not None or not (later or trained_by - self.trained_by):
             return False
         self.recovery = moment - self.struck
+        self.in_place = bool(trained_by & self.trained_by)
         return True
+
+    @property
+    def goal(self) -> float:
+        """Seconds within which the run should have gone on: after a round and 5 s in place, after
+        60 s by a restart. A fault that passes may last first, and silence is noticed within twice
+        `TIMEOUT_SECONDS`.
+        """
+        noticed = self.fault.seconds if self.passes else 0.0
+        if not self.in_place:
+            return noticed + 60
+        if self.fault.kind in SILENT:
+            noticed = min(noticed or math.inf, 2.0 * TIMEOUT_SECONDS)
+        return noticed + ROUND_SECONDS + 5
+
+    @property
+    def late(self) -> bool:
+        """True if it went on later than `goal` says."""
+        return self.recovery is not None and self.recovery > self.goal
 
     @property
     def too_many_repeated(self) -> bool:

@@ -121,6 +121,7 @@ class DisturbedRun:
             if self.outcomes and self.outcomes[-1].recovery is None and not self._faults:
                 # The ranks of a killed launcher went on to the end.
                 self.outcomes[-1].recovery = self._moved - self.outcomes[-1].struck
+                self.outcomes[-1].in_place = True
                 self._show(self.outcomes[-1])
             self.seconds = time.monotonic() - began
             orphans = self._orphans()

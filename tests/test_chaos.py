@@ -57,6 +57,24 @@ def test_a_run_goes_on_with_the_first_round_begun_after_the_fault() -> None:
     assert waited.see(6, frozenset({1, 2}), 12.0)
 
 
+def test_goals_are_in_place_and_by_a_restart() -> None:
+    """A round of 0.6 s and 5 s in place, 10 s more until silence is noticed; 60 s by a restart."""
+    for kind, trained_by, in_place, goal in (
+        ("kill", {2, 3}, True, 5.6),
+        ("stop", {2, 3}, True, 15.6),
+        ("kill", {3, 4}, False, 60),
+        ("stop", {3, 4}, False, 60),
+    ):
+        one = outcome(kind)
+        assert one.see(6, frozenset(trained_by), 10 + goal - 0.1)
+        assert (one.in_place, one.goal, one.late) == (in_place, goal, False)
+        one.recovery = goal + 0.1
+        assert one.late
+    waited = outcome("cut", passes=True)
+    assert waited.see(6, frozenset({1, 2}), 12.0)
+    assert waited.goal == 6.6, "it passes after a second"
+
+
 def test_more_than_a_round_is_repeated() -> None:
     for kind, allowed in (("kill", 1), ("damage", 2)):
         cost = outcome(kind)
