@@ -3,8 +3,9 @@
 .venv/bin/python reproduce/goodput.py [--png reproduce/goodput.png]
 
 By `plan/simulation.py`, DiLoCo with rounds of 100 steps of 1 s and a sync of 4 s, 5% jitter. A node
-is lost 1, 3 or 8 times a day: preemptible VMs live for a day at most (arXiv 1911.05160), and the
-others are 12% and 28% an hour. Three answers to a loss:
+is lost 1, 3 or 8 times a day: preemptible VMs live for a day at most (arXiv 1911.05160); the others
+are 12% and 28% an hour, within the 10% to 33% an hour of the traces of spot GPUs that Bamboo is
+evaluated on (arXiv 2204.12013). Three answers to a loss:
 
 - wait: all wait for a new node, which takes 10 minutes, and repeat the round;
 - re-place: the lost node's workers move to the others within 5 s, and the round is repeated. That
