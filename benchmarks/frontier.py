@@ -315,7 +315,11 @@ FINALS = [
     *ddp(16, 8e-3, grows_to=256),
     *syncing(INT2, 16, (1.1e-2, 6, 0), grows_to=256),
     *syncing(INT2, 32, (1.1e-2, 19, 0), grows_to=256, outer=(1.0, 0.6)),
-    *ddp(8, 8e-3, model="default"),
+    *ddp(8, 5.6e-3, model="default"),
+    *ddp(4, 4e-3, model="default"),
+    *syncing(INT2, 8, (8e-3, 9, 1), model="default", outer=(1.0, 0.6)),
+    *syncing(INT2, 8, (8e-3, 98, 0), model="default", outer=(1.0, 0.6)),
+    *ddp(8, 5.6e-3, model="longer"),
 ]
 """The best trials, as the protocol says."""
 
