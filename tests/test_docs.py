@@ -238,10 +238,12 @@ def test_messages_that_are_explained_exist() -> None:
 
 
 FAILURES = {
-    "distributed/launch": "killed|crashed|is gone|no sign of life|not come|not answered|too few|"
-    "taken this one|cannot|waited too long|nobody has|have come within|needs|ended by|start at most",
+    "distributed/launch": "killed|crashed|is gone|no sign of life|not come|not answered|"
+    "too few|taken this one|cannot|waited too long|nobody has|have come within|needs|ended by|"
+    "start at most",
     "run": "cannot be (written|made)|cannot (begin|change)|damaged|has lost|is in use|not finite|"
-    "longer than run|not what|another (process|run|recipe)|version of adloco|memory ran out|no checkpo",
+    "longer than run|not what|another (process|run|recipe)|version of adloco|memory ran out|"
+    "no checkpo",
 }
 """By folder, words of the sentences that say that something is lost, late or cannot be done."""
 PARTS_OF_SENTENCES = {

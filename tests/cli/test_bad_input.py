@@ -37,6 +37,27 @@ from tests.conftest import WaitForSteps
         ),
         (["--method.num_trainers", "100000"], "but one inner step needs"),
         (
+            ["--method.num_trainers", "1000000000"],
+            "method.num_trainers x method.workers_per_trainer must be <= 1,000,000, got "
+            "1,000,000,000 x 1",
+        ),
+        (["--method.workers_per_trainer", "1000000000"], "<= 1,000,000, got 2 x 1,000,000,000"),
+        (["--method.sync_every", "1e18"], "method.sync_every must be > -2^53 and < 2^53, got"),
+        (["--batch.maximum", "1e12"], "batch.maximum must be <= 16,777,216, got 1,000,000,000,000"),
+        (
+            ["--streaming.often", "1e9", "--method.sync_every", "1e9"],
+            "streaming.often must be from 1 to 10,000, got 1000000000",
+        ),
+        (["--wire.format", "int8", "--wire.block", "1e12"], "wire.block must be from 1 to 65536"),
+        (
+            ["--inner.split", "{q_proj = 1000000000000}"],
+            "must give blocks of 32 in all, got q_proj",
+        ),
+        (
+            ["--switch.max_micro_batch", "auto", "--memory.gib", "1e30"],
+            "the memory of this machine, got 1e+30",
+        ),
+        (
             ["--model.hidden_size", "65536", "--model.intermediate_size", "100000"],
             "GiB; use fewer workers or a smaller model",
         ),

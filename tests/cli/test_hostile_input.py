@@ -5,19 +5,19 @@ the same ones each time; `make test-all` draws many more.
 """
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.shipped import shipped_recipes
+from adloco.run.records import Records
+from tests.fuzzing import BITS, cheap_and, ends_well, files_in, flip, fuzz, put_back
 
 NUMBERS = st.one_of(
     st.integers(),
@@ -49,16 +49,16 @@ DAMAGED = {
 """File of a run or its cache -> a command that reads it."""
 
 
-def fuzz(examples: int, check: Callable[..., None], **drawn: st.SearchStrategy[Any]) -> None:
-    """Check so many examples, the same ones each time."""
-    same = settings(derandomize=True, database=None, deadline=None, max_examples=examples)
-    same(given(**drawn)(check))()
-
-
-def cheap_and(many: int, cheap: int) -> pytest.MarkDecorator:
-    """Parameters of a test: few examples, and many each night."""
-    nightly = pytest.param(many, marks=pytest.mark.nightly)
-    return pytest.mark.parametrize("examples", [cheap, nightly])
+PLAN = ("--parameters", "--noise-scale", "--sync-cost", "--price", "--simulate", "--target-loss")
+LAUNCH = ("--islands", "--gpus-per-island", "--gpus-per-node", "--image", "--gpu", "--on")
+COMPARE = ("--seeds", "--parallel", "--targets", "--link", "--until")
+WORDS = st.one_of(
+    st.integers(-2, 5).map(str),
+    st.integers().map(str),
+    st.sampled_from(["1e400", "nan", "inf", "-inf", "1e-320", "9" * 5000, "", "0", "9" * 30]),
+    st.floats().map(str),
+    st.text(max_size=12),
+)
 
 
 def accepted_or_refused(values: Callable[[], dict[str, Any]]) -> None:
@@ -119,21 +119,107 @@ def test_files_with_flipped_bits(
     examples: int, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "adloco", *small, "--run.tokens", "1500"]) == 0
-    kept = tmp_path.with_name(f"{tmp_path.name}-kept")
-    shutil.copytree(tmp_path, kept)
+    kept = files_in(tmp_path)
 
     def check(file: str, bits: list[int]) -> None:
-        shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+        put_back(tmp_path, kept)
         damaged = sorted(tmp_path.glob(file))[-1]
-        content = bytearray(damaged.read_bytes())
-        for bit in bits:
-            content[bit // 8 % len(content)] ^= 1 << bit % 8
-        damaged.write_bytes(content)
-        capsys.readouterr()
-        code = main([*DAMAGED[file], str(tmp_path / "run")])
-        error = capsys.readouterr().err
-        assert (code, error) == (0, "") or (code, error.count("\n")) == (2, 1), error
+        damaged.write_bytes(flip(damaged.read_bytes(), bits))
+        ends_well([*DAMAGED[file], str(tmp_path / "run")], capsys)
         assert main(["runs", str(tmp_path)]) == 0
 
-    bits = st.lists(st.integers(0, 2**20), min_size=1, max_size=3)
-    fuzz(examples, check, file=st.sampled_from(sorted(DAMAGED)), bits=bits)
+    fuzz(examples, check, file=st.sampled_from(sorted(DAMAGED)), bits=BITS)
+
+
+@cheap_and(many=500, cheap=6)
+def test_resume_with_flipped_bits(
+    examples: int, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In any file of a run that has every kind of record, or of its token cache. A run that is
+    refused stays as it is.
+    """
+    run = str(tmp_path / "run")
+    rounds = ["--run.tokens", "0", "--run.rounds", "1", "--learning_rate.shape", "constant"]
+    assert main(["train", "adloco", *small, *rounds, "--run.checkpoint_every", "1"]) == 0
+    longer = ["--run.rounds", "2", "--inner.lr", "0.001"]
+    assert main(["train", "--resume", run, *longer]) == 0
+    Records(tmp_path / "run").add_out_of_memory(1, "memory ran out", 2)
+    assert main(["gradients", run, "--samples", "8", "--batch", "4"]) == 0
+    kept = files_in(tmp_path)
+    assert {"run/changes.jsonl", "run/out_of_memory.jsonl", "run/starts.jsonl"} <= kept.keys()
+
+    def check(file: str, bits: list[int]) -> None:
+        put_back(tmp_path, {**kept, file: flip(kept[file], bits)})
+        again = ["train", "--resume", run, "--run.rounds", "3", "--inner.lr", "0.002"]
+        if ends_well(again, capsys) == 2:
+            assert files_in(tmp_path) == {**kept, file: flip(kept[file], bits)}
+
+    names = [file for file in kept if kept[file] and not file.endswith((".png", ".html"))]
+    fuzz(examples, check, file=st.sampled_from(names), bits=BITS)
+
+
+def without_gradients(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files but those that `adloco gradients` has written before."""
+    return {name: content for name, content in files.items() if "gradients" not in name}
+
+
+OPTIONS = {
+    "generate": ("--prompt", "--tokens", "--temperature", "--seed", "--trainer"),
+    "evaluate": ("--windows", "--trainer", "--data.path"),
+    "gradients": ("--samples", "--batch", "--trainer", "--checkpoint"),
+}
+"""Command that reads a run -> its options."""
+
+
+@cheap_and(many=500, cheap=10)
+def test_options_of_commands_that_read_a_run(
+    examples: int, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "adloco", *small, "--run.tokens", "1500"]) == 0
+    before = files_in(tmp_path)
+
+    def check(option: tuple[str, str], value: str) -> None:
+        command, name = option
+        needed = ["--prompt", "x", "--tokens", "2"] if command == "generate" else []
+        if command == "gradients":
+            needed = ["--samples", "8", "--batch", "4"]
+        if name == "--tokens":
+            value = value[:1]  # A larger number is generated to its end.
+        if ends_well([command, str(tmp_path / "run"), *needed, f"{name}={value}"], capsys) == 2:
+            assert without_gradients(files_in(tmp_path)) == before
+
+    options = [(command, name) for command, names in OPTIONS.items() for name in names]
+    fuzz(examples, check, option=st.sampled_from(options), value=WORDS)
+
+
+@cheap_and(many=1000, cheap=20)
+def test_options_of_commands_that_plan(
+    examples: int, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, authors = tmp_path / "cluster.toml", tmp_path / "config.yaml"
+    cluster.write_text(
+        'islands = 2\nbandwidth = "100mbit"\nlatency = "20ms"\n[samples_per_second]\n8 = 16.0\n'
+    )
+    authors.write_text("training:\n  lr: 0.1\n")
+    plan = ["plan", "diloco", "--cluster", str(cluster), "--parameters", "1e6"]
+    plan += ["--to", str(tmp_path / "plan")]
+    launch = ["launch", "diloco", "--on", "slurm", "--islands", "2", "--gpus-per-island", "8"]
+    begun = {
+        **dict.fromkeys(PLAN, plan),
+        **{name: [*launch, "--dry-run"] for name in LAUNCH},
+        **{name: ["compare", "diloco", "single", *small] for name in COMPARE},
+        "--to": ["convert", str(authors)],
+        "--meet": ["train", *small, "--restart", "--machines", "2"],
+    }
+
+    def check(name: str, value: str) -> None:
+        (tmp_path / "recipe.toml").unlink(missing_ok=True)
+        if name in COMPARE:
+            value = value.strip("0123456789.,") + "x"  # A good one would train for minutes.
+        if name == "--meet":
+            value = value.rpartition(":")[0]  # A good one would wait for the other machine.
+        if name == "--to":
+            value = str(tmp_path / value.replace("/", "").replace("\0", "")[:20]) + "/x"
+        ends_well([*begun[name], f"{name}={value}"], capsys)
+
+    fuzz(examples, check, name=st.sampled_from(sorted(begun)), value=WORDS)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     from adloco.distributed.parallel.layers import Fill
 
+MOST_WORKERS = 1_000_000
+"""More workers than any cluster has; the lists of their ids still fit in memory."""
+
 LossFunction = Callable[[Any, Any], "Tensor"]
 """(model, batch) -> mean loss over the batch's samples."""
 
@@ -109,8 +112,13 @@ class Method:
         positive = self.sync_every == "auto" or self.sync_every >= 1
         require(positive, f"sync_every must be >= 1 or auto, got {self.sync_every}")
         require(
+            self.num_workers <= MOST_WORKERS,
+            f"num_trainers x workers_per_trainer must be <= {MOST_WORKERS:,}, got "
+            f"{self.num_trainers:,} x {self.workers_per_trainer:,}",
+        )
+        require(
             len({*self.dropped}) == len(self.dropped) < self.num_workers
-            and {*self.dropped} <= {*range(self.num_workers)},
+            and all(0 <= worker < self.num_workers for worker in self.dropped),
             f"dropped must be some of the workers 0 to {self.num_workers - 1}, not all, got "
             f"{[*self.dropped]}",
         )
@@ -134,7 +142,8 @@ class Method:
     @property
     def living_workers(self) -> tuple[int, ...]:
         """Ids of the workers that train."""
-        return tuple(worker for worker in range(self.num_workers) if worker not in {*self.dropped})
+        dropped = {*self.dropped}
+        return tuple(worker for worker in range(self.num_workers) if worker not in dropped)
 
     @property
     def given_sync_every(self) -> int:

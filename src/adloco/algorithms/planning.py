@@ -20,6 +20,9 @@ from adloco.rules.learning_rate import LearningRate
 from adloco.rules.shares import proportional
 from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
 
+SMALLEST, MOST_STEPS = 1e-300, 2**53
+"""The smallest number to divide by, and the longest round in inner steps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
@@ -72,7 +75,8 @@ class Planner:
 
     def sync_every(self, state: RunState, samples: int) -> int:
         """H of a round that begins after so many samples of the run."""
-        return round(state.auto.chosen.sync_every / math.pow(self.decay(samples), self.sync_growth))
+        shrunk = max(math.pow(self.decay(samples), self.sync_growth), SMALLEST)
+        return round(min(state.auto.chosen.sync_every / shrunk, MOST_STEPS))
 
     def decay(self, samples: int) -> float:
         """What the schedule's decay has left of the rate after so many samples of the run."""

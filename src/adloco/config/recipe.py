@@ -221,7 +221,10 @@ def _with_sizes(name: str, hint: Any, value: Any) -> Any:
 
 
 def _check_size(name: str, value: Any) -> None:
-    """Refuse numbers whose squares, inverses or conversions would overflow."""
+    """Refuse numbers whose squares, inverses or conversions would overflow.
+
+    float64 has all whole numbers below 2^53; a seed is not computed with.
+    """
     if isinstance(value, (list, tuple)):
         for item in value:
             _check_size(name, item)
@@ -231,9 +234,11 @@ def _check_size(name: str, value: Any) -> None:
         f"{name} must be 0, or from {SMALLEST} to {LARGEST} in size, got {_shown(value)} (recipe "
         f"section [{section}])",
     )
+    bits = 63 if name == "run.seed" else 53
     require(
-        not isinstance(value, int) or abs(value) < 2**63,
-        f"{name} must be > -2^63 and < 2^63, got {_shown(value)} (recipe section [{section}])",
+        not isinstance(value, int) or abs(value) < 2**bits,
+        f"{name} must be > -2^{bits} and < 2^{bits}, got {_shown(value)} (recipe section "
+        f"[{section}])",
     )
 
 

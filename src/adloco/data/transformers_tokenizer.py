@@ -17,6 +17,9 @@ from adloco.errors import require
 END_OF_TEXT = "<|endoftext|>"
 PRETRAINED = "pretrained"
 """Folder in which a tokenizer of transformers is saved."""
+MOST_IDS = 1 << 24
+"""As many ids as a model may have (model.vocab_size), and more than any vocabulary."""
+
 PROBE = "Hello, world!  The quick brown fox\n\tjumps over 13 lazy dogs. Ünïcödé"
 """Text on which tokenizers are compared."""
 BARE_VOCABULARIES = {
@@ -52,6 +55,11 @@ class TransformersTokenizer:
         self._tokenizer = tokenizer
         # Ids may have gaps, so the number of tokens is not enough.
         self.vocab_size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
+        require(
+            self.vocab_size < MOST_IDS,
+            f"data.tokenizer {name!r} has an id of {self.vocab_size - 1:,}; ids must be below "
+            f"{MOST_IDS:,}: use another",
+        )
         ending = (
             tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
         )
@@ -196,7 +204,18 @@ def load_pretrained(name: str) -> TransformersTokenizer:
             f"data.tokenizer {name!r} could not be loaded ({type(error).__name__}); "
             "download it and give its folder, or set bytes or bpe:SIZE"
         ) from error
-    return TransformersTokenizer(tokenizer, name)
+    found = TransformersTokenizer(tokenizer, name)
+    try:
+        tokenizer.tokenize("a")
+        found.decode(found.encode([PROBE])[0])
+        found.encode_whole([PROBE], len(PROBE))
+    except Exception as error:  # Files that do not fit together are found when they are used.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise ValueError(
+            f"data.tokenizer {name!r} cannot encode a text ({reason}); mend its files, or use "
+            "another"
+        ) from error
+    return found
 
 
 def _importable(module: str) -> bool:

@@ -12,6 +12,9 @@ from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule, TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
+MOST_SAMPLES = 1 << 24
+"""Largest limit on a batch, in samples: an inner step lists its micro-batches."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchGuards:
@@ -48,6 +51,10 @@ class BatchGuards:
         require(
             self.maximum >= self.initial,
             f"maximum must be >= initial = {self.initial}, got {self.maximum}",
+        )
+        require(
+            self.maximum <= MOST_SAMPLES,
+            f"maximum must be <= {MOST_SAMPLES:,}, got {self.maximum:,}",
         )
         require(self.max_growth > 1, f"max_growth must be > 1, got {self.max_growth}")
         most = self.max_growth - 1

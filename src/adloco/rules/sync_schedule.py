@@ -13,6 +13,9 @@ from typing import Literal
 
 from adloco.errors import require
 
+MOST_OFTEN = 10_000
+"""Largest `Streaming.often`: a round lists its events."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SyncEvent:
@@ -65,7 +68,10 @@ class Streaming:
             f"alpha must be in [0, 1] or auto, got {self.alpha}",
         )
 
-        require(self.often >= 1, f"often must be >= 1, got {self.often}")
+        require(
+            1 <= self.often <= MOST_OFTEN,
+            f"often must be from 1 to {MOST_OFTEN:,}, got {self.often}",
+        )
         require(
             self.often == 1 or self.tau == 0,
             "often must be 1 where tau > 0, because two fragments are never in flight at once, got "

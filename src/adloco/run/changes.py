@@ -5,14 +5,17 @@ numbers that are not finite; and the record of each change in the run folder.
 import json
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.run.folder import RECIPE
+from adloco.run.record_check import round_fault
+from adloco.run.records import read_lines
 from adloco.whole_file import write_text
 
 CHANGES = "changes.jsonl"
@@ -99,7 +102,7 @@ def keep_changes(folder: Path, recipe: Recipe, changes: Sequence[Changed]) -> No
     A change that is recorded already, because the run was resumed from this checkpoint before, is
     not recorded again.
     """
-    path = folder / RECIPE
+    path, recorded = folder / RECIPE, read_changes(folder)
     own = read_values(str(path))
     values = named_settings(recipe)
     for name in _recorded(recipe):
@@ -108,7 +111,6 @@ def keep_changes(folder: Path, recipe: Recipe, changes: Sequence[Changed]) -> No
     text = to_toml(build_recipe(own))
     if text != path.read_text():
         write_text(path, text)
-    recorded = read_changes(folder)
     new = [change for change in changes if change not in recorded]
     if new:
         lines = [json.dumps(asdict(change)) + "\n" for change in [*recorded, *new]]
@@ -116,10 +118,25 @@ def keep_changes(folder: Path, recipe: Recipe, changes: Sequence[Changed]) -> No
 
 
 def read_changes(folder: Path) -> list[Changed]:
-    """The changes of settings on all resumes of the run, in order."""
-    file = folder / CHANGES
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [Changed(**json.loads(line)) for line in lines]
+    """The changes of settings on all resumes of the run, in order.
+
+    Raises:
+        ValueError: A line is damaged.
+    """
+    names = [field.name for field in fields(Changed)]
+    return [
+        Changed(**{name: line[name] for name in names})
+        for line in read_lines(folder / CHANGES, _fault)
+    ]
+
+
+def _fault(line: Any) -> str:
+    """What is wrong with a line of changes.jsonl; empty if nothing is."""
+    found = round_fault(line)
+    if found:
+        return found
+    texts = (name for name in ("setting", "before", "after") if not isinstance(line.get(name), str))
+    return next(texts, "")
 
 
 def _recorded(recipe: Recipe) -> dict[str, str]:

@@ -10,6 +10,7 @@ is not known (None).
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -73,6 +74,11 @@ def usage(device: torch.device) -> tuple[int, int | None]:
         return peak if sys.platform == "darwin" else 1024 * peak, None
     # Linux updates its counters late, so the current size can be larger than the peak.
     return 1024 * max(kilobytes.values()), 1024 * kilobytes["VmRSS"]
+
+
+def machine_bytes() -> int:
+    """Memory of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def held_bytes(device: torch.device) -> int:

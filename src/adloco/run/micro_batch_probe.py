@@ -25,7 +25,7 @@ from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.source import Builder
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
-from adloco.run.memory_use import held_bytes
+from adloco.run.memory_use import held_bytes, machine_bytes
 from adloco.run.probe_worker import NO_END, ProbeWorker
 from adloco.tasks.task import Task
 
@@ -205,6 +205,12 @@ def _free_bytes(gib: float, device: torch.device) -> int:
     GiB the free memory of the GPU.
     """
     if gib > 0:
+        there = machine_bytes() / 2**30
+        # A process on a CPU that takes more than there is would be killed.
+        require(
+            gib <= there or device.type == "cuda",
+            f"memory.gib must be <= {there:.1f}, the memory of this machine, got {gib:g}",
+        )
         return int(gib * 2**30) - held_bytes(device)
     require(
         device.type == "cuda",

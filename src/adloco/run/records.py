@@ -184,6 +184,13 @@ class Records:
         """The lines of steps.jsonl, one after another; ValueError at one that is damaged."""
         return read_lines(self.folder / STEPS, step_fault)
 
+    def check(self) -> None:
+        """Raise ValueError if a line is damaged, or a number is missing in it."""
+        for _ in read_lines(self.folder / METRICS, record_fault):
+            pass
+        for _ in self.steps():
+            pass
+
     def newest(self) -> Record:
         """The newest line of metrics.jsonl, read from the file's end; empty if there is none."""
         file = self.folder / METRICS

@@ -2,7 +2,6 @@
 task with the data, its model, and the micro-batch that fits.
 """
 
-import os
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +22,7 @@ from adloco.models.source import Builder
 from adloco.run.budget import Budget
 from adloco.run.environment import choose_device, choose_precision, code_checksum
 from adloco.run.folder import MODEL
+from adloco.run.memory_use import machine_bytes
 from adloco.run.micro_batch_probe import outer_copies, probe, rollback_copies
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
@@ -291,11 +291,7 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     copies += rollback_copies(recipe, workers, device)
     with named_in_section("model", recipe.model):
         needed = builder.num_bytes() * copies // placement.shards
-    memory = (
-        torch.cuda.mem_get_info(device)[1]
-        if device.type == "cuda"
-        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    )
+    memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else machine_bytes()
     require(
         needed <= memory,
         f"{workers} of the method.num_trainers x method.workers_per_trainer workers are on this "

@@ -14,10 +14,20 @@ from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
 from adloco.run import checkpoint
-from adloco.run.changes import RECORDED_SETTINGS, Changed, changed_settings
-from adloco.run.folder import CHECKPOINTS, MODEL, RECIPE, TOKENIZER, not_begun, run_folder
+from adloco.run.changes import RECORDED_SETTINGS, Changed, changed_settings, read_changes
+from adloco.run.folder import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    MODEL,
+    RECIPE,
+    TOKENIZER,
+    not_begun,
+    run_folder,
+)
+from adloco.run.gradient_files import read_gradients
 from adloco.run.lengthening import check_budgets, with_longer_schedule
-from adloco.run.records import Records
+from adloco.run.records import Records, read_json
+from adloco.run.starts import read_starts
 from adloco.tasks.task import Task
 from adloco.whole_file import checksums
 
@@ -218,6 +228,16 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, Any]]) -> Recipe:
     recipe = build_recipe(override(values, flags))
     check_budgets(folder, recipe)
     return recipe
+
+
+def check_records(folder: Path) -> None:
+    """Raise ValueError if a file is damaged that a resumed run appends to or reports from."""
+    Records(folder).check()
+    read_changes(folder)
+    read_starts(folder)
+    read_gradients(folder)
+    if (folder / ENVIRONMENT).exists():
+        read_json(folder / ENVIRONMENT)
 
 
 def begun_run(recipe: Recipe) -> Path | None:

@@ -55,6 +55,7 @@ from adloco.run.starts import Kind, Point, Starts, losses
 from adloco.run.stored import (
     StoredRun,
     check_corpus,
+    check_records,
     deciding_settings,
     file_checksums,
     resumed_recipe,
@@ -194,6 +195,8 @@ class TrainingRun:
                 in_turn(placement, lambda: rmtree(folder / CHECKPOINTS, ignore_errors=True))
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
                 return TrainingRun._begin(prepare_new_run(recipe, placement, problem), folder)
+            if placement.is_rank_zero:
+                check_records(folder)  # Before training, and before a file is changed.
             checkpoints, dropped = folder / CHECKPOINTS, recipe.method.dropped
             found = load_newest_good(checkpoints, placement, copies, dropped)
             stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])

@@ -102,7 +102,9 @@ class InnerMuon:
         """
         for part, given in self.split.items():
             if part in name:
-                sizes = (side // given,) * given if isinstance(given, int) else tuple(given)
+                # More blocks than rows are refused below, as blocks of 0 rows.
+                equal = isinstance(given, int)
+                sizes = (side // given,) * min(given, side) if equal else tuple(given)
                 require(
                     sum(sizes) == side,
                     f"split of {name} must give blocks of {side} in all, got {part} = {given}",

@@ -61,9 +61,15 @@ def _rows(batch: Any) -> Iterator[Row | BadRow]:
     """The rows of a pyarrow.RecordBatch."""
     try:
         yield from batch.to_pylist()
-    except UnicodeDecodeError:  # Raised before the first row; only some of them are bad.
+    except (ValueError, OverflowError):  # Raised before the first row; only some of them are bad.
         for index in range(batch.num_rows):
             try:
                 yield batch.slice(index, 1).to_pylist()[0]
             except UnicodeDecodeError as error:
                 yield not_utf8(error)
+            except (ValueError, OverflowError) as error:  # A date before the year 1, for instance.
+                yield BadRow(
+                    reason="unreadable row",
+                    problem=f" cannot be read ({error})",
+                    advice="mend or remove it",
+                )

@@ -33,7 +33,7 @@ class Int8(ErrorFeedback):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.block > 0, f"block must be > 0, got {self.block}")
+        require(1 <= self.block <= 1 << 16, f"block must be from 1 to 65536, got {self.block}")
 
     @property
     def block_bytes(self) -> int:
