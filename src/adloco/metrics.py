@@ -291,9 +291,10 @@ def aggregate(metric: Metric, records: Sequence[Record]) -> Any:
             return _mean([number for number in every if number])
         case "mean by bytes":
             sizes = [
-                (record["sync"]["bytes"], record["sync"][metric.name])
-                for record in records
+                (record["sync"]["bytes"], number)
+                for record, numbers in zip(records, values(metric, records), strict=True)
                 if record["sync"]["bytes"]
+                for number in numbers
             ]
             return (
                 sum(size * number for size, number in sizes) / sum(size for size, _ in sizes)
