@@ -1,18 +1,21 @@
-"""A run that is killed at a named point goes on as if nothing had happened."""
+"""A run that is killed at a named point goes on as if nothing had happened: in a new process, or
+with the ranks that are left.
+"""
 
-import importlib
 import json
 import os
-import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adloco.distributed.testing import run_on_ranks
+from adloco.run.checkpoint import list_all
 from adloco.run.training_run import TrainingRun
-from tests.conftest import small_flags
-from tests.problems import without_timings
+from tests.conftest import Train, small_flags
+from tests.dying import Point, die_at, ranks_that_die
+from tests.problems import cases, without_timings
 from tests.run.test_training_run import make_run
 
 POINTS = {
@@ -28,8 +31,16 @@ POINTS = {
     "old checkpoints are removed": ("adloco.run.saving:remove_old", 3),
     "the summary": ("adloco.run.training_run:summarise", 1),
 }
-"""Where the process is killed: a function, and at which call of it."""
-IN_SUITE = ("an inner step", "a fragment is received", "a merge", "between two files of a part")
+"""Where a run in one process is killed: a function, and at which call of it."""
+IN_SUITE = (
+    "the first inner step",
+    "an inner step",
+    "a fragment is sent",
+    "a fragment is received",
+    "a merge",
+    "between two files of a part",
+    "the summary",
+)
 
 
 def words(corpus: Path, folder: Path) -> list[str]:
@@ -40,22 +51,8 @@ def words(corpus: Path, folder: Path) -> list[str]:
     return ["adloco", *small_flags(corpus, folder), *sizes, *streaming, *merging, *short]
 
 
-def train_and_die(line: list[str], point: str, call: int) -> None:
-    """Train, and be killed as the function is called for this time."""
-    module, _, path = point.partition(":")
-    owner: Any = importlib.import_module(module)
-    *classes, name = path.split(".")
-    for each in classes:
-        owner = getattr(owner, each)
-    function, calls = getattr(owner, name), [0]
-
-    def killed(*given: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*given, **named)
-
-    setattr(owner, name, killed)
+def train_and_die(line: list[str], point: Point) -> None:
+    die_at(point)
     run = make_run(line[0], line[1:])
     assert list(run.rounds())
     run.finish()
@@ -74,22 +71,118 @@ def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     return numbers(folder / "run")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in IN_SUITE else pytest.param(name, marks=pytest.mark.nightly)
-        for name in POINTS
-    ],
-)
+@pytest.mark.parametrize("point", cases({name: [POINTS[name]] for name in POINTS}, IN_SUITE))
 def test_killed_at(
-    name: str, corpus: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
+    point: Point, corpus: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
     line, folder = words(corpus, tmp_path), tmp_path / "run"
     with pytest.raises(RuntimeError, match="the process died"):
-        run_on_ranks(train_and_die, 1, line, *POINTS[name])
+        run_on_ranks(train_and_die, 1, line, point)
     written = len(numbers(folder)) if (folder / "metrics.jsonl").exists() else 0
     run = TrainingRun.resume(folder)
     assert run.algorithm.state.rounds_done >= written - 1, "at most one round is repeated"
     rounds = len(list(run.rounds()))
     assert run.finish()["rounds"] == len(undisturbed) >= rounds
     assert numbers(folder) == undisturbed
+
+
+ORDERED_SUM, MEETING = "adloco.distributed.comm.ordered_sum:OrderedSum", "adloco.distributed.launch"
+COPIES = ["--run.copy_every", "1", "--run.checkpoint_every", "1000"]
+INT4 = ["--wire.format", "int4"]
+THREE = ["--method.num_trainers", "3", "--batch.initial", "6"]
+STEP = ("adloco.algorithms.worker:Worker._update", 10)
+ON_RANKS: dict[str, tuple[list[str], dict[int, Point]]] = {
+    "the first inner step": ([], {1: (STEP[0], 1)}),
+    "an inner step": ([], {1: STEP}),
+    "before it sends its terms of a sum": ([], {1: (f"{ORDERED_SUM}.exchange", 4)}),
+    "its terms of a sum are sent": ([], {1: (f"{ORDERED_SUM}.add_up", 3)}),
+    "its share of a sum is sent": ([], {1: (f"{ORDERED_SUM}.finish", 4)}),
+    "blocks of 4 bits are sent": (
+        INT4,
+        {1: ("adloco.distributed.comm.block_sums:start_all_to_all", 4)},
+    ),
+    "a merge begins": ([], {1: ("adloco.algorithms.round:apply_merge", 1)}),
+    "the means of a merge are sent": ([], {1: (f"{ORDERED_SUM}.finish", 1)}),
+    "the end of a merge": ([], {1: ("adloco.algorithms.merging:_reassign", 1)}),
+    "a copy in memory": (
+        COPIES,
+        {1: ("adloco.distributed.placement.ranks:Ranks.transfer", 6)},
+    ),
+    "between two files of its part": ([], {1: ("adloco.run.part_file:checksum", 12)}),
+    "the last part of a checkpoint": ([], {1: ("adloco.run.part_file:write_text", 7)}),
+    "the records of a round": ([], {0: ("adloco.run.records:_append", 4)}),
+    "the summary": (COPIES, {0: ("adloco.run.training_run:summarise", 1)}),
+    "the meeting after a loss": (THREE, {2: STEP, 1: (f"{MEETING}.meeting:come", 2)}),
+    "a decision of the meeting": (THREE, {2: STEP, 1: (f"{MEETING}.meeting:_choose", 1)}),
+    "the group after a meeting": (THREE, {2: STEP, 1: (f"{MEETING}.launcher:meet", 2)}),
+}
+"""Flags of a run on several ranks, and where each of its ranks is killed."""
+
+
+def words_on_ranks(corpus: Path, folder: Path, extra: list[str]) -> list[str]:
+    """One worker on each rank; trainers merge in round 2, so that later sums cross ranks."""
+    settings = ["--run.checkpoint_every", "1", "--merge.every", "2", "--wire.format", "fp32"]
+    return [*words(corpus, folder), *settings, "--method.workers_per_trainer", "1", *extra]
+
+
+Undisturbed = Callable[[list[str]], Path]
+
+
+@pytest.fixture(scope="module")
+def undisturbed_alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The folder of a run with these flags in one process, which is trained once."""
+    folders: dict[str, Path] = {}
+
+    def find(extra: list[str]) -> Path:
+        key = " ".join(extra)
+        if key not in folders:
+            folder = tmp_path_factory.mktemp("alone")
+            recipe, *settings = words_on_ranks(corpus, folder, extra)
+            run = make_run(recipe, settings)
+            assert list(run.rounds())
+            run.finish()
+            folders[key] = folder / "run"
+        return folders[key]
+
+    return find
+
+
+def without_copies(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One process alone sends nobody copies of its state."""
+    return [{key: line[key] for key in line if key != "bytes_checkpoint"} for line in lines]
+
+
+def last_tensors(folder: Path) -> dict[str, bytes]:
+    """The bytes of all tensors of a run's last checkpoint, by file."""
+    files = list_all(folder / "checkpoints")[-1].glob("*.safetensors")
+    return {file.name: file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize(
+    ("extra", "deaths"),
+    cases(ON_RANKS, default=("its terms of a sum are sent", "a copy in memory")),
+)
+def test_a_rank_is_killed_at(
+    extra: list[str],
+    deaths: dict[int, Point],
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    train: Train,
+    undisturbed_alone: Undisturbed,
+) -> None:
+    """The others take over its workers. In the end all numbers are those of one process."""
+    alone = undisturbed_alone([flag for flag in extra if flag not in COPIES])
+    monkeypatch.setenv("PYTHONPATH", ranks_that_die(tmp_path, deaths), prepend=os.pathsep)
+    ranks = ["--ranks", "3" if extra == THREE else "2", "--run.on_loss", "replace"]
+    done = train([*words_on_ranks(corpus, tmp_path, extra), *ranks])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ended by signal 9") == 1, done.stdout
+    folder = tmp_path / "run"
+    starts = (folder / "starts.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["kind"] for line in starts]
+    # There is nothing to regroup for where only the summary was missing.
+    assert kinds in (["begin", "regroup", "stop"], ["begin", "stop"]), "in place, at once"
+    assert (folder / "summary.json").exists()
+    assert without_copies(numbers(folder)) == without_copies(numbers(alone))
+    assert last_tensors(folder) == last_tensors(alone)
