@@ -146,7 +146,7 @@ def test_what_is_synced_often_comes_after_the_others() -> None:
 
 def test_what_cannot_be_synced_often() -> None:
     names = ["a", "b"]
-    with pytest.raises(ValueError, match="often must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="often must be from 1 to 10,000, got 0"):
         Streaming(often=0)
     with pytest.raises(ValueError, match="often must be 1 where tau > 0"):
         Streaming(often=2, tau=1)
