@@ -19,7 +19,7 @@ from typing import Any
 from chaos_checks import Fault, Outcome
 from links_network import DEVICE, address, call, namespace
 
-from adloco.run.checkpoint import newest
+from adloco.run.checkpoint import list_checkpoints
 from adloco.run.folder import SUMMARY
 
 TICK_SECONDS, STALL_SECONDS, ORPHAN_SECONDS, AGAIN_SECONDS = 0.02, 150.0, 5.0, 1.0
@@ -98,6 +98,10 @@ class DisturbedRun:
         self._seen: set[tuple[int, float]] = set()
         self._moved = time.monotonic()
         self._reached = {0: self._moved}
+        self._newest = 0
+        """The newest round that is recorded; a restart sets it back."""
+        self._unsaved: list[Path] | None = None
+        """The newest checkpoint, if any, when the disk had room again; None: a newer one came."""
 
     def train(self) -> list[str]:
         """Train until the budget is spent and return what went wrong, a sentence each."""
@@ -187,17 +191,27 @@ class DisturbedRun:
         self._moved = time.monotonic()
         if self.outcomes:
             outcome = self.outcomes[-1]
-            outcome.repeated += round in self._reached
+            outcome.repeated += max(0, self._newest + 1 - round)
             outcome.on_full_disk += self._filler.exists()
             if outcome.see(round, self._trained_by(), self._moved):
                 self._show(outcome)
         self._reached.setdefault(round, self._moved)
+        self._newest = round
 
     def _is_due(self, fault: Fault) -> bool:
-        """True if the last fault is over and the moment of this one has come."""
+        """True if the last fault is over and the moment of this one has come. A disk that was full
+        is over when a checkpoint is written.
+        """
         over = not self.outcomes or self.outcomes[-1].recovery is not None
+        if self._unsaved is not None and self._unsaved != self._newest_checkpoint():
+            self._unsaved = None
+        passed = self._passing is None and self._unsaved is None
         moment = self._reached.get(fault.round, math.inf) + fault.delay
-        return over and not self._passing and time.monotonic() >= moment
+        return over and passed and time.monotonic() >= moment
+
+    def _newest_checkpoint(self) -> list[Path]:
+        """It alone, or nothing if there is none."""
+        return list_checkpoints(self._folder / "checkpoints")[-1:]
 
     def _ranks(self) -> list[Process]:
         """The processes that train, by rank; in a run without ranks the one that was started."""
@@ -214,11 +228,10 @@ class DisturbedRun:
         node = fault.victim % len(self._lines)
         if not ranks or self._nodes[node].poll() is not None:
             return False
-        recorded = max(self._reached)
-        self._note(f"{fault.kind} after round {recorded}")
+        self._note(f"{fault.kind} after round {self._newest}")
         self._moved = time.monotonic()
         outcome = Outcome(
-            fault=fault, struck=self._moved, recorded=recorded, trained_by=self._trained_by()
+            fault=fault, struck=self._moved, recorded=self._newest, trained_by=self._trained_by()
         )
         self.outcomes.append(outcome)
         heal = FAULTS[fault.kind](self, ranks[fault.victim % len(ranks)], node)
@@ -256,13 +269,19 @@ class DisturbedRun:
         with suppress(OSError), self._filler.open("wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
-        return self._filler.unlink
+
+        def make_room() -> None:
+            self._filler.unlink()
+            self._unsaved = self._newest_checkpoint()
+
+        return make_room
 
     def damage_checkpoint(self, rank: Process, node: int) -> None:
         """SIGKILL of all ranks, and a flipped bit in the newest checkpoint."""
         for process in self._ranks():
             kill(process)
-        file = newest(self._folder / "checkpoints") / "worker-0.safetensors"
+        (checkpoint,) = self._newest_checkpoint()
+        file = checkpoint / "worker-0.safetensors"
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.write_bytes(content)

@@ -18,16 +18,16 @@ all): a second control, which sends as many bytes as ddp.
 one or two things of another; nothing was chosen on the seeds of the final runs. ddp is tuned in
 learning rate, batch (also growing), final learning rate, momentum and weight decay, with 25 runs;
 outer-alone with 4; the arms that send less with 77, because they have more settings: also H, its
-growth, the outer rate and momentum, the wire format, feedback and streaming. The final runs (seeds 0, 1, 2) are, of the
-trials with a constant batch, the best of ddp and of outer-alone; the best two with at most 1/200 of
-ddp's bytes, of different batches; the best of these with a constant H; and the best with at most
-1.58 MB, a thousandth (those with H = 62 and 31, which are better, send 1.62 and 1.60 MB). Of the
-trials whose batch and learning rate grow, which came later: the best of ddp, and the best with at
-most 1/200 and 1/1,000 of its bytes. Trials of feedback, inner momentum and streaming came after
-the final runs. On the default model, ddp is tuned with 11 runs and the arms that send less with 21;
-final are the best two of ddp, of different batches, and the best with at most 1/200 and 1/1,000 of
-the bytes of ddp with a batch of 8. Losses of single runs of a setting differ by
-about 0.005 between seeds, so small differences between trials mean nothing.
+growth, the outer rate and momentum, the wire format, feedback and streaming. The final runs (seeds
+0, 1, 2) are, of the trials with a constant batch, the best of ddp and of outer-alone; the best two
+with at most 1/200 of ddp's bytes, of different batches; the best of these with a constant H; and
+the best with at most 1.58 MB, a thousandth (those with H = 62 and 31, which are better, send 1.62
+and 1.60 MB). Of the trials whose batch and learning rate grow, which came later: the best of ddp,
+and the best with at most 1/200 and 1/1,000 of its bytes. Trials of feedback, inner momentum and
+streaming came after the final runs. On the default model, ddp is tuned with 11 runs and the arms
+that send less with 21; final are the best two of ddp, of different batches, and the best with at
+most 1/200 and 1/1,000 of the bytes of ddp with a batch of 8. Losses of single runs of a setting
+differ by about 0.005 between seeds, so small differences between trials mean nothing.
 
 **Numbers.** MB is what a worker hands to reductions with others in the whole run, in one
 direction; "fewer" compares it with ddp with a batch of 16 (default model: 8). The tail's loss is
