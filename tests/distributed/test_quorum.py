@@ -1,6 +1,7 @@
 """How the ranks that are left after a loss meet again; each process is a thread here."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -294,7 +295,9 @@ def test_connections_are_cut_but_not_those_that_are_kept() -> None:
         cut.send(b"a")
         assert other.recv(1) == b"a"
         cut_connections(kept)
-        assert other.recv(1) == b""
+        assert cut.recv(1) == b""
+        cut.send(b"b")
+        assert other.recv(1) == b"b", "gloo waits for ever for what it cannot send"
         assert before.send(b"a") == 1
         pair()  # The listening socket is left alone.
 
@@ -355,3 +358,47 @@ def test_a_rank_that_freezes_while_the_group_is_made_is_lost(store: Any) -> None
     for output, error in said:
         assert "rank 1 on " in output and "has given no sign of life" in output, error
         assert output.endswith("(0, 2) 2.0\n"), error
+
+
+STUCK = """
+import os
+import sys
+import threading
+
+from adloco.distributed.launch.launcher import process_group
+from adloco.distributed.launch.quorum import Quorum
+
+rank = int(os.environ["RANK"])
+quorum = Quorum(number=0, members=(0, 1), process=rank)
+with process_group(lambda _: os._exit(9), 0.5, quorum=quorum, on_loss=lambda: None):
+    print("both are there", flush=True)
+    sys.stdin.read(1)
+    if rank == 1:
+        os._exit(0)
+    threading.Event().wait()
+"""
+
+
+def test_a_rank_that_still_waits_for_a_lost_one_is_ended(store: Any) -> None:
+    """As gloo does now and then. The others take it for killed, and it comes back."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", STUCK],
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "both are there\n"
+        processes[1].communicate("x", timeout=60)
+        report_death(store, 1, "has left")
+        processes[0].communicate("x", timeout=60)
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [-signal.SIGKILL, 0]

@@ -6,12 +6,14 @@ message from the store instead. A thread also reads the store every half second,
 still wait or compute, and exchanges heartbeats through it.
 
 Where the others go on without a lost rank (`on_loss`), the thread cuts this rank's connections, so
-that its main thread waits for nobody, and gives signs of life until that has left the group.
+that its main thread waits for nobody, and gives signs of life until that has left the group. If it
+still waits after timeout_seconds, the process is ended as one that was killed.
 """
 
 import json
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +35,8 @@ from adloco.errors import LostRankError, OtherRankError
 
 KEY = "failure"
 GRACE_SECONDS, MEET_SECONDS = 2.0, 0.02
+IDLE = 0.05
+"""A process that computes for less than this share of timeout_seconds waits for something."""
 LONGEST = 1000
 """Characters of a message that are shown."""
 LOST = re.compile(r"connection (closed|reset)|broken pipe|gloo|nccl|socket", re.IGNORECASE)
@@ -280,9 +284,16 @@ class _Watch(threading.Thread):
             if failure is not None:
                 break
         # The others wait for a rank that is late at their next meeting as long as it lives.
+        began, used = time.monotonic(), time.process_time()
         while not self._done.wait(poll_seconds):
             self._reads += 1
             hearts.count_up()
+            if time.monotonic() - began > self._timeout_seconds:
+                if time.process_time() - used < IDLE * self._timeout_seconds:
+                    # A collective of gloo can miss that the lost rank has closed a connection. This
+                    # rank joins the others as a new process.
+                    os.kill(os.getpid(), signal.SIGKILL)
+                began, used = time.monotonic(), time.process_time()
 
     def _leaves(self, failure: OtherRankError) -> bool:
         """True if the main thread goes on after this failure: it is told to leave the group, and
