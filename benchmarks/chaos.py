@@ -70,6 +70,8 @@ a second. Muon and the blocks of 4 bits, which the recipe has, make a percent of
 
 
 QUICK_ROUND_SECONDS = 0.2
+MEANWHILE = ("disk", "leave", "cut", "half-open")
+"""Kinds of faults that pass, and during which a run can go on."""
 SHARED_MEMORY = Path("/dev/shm")
 FOLDERS_OF_TORCH = ("torchelastic_", "torchinductor_")
 """Names of temporary folders that torch leaves."""
@@ -86,8 +88,6 @@ class Mode:
     """Words before `-m adloco`, by node; several nodes have a network of their own each."""
     undisturbed: str = "one"
     """The mode whose run without faults has the same numbers, to the last bit."""
-    goes_on: bool = False
-    """True if rounds are trained while a fault that passes lasts, so that the run needs more."""
 
 
 def torchrun(node: int) -> str:
@@ -116,7 +116,6 @@ MODES = {
         kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open"),
         flags=f"--ranks 2 --machines 2 --meet {address(0)}:29400 --run.on_loss replace",
         launchers=("", ""),
-        goes_on=True,
     ),
     "torchrun": Mode(
         kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open"),
@@ -212,7 +211,7 @@ class Campaign:
     def disturb(self, name: str) -> None:
         """Train in a mode with its faults, and check the result."""
         mode, faults = MODES[name], self._faults[name]
-        rounds = self._rounds + (rounds_meanwhile(faults) if mode.goes_on else 0)
+        rounds = self._rounds + rounds_meanwhile(faults)
         whole = mode.undisturbed, rounds
         if whole not in self._undisturbed:
             print(f"{mode.undisturbed:<9} without faults ...", flush=True)
@@ -337,8 +336,9 @@ class Campaign:
 
 
 def rounds_meanwhile(faults: Sequence[Fault]) -> int:
-    """Rounds that are trained at most while the faults last that pass by themselves."""
-    return math.ceil(sum(fault.seconds for fault in faults) / QUICK_ROUND_SECONDS)
+    """Rounds that are trained at most while faults last during which a run goes on."""
+    seconds = sum(fault.seconds for fault in faults if fault.kind in MEANWHILE)
+    return math.ceil(seconds / QUICK_ROUND_SECONDS)
 
 
 def told(wrong: Sequence[str]) -> str:
