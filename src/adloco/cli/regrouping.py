@@ -2,6 +2,7 @@
 returned, all that are left meet again and go on from the newest checkpoint (`run.on_loss`).
 """
 
+import gc
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -20,6 +21,7 @@ from adloco.cli.terminal import open_console, say
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import OtherRanks, train
 from adloco.config.settings import RunSettings
+from adloco.distributed.dtensor import forget_meshes
 from adloco.distributed.launch.launcher import (
     num_ranks,
     process_group,
@@ -183,6 +185,10 @@ class _Part:
             lost = lost_islands(quorum, self._quorum, prod(begun.shape))
             living, owner = begun.method.living_workers, run.placement.owner
             self._begun = begun.without([worker for worker in living if owner(worker) in lost])
+            del owner
+        del run
+        forget_meshes()
+        gc.collect()  # Models and groups refer to each other in circles.
         return self._quorum is not None
 
     def _group(self) -> AbstractContextManager[None]:

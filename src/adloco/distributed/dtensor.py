@@ -7,6 +7,7 @@ Reductions between islands act on this rank's shards.
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -168,3 +169,17 @@ def gather_shards(value: Any, *, keep: bool = True) -> Any:
         items = (gather_shards(item, keep=keep) for item in value)
         return type(value)(items)  # type: ignore[call-arg]
     return value
+
+
+def forget_meshes() -> None:
+    """Clear what torch remembers of operations on sharded tensors: it holds their meshes, and so
+    the connections and threads of process groups that were left.
+    """
+    # torch has no public way, so another version may have other names.
+    with suppress(ImportError, AttributeError):
+        from torch.distributed.tensor import _collective_utils, _redistribute, debug
+
+        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        _redistribute._gen_transform_infos.cache_clear()
+        _redistribute.clear_redistribute_planner_cache()
+        _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
