@@ -5,8 +5,9 @@ it in that moment; nobody notices a stopped rank or a dead link for as long as a
 wait. torch 2.13 cannot abort a collective of gloo from another thread (tried: `abort` returns, and
 the collective goes on waiting). A connection from which no more can be read ends it with an error,
 and gloo then closes it. It must stay writable until then: what gloo sends on a connection that is
-shut down for writing too, before it notices the end, waits until the timeout (7 of 100 cuts in the
-midst of collectives, and none of 190 for reading alone).
+shut down for writing too, before it notices the end, waits until the timeout: 10 of 160 cuts in
+the midst of collectives ended so, and 1 of 380 for reading alone, where the other process was
+killed at that moment.
 """
 
 import os
