@@ -159,6 +159,7 @@ ARMS = {
     "adloco-int4": Arm(recipe=ADLOCO, flags=TRAINERS | {"wire.format": "int4"}),
     "streaming": Arm(recipe="diloco", flags=SPREAD | STREAMING),
     "streaming-int4": Arm(recipe="diloco", flags=SPREAD | STREAMING | {"wire.format": "int4"}),
+    "diloco-int1": Arm(recipe="diloco", flags=SPREAD | {"wire.format": "int1"}),
 }
 DEFAULT_ARMS = (
     "ddp",
@@ -734,6 +735,7 @@ COLOURS = (
     "#a05195",
     "#ff6f00",
     "#9c6644",
+    "#2f9e44",
 )
 STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ((0, (6, 2, 1, 2, 1, 2)), "v"))
 

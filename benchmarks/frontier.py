@@ -176,7 +176,7 @@ def syncing(arm: str, batch: int, *several: tuple[float, int, float], **others: 
     ]
 
 
-INT4, INT2 = "diloco-int4", "diloco-int2"
+INT4, INT2, INT1 = "diloco-int4", "diloco-int2", "diloco-int1"
 TO_ZERO = "learning_rate.final_fraction=0"
 TRIALS = [
     *ddp(8, 8e-3),
@@ -275,6 +275,11 @@ TRIALS = [
     ),
     *ddp(16, 8e-3, grows_to=256, more="inner.momentum=0.99 inner.momentum_weight=0.7"),
     *ddp(16, 8e-3, grows_to=256, more="inner.momentum=0.99 inner.momentum_weight=0.9"),
+    # 1 bit, with what sums lose kept.
+    *syncing(INT1, 16, (1.1e-2, 5, 1), (1.1e-2, 4, 1), (8e-3, 4, 1)),
+    *syncing(INT1, 32, (1.1e-2, 3, 1), (1.1e-2, 11, 1)),
+    *syncing(INT1, 32, (1.1e-2, 11, 1), (1.6e-2, 11, 1), outer=(1.0, 0.6)),
+    *syncing(INT1, 16, (1.1e-2, 22, 1), outer=(1.0, 0.6)),
     # The default model.
     *ddp(8, 8e-3, model="default"),
     *ddp(8, 8e-3, model="default", grows_to=64),
@@ -301,6 +306,9 @@ TRIALS = [
     *syncing(INT2, 8, (8e-3, 9, 1), (8e-3, 5, 2), model="default", outer=(1.0, 0.6)),
     *syncing("diloco", 8, (8e-3, 9, 1), model="default"),
     *ddp(4, 4e-3, model="default"),
+    *syncing(INT1, 8, (8e-3, 4, 1), (1.1e-2, 4, 1), model="default"),
+    *syncing(INT1, 8, (8e-3, 4, 1), model="default", outer=(1.0, 0.6)),
+    *syncing(INT1, 8, (8e-3, 24, 1), (8e-3, 44, 0), model="default", outer=(1.0, 0.6)),
     # The same for four times as many tokens.
     *ddp(8, 4e-3, 5.6e-3, model="longer"),
     *syncing(INT2, 8, (4e-3, 9, 1), (5.6e-3, 9, 1), (8e-3, 9, 1), model="longer"),

@@ -147,6 +147,7 @@ PUBLIC = {
     "InnerMuon",
     "InnerProductTest",
     "InnerSGD",
+    "Int1",
     "Int2",
     "Int4",
     "Int8",

@@ -20,6 +20,7 @@ from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.algorithms.reports import RoundReport
 from adloco.data.sources import TensorSource
 from adloco.distributed.codecs.bf16 import Bf16
+from adloco.distributed.codecs.int1 import Int1
 from adloco.distributed.codecs.int2 import Int2
 from adloco.distributed.codecs.int4 import Int4
 from adloco.distributed.codecs.int8 import Int8
@@ -63,6 +64,7 @@ __all__ = [
     "InnerMuon",
     "InnerProductTest",
     "InnerSGD",
+    "Int1",
     "Int2",
     "Int4",
     "Int8",

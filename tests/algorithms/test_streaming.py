@@ -29,6 +29,7 @@ from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.codecs.bf16 import Bf16
+from adloco.distributed.codecs.int1 import Int1
 from adloco.distributed.codecs.int2 import Int2
 from adloco.distributed.codecs.int4 import Int4
 from adloco.distributed.codecs.int8 import Int8
@@ -606,8 +607,8 @@ def test_huge_parameters_count_as_infinite() -> None:
 
 @pytest.mark.parametrize(
     "wire",
-    [None, Bf16(), Int8(), Int4(), Int2(), TopK()],
-    ids=["fp32", "bf16", "int8", "int4", "int2", "topk"],
+    [None, Bf16(), Int8(), Int4(), Int2(), Int1(), TopK()],
+    ids=["fp32", "bf16", "int8", "int4", "int2", "int1", "topk"],
 )
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_drop_in_names_what_is_not_finite_before_it_reaches_anyone(wire: Any, value: float) -> None:

@@ -320,7 +320,7 @@ def complete(shell: list[str], words: list[str]) -> list[str]:
         ("adloco train dil", ["diloco", "diloco-paper"]),
         ("adloco train --res", ["--restart", "--resume"]),
         ("adloco train --wire.fo", ["--wire.format"]),
-        ("adloco train diloco --wire.format int", ["int2", "int4", "int8"]),
+        ("adloco train diloco --wire.format int", ["int1", "int2", "int4", "int8"]),
         ("adloco train --batch.rule = w", ["warmup"]),
         ("adloco train --run.precision auto single --run.compile ", ["true", "false"]),
         ("adloco probe --help-settings wi", ["wire"]),

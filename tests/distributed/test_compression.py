@@ -14,6 +14,7 @@ from torch import Tensor
 
 from adloco.distributed.codecs.bf16 import Bf16
 from adloco.distributed.codecs.codec import WireFormat, sums_again
+from adloco.distributed.codecs.int1 import Int1
 from adloco.distributed.codecs.int2 import Int2
 from adloco.distributed.codecs.int4 import Int4
 from adloco.distributed.codecs.int8 import Int8
@@ -33,6 +34,7 @@ FORMATS: dict[str, WireFormat] = {
     "int4": Int4(),
     "int4 feedback": Int4(error_feedback=1.0, residual_in_params=False),
     "int2": Int2(),
+    "int1": Int1(),
     "topk": TopK(chunk=256, density=1 / 16, residual_in_params=False),
     "topk, residual in params": TopK(chunk=256, density=1 / 16),
     "int2, EF21": Int2(feedback="ef21"),
@@ -98,7 +100,17 @@ def by_hand(
             sent = in_format(wanted * weight, wire)
             added[index] += sent
             residuals[worker][index] = (wanted - sent / weight) * wire.error_feedback
-    return [in_format(total, wire) for total in added] if sums_again(wire) else added
+    if not sums_again(wire, len(weights)):
+        return added
+    sent = [in_format(total, wire) for total in added]
+    for index, (total, summed) in enumerate(zip(added, sent, strict=True)):
+        for block in range(-(-total.numel() // wire.block)):
+            owner = block % len(weights)
+            share = slice(block * wire.block, (block + 1) * wire.block)
+            lost = (total - summed).flatten()[share]
+            kept = wire.error_feedback / max(weights[owner], 1 / len(weights))
+            residuals[owner][index].view(-1)[share] += lost * kept
+    return sent
 
 
 def summed(
@@ -149,13 +161,25 @@ def test_equals_the_definition(wire: WireFormat) -> None:
         )
 
 
-def test_error_feedback_loses_nothing() -> None:
-    """All that was sent plus what is kept equals what had to be sent, up to rounding."""
-    wire = TopK(chunk=256, density=1 / 16, error_feedback=1.0, residual_in_params=False)
-    origin, params, weights = problem(2)
-    residuals, sent = zeros(2), [torch.zeros(shape) for shape in SHAPES]
+@pytest.mark.parametrize(
+    ("wire", "workers"),
+    [
+        (TopK(chunk=256, density=1 / 16, error_feedback=1.0, residual_in_params=False), 2),
+        (Int8(error_feedback=1.0, residual_in_params=False), 2),
+        (Int2(error_feedback=1.0, residual_in_params=False), 4),
+        (Int1(error_feedback=1.0, residual_in_params=False), 3),
+    ],
+    ids=["topk", "int8", "int2", "int1"],
+)
+def test_error_feedback_loses_nothing(wire: WireFormat, workers: int) -> None:
+    """All that was sent plus what is kept equals what had to be sent, up to rounding, also where
+    sums are encoded again.
+    """
+    origin, params, _ = problem(workers)
+    weights = [1 / workers] * workers
+    residuals, sent = zeros(workers), [torch.zeros(shape) for shape in SHAPES]
     for _ in range(20):
-        total, _ = summed(LocalComm(2, Traffic()), origin, params, weights, wire, residuals)
+        total, _ = summed(LocalComm(workers, Traffic()), origin, params, weights, wire, residuals)
         sent = [before + now for before, now in zip(sent, total, strict=True)]
     for index, tensor in enumerate(origin):
         kept = sum(weight * own[index] for weight, own in zip(weights, residuals, strict=True))
@@ -190,7 +214,7 @@ def test_bytes_are_those_of_the_blocks(wire: WireFormat) -> None:
     assert traffic.between == 4 * blocks * wire.block_bytes
     # In shares: each byte to its owner but for the own share, and each sum to three others.
     # Otherwise each byte to three others.
-    assert traffic.sent == pytest.approx(traffic.between * (1.5 if sums_again(wire) else 3))
+    assert traffic.sent == pytest.approx(traffic.between * (1.5 if sums_again(wire, 4) else 3))
 
 
 def test_a_worker_alone_sends_nothing_and_loses_nothing() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from adloco.distributed.codecs.bf16 import Bf16
 from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.int1 import Int1
 from adloco.distributed.codecs.int2 import Int2
 from adloco.distributed.codecs.int4 import Int4
 from adloco.distributed.codecs.int8 import Int8
@@ -30,6 +31,9 @@ FORMATS: list[WireFormat] = [
     Int2(),
     Int2(block=4),
     Int2(block=12),
+    Int1(),
+    Int1(block=8),
+    Int1(block=40),
     TopK(),
     TopK(chunk=256),
     TopK(chunk=64, density=0.25),
@@ -108,7 +112,7 @@ def test_what_holds_for_every_format(kind: str, wire: WireFormat) -> None:
     assert decoded.shape == values.shape
     assert decoded.dtype == torch.float32
     assert decoded.isfinite().all()
-    assert not decoded[values == 0].any(), "a zero stays zero"
+    assert wire.key == "int1" or not decoded[values == 0].any(), "a zero stays zero"
     assert (decoded * values.sign() >= 0).all(), "no sign changes"
     assert encoded.equal(wire.encode(values))
     # A block's bytes depend on its values alone, wherever they lie in memory and whatever is
@@ -132,11 +136,13 @@ def test_no_blocks(wire: WireFormat) -> None:
 
 def test_sizes() -> None:
     """TopK of 4096: 64 values of 12 + 2 bits are 112 bytes, 256 are 448, and two bfloat16."""
-    assert [(wire.block, wire.block_bytes) for wire in (Bf16(), Int8(), Int4(), Int2())] == [
+    formats = (Bf16(), Int8(), Int4(), Int2(), Int1())
+    assert [(wire.block, wire.block_bytes) for wire in formats] == [
         (64, 128),
         (256, 260),
         (128, 68),
         (128, 36),
+        (256, 34),
     ]
     assert (TopK().block, TopK().block_bytes, TopK(density=1 / 64).block_bytes) == (4096, 452, 116)
     assert Int8(block=100).block_bytes == 104
@@ -144,13 +150,7 @@ def test_sizes() -> None:
     assert TopK(chunk=65536, density=1e-9).block_bytes == 4 + 3  # One value of 16 + 2 bits.
     assert TopK(chunk=8, density=1.0).block_bytes == 4 + 5  # Eight of 3 + 2 bits.
     assert TopK(chunk=8, density=0.3).kept == 2
-    assert [wire.sums_in_blocks for wire in (Bf16(), Int8(), Int4(), Int2(), TopK())] == [
-        True,
-        True,
-        True,
-        True,
-        False,
-    ]
+    assert [wire.sums_in_blocks for wire in (*formats, TopK())] == [True] * 5 + [False]
 
 
 def test_layouts_by_hand() -> None:
@@ -260,27 +260,28 @@ def relative_error(wire: WireFormat, values: Array) -> float:
 
 
 @pytest.mark.parametrize(
-    ("wire", "normal", "student"), [(Int4(), 0.0916, 0.108), (Int2(), 0.341, 0.475)]
+    ("wire", "normal", "student"),
+    [(Int4(), 0.0916, 0.108), (Int2(), 0.341, 0.475), (Int1(), 0.602, 0.76)],
 )
 def test_errors_of_normal_and_of_heavy_tailed_values(
     wire: WireFormat, normal: float, student: float
 ) -> None:
-    """4 bits: <= 0.10 and 0.15. 2 bits: <= 0.35 and 0.50. All 16 levels of a normal distribution
-    (Lloyd-Max) leave 0.0975, and 4 leave 0.343.
+    """4 bits: <= 0.10 and 0.15. 2 bits: <= 0.35 and 0.50. The best 16 levels for all blocks of a
+    normal distribution (Lloyd-Max) leave 0.0975, 4 leave 0.343, and 2 leave 0.603.
 
     No block's error is far from the others', whatever its scale.
     """
     rng = np.random.default_rng(2)
     scales = 2.0 ** rng.uniform(-60, 60, size=(8000, 1))
-    gaussian = rng.normal(size=(8000, 128)).astype(np.float32)
-    heavy = rng.standard_t(3, size=(8000, 128)).astype(np.float32)
+    gaussian = rng.normal(size=(8000, wire.block)).astype(np.float32)
+    heavy = rng.standard_t(3, size=(8000, wire.block)).astype(np.float32)
     assert relative_error(wire, gaussian) == pytest.approx(normal, rel=0.01)
     assert relative_error(wire, heavy) == pytest.approx(student, rel=0.04)
     each = [relative_error(wire, row[None]) for row in (gaussian * scales).astype(np.float32)[:200]]
     assert max(each) < 1.35 * normal
 
 
-@pytest.mark.parametrize("wire", [Int8(), Int4(), Int2()], ids=repr)
+@pytest.mark.parametrize("wire", [Int8(), Int4(), Int2(), Int1()], ids=repr)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_stays_so(wire: WireFormat, bad: float) -> None:
     """No format makes an ordinary number of it; the other blocks are as without it."""
@@ -336,6 +337,36 @@ def test_int2_layout_by_hand() -> None:
     assert Int2(block=4).decode(
         Int2(block=4).encode(torch.tensor([[3.0, -1.0, 0.0, -3.0]]))
     ).tolist() == [[3.0, 0.0, 0.0, -3.0]]
+
+
+@pytest.mark.parametrize("block", [8, 40, 256])
+@pytest.mark.parametrize("kind", KINDS)
+def test_int1_is_the_sign_and_the_mean_magnitude(kind: str, block: int) -> None:
+    """The magnitude matches sums that round only at the end, and the format is a contraction."""
+    wire = Int1(block=block)
+    values = blocks_of(kind, wire)
+    for row, decoded in zip(values, sent(wire, values), strict=True):
+        absmax = np.abs(row).max()
+        if absmax < 2.0**-100:
+            assert not decoded.any()
+            continue
+        unit = absmax / np.float32(wire.most)
+        total = sum(abs(int(number)) for number in np.rint(row / unit))
+        mean = nearest_bf16(float(np.float32(total / block) * unit))
+        assert decoded.tolist() == [mean if value >= 0 else -mean for value in row.tolist()]
+        exact = row.astype(np.float64) / absmax
+        error, norm = ((decoded / absmax - exact) ** 2).sum(), (exact**2).sum()
+        normal = mean >= 2.0**-126
+        assert error <= (1 - normal * (1 - 2.0**-16) / block) * norm * (1 + 1e-5)
+
+
+def test_int1_layout_by_hand() -> None:
+    # The mean magnitude is 1.5 = 0x3FC0. The first value is the lowest bit; zeros are positive.
+    row = torch.tensor([[2.0, -1.0, -4.0, 0.0, 1.0, -0.0, 3.0, -1.0]])
+    assert Int1(block=8).encode(row).tolist() == [[0xC0, 0x3F, 0b01111001]]
+    assert sent(Int1(block=8), row.numpy()).tolist() == [
+        [1.5, -1.5, -1.5, 1.5, 1.5, 1.5, 1.5, -1.5]
+    ]
 
 
 def expected_top_k(row: list[float], kept: int) -> list[float]:
@@ -443,6 +474,11 @@ def test_fewer_values_than_are_kept() -> None:
         (
             lambda: Int2(block=1 << 17),
             "block must be a multiple of 4 and from 4 to 65536, got 131072",
+        ),
+        (lambda: Int1(block=12), "block must be a multiple of 8 and from 8 to 65536, got 12"),
+        (
+            lambda: Int1(block=1 << 17),
+            "block must be a multiple of 8 and from 8 to 65536, got 131072",
         ),
         (lambda: TopK(chunk=1), "chunk must be a power of two from 2 to 65536, got 1"),
         (lambda: TopK(chunk=-4), "chunk must be a power of two from 2 to 65536, got -4"),

@@ -9,6 +9,7 @@ import torch
 from adloco.cli.main import main
 from adloco.distributed.codecs.bf16 import Bf16
 from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.int1 import Int1
 from adloco.distributed.codecs.int2 import Int2
 from adloco.distributed.codecs.int4 import Int4
 from adloco.distributed.codecs.int8 import Int8
@@ -68,7 +69,7 @@ def test_a_run_on_a_gpu_is_resumed_bit_for_bit(
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("wire", [Bf16(), Int8(), Int4(), Int2(), TopK()], ids=repr)
+@pytest.mark.parametrize("wire", [Bf16(), Int8(), Int4(), Int2(), Int1(), TopK()], ids=repr)
 def test_a_gpu_encodes_the_bits_that_a_cpu_encodes(wire: WireFormat) -> None:
     values = torch.randn(999, wire.block, generator=torch.Generator().manual_seed(1))
     values[:9] = 0

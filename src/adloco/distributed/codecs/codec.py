@@ -5,9 +5,9 @@ adds up decoded values in float32.
 
 `Bf16` halves what is sent. INTELLECT-1 sent `Int8` between continents (arXiv 2412.01152), and
 Streaming DiLoCo 4 bits a value (arXiv 2501.18512), which `Int4` does with other levels. `Int2` has
-2. `TopK` sends the largest values of each chunk, as SparseLoCo does (arXiv 2508.15706). 2 bits need
-error feedback (MuLoCo, arXiv 2505.23725): a worker keeps what a sync leaves unsent, and sends it
-later.
+2, and `Int1` 1. `TopK` sends the largest values of each chunk, as SparseLoCo does (arXiv
+2508.15706). 2 bits need error feedback (MuLoCo, arXiv 2505.23725): a worker keeps what a sync
+leaves unsent, and sends it later.
 """
 
 from __future__ import annotations
@@ -100,6 +100,10 @@ class ErrorFeedback:
     more. With `residual_in_params` the worker's parameters include the residual: SAEF (arXiv
     2008.05823), and SA-PEF (arXiv 2601.20738) with its coefficient at 1.
 
+    Where sums are encoded again, what that leaves unsent is kept too, as DoubleSqueeze does (arXiv
+    1905.05957), but by the workers, so that it needs no memory of its own: each worker owns a share
+    of the blocks, and adds what is lost of their sum to its residual.
+
     With EF21 (arXiv 2106.05203) nothing is sent later. A worker sends how its difference has
     changed: it encodes the difference less an estimate of it, which is the sum of all that it has
     sent. All workers keep the sum of everyone's estimates, which is the pseudo-gradient.
@@ -151,9 +155,13 @@ def feedback(codec: WireFormat | None) -> Literal["none", "in memory", "in param
     return "in params" if codec.residual_in_params else "in memory"
 
 
-def sums_again(codec: WireFormat) -> bool:
-    """True if sums are encoded again. EF21's are not, because no estimate has that loss."""
-    return codec.sums_in_blocks and feedback(codec) != "ef21"
+def sums_again(codec: WireFormat, workers: int) -> bool:
+    """True if sums over so many workers are encoded again.
+
+    EF21's are not, because no estimate has that loss. Two workers' are not either, because sending
+    both their blocks takes as many bytes.
+    """
+    return codec.sums_in_blocks and workers > 2 and feedback(codec) != "ef21"
 
 
 def at_least(codec: WireFormat | None, floor: WireFormat) -> WireFormat | None:

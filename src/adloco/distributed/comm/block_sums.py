@@ -1,8 +1,8 @@
 """Sums of encoded blocks over several islands, the groups of ranks that serve the same workers.
 
-If the sum is encoded again (`sums_again`), each island adds up a share of the rows,
-and both directions are compressed. Sums of sparse blocks are not sparse, so every island receives
-all of these blocks, and likewise with EF21.
+If the sum is encoded again (`sums_again`), each island adds up the rows that its workers own, and
+both directions are compressed. Sums of sparse blocks are not sparse, so every island receives all
+of these blocks, and likewise with EF21 and of two workers.
 """
 
 from collections.abc import Sequence
@@ -12,44 +12,59 @@ import torch.distributed as dist
 from torch import Tensor
 
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
-from adloco.distributed.codecs.codec import WireFormat
-from adloco.distributed.comm.compressed import add_decoded
+from adloco.distributed.codecs.codec import WireFormat, keeps_residuals
+from adloco.distributed.comm.compressed import Rows, add_decoded
 from adloco.distributed.parallel.gradient_norms import squared_norm
 
 
 def sum_by_owners(
-    blocks: Tensor, codec: WireFormat, group: dist.ProcessGroup, workers: Sequence[int]
-) -> tuple[Tensor, float]:
+    blocks: Tensor,
+    codec: WireFormat,
+    rows: Rows,
+    group: dist.ProcessGroup,
+    workers: Sequence[int],
+) -> tuple[Tensor, Tensor | None, float]:
     """Sum blocks over all workers; each island adds up its share and sends the encoded sum to all.
 
     Args:
         blocks: The local workers' blocks, uint8 of shape (workers, rows, block_bytes).
         codec: The wire format.
+        rows: What is known of the rows.
         group: One rank of each island.
         workers: Number of workers that each island hosts.
 
     Returns:
-        The decoded sum, float32 of shape (rows, block), and the squared norm of this island's
-        share before its encoding.
+        The decoded sum, float32 of shape (rows, block); what its encoding has lost in rows that
+        workers here own, 0 in others (None without error feedback); and the squared norm of these
+        rows before their encoding.
     """
     num_workers = sum(workers)
-    shares = [len(part) for part in torch.arange(blocks.shape[1]).tensor_split(len(workers))]
+    islands = torch.arange(len(workers)).repeat_interleave(torch.tensor(workers))[rows.owners]
+    shares = islands.bincount(minlength=len(workers)).tolist()
+    order = islands.argsort(stable=True)
     me = dist.get_rank(group)
-    parts = torch.split(blocks, shares, dim=1)
+    rows = rows[torch.split(order, shares)[me]]
+    order = order.to(blocks.device)
+    own = torch.split(order, shares)[me]
+    parts = torch.split(blocks[:, order], shares, dim=1)
     received = blocks.new_empty(num_workers, shares[me], codec.block_bytes)
     from_islands = torch.split(received, list(workers))
     from_islands[me].copy_(parts[me])
     wait_for(start_all_to_all([part.contiguous() for part in parts], from_islands, group))
-    total = add_decoded(received, codec)
+    total = add_decoded(received, codec, rows)
     sums = blocks.new_empty(*blocks.shape[1:])
     of_islands = torch.split(sums, shares)
     of_islands[me].copy_(codec.encode(total))
     wait_for(start_all_to_all([of_islands[me]] * len(workers), of_islands, group))
-    return codec.decode(sums), squared_norm([total])
+    summed = codec.decode(torch.empty_like(sums).index_copy_(0, order, sums))
+    lost = None
+    if keeps_residuals(codec):
+        lost = torch.zeros_like(summed).index_copy_(0, own, total - summed[own])
+    return summed, lost, squared_norm([total])
 
 
 def sum_everywhere(
-    blocks: Tensor, codec: WireFormat, group: dist.ProcessGroup, workers: Sequence[int]
+    blocks: Tensor, codec: WireFormat, rows: Rows, group: dist.ProcessGroup, workers: Sequence[int]
 ) -> tuple[Tensor, float]:
     """Sum blocks over all workers; every island receives all blocks and adds them up itself.
 
@@ -62,5 +77,5 @@ def sum_everywhere(
     from_islands = torch.split(received, list(workers))
     from_islands[dist.get_rank(group)].copy_(blocks)
     wait_for(start_all_to_all([blocks] * len(workers), from_islands, group))
-    total = add_decoded(received, codec)
+    total = add_decoded(received, codec, rows)
     return total, squared_norm([total]) / len(workers)

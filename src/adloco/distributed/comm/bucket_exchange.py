@@ -74,9 +74,14 @@ def gathered(mine: Tensor, longest: int, group: dist.ProcessGroup | None = None)
 
 def own_slice(rows: Tensor, replica_group: dist.ProcessGroup) -> Tensor:
     """A copy of this rank's slice of rows that all ranks of the replica group have."""
-    size = slice_rows(len(rows), replica_group)
+    return rows[slice_of(len(rows), replica_group)].clone()
+
+
+def slice_of(rows: int, replica_group: dist.ProcessGroup) -> slice:
+    """Which of the rows are this rank's."""
+    size = slice_rows(rows, replica_group)
     start = size * dist.get_rank(replica_group)
-    return rows[start : start + size].clone()
+    return slice(start, start + size)
 
 
 def slice_rows(rows: int, replica_group: dist.ProcessGroup) -> int:

@@ -6,6 +6,7 @@ either, as long as shards are whole blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from adloco.distributed.codecs.codec import WireFormat, feedback, sums_again
 from adloco.distributed.comm.buckets import bucket_indices, sum_dtype
 from adloco.distributed.comm.comm import Contributions, SumStats, rounded_origin
-from adloco.distributed.dtensor import local, with_local
+from adloco.distributed.dtensor import first_element, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.traffic import ring
 
@@ -27,12 +28,37 @@ H100, 305M values take 13 ms in int4 in pieces of this size, 38 ms in pieces of 
 207 ms in pieces of a sixteenth (reproduce/LOG.md, 2026-11-23).
 """
 
-BlockSum = Callable[[Tensor, WireFormat, bool, SumStats], Tensor]
-"""(blocks, codec, sharded, stats) -> this rank's slice of the sum over all workers, decoded.
+
+@dataclass(frozen=True)
+class Rows:
+    """What is known of each row of blocks, in host memory: int64 tensors of shape (rows,)."""
+
+    owners: Tensor
+    """The worker that owns the row."""
+    filled: Tensor
+    """How many of its values are not padding."""
+
+    def __getitem__(self, which: slice | Tensor) -> "Rows":
+        return Rows(self.owners[which], self.filled[which])
+
+    def without_padding(self, values: Tensor) -> Tensor:
+        """Set padding to 0, in place; not all formats decode it so. values: (rows, block)."""
+        (short,) = torch.nonzero(self.filled < values.shape[1], as_tuple=True)
+        if len(short):
+            beyond = torch.arange(values.shape[1]) >= self.filled[short, None]
+            place = short.to(values.device)
+            values[place] = values[place].masked_fill_(beyond.to(values.device), 0.0)
+        return values
+
+
+BlockSum = Callable[[Tensor, WireFormat, Rows, bool, SumStats], tuple[Tensor, Tensor | None]]
+"""(blocks, codec, rows, sharded, stats) -> this rank's slice of the sum over all workers,
+decoded, and what encoding it again has lost.
 
 blocks: uint8 of shape (local workers, rows, block_bytes). sharded: True if they come from sharded
-tensors. stats: The function adds bytes and the squared norm of the sum to it. The result is float32
-of shape (rows, block).
+tensors. stats: The function adds bytes and the squared norm of the sum to it. Both results are
+float32 of shape (rows, block); what is lost is 0 in rows of other islands' workers; it is None if
+the sum is not encoded again, or without error feedback.
 """
 
 Join = Callable[[Tensor, int, bool], Tensor]
@@ -49,6 +75,8 @@ class CompressedSum:
         self,
         given: Contributions,
         codec: WireFormat,
+        workers: range,
+        num_workers: int,
         counts: Callable[[bool], bool],
         sum_up: BlockSum,
         join: Join,
@@ -57,35 +85,47 @@ class CompressedSum:
         Args:
             given: What the local workers contribute.
             codec: The wire format.
+            workers: Which of the sum's workers are local.
+            num_workers: Workers of the sum, on all ranks.
             counts: Given True for sharded and False for other tensors, says whether this rank
                 counts their norms. One of the ranks that have the same tensors does.
             sum_up: Exchanges blocks and adds them up.
             join: Gathers the slices of a sum.
         """
         self._like, self._codec, self._sum_up, self._join = given.per_worker[0], codec, sum_up, join
+        self._given, self._workers, self._num_workers = given, workers, num_workers
         self._buckets = bucket_indices(self._like)
         self.stats = SumStats.zero(len(given.weights))
+        self._rows = [self._rows_of(indices) for _, indices in self._buckets]
         self._blocks = [
-            self._encoded(given, indices, counts(sharded)) for sharded, indices in self._buckets
+            self._encoded(given, indices, rows, counts(sharded))
+            for (sharded, indices), rows in zip(self._buckets, self._rows, strict=True)
         ]
-        self._sums: list[Tensor] = []
+        self._sums: list[tuple[Tensor, Tensor | None]] = []
 
     @torch.no_grad()
     def transfer(self) -> None:
-        for (sharded, _), blocks in zip(self._buckets, self._blocks, strict=True):
-            self._sums.append(self._sum_up(blocks, self._codec, sharded, self.stats))
+        for (sharded, _), rows, blocks in zip(self._buckets, self._rows, self._blocks, strict=True):
+            self._sums.append(self._sum_up(blocks, self._codec, rows, sharded, self.stats))
 
+    @torch.no_grad()
     def result(self) -> list[Tensor]:
         self._blocks = []  # Not earlier, because on a GPU another stream may still read them.
         results = list(self._like)
-        for (sharded, indices), values in zip(self._buckets, self._sums, strict=True):
-            rows = sum(map(self._rows, indices))
-            for index, place in self._places(self._join(values, rows, sharded), indices):
+        for (sharded, indices), rows, (values, lost) in zip(
+            self._buckets, self._rows, self._sums, strict=True
+        ):
+            count = len(rows.owners)
+            if lost is not None and self._given.residuals:
+                self._keep(self._join(lost, count, sharded), rows.owners, indices)
+            for index, place in self._places(self._join(values, count, sharded), indices):
                 dtype = sum_dtype(self._like[index].dtype)
                 results[index] = with_local(place.to(dtype), like=self._like[index])
         return results
 
-    def _encoded(self, given: Contributions, indices: Sequence[int], counted: bool) -> Tensor:
+    def _encoded(
+        self, given: Contributions, indices: Sequence[int], about: Rows, counted: bool
+    ) -> Tensor:
         """Encode these tensors of all local workers, and set their residuals to what is left, or
         to their estimates.
 
@@ -93,7 +133,7 @@ class CompressedSum:
         """
         first = local(self._like[indices[0]])
         values = torch.zeros(
-            sum(map(self._rows, indices)),
+            len(about.owners),
             self._codec.block,
             dtype=torch.float32,
             device=first.device,
@@ -127,7 +167,7 @@ class CompressedSum:
                 whole = values[rows] * weight
                 wanted = whole - estimates[rows] if kept == "ef21" else whole
                 encoded[worker, rows] = self._codec.encode(wanted)
-                sent = self._codec.decode(encoded[worker, rows])
+                sent = about[rows].without_padding(self._codec.decode(encoded[worker, rows]))
                 if counted:
                     self._count(worker, whole, sent, wanted - sent)
                 if kept == "ef21":
@@ -140,18 +180,58 @@ class CompressedSum:
                     local(given.residuals[worker][index]).copy_(place * self._codec.error_feedback)
         return encoded
 
+    def _rows_of(self, indices: Sequence[int]) -> Rows:
+        """What is known of the rows of these tensors.
+
+        They are dealt out to owners block by block, each tensor's from its first one on, so a block
+        has the same owner on every placement.
+        """
+        block = self._codec.block
+        numbers = [torch.arange(self._num_rows(index)) for index in indices]
+        begins = [first_element(self._like[index]) // block for index in indices]
+        sizes = [local(self._like[index]).numel() for index in indices]
+        return Rows(
+            torch.cat(
+                [
+                    (number + begin) % self._num_workers
+                    for number, begin in zip(numbers, begins, strict=True)
+                ]
+            ),
+            torch.cat(
+                [
+                    (size - number * block).clamp_(max=block)
+                    for number, size in zip(numbers, sizes, strict=True)
+                ]
+            ),
+        )
+
+    def _keep(self, lost: Tensor, owners: Tensor, indices: Sequence[int]) -> None:
+        """Add what a sum has lost to its owners' residuals.
+
+        A worker whose weight is less than that of equal workers keeps only as much as they would,
+        because its residual must not become larger than what it sends.
+        """
+        for worker, weight, residuals in zip(
+            self._workers, self._given.weights, self._given.residuals, strict=True
+        ):
+            kept = self._codec.error_feedback / max(weight, 1 / self._num_workers)
+            own = (owners == worker).to(lost.device, lost.dtype)[:, None] * kept
+            for index, place in self._places(lost * own, indices):
+                residual = local(residuals[index])
+                residual.add_(place.to(residual.device))
+
     def _count(self, worker: int, wanted: Tensor, sent: Tensor, error: Tensor) -> None:
         stats = self.stats
         terms = ((stats.wanted_sq, wanted), (stats.sent_sq, sent), (stats.error_sq, error))
         for norms_sq, tensor in terms:
             norms_sq[worker] += squared_norm([tensor])
 
-    def _rows(self, index: int) -> int:
+    def _num_rows(self, index: int) -> int:
         return -(-local(self._like[index]).numel() // self._codec.block)
 
     def _places(self, values: Tensor, indices: Sequence[int]) -> list[tuple[int, Tensor]]:
         """(index, view) of each tensor in rows of blocks, in the shape of this rank's shard."""
-        rows = torch.split(values, [self._rows(index) for index in indices])
+        rows = torch.split(values, [self._num_rows(index) for index in indices])
         shards = [local(self._like[index]) for index in indices]
         return [
             (index, part.reshape(-1)[: shard.numel()].view_as(shard))
@@ -159,12 +239,13 @@ class CompressedSum:
         ]
 
 
-def add_decoded(blocks: Tensor, codec: WireFormat) -> Tensor:
+def add_decoded(blocks: Tensor, codec: WireFormat, about: Rows) -> Tensor:
     """Add up workers' blocks in the order of the workers, which is the same on every placement.
 
     Args:
         blocks: uint8 of shape (workers, rows, block_bytes).
         codec: The wire format.
+        about: What is known of the rows.
 
     Returns:
         The sum, float32 of shape (rows, block).
@@ -173,7 +254,7 @@ def add_decoded(blocks: Tensor, codec: WireFormat) -> Tensor:
     for rows in in_pieces(total, codec):
         for one in blocks:
             total[rows] += codec.decode(one[rows])
-    return total
+    return about.without_padding(total)
 
 
 def in_pieces(values: Tensor, codec: WireFormat) -> Iterator[slice]:
@@ -188,4 +269,4 @@ def crossings(codec: WireFormat, workers: int) -> float:
 
     As often as in a ring if sums are encoded again, else once for every other worker.
     """
-    return ring(workers) if sums_again(codec) else workers - 1
+    return ring(workers) if sums_again(codec, workers) else workers - 1

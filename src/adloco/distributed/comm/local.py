@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.codec import WireFormat, sums_again
+from adloco.distributed.codecs.codec import WireFormat, keeps_residuals, sums_again
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import (
     BufferPool,
@@ -17,7 +17,7 @@ from adloco.distributed.comm.buckets import (
     sum_of_squares,
 )
 from adloco.distributed.comm.comm import CompletedWork, Contributions, ExchangeWork, SumStats, Work
-from adloco.distributed.comm.compressed import CompressedSum, add_decoded, crossings
+from adloco.distributed.comm.compressed import CompressedSum, Rows, add_decoded, crossings
 from adloco.distributed.dtensor import is_sharded, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.traffic import Traffic, num_bytes, ring
@@ -63,7 +63,13 @@ class LocalComm:
             pool = BufferPool() if overlapped else self._pool
             return self._sum(given.per_worker, given.weights, given.origin, pool)
         exchange = CompressedSum(
-            given, given.codec, self._counts, self._sum_of_blocks, lambda rows, count, sharded: rows
+            given,
+            given.codec,
+            range(self.num_workers),
+            self.num_workers,
+            self._counts,
+            self._sum_of_blocks,
+            lambda rows, count, sharded: rows,
         )
         return ExchangeWork(exchange, self._transfers if overlapped else None)
 
@@ -109,10 +115,14 @@ class LocalComm:
         return CompletedWork(sums, stats)
 
     def _sum_of_blocks(
-        self, blocks: Tensor, codec: WireFormat, sharded: bool, stats: SumStats
-    ) -> Tensor:
-        total = add_decoded(blocks, codec)
+        self, blocks: Tensor, codec: WireFormat, rows: Rows, sharded: bool, stats: SumStats
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the sum; see `BlockSum`."""
+        total = add_decoded(blocks, codec, rows)
         if self._counts(sharded):
             stats.num_bytes += self._traffic.add(blocks.numel(), crossings(codec, self.num_workers))
             stats.total_sq += squared_norm([total])
-        return codec.decode(codec.encode(total)) if sums_again(codec) else total
+        if not sums_again(codec, self.num_workers):
+            return total, None
+        sent = codec.decode(codec.encode(total))
+        return sent, total - sent if keeps_residuals(codec) else None

@@ -21,6 +21,7 @@ from adloco.distributed.comm.bucket_exchange import (
     BucketExchange,
     gathered,
     own_slice,
+    slice_of,
     slice_rows,
 )
 from adloco.distributed.comm.buckets import (
@@ -40,7 +41,7 @@ from adloco.distributed.comm.comm import (
     SumStats,
     Work,
 )
-from adloco.distributed.comm.compressed import CompressedSum, crossings
+from adloco.distributed.comm.compressed import CompressedSum, Rows, crossings
 from adloco.distributed.comm.ordered_sum import OrderedSum
 from adloco.distributed.dtensor import is_sharded, local, with_local
 from adloco.distributed.traffic import Traffic, num_bytes, ring
@@ -106,7 +107,13 @@ class GroupComm:
             exchange = self._differences(given, overlapped)
         else:
             exchange = CompressedSum(
-                given, given.codec, self._counts, self._sum_of_blocks, self._joined
+                given,
+                given.codec,
+                self._here,
+                self.num_workers,
+                self._counts,
+                self._sum_of_blocks,
+                self._joined,
             )
         return ExchangeWork(exchange, self._transfers if overlapped else None)
 
@@ -196,16 +203,28 @@ class GroupComm:
             return rows
         return torch.stack([own_slice(row, replica_group) for row in rows])
 
+    @property
+    def _here(self) -> range:
+        """Which of the workers this island hosts."""
+        before = sum(self._workers[: dist.get_rank(self._group)])
+        return range(before, before + self._workers[dist.get_rank(self._group)])
+
     def _sum_of_blocks(
-        self, blocks: Tensor, codec: WireFormat, sharded: bool, stats: SumStats
-    ) -> Tensor:
+        self, blocks: Tensor, codec: WireFormat, rows: Rows, sharded: bool, stats: SumStats
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute this rank's slice of the sum; see `BlockSum`."""
         mine = self._slices(blocks, sharded)
         stats.num_bytes += self._traffic.add(mine.numel(), crossings(codec, self.num_workers))
-        sum_up = sum_by_owners if sums_again(codec) else sum_everywhere
-        values, total_sq = sum_up(mine, codec, self._group, self._workers)
+        replica_group = self._replica_group(sharded)
+        if replica_group is not None:
+            rows = rows[slice_of(len(rows.owners), replica_group)]
+        lost = None
+        if sums_again(codec, self.num_workers):
+            values, lost, total_sq = sum_by_owners(mine, codec, rows, self._group, self._workers)
+        else:
+            values, total_sq = sum_everywhere(mine, codec, rows, self._group, self._workers)
         stats.total_sq += total_sq
-        return values
+        return values, lost
 
     def _counts(self, sharded: bool) -> bool:
         replica_group = self._replica_group(sharded)

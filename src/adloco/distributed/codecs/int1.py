@@ -1,0 +1,101 @@
+"""A wire format with 1 bit for each value: its sign, with the mean magnitude of its block."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from adloco.distributed.codecs.codec import (
+    ErrorFeedback,
+    to_bf16,
+    to_bytes,
+    to_numbers,
+)
+from adloco.errors import require
+from adloco.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SMALLEST = 2.0**-100
+"""Blocks whose absmax is smaller are decoded as zeros."""
+POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""What the bits of eight values count in their byte."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int1(ErrorFeedback):
+    """1 bit for each value: its sign. All values of a block get its mean magnitude, in bfloat16.
+
+    A zero counts as positive. This is the scaled sign of EF-signSGD (arXiv 1901.09847), for each
+    block.
+
+    |x - Q(x)| / |x| is 0.602 for normal values (sqrt(1 - 2 / pi)), and 0.76 for values of Student's
+    t with 3 degrees of freedom. So the format needs error feedback, also of sums.
+
+    The format is a contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / block) |x|^2 for each block if
+    the mean is a normal number and absmax >= 2^-100, and <= |x|^2 otherwise, apart from rounding in
+    float32. Proof: with S the sum of the block's magnitudes, what is left is |x|^2 - S^2 / block,
+    and S^2 >= |x|^2.
+
+    Magnitudes are rounded to whole numbers of absmax / `most`, whose sums are exact, so every
+    device makes the same bytes.
+    """
+
+    key: ClassVar[str] = "int1"
+
+    block: int = 256
+    """Values that share a magnitude, which takes 2 bytes. A multiple of 8, because eight values
+    share a byte; at most 65536.
+    """
+    error_feedback: float = 0.9
+    """Fraction of what a sync leaves unsent that the worker keeps, to send it later; 0: nothing."""
+
+    sums_in_blocks = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            8 <= self.block <= 1 << 16 and self.block % 8 == 0,
+            f"block must be a multiple of 8 and from 8 to 65536, got {self.block}",
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 + self.block // 8
+
+    @property
+    def most(self) -> int:
+        """The block's largest magnitude as a whole number: a power of two, which times the block is
+        at most 2^24.
+        """
+        return 1 << min(20, 24 - (self.block - 1).bit_length())
+
+    def encode(self, values: Tensor) -> Tensor:
+        magnitudes = values.abs()
+        absmax = magnitudes.amax(dim=1, keepdim=True)
+        # Exact, because `most` is a power of two.
+        unit = (absmax / self.most).masked_fill_(absmax < SMALLEST, 1.0)
+        total = magnitudes.div_(unit).round_().sum(dim=1, keepdim=True)
+        mean = to_bf16(total / self.block * unit)
+        blocks = values.new_empty(len(values), self.block_bytes, dtype=torch.uint8)
+        blocks[:, :2] = to_bytes(mean)
+        eights = (values >= 0).view(len(values), self.block // 8, 8)
+        blocks[:, 2:] = (eights * values.new_tensor(POWERS, dtype=torch.uint8)).sum(
+            dim=2, dtype=torch.uint8
+        )
+        return blocks
+
+    def decode(self, blocks: Tensor) -> Tensor:
+        mean = to_numbers(blocks[:, :2], torch.bfloat16).float()
+        octets = blocks[:, 2:].int().flatten()
+        signs = _signs(blocks.device).index_select(0, octets)
+        return signs.view(len(blocks), self.block).mul_(mean)
+
+
+@functools.cache
+def _signs(device: torch.device) -> Tensor:
+    """The eight signs of each byte, -1 or 1: float32 of shape (256, 8)."""
+    bits = torch.arange(256)[:, None] // torch.tensor(POWERS) % 2
+    return (2 * bits - 1).float().to(device)
