@@ -67,7 +67,8 @@ from adloco.metrics import Record
 from adloco.run.training_run import TrainingRun
 
 WORKERS, BATCH, EVALUATION_STEPS = 4, 16, 40
-ADLOCO = str(Path(__file__).parents[1] / "reproduce" / "adloco.toml")
+REPRODUCE = Path(__file__).parents[1] / "reproduce"
+ADLOCO, DILOCO = str(REPRODUCE / "adloco.toml"), str(REPRODUCE / "diloco.toml")
 PROBLEM = {
     "model.hidden_size": "64",
     "model.num_layers": "2",
@@ -136,30 +137,30 @@ ARMS = {
         recipe="ddp", flags={"batch.initial": str(BATCH)}, has_outer=False, data_parallel=True
     ),
     "outer-alone": Arm(
-        recipe="diloco", flags=SPREAD | {"method.workers_per_trainer": "1"}, data_parallel=True
+        recipe=DILOCO, flags=SPREAD | {"method.workers_per_trainer": "1"}, data_parallel=True
     ),
     "local-sgd": Arm(recipe="local-sgd", flags=SPREAD, has_outer=False),
-    "diloco": Arm(recipe="diloco", flags=SPREAD),
+    "diloco": Arm(recipe=DILOCO, flags=SPREAD),
     "adloco": Arm(recipe=ADLOCO, flags=TRAINERS),
     **{
-        f"diloco-{name}": Arm(recipe="diloco", flags=SPREAD | {"wire.format": name})
+        f"diloco-{name}": Arm(recipe=DILOCO, flags=SPREAD | {"wire.format": name})
         for name in ("bf16", "int8", "int4", "int2")
     },
-    "diloco-topk": Arm(recipe="diloco", flags=SPREAD | topk(1 / 16)),
-    "diloco-topk-64": Arm(recipe="diloco", flags=SPREAD | topk(1 / 64)),
+    "diloco-topk": Arm(recipe=DILOCO, flags=SPREAD | topk(1 / 16)),
+    "diloco-topk-64": Arm(recipe=DILOCO, flags=SPREAD | topk(1 / 64)),
     # Residuals are in memory of their own, as is usual, to compare with residuals kept in the
     # parameters.
     "diloco-topk-64-behind": Arm(
-        recipe="diloco", flags=SPREAD | topk(1 / 64, "0.95") | {"wire.residual_in_params": "false"}
+        recipe=DILOCO, flags=SPREAD | topk(1 / 64, "0.95") | {"wire.residual_in_params": "false"}
     ),
     # One trainer from the start: the norm test alone.
     "norm-test": Arm(
         recipe=ADLOCO, flags=SPREAD | {"batch.minimum": str(BATCH), "merge.policy": "none"}
     ),
     "adloco-int4": Arm(recipe=ADLOCO, flags=TRAINERS | {"wire.format": "int4"}),
-    "streaming": Arm(recipe="diloco", flags=SPREAD | STREAMING),
-    "streaming-int4": Arm(recipe="diloco", flags=SPREAD | STREAMING | {"wire.format": "int4"}),
-    "diloco-int1": Arm(recipe="diloco", flags=SPREAD | {"wire.format": "int1"}),
+    "streaming": Arm(recipe=DILOCO, flags=SPREAD | STREAMING),
+    "streaming-int4": Arm(recipe=DILOCO, flags=SPREAD | STREAMING | {"wire.format": "int4"}),
+    "diloco-int1": Arm(recipe=DILOCO, flags=SPREAD | {"wire.format": "int1"}),
 }
 DEFAULT_ARMS = (
     "ddp",

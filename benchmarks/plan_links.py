@@ -54,6 +54,7 @@ from adloco.plan.short_runs import method_of, read_short_runs
 from adloco.plan.target import Target
 from adloco.run.recipe_probe import count_parameters
 
+DILOCO = str(Path(__file__).parents[1] / "reproduce" / "diloco.toml")
 FITTED, HELD_OUT = ("fp32", "int2", "topk"), ("bf16", "int8", "int4")
 STUDIES, SHORT, LONG = Path("runs/benchmarks/plan-links"), (100_000, 200_000), 500_000
 LINKS = Path(__file__).with_name("links.py")
@@ -110,7 +111,7 @@ def train_for_losses(known: argparse.Namespace, settings: Sequence[str]) -> None
     workers = ["--method.workers_per_trainer", str(known.islands)]
     workers += ["--batch.initial", str(known.islands * BATCH_PER_ISLAND)]
     for tokens in (*SHORT, LONG):
-        words = ["sweep", "diloco", "--run.tokens", str(tokens), *workers]
+        words = ["sweep", DILOCO, "--run.tokens", str(tokens), *workers]
         words += ["--method.sync_every", *known.every.split(",")]
         words += ["--wire.format", *known.formats.split(","), "--seeds", "3", "--parallel", "2"]
         words += ["--outer.options", "{ momentum = 0.6, nesterov = true }", "--inner.lr", "2e-3"]

@@ -17,8 +17,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 SEEDS = (0, 1, 2)
-# The recipe `diloco` has the published outer momentum of 0.9. Runs as short as these reach a lower
-# loss with 0.6, so DiLoCo is run with both.
+DILOCO = str(Path(__file__).with_name("diloco.toml"))
+"""With AdamW and the published outer momentum of 0.9. Runs as short as these reach a lower loss
+with 0.6, so it is run with both.
+"""
 ADAMW = [
     "--inner.optimizer",
     "adamw",
@@ -35,8 +37,8 @@ ARMS = {
     "adloco": ["adloco"],
     "adloco (AdamW, fp32)": ["adloco", *ADAMW],
     "single": ["single"],
-    "diloco (momentum 0.9)": ["diloco"],
-    "diloco (momentum 0.6)": ["diloco", "--outer.options", "{ momentum = 0.6, nesterov = true }"],
+    "diloco (momentum 0.9)": [DILOCO],
+    "diloco (momentum 0.6)": [DILOCO, "--outer.options", "{ momentum = 0.6, nesterov = true }"],
     "local-sgd": ["local-sgd"],
 }
 

@@ -20,10 +20,11 @@ from pathlib import Path
 from adloco.cli.main import main
 
 RECIPE = Path(__file__).with_name("adloco.toml")
+DILOCO = Path(__file__).with_name("diloco.toml")
 ARMS = [
     f"AdLoCo={RECIPE}@--inner.optimizer adamw --inner.lr 2e-3 --wire.format fp32 --outer.lr 0.7",
-    "DiLoCo 0.9=diloco",
-    "DiLoCo 0.6=diloco@--outer.options '{ momentum = 0.6, nesterov = true }'",
+    f"DiLoCo 0.9={DILOCO}",
+    f"DiLoCo 0.6={DILOCO}@--outer.options '{{ momentum = 0.6, nesterov = true }}'",
     "LocalSGD=local-sgd",
 ]
 COMMON = ["--run.tokens", "600000", "--inner.lr", "2e-3", "--seeds", "3", "--link", "100mbit,20ms"]

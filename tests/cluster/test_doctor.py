@@ -79,7 +79,7 @@ def test_a_machine_that_others_cannot_reach(
 
 def test_the_size_of_a_checkpoint(small: list[str], tmp_path: Path) -> None:
     """Of a run that is stopped in a round. Besides the tensors, it has some kilobytes of text."""
-    run = make_run("diloco", [*small, "--model.hidden_size", "128"])
+    run = make_run("diloco", [*small, "--model.hidden_size", "128", "--inner.optimizer", "adamw"])
     rounds = run.rounds()
     next(rounds)
     run.stop()

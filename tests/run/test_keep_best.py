@@ -16,6 +16,8 @@ from tests.run.test_training_run import make_run
 
 UNSTEADY = ["--run.keep_best", "--run.keep_checkpoints", "1", "--run.checkpoint_every", "100"]
 UNSTEADY += ["--learning_rate.shape", "constant", "--inner.lr", "0.3", "--run.tokens", "6000"]
+UNSTEADY += ["--inner.optimizer", "adamw", "--inner.weight_decay", "0.1"]
+UNSTEADY += ["--outer.options", "{ momentum = 0.9, nesterov = true }"]
 
 
 def kept(folder: Path) -> dict[str, Any]:

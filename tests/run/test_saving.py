@@ -19,6 +19,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 ) -> None:
     """Round 3 ends while the checkpoint of round 2 waits to be written; that of round 4 waits."""
     flags, _ = take_settings([*small, "--run.tokens", "4096", "--run.checkpoint_every", "2"])
+    flags = [*flags, ("inner.optimizer", "adamw")]
     run = TrainingRun.create(build_recipe(override(read_values("diloco"), flags)))
     first, may_write = run.saving.newest, threading.Event()
 

@@ -58,8 +58,8 @@ def test_a_run_begins_with_the_model_of_another(
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     numbers = first_parts(run, "run")["algorithm"]
     assert (numbers["samples"], numbers["inner_steps"], numbers["rounds_done"]) == (0, 0, 0)
-    (optimizer,) = first_parts(run, "worker-0")["inner"]["optimizers"]
-    assert not optimizer["state"], "optimizers begin anew"
+    optimizers = first_parts(run, "worker-0")["inner"]["optimizers"]
+    assert not any(optimizer["state"] for optimizer in optimizers), "optimizers begin anew"
 
     environment = json.loads((run / "environment.json").read_text())
     origin = environment["from_run"]

@@ -69,7 +69,8 @@ def count_parameters(recipe: Recipe) -> int:
 def checkpoint_bytes(recipe: Recipe) -> int:
     """About how large a checkpoint of a run is that is stopped within a round: the global
     parameters and outer momentum of each trainer; parameters, AdamW's moments and residuals of each
-    worker. After a round, workers have no parameters of their own.
+    worker. After a round, workers have no parameters of their own. Muon has only one moment of
+    hidden matrices, so its checkpoints are smaller.
     """
     (recipe, _, builder, _, _), _ = _probed(recipe)
     workers = recipe.method.num_workers * (1 + ADAMW_MOMENTS + recipe.feedback)
