@@ -277,7 +277,8 @@ TRIALS = [
     *ddp(16, 8e-3, grows_to=256, more="inner.momentum=0.99 inner.momentum_weight=0.9"),
     # 1 bit, with what sums lose kept.
     *syncing(INT1, 16, (1.1e-2, 5, 1), (1.1e-2, 4, 1), (8e-3, 4, 1)),
-    *syncing(INT1, 32, (1.1e-2, 3, 1), (1.1e-2, 11, 1)),
+    *syncing(INT1, 32, (1.1e-2, 3, 1), (1.1e-2, 2, 1), (1.1e-2, 11, 1)),
+    *syncing(INT1, 64, (1.6e-2, 1, 1)),
     *syncing(INT1, 32, (1.1e-2, 11, 1), (1.6e-2, 11, 1), outer=(1.0, 0.6)),
     *syncing(INT1, 16, (1.1e-2, 22, 1), outer=(1.0, 0.6)),
     # The default model.
@@ -308,7 +309,7 @@ TRIALS = [
     *ddp(4, 4e-3, model="default"),
     *syncing(INT1, 8, (8e-3, 4, 1), (1.1e-2, 4, 1), model="default"),
     *syncing(INT1, 8, (8e-3, 4, 1), model="default", outer=(1.0, 0.6)),
-    *syncing(INT1, 8, (8e-3, 24, 1), (8e-3, 44, 0), model="default", outer=(1.0, 0.6)),
+    *syncing(INT1, 8, (8e-3, 24, 1), (8e-3, 44, 0), (8e-3, 27, 1), model="default", outer=(1.0, 0.6)),
     # The same for four times as many tokens.
     *ddp(8, 4e-3, 5.6e-3, model="longer"),
     *syncing(INT2, 8, (4e-3, 9, 1), (5.6e-3, 9, 1), (8e-3, 9, 1), model="longer"),
@@ -324,10 +325,15 @@ FINALS = [
     *ddp(16, 8e-3, grows_to=256),
     *syncing(INT2, 16, (1.1e-2, 6, 0), grows_to=256),
     *syncing(INT2, 32, (1.1e-2, 19, 0), grows_to=256, outer=(1.0, 0.6)),
+    *syncing(INT1, 32, (1.1e-2, 3, 1)),
+    *syncing(INT1, 16, (1.1e-2, 4, 1)),
+    *syncing(INT1, 32, (1.1e-2, 11, 1), outer=(1.0, 0.6)),
     *ddp(8, 5.6e-3, model="default"),
     *ddp(4, 4e-3, model="default"),
     *syncing(INT2, 8, (8e-3, 9, 1), model="default", outer=(1.0, 0.6)),
     *syncing(INT2, 8, (8e-3, 98, 0), model="default", outer=(1.0, 0.6)),
+    *syncing(INT1, 8, (1.1e-2, 4, 1), model="default"),
+    *syncing(INT1, 8, (8e-3, 27, 1), model="default", outer=(1.0, 0.6)),
     *ddp(8, 5.6e-3, model="longer"),
 ]
 """The best trials, as the protocol says."""
