@@ -312,7 +312,9 @@ TRIALS = [
     *ddp(4, 4e-3, model="default"),
     *syncing(INT1, 8, (8e-3, 4, 1), (1.1e-2, 4, 1), model="default"),
     *syncing(INT1, 8, (8e-3, 4, 1), model="default", outer=(1.0, 0.6)),
-    *syncing(INT1, 8, (8e-3, 24, 1), (8e-3, 44, 0), (8e-3, 32, 1), model="default", outer=(1.0, 0.6)),
+    *syncing(
+        INT1, 8, (8e-3, 24, 1), (8e-3, 44, 0), (8e-3, 32, 1), model="default", outer=(1.0, 0.6)
+    ),
     # The same for four times as many tokens.
     *ddp(8, 4e-3, 5.6e-3, model="longer"),
     *syncing(INT2, 8, (4e-3, 9, 1), (5.6e-3, 9, 1), (8e-3, 9, 1), model="longer"),
