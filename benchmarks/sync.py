@@ -51,6 +51,7 @@ from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.codecs.bf16 import Bf16
 from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.int1 import Int1
 from adloco.distributed.codecs.int2 import Int2
 from adloco.distributed.codecs.int4 import Int4
 from adloco.distributed.codecs.int8 import Int8
@@ -194,7 +195,9 @@ def wire_formats(values: Tensor) -> dict[str, Callable[[], None]]:
         for piece in in_pieces(rows, codec):
             codec.decode(codec.encode(rows[piece]))
 
-    codecs: list[Int8 | Bf16 | Int4 | Int2 | TopK] = [Int8(), Bf16(), Int4(), Int2(), TopK()]
+    codecs: list[Int8 | Bf16 | Int4 | Int2 | Int1 | TopK] = [
+        *(Int8(), Bf16(), Int4(), Int2(), Int1(), TopK())
+    ]
     return {codec.key: partial(there_and_back, codec) for codec in codecs}
 
 

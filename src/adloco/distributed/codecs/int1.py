@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 SMALLEST = 2.0**-100
 """Blocks whose absmax is smaller are decoded as zeros."""
-POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""What the bits of eight values count in their byte."""
+BYTE_OF_EIGHT = 0x0102040810204080
+"""Eight bits in the bytes of an int64, times this, have their byte in the highest eight bits: the
+first one is the lowest bit.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +83,8 @@ class Int1(ErrorFeedback):
         mean = to_bf16(total / self.block * unit)
         blocks = values.new_empty(len(values), self.block_bytes, dtype=torch.uint8)
         blocks[:, :2] = to_bytes(mean)
-        eights = (values >= 0).view(len(values), self.block // 8, 8)
-        blocks[:, 2:] = (eights * values.new_tensor(POWERS, dtype=torch.uint8)).sum(
-            dim=2, dtype=torch.uint8
-        )
+        eights = (values >= 0).contiguous().view(torch.int64)
+        blocks[:, 2:] = eights.mul_(BYTE_OF_EIGHT).bitwise_right_shift_(56)
         return blocks
 
     def decode(self, blocks: Tensor) -> Tensor:
@@ -97,5 +97,5 @@ class Int1(ErrorFeedback):
 @functools.cache
 def _signs(device: torch.device) -> Tensor:
     """The eight signs of each byte, -1 or 1: float32 of shape (256, 8)."""
-    bits = torch.arange(256)[:, None] // torch.tensor(POWERS) % 2
+    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
     return (2 * bits - 1).float().to(device)
