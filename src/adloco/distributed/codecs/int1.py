@@ -6,12 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.codecs.codec import (
-    ErrorFeedback,
-    to_bf16,
-    to_bytes,
-    to_numbers,
-)
+from adloco.distributed.codecs.codec import ErrorFeedback, to_bf16, to_bytes, to_numbers
 from adloco.errors import require
 from adloco.late import torch
 
