@@ -29,8 +29,8 @@ streaming came after the final runs, and those of 1 bit last: final are the best
 the second encoding of a sum loses; the others are older and lose it. On the default model, ddp is
 tuned with 11 runs and the arms that send less with 27; final are the best two of ddp, of different
 batches, and, with 2 bits and with 1, the best with at most 1/200 and 1/1,000 of the bytes of ddp
-with a batch of 8. On longer, each arm has two runs, by the learning rate. Losses of single runs of a setting
-differ by about 0.005 between seeds, so small differences between trials mean nothing.
+with a batch of 8. On longer, each arm has two runs, by the learning rate. Losses of single runs of
+a setting differ by about 0.005 between seeds, so small differences between trials mean nothing.
 
 **Numbers.** MB is what a worker hands to reductions with others in the whole run, in one
 direction; "fewer" compares it with ddp with a batch of 16 (default model: 8). The tail's loss is
