@@ -195,10 +195,15 @@ def wire_formats(values: Tensor) -> dict[str, Callable[[], None]]:
         for piece in in_pieces(rows, codec):
             codec.decode(codec.encode(rows[piece]))
 
-    codecs: list[Int8 | Bf16 | Int4 | Int2 | Int1 | TopK] = [
-        *(Int8(), Bf16(), Int4(), Int2(), Int1(), TopK())
+    kinds: list[type[Int8 | Bf16 | Int4 | Int2 | Int1 | TopK]] = [
+        Int8,
+        Bf16,
+        Int4,
+        Int2,
+        Int1,
+        TopK,
     ]
-    return {codec.key: partial(there_and_back, codec) for codec in codecs}
+    return {kind.key: partial(there_and_back, kind()) for kind in kinds}
 
 
 def step_row(width: int, ranks: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.codecs.codec import WireFormat, largest_whole
 from adloco.distributed.codecs.int1 import Int1
 from adloco.distributed.codecs.int2 import Int2
 from adloco.distributed.codecs.int4 import Int4
@@ -304,10 +304,11 @@ def test_int2_is_the_means_of_the_large_and_of_the_others(kind: str, block: int)
         if absmax < 2.0**-100:
             assert not decoded.any()
             continue
-        unit = absmax / np.float32(wire.most)
+        unit = absmax / np.float32(largest_whole(wire.block))
         whole = [int(number) for number in np.rint(row / unit)]
         large = [
-            8 * block * abs(each) >= 7 * sum(map(abs, whole)) + wire.most * block for each in whole
+            8 * block * abs(each) >= 7 * sum(map(abs, whole)) + largest_whole(wire.block) * block
+            for each in whole
         ]
         groups = [
             [abs(each) for each, is_large in zip(whole, large, strict=True) if is_large == wanted]
@@ -350,7 +351,7 @@ def test_int1_is_the_sign_and_the_mean_magnitude(kind: str, block: int) -> None:
         if absmax < 2.0**-100:
             assert not decoded.any()
             continue
-        unit = absmax / np.float32(wire.most)
+        unit = absmax / np.float32(largest_whole(wire.block))
         total = sum(abs(int(number)) for number in np.rint(row / unit))
         mean = nearest_bf16(float(np.float32(total / block) * unit))
         assert decoded.tolist() == [mean if value >= 0 else -mean for value in row.tolist()]

@@ -21,6 +21,8 @@ from adloco.late import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+SMALLEST = 2.0**-100
+"""Blocks in whole numbers whose absmax is smaller are decoded as zeros."""
 BF16_MAX = (2 - 2**-7) * 2.0**127
 """The largest finite bfloat16."""
 
@@ -183,6 +185,25 @@ def signed_absmax(values: Tensor) -> Tensor:
     """
     highest, lowest = values.amax(dim=1, keepdim=True), values.amin(dim=1, keepdim=True)
     return torch.where(highest >= -lowest, highest, lowest)
+
+
+def largest_whole(block: int) -> int:
+    """The largest magnitude of a block as a whole number: a power of two, which times the block is
+    at most 2^24, so that sums in float32 are exact.
+    """
+    return 1 << min(20, 24 - (block - 1).bit_length())
+
+
+def in_whole_numbers(values: Tensor) -> tuple[Tensor, Tensor]:
+    """(whole, unit): values as whole numbers of each block's unit, absmax / `largest_whole`.
+
+    The shapes are (blocks, block) and (blocks, 1). Blocks whose absmax is below `SMALLEST` give
+    zeros.
+    """
+    absmax = signed_absmax(values).abs_()
+    # Exact, because it is a power of two.
+    unit = (absmax / largest_whole(values.shape[1])).masked_fill_(absmax < SMALLEST, 1.0)
+    return (values / unit).round_(), unit
 
 
 def normalised(values: Tensor) -> tuple[Tensor, Tensor]:

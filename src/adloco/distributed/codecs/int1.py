@@ -6,15 +6,19 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.codecs.codec import ErrorFeedback, to_bf16, to_bytes, to_numbers
+from adloco.distributed.codecs.codec import (
+    ErrorFeedback,
+    in_whole_numbers,
+    to_bf16,
+    to_bytes,
+    to_numbers,
+)
 from adloco.errors import require
 from adloco.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SMALLEST = 2.0**-100
-"""Blocks whose absmax is smaller are decoded as zeros."""
 BYTE_OF_EIGHT = 0x0102040810204080
 """Eight bits in the bytes of an int64, times this, have their byte in the highest eight bits: the
 first one is the lowest bit.
@@ -36,7 +40,7 @@ class Int1(ErrorFeedback):
     float32. Proof: with S the sum of the block's magnitudes, what is left is |x|^2 - S^2 / block,
     and S^2 >= |x|^2.
 
-    Magnitudes are rounded to whole numbers of absmax / `most`, whose sums are exact, so every
+    Magnitudes are rounded to whole numbers (`in_whole_numbers`), whose sums are exact, so every
     device makes the same bytes.
     """
 
@@ -62,20 +66,9 @@ class Int1(ErrorFeedback):
     def block_bytes(self) -> int:
         return 2 + self.block // 8
 
-    @property
-    def most(self) -> int:
-        """The block's largest magnitude as a whole number: a power of two, which times the block is
-        at most 2^24.
-        """
-        return 1 << min(20, 24 - (self.block - 1).bit_length())
-
     def encode(self, values: Tensor) -> Tensor:
-        magnitudes = values.abs()
-        absmax = magnitudes.amax(dim=1, keepdim=True)
-        # Exact, because `most` is a power of two.
-        unit = (absmax / self.most).masked_fill_(absmax < SMALLEST, 1.0)
-        total = magnitudes.div_(unit).round_().sum(dim=1, keepdim=True)
-        mean = to_bf16(total / self.block * unit)
+        whole, unit = in_whole_numbers(values)
+        mean = to_bf16(whole.abs_().sum(dim=1, keepdim=True) / self.block * unit)
         blocks = values.new_empty(len(values), self.block_bytes, dtype=torch.uint8)
         blocks[:, :2] = to_bytes(mean)
         eights = (values >= 0).contiguous().view(torch.int64)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.codecs.codec import (
     ErrorFeedback,
-    signed_absmax,
+    in_whole_numbers,
+    largest_whole,
     to_bf16,
     to_bytes,
     to_numbers,
@@ -19,8 +20,6 @@ from adloco.late import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-SMALLEST = 2.0**-100
-"""Blocks whose absmax is smaller are decoded as zeros."""
 BYTE_OF_FOUR = 1 << 30 | 1 << 20 | 1 << 10 | 1
 """Four codes in the bytes of an int32, times this, have their byte in the highest eight bits."""
 
@@ -44,7 +43,7 @@ class Int2(ErrorFeedback):
     is at least S^2 / block (Cauchy-Schwarz). Of the large ones alone it is at least |x|^2 / block
     too, because S_g >= n_g S / block and S_g >= max |x_i|.
 
-    Magnitudes are rounded to whole numbers of absmax / `most`, whose sums are exact, so every
+    Magnitudes are rounded to whole numbers (`in_whole_numbers`), whose sums are exact, so every
     device makes the same bytes.
     """
 
@@ -70,22 +69,12 @@ class Int2(ErrorFeedback):
     def block_bytes(self) -> int:
         return 4 + self.block // 4
 
-    @property
-    def most(self) -> int:
-        """The block's largest magnitude as a whole number: a power of two, which times the block is
-        at most 2^24.
-        """
-        return 1 << min(20, 24 - (self.block - 1).bit_length())
-
     def encode(self, values: Tensor) -> Tensor:
-        absmax = signed_absmax(values).abs_()
-        # Exact, because `most` is a power of two.
-        unit = (absmax / self.most).masked_fill_(absmax < SMALLEST, 1.0)
-        whole = (values / unit).round_()
+        whole, unit = in_whole_numbers(values)
         magnitude = whole.abs()
         total, least = magnitude.sum(dim=1, keepdim=True), magnitude.amin(dim=1, keepdim=True)
         # Large is what is more than this: the threshold, rounded up, less one.
-        below = (7 * total.long() + self.most * self.block - 1) // (8 * self.block)
+        below = (7 * total.long() + largest_whole(self.block) * self.block - 1) // (8 * self.block)
         below = below.to(torch.float32)
         # Every other value becomes `below`, and then every large one `below` + 1.
         torch.maximum(magnitude, below, out=magnitude)
