@@ -33,7 +33,9 @@ class Rendezvous:
     """A launcher's place among those of a run."""
 
     store: Any
-    """What it and its ranks use; closed when this object is gone, if this launcher keeps it."""
+    """The store that the launcher and its ranks use. If this launcher keeps it, it is closed when
+    this object is gone.
+    """
     keeps_store: bool
     launcher: int
     """Number of this launcher, from 0."""
