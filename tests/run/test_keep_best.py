@@ -15,9 +15,9 @@ from adloco.run.training_run import TrainingRun
 from tests.run.test_training_run import make_run
 
 UNSTEADY = ["--run.keep_best", "--run.keep_checkpoints", "1", "--run.checkpoint_every", "100"]
-UNSTEADY += ["--learning_rate.shape", "constant", "--inner.lr", "0.3", "--run.tokens", "6000"]
-UNSTEADY += ["--inner.optimizer", "adamw", "--inner.weight_decay", "0.1"]
-UNSTEADY += ["--outer.options", "{ momentum = 0.9, nesterov = true }"]
+UNSTEADY += ["--learning_rate.shape", "constant", "--learning_rate.warmup_fraction", "1"]
+UNSTEADY += ["--inner.optimizer", "adamw", "--inner.lr", "0.05", "--run.tokens", "6000"]
+UNSTEADY += ["--outer.lr", "1.5", "--outer.options", "{ momentum = 0.9, nesterov = true }"]
 
 
 def kept(folder: Path) -> dict[str, Any]:
@@ -35,7 +35,9 @@ def kept(folder: Path) -> dict[str, Any]:
 def test_a_run_that_gets_worse_and_is_killed(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With this learning rate the loss jumps up and down; the best round is in the middle."""
+    """The learning rate rises all the time and the outer step overshoots: the loss falls from 3.6
+    to 2.0 in the first rounds and rises to 6.8 in the others, far enough for any CPU's rounding.
+    """
     whole, run = tmp_path / "whole", tmp_path / "run"
     records = list(make_run("diloco", [*small, *UNSTEADY, "--run.folder", str(whole)]).rounds())
     losses = [record["val_loss"] for record in records]
