@@ -53,7 +53,10 @@ class BufferPool:
         """
         shards = [local(tensors[index]) for index in indices]
         size, device = sum(shard.numel() for shard in shards), shards[0].device
-        return self.rows(is_sharded(tensors[indices[0]]), count, size, dtype, device)
+        # The tensors' own type is part of the name: bf16 and float32 tensors are in different
+        # buckets, but both are added up in float32, and would have the same memory.
+        name = (is_sharded(tensors[indices[0]]), shards[0].dtype)
+        return self.rows(name, count, size, dtype, device)
 
     def rows(
         self, name: object, count: int, size: int, dtype: torch.dtype, device: torch.device

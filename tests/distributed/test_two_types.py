@@ -1,0 +1,138 @@
+"""Tensors of several data types in one reduction: half-precision weights and float32 norms, which
+are added up in float32 alike, and must not share the memory of their buckets.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adloco import MergeFates, MergeSmallest
+from adloco.distributed.codecs.codec import WireFormat
+from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.testing import run_on_ranks
+from adloco.distributed.traffic import Traffic
+from tests.distributed.test_compression import FORMATS
+from tests.problems import adamw, make_run, outer_sgd, round_with_ends
+
+TYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
+
+
+class TwoTypes(nn.Module):
+    """A bf16 layer, a float32 norm whose parameters come first, and a buffer of each type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.norm = nn.LayerNorm(3)
+        self.wide = nn.Linear(3, 40).to(torch.bfloat16)
+        self.head = nn.Linear(40, 1)
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("rounds_seen", torch.zeros(2, dtype=torch.bfloat16))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.wide(self.norm(inputs).to(self.wide.weight.dtype)))
+        if self.training:
+            self.seen += inputs.detach().mean()
+            self.rounds_seen += 1
+        result: Tensor = self.head(hidden.float())
+        return result
+
+
+def mixed(worker: int) -> list[Tensor]:
+    """Tensors of four types, whose values are the worker's number plus their own."""
+    return [
+        torch.full((5 + index,), 10.0 * index + worker).to(TYPES[index % 4]) for index in range(8)
+    ]
+
+
+def test_means_of_several_types() -> None:
+    means = LocalComm(2, Traffic()).mean([mixed(1), mixed(3)], [0.5, 0.5])
+    assert [mean.tolist() for mean in means] == [[10.0 * k + 2] * (5 + k) for k in range(8)]
+
+
+def means_on_ranks() -> list[list[float]]:
+    placement = place(4, torch.device("cpu"), 1)
+    here = placement.local(range(4))
+    means = placement.comm(range(4)).mean([mixed(worker) for worker in here], [0.25] * len(here))
+    return [mean.tolist() for mean in means]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_means_of_several_types_on_ranks(ranks: int) -> None:
+    expected = [[10.0 * k + 1.5] * (5 + k) for k in range(8)]
+    assert run_on_ranks(means_on_ranks, ranks) == [expected] * ranks
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_type_is_sent_as_if_it_were_alone(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    workers = [
+        [torch.randn(300 + index, generator=generator).to(TYPES[index % 2]) for index in range(4)]
+        for _ in range(3)
+    ]
+    codec: WireFormat = FORMATS[name]
+    weights = [0.5, 0.3, 0.2]
+    together = LocalComm(3, Traffic()).mean(workers, weights, codec)
+    for kind in (0, 1):
+        alone = LocalComm(3, Traffic()).mean([own[kind::2] for own in workers], weights, codec)
+        for mine, other in zip(together[kind::2], alone, strict=True):
+            torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def run_of(**changes: Any) -> Any:
+    return make_run(**{"build_model": TwoTypes, "inner": adamw(0.02)} | changes)
+
+
+def test_an_outer_step_by_hand() -> None:
+    """x - 0.5 (x - mean of the workers), each parameter in float32."""
+    run = run_of(outer=outer_sgd(0.5))
+    before = [each.detach().clone() for each in run.trainers[0].outer.global_params]
+    _, ends = round_with_ends(run)
+    sizes = [each.numel() for each in before]
+    for start, now, one, two in zip(
+        before,
+        run.trainers[0].outer.global_params,
+        *(torch.split(end, sizes) for end in ends),
+        strict=True,
+    ):
+        mean = (one.double() + two.double()).view_as(start) / 2
+        expected = start - 0.5 * (start - mean.float())
+        torch.testing.assert_close(now, expected, rtol=0, atol=1e-6)
+        assert (now - start).abs().max() > 0
+    assert run.trainers[0].outer.buffers[1].tolist() == [3.0, 3.0]
+
+
+def losses(build: Any = TwoTypes, inner_state: str = "mean") -> list[float]:
+    fates = MergeFates(inner_state=inner_state)  # type: ignore[arg-type]
+    run = run_of(
+        build_model=build,
+        num_trainers=2,
+        outer=outer_sgd(0.7, 0.6, True),
+        merge=MergeSmallest(every=1, first_round=2),
+        fates=fates,
+    )
+    return [report.train_loss for report in run.rounds(6)]
+
+
+@pytest.mark.parametrize("inner_state", ["keep", "mean", "reset"])
+def test_a_merge_leaves_the_course_of_the_loss(inner_state: str) -> None:
+    """A bf16 layer loses about what the same model loses in float32, before and after a merge."""
+    single = losses(lambda: TwoTypes().float(), inner_state)
+    assert losses(TwoTypes, inner_state) == pytest.approx(single, rel=0.05)
+
+
+def params_on_ranks() -> list[list[float]]:
+    run = run_of(num_trainers=2, placement=place(4, torch.device("cpu"), 1))
+    list(run.rounds(3))
+    return [each.detach().flatten().tolist() for each in run.trainers[0].outer.global_params]
+
+
+def test_the_same_on_two_ranks() -> None:
+    run = run_of(num_trainers=2)
+    list(run.rounds(3))
+    expected = [each.flatten().tolist() for each in run.trainers[0].outer.global_params]
+    first, _ = run_on_ranks(params_on_ranks, 2)
+    assert first == expected
