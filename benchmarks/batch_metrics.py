@@ -11,9 +11,9 @@ learning rate of 8e-3, which is the small batch here.
 begin with 16 samples, change the batch every 10 inner steps and never below 16 or above 256, and
 their learning rate follows the root of the batch in the same way. Euclidean and muon are the norm
 test in these norms (`batch.metric`), for several eta: 8 groups, at most twice the batch at a time,
-smoothing 0.9. Seesaw's batch grows as the cosine falls. A ramp grows by equal factors for equal
-tokens, and takes as many inner steps as the arm of metric muon that it is matched with (mean over
-the seeds): the same growth without a look at the gradient.
+four test steps a round. Seesaw's batch grows as the cosine falls. A ramp grows by equal factors for
+equal tokens, and takes as many inner steps as the arm of metric muon that it is matched with (mean
+over the seeds): the same growth without a look at the gradient.
 
 Nothing was tuned for one arm alone. Each arm has the same seeds; differences are of runs of the
 same seed, with the same initial parameters and the same data in the same order.
@@ -59,7 +59,7 @@ def growing(rule: str) -> Trial:
 
 
 def norm_test(metric: str, eta: float) -> Trial:
-    guards = "batch.max_growth=2 batch.smoothing=0.9 test.groups=8"
+    guards = "batch.max_growth=2 test.groups=8"
     return growing(f"batch.rule=norm-test batch.metric={metric} batch.eta={eta} {guards}")
 
 

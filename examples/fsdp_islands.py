@@ -52,7 +52,7 @@ def main() -> None:
         ),
         batching=adloco.Batching(
             rule=adloco.NormTest(eta=0.8),
-            guards=adloco.BatchGuards(initial=32, minimum=16, maximum=256, smoothing=0.5),
+            guards=adloco.BatchGuards(initial=32, minimum=16, maximum=256),
             switch=adloco.SwitchMode(max_micro_batch=64, mode="always"),
         ),
         merging=adloco.Merging(policy=adloco.MergeSmallest(count=2, every=2, first_round=2)),

@@ -51,7 +51,7 @@ def main() -> None:
     engine = placement.engine(model, compile=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
-    guards = adloco.BatchGuards(initial=8, maximum=256, max_growth=2.0, smoothing=0.9)
+    guards = adloco.BatchGuards(initial=8, maximum=256, max_growth=2.0)
     controller = adloco.BatchController(adloco.NormTest(eta=2.0), guards)
     switch = adloco.SwitchMode(max_micro_batch=32, mode="always")
 

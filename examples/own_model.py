@@ -10,7 +10,7 @@ import adloco
 x = torch.randn(4096, 8)
 nn = torch.nn
 outer = adloco.OuterOptimizer(lr=0.7, options={"momentum": 0.6, "nesterov": True})
-guards = adloco.BatchGuards(initial=8, maximum=256, smoothing=0.8)
+guards = adloco.BatchGuards(initial=8, maximum=256)
 run = adloco.AdLoCo(
     adloco.Problem(
         build_model=lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)),

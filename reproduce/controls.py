@@ -27,7 +27,7 @@ COMMON = ["--run.tokens", str(TOKENS), "--inner.lr", "2e-3", "--batch.maximum", 
 COMMON += ["--seeds", str(SEEDS), "--run.folder", str(FOLDER)]
 COUPLED = "--learning_rate.coupling sqrt"
 NORM_TEST = (
-    f"norm test=local-sgd@{COUPLED} --batch.rule norm-test --batch.eta 0.5 --batch.smoothing 0.8 "
+    f"norm test=local-sgd@{COUPLED} --batch.rule norm-test --batch.eta 0.5 "
     "--batch.max_growth 2 --batch.minimum 8 --batch.maximum 64"
 )
 

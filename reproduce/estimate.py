@@ -31,7 +31,7 @@ ARMS = [
         for batch, evaluate in EVALUATE_EVERY.items()
     ),
     *(
-        f"eta {eta}=local-sgd@--batch.rule norm-test --batch.eta {eta} --batch.smoothing 0.8 "
+        f"eta {eta}=local-sgd@--batch.rule norm-test --batch.eta {eta} "
         "--batch.max_growth 2 --batch.initial 8 --batch.minimum 4 --batch.maximum 256 "
         "--evaluation.every 3"
         for eta in ETAS

@@ -21,7 +21,7 @@ FOLDER = Path("runs/reproduce/generalisation")
 ARMS = [
     "constant 8=local-sgd",
     "constant 64=local-sgd@--batch.initial 64",
-    "adaptive=local-sgd@--batch.rule norm-test --batch.eta 0.5 --batch.smoothing 0.8 "
+    "adaptive=local-sgd@--batch.rule norm-test --batch.eta 0.5 "
     "--batch.max_growth 2 --batch.minimum 8 --batch.maximum 64",
 ]
 LEVELS = (2.6, 1.7)

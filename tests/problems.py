@@ -230,6 +230,7 @@ def make_run(**changes: Any) -> AdLoCo:
         "sync_every": 3,
         "workers_per_trainer": 2,
         "max_grad_norm": 0.0,
+        "test_steps": 1,
         "placement": OneProcess(threads=1),
     } | changes
     told.setdefault("data", regression(told.get("num_trainers", 1) * told["workers_per_trainer"]))
@@ -238,7 +239,7 @@ def make_run(**changes: Any) -> AdLoCo:
         "merge": "policy",
         "wire": "codec",
         "test_groups": "groups",
-        "test_every": "every",
+        "test_steps": "steps",
         "test_step": "step",
     }
     told = {renamed.get(name, name): value for name, value in told.items()}

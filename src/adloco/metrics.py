@@ -150,6 +150,9 @@ TRAINER = _table(
     Metric("grad_variance", "S, variance of the gradient", Unit("", ".3g"), panel="noise_scale"),
     Metric("grad_norm_sq", "|G|², its squared norm", Unit("", ".3g"), panel="noise_scale"),
     Metric("noise_scale", "noise scale", Unit("samples", ",.1f"), panel="noise_scale"),
+    Metric("noise_scale_factor", "known to within a factor of", Unit("", ",.2f")),
+    Metric("measured_grad_variance", "S, last tests", Unit("", ".3g"), panel="noise_scale"),
+    Metric("measured_grad_norm_sq", "|G|², last tests", Unit("", ".3g"), panel="noise_scale"),
     Metric("train_loss", "train loss", NATS),
     Metric("learning_rate", "learning rate", Unit("", ".2e")),
     Metric(

@@ -63,7 +63,7 @@ def test_counters_by_hand() -> None:
         (3, 9, 3),
         (4, 12, 4),
     ]
-    each = 208 + 8 * BUCKETS
+    each = 240 + 8 * BUCKETS
     assert [report.bytes_communicated for report in reports] == [each, 2 * each, 3 * each, 4 * each]
     assert [report.bytes_ddp_equivalent for report in reports] == [48, 96, 144, 192]
     row = reports[0].trainers[1]
@@ -109,7 +109,7 @@ def test_syncs_by_hand() -> None:
     ) == (16, 1, None)
     done = {
         worker: WorkerRound.from_numbers(
-            [0.0] * 8 + [8.0, 0.25 * worker, 0.1, 0.125 * (worker + 1), 16.0 + worker, *[0.0] * 8]
+            [0.0] * 8 + [8.0, 0.25 * worker, 0.1, 0.125 * (worker + 1), 16.0 + worker, *[0.0] * 12]
         )
         for worker in range(4)
     }
@@ -134,7 +134,7 @@ def test_what_travels_while_training_goes_on_is_counted_with_its_round() -> None
     )
     for report in run.rounds(20):
         assert (report.sync.bytes, report.sync.compression_ratio) == (12, 16 / 12)
-    assert report.bytes_communicated == 20 * (12 + (21 + 3 + BUCKETS) * 8)
+    assert report.bytes_communicated == 20 * (12 + (25 + 3 + BUCKETS) * 8)
 
 
 def test_schedule_runs_on_tokens() -> None:
@@ -489,7 +489,7 @@ def test_frozen_parameters_stay_and_send_nothing() -> None:
     report = run.round()
     assert report is not None
     assert run.num_parameters == 3
-    assert report.bytes_communicated == 12 + 192
+    assert report.bytes_communicated == 12 + 224
     assert all(worker.model.bias.equal(linear().bias) for worker in run.workers.values())  # type: ignore[union-attr, operator]
 
 

@@ -64,7 +64,7 @@ def seen(report: RoundReport) -> tuple[int, int | None, int]:
             "statistics": (
                 {
                     "batch": NormTest(),
-                    "guards": BatchGuards(initial=8, minimum=8, maximum=8, smoothing=0.5),
+                    "guards": BatchGuards(initial=8, minimum=8, maximum=8),
                     "test_groups": 2,
                     "build_model": lambda: normalised(),
                 },

@@ -86,16 +86,16 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(
         switch=SwitchMode(max_micro_batch=batch),
     )
     shares = (batch - batch // 2, batch // 2)
-    scatter, dof, norms, corrections, inner = 0.0, 0, [], [], 0.0
+    scatter, dof, norms, unbiased, inner = 0.0, 0, [], [], 0.0
     for worker, share in enumerate(shares):
         gradients = per_sample_gradients(TinyLM(), source.read(worker, 0, share))
         sizes = [len(part) for part in np.array_split(np.arange(share), groups)]
         edges = np.cumsum([0, *sizes])
         means = [gradients[a:b].mean(0) for a, b in itertools.pairwise(edges)]
         mean = gradients.mean(0)
-        scatter += sum(m * float(g @ g) for m, g in zip(sizes, means, strict=True)) - share * float(
-            mean @ mean
-        )
+        own = sum(m * float(g @ g) for m, g in zip(sizes, means, strict=True))
+        own -= share * float(mean @ mean)
+        scatter += own
         if estimator == "plug-in":
             inner += sum(
                 m * (float(g @ mean) - float(mean @ mean)) ** 2
@@ -105,15 +105,14 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(
             inner += (groups - 1) * unbiased_inner_variance(sizes, np.array(means))
         dof += groups - 1
         norms.append(float(mean @ mean))
-        corrections.append(1 / share)
+        unbiased.append(float(mean @ mean) - own / (groups - 1) / share)
     run.round()
-    seen = run.trainers[0].controller.estimate
+    seen = run.trainers[0].controller.measured
     assert seen is not None
     assert seen.grad_variance == pytest.approx(scatter / dof, rel=1e-4)
-    assert seen.plugin_norm_sq == pytest.approx(np.mean(norms), rel=1e-4)
-    assert seen.grad_norm_sq == pytest.approx(
-        np.mean([n - scatter / dof * c for n, c in zip(norms, corrections, strict=True)]), rel=1e-3
-    )
+    weights = np.square(shares)
+    assert seen.plugin_norm_sq == pytest.approx(np.average(norms, weights=weights), rel=1e-4)
+    assert seen.grad_norm_sq == pytest.approx(np.average(unbiased, weights=weights), rel=1e-3)
     assert seen.inner_variance == pytest.approx(inner / dof, rel=1e-3)
 
 
@@ -179,7 +178,7 @@ def test_expectation_on_a_language_model(groups: int) -> None:
         guards=BatchGuards(initial=8, minimum=8, maximum=8),
     )
     for _ in run.rounds(300):
-        seen = run.trainers[0].controller.estimate
+        seen = run.trainers[0].controller.measured
         assert seen is not None
         variances.append(seen.grad_variance)
         norms.append(seen.grad_norm_sq)
@@ -216,7 +215,7 @@ def test_expectation_on_a_quadratic_with_unequal_workers() -> None:
         test_groups=2,
         guards=BatchGuards(initial=7, minimum=7, maximum=7),
     )
-    seen = [run.trainers[0].controller.estimate for _ in run.rounds(500)]
+    seen = [run.trainers[0].controller.measured for _ in run.rounds(500)]
     for values, truth in (
         ([s.grad_variance for s in seen if s], 5.25),
         ([s.grad_norm_sq for s in seen if s], 0.25 + 1 + 4),
@@ -244,7 +243,7 @@ def test_expectation_of_the_inner_variance_on_a_quadratic(estimator: Estimator) 
         batch=InnerProductTest(estimator=estimator),
         guards=BatchGuards(initial=9, minimum=9, maximum=9),
     )
-    seen = [run.trainers[0].controller.estimate for _ in run.rounds(600)]
+    seen = [run.trainers[0].controller.measured for _ in run.rounds(600)]
     values = [estimate.inner_variance for estimate in seen if estimate]
     truth = 5.25 + (17.0625 * (1 / 5 + 1 / 4) / 2 if estimator == "plug-in" else 0.0)
     assert np.mean(values) == pytest.approx(truth, abs=4 * np.std(values) / np.sqrt(600))
@@ -316,7 +315,7 @@ def test_the_step_after_a_test_on_the_last_step_has_the_new_batch() -> None:
 def test_several_workers_are_tested_where_they_are_alike() -> None:
     with pytest.raises(ValueError, match=r"test\.step must be first where trainers have several"):
         make_run(test_step="last")
-    with pytest.raises(ValueError, match="step 'last' is for every = 0, got every = 5"):
-        make_run(workers_per_trainer=1, test_step="last", test_every=5)
+    with pytest.raises(ValueError, match="steps must be >= 1, got 0"):
+        make_run(test_steps=0)
     with pytest.raises(ValueError, match="step must be first or last, got 'middle'"):
         make_run(test_step="middle")

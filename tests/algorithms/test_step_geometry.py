@@ -104,7 +104,7 @@ def test_the_noise_scale_is_that_of_the_samples(metric: Metric) -> None:
     for _ in range(ROUNDS):
         true.append(truth(metric, -x.double().numpy(), run))
         run.round()
-        estimate = run.trainers[0].controller.estimate
+        estimate = run.trainers[0].controller.measured
         assert estimate is not None
         found.append((estimate.grad_variance, estimate.grad_norm_sq))
     (variance, norm_sq), (true_variance, true_norm_sq) = np.mean(found, 0), np.mean(true, 0)

@@ -47,7 +47,7 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     console = Console(force_terminal=True, width=100)
     passes = itertools.count(1)
     run.algorithm.workers[0].model.register_forward_pre_hook(
-        lambda model, inputs: os.kill(os.getpid(), signal.SIGINT) if next(passes) == 20 else None
+        lambda model, inputs: os.kill(os.getpid(), signal.SIGINT) if next(passes) == 40 else None
     )
     given = [("inner.lr", "1e-3")]
     with train_log(run) as log:
@@ -115,7 +115,7 @@ def test_a_request_that_explodes_is_warned_of_everywhere(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With eta = 0.05, the norm test asks for 400 times the noise scale at once."""
-    unguarded = ["--batch.eta", "0.05", "--batch.max_growth", "1000", "--batch.smoothing", "0"]
+    unguarded = ["--batch.eta", "0.05", "--batch.max_growth", "1000"]
     words = [*small, *unguarded, "--batch.maximum", "160", "--run.tokens", "3000"]
     assert main(["train", "ddp-norm", *words]) == 0
     seen = "request exploding since round 1: the request of trainer 0 rose from 8 to 160 samples"

@@ -50,7 +50,7 @@ SETTINGS: dict[str, Any] = {
     "batch": NormTest(eta=0.9),
     # Four samples for each of six workers, wherever they go: four ranks of an island have work
     # without rounding.
-    "guards": BatchGuards(initial=24, minimum=24, maximum=60, smoothing=0.5),
+    "guards": BatchGuards(initial=24, minimum=24, maximum=60),
     "merge": MergeSmallest(every=2, first_round=2),
     "switch": SwitchMode(max_micro_batch=8, mode="always"),
     "max_grad_norm": 1.0,
@@ -152,14 +152,14 @@ def local_sgd() -> dict[str, Any]:
 
 
 def language_model(**changes: Any) -> AdLoCo:
-    """Accumulation, unequal batches and micro-batches, clipping, and norm tests within a round."""
+    """Accumulation, unequal batches and micro-batches, clipping, and two norm tests a round."""
     settings = {
         "build_model": BlockLM,
         "loss_fn": next_token,
         "num_trainers": 2,
         "workers_per_trainer": 2,
         "sync_every": 4,
-        "test_every": 2,
+        "test_steps": 2,
         "guards": BatchGuards(initial=27, minimum=16, maximum=61),
         "switch": SwitchMode(max_micro_batch=3, mode="always"),
         "max_grad_norm": 0.1,

@@ -196,7 +196,9 @@ def expected(
         noise += step * (root + (root - math.sqrt(len(samples)) * contrast) / (groups - 2))
         mean_norm += step * np.linalg.norm(mean, "nuc")
         mean_noise += step * contrast
-    moments = [(groups - 1) * noise**2, groups - 1, mean_norm**2, (mean_noise / noise) ** 2, 0, 1]
+    weight, dof, norm_sq = len(samples) ** 2, groups - 1, mean_norm**2 - mean_noise**2
+    moments = [1, weight, weight * norm_sq, weight * norm_sq**2, weight * mean_norm**2]
+    moments += [dof, dof * noise**2, dof * noise**4, 0, 0]
     return [float(number) for number in moments]
 
 

@@ -1,7 +1,11 @@
-"""Guards and smoothing, by hand."""
+"""Guards, by hand, and what a controller keeps."""
+
+import math
+from dataclasses import replace
 
 import pytest
 
+from adloco.rules.batch_rules.batch_rule import UNKNOWN
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.moments import GradientEstimate
@@ -11,25 +15,31 @@ def seen(variance: float, norm_sq: float = 1.0) -> GradientEstimate:
     return GradientEstimate(grad_variance=variance, grad_norm_sq=norm_sq, plugin_norm_sq=norm_sq)
 
 
-def requests(guards: BatchGuards, variances: list[float]) -> list[int]:
-    controller = BatchController(NormTest(eta=1.0), guards)
-    result = []
-    for variance in variances:
-        controller.update(seen(variance), 0)
-        result.append(controller.requested_batch)
+def requests(guards: BatchGuards, wanted: list[int]) -> list[int]:
+    """The request after each of these answers of a rule."""
+    result, current = [], guards.initial
+    for samples in wanted:
+        current = guards.limit(samples, current)
+        result.append(current)
     return result
 
 
 def test_two_way_by_default() -> None:
-    assert requests(BatchGuards(initial=8), [20, 5, 9]) == [20, 5, 9]
+    assert requests(BatchGuards(initial=8, max_growth=math.inf), [20, 5, 9]) == [20, 5, 9]
 
 
 def test_grow_only() -> None:
-    assert requests(BatchGuards(initial=8, grow_only=True), [20, 5, 21]) == [20, 20, 21]
+    assert requests(BatchGuards(initial=8, grow_only=True, max_growth=3), [20, 5, 21]) == [
+        20,
+        20,
+        21,
+    ]
 
 
 def test_maximum_and_minimum() -> None:
-    assert requests(BatchGuards(initial=8, maximum=30, minimum=6), [1e12, 2, 29]) == [30, 6, 29]
+    assert requests(
+        BatchGuards(initial=8, maximum=30, minimum=6, max_growth=math.inf), [10**12, 2, 29]
+    ) == [30, 6, 29]
 
 
 def test_growth_per_test() -> None:
@@ -57,27 +67,69 @@ def test_hysteresis() -> None:
     ) == [100, 100, 110, 110, 98]
 
 
-def test_smoothing_averages_variance_and_norm_separately() -> None:
-    # Weights 0.5 and 1: S = (0.5*10 + 40)/1.5 = 30, |G|^2 = (0.5*1 + 4)/1.5 = 3: 10 samples. (The
-    # mean of the ratios would be 10 too late.)
-    controller = BatchController(NormTest(eta=1.0), BatchGuards(initial=8, smoothing=0.5))
-    controller.update(seen(10, 1), 0)
-    assert controller.requested_batch == 10
-    controller.update(seen(40, 4), 0)
-    assert controller.estimate == seen(30, 3)
-    assert controller.requested_batch == 10
-    controller.update(None, 0)
-    assert controller.estimate == seen(30, 3)
+def test_precise_tests_are_believed() -> None:
+    # S = 40 and |G|^2 = 4 from many tests that agree: 10 samples, although those before said 20.
+    controller = BatchController(NormTest(eta=1.0), BatchGuards(initial=8, max_growth=math.inf))
+    assert controller.estimate is None
+    for variance, norm_sq, samples, expected in ((20, 1, 8, 20), (40, 4, 80, 10)):
+        many = replace(seen(variance, norm_sq), tests=10_000, variance_spread=1, norm_spread=1e-4)
+        controller.update(many, samples)
+        estimate = controller.estimate
+        assert estimate is not None
+        assert estimate.noise_scale == pytest.approx(variance / norm_sq, rel=0.01)
+        assert estimate.norm_factor < 1.01
+        assert controller.requested_batch in (expected, expected + 1)
+    before = controller.estimate
+    controller.update(None, 160)
+    assert controller.estimate == before
+
+
+def test_the_request_grows_while_the_gradient_cannot_be_told_from_noise() -> None:
+    """Four tests around zero that differ by 0.2 each say nothing of |G|^2, so the batch doubles
+    until its noise is small. The published form asks for 1 / eta^2 times the batch at most."""
+    noise = GradientEstimate(
+        grad_variance=8.0, grad_norm_sq=-0.1, plugin_norm_sq=0.9, tests=4, norm_spread=0.04
+    )
+    controller = BatchController(NormTest(eta=1.0), BatchGuards(initial=8, max_growth=2))
+    requests = []
+    for samples in (32, 64, 128):
+        controller.update(noise, samples)
+        requests.append(controller.requested_batch)
+    assert requests == [16, 32, 64]
+    assert controller.estimate is not None and controller.estimate.norm_factor > UNKNOWN
+    published = BatchController(NormTest(eta=1.0, estimator="plug-in"), BatchGuards(initial=8))
+    published.update(noise, 32)
+    assert published.requested_batch == math.ceil(8.0 / 0.9)
+
+
+def test_a_merge_knows_what_both_knew() -> None:
+    first, second, untested = (BatchController(NormTest(), BatchGuards()) for _ in range(3))
+    first.update(seen(10.0, 1.0), 8)
+    second.update(seen(40.0, 1.0), 8)
+    first.merge({0: first, 1: second, 2: untested}, {0: 0.25, 1: 0.25, 2: 0.5})
+    assert first.estimate is not None and second.estimate is not None
+    assert first.estimate.norm_factor > second.estimate.norm_factor * math.exp(0.1)
+    # The geometric mean, because logarithms are averaged; each is also raised by half its variance.
+    assert first.estimate.grad_variance == pytest.approx(
+        2 * second.estimate.grad_variance / 4, rel=1e-6
+    )
+    untested.merge({1: second, 2: untested}, {1: 0.5, 2: 0.5})
+    assert untested.estimate is not None
+    assert untested.estimate.grad_variance == pytest.approx(second.estimate.grad_variance)
 
 
 def test_state_survives() -> None:
-    first = BatchController(NormTest(), BatchGuards(smoothing=0.9))
-    first.update(seen(30, 0.7), 0)
-    second = BatchController(NormTest(), BatchGuards(smoothing=0.9))
+    first = BatchController(NormTest(), BatchGuards())
+    fresh = BatchController(NormTest(), BatchGuards())
+    fresh.load_state_dict(first.state_dict())
+    assert fresh.estimate is None
+    first.update(seen(30, 0.7), 8)
+    second = BatchController(NormTest(), BatchGuards())
     second.load_state_dict(first.state_dict())
     for controller in (first, second):
-        controller.update(seen(50, 0.3), 0)
+        controller.update(seen(50, 0.3), 24)
     assert (second.requested_batch, second.estimate) == (first.requested_batch, first.estimate)
+    assert second.state_dict() == first.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +144,6 @@ def test_state_survives() -> None:
             "^hysteresis must be >= 0 and <= max_growth - 1 = 0.5, got 0.6",
         ),
         ({"hysteresis": -0.1}, "^hysteresis must be >= 0"),
-        ({"smoothing": 1.0}, r"^smoothing must be in \[0, 1\)"),
     ],
 )
 def test_refusals(settings: dict[str, float], message: str) -> None:

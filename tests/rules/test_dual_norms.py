@@ -12,18 +12,18 @@ from adloco.rules.moments import estimate
 
 def test_by_hand() -> None:
     # Two parts whose steps have the lengths 1 and 2: noise 3 + 2 * 1, |gbar| 4 + 2 * 2, and noise
-    # in it 1 + 2 * 0.75. S = 25, |G|^2 = 64 - 6.25, of which 6.25 is a quarter of S.
+    # in it 1 + 2 * 0.75. S = 25, |G|^2 = 64 - 6.25.
     first = DualNorms(noise=3.0, mean=4.0, mean_noise=1.0)
     both = first + DualNorms(noise=1.0, mean=2.0, mean_noise=0.75).times(2.0)
-    moments = both.moments(groups=4)
-    assert (moments.scatter, moments.dof, moments.noise_in_mean) == (75, 3, 0.25)
+    moments = both.moments(groups=4, samples=16)
+    assert (moments.scatter, moments.dof, moments.weight) == (75, 3, 256)
     found = estimate(moments)
     assert found is not None
     assert (found.grad_variance, found.grad_norm_sq, found.plugin_norm_sq) == (25, 57.75, 64)
 
 
 def test_equal_gradients_have_no_noise() -> None:
-    found = estimate(DualNorms(noise=0.0, mean=2.0, mean_noise=0.0).moments(groups=4))
+    found = estimate(DualNorms(noise=0.0, mean=2.0, mean_noise=0.0).moments(groups=4, samples=16))
     assert found is not None
     assert (found.grad_variance, found.grad_norm_sq, found.noise_scale) == (0, 4, 0)
 
@@ -63,7 +63,7 @@ def test_elements_with_signal_and_noise_alike(groups: list[int], signal: float) 
     noises, norms, plugins = [], [], []
     for _ in range(20):
         samples = mean + sigma * rng.normal(size=(16, SIZE))
-        found = estimate(elements(samples, groups).moments(len(groups)))
+        found = estimate(elements(samples, groups).moments(len(groups), sum(groups)))
         assert found is not None
         noises.append(math.sqrt(found.grad_variance))
         norms.append(found.grad_norm_sq)
@@ -82,7 +82,7 @@ def test_elements_whose_signal_is_not_like_their_noise(signal: np.ndarray, facto
     rng = np.random.default_rng(2)
     norms = []
     for _ in range(30):
-        found = estimate(elements(signal + rng.normal(size=(16, 4000)), [4] * 4).moments(4))
+        found = estimate(elements(signal + rng.normal(size=(16, 4000)), [4] * 4).moments(4, 16))
         assert found is not None
         norms.append(found.grad_norm_sq)
     assert math.sqrt(np.mean(norms)) == pytest.approx(factor * np.abs(signal).sum(), rel=0.03)
@@ -116,7 +116,7 @@ def test_singular_values_of_independent_elements(
     truth = shape[0] * math.sqrt(shape[1])
     for _ in range(20):
         norm, root = spectrum(mean + rng.normal(size=(8, *shape)), groups)
-        found = estimate(norm.moments(groups))
+        found = estimate(norm.moments(groups, 16))
         assert found is not None
         noises.append(norm.noise)
         roots.append(root)

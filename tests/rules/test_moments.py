@@ -29,8 +29,18 @@ def test_by_hand() -> None:
     # 3*0 - 4*1 = 12, one degree of freedom, S = 12. |G|^2 = 1 - 12/4 = -2 unbiased, 1 plug-in.
     # <g_j, gbar> = 4 and 0: inner scatter = 1*(4-1)^2 + 3*(0-1)^2 = 12.
     moments = group_moments([1, 3], [16.0, 0.0], 1.0, [4.0, 0.0])
+    # Of four samples, so |G|^2 has the weight 16.
     assert moments == Moments(
-        scatter=12, dof=1, mean_norm_sq=1, noise_in_mean=0.25, inner_scatter=12, workers=1
+        tests=1,
+        weight=16,
+        norm_sq=-32,
+        norm_sq_squares=64,
+        mean_norm_sq=16,
+        dof=1,
+        scatter=12,
+        scatter_squares=144,
+        inner_scatter=12,
+        inner_squares=144,
     )
     result = estimate(moments)
     assert result is not None
@@ -44,14 +54,41 @@ def test_by_hand() -> None:
 
 
 def test_pooling_two_workers_by_hand() -> None:
-    # Worker 1 as above (scatter 12, dof 1, |gbar|^2 1, b 4); worker 2: scatter 3, dof 2, |gbar|^2
-    # 9, b 6. S = 15/3 = 5. |G|^2 = mean(1 - 5/4, 9 - 5/6) = mean(-0.25, 8.1667) = 3.958333.
-    second = Moments(scatter=3, dof=2, mean_norm_sq=9, noise_in_mean=1 / 6, workers=1)
+    # Worker 1 as above: S = 12, dof 1, |gbar|^2 = 1, b = 4, G2 = 1 - 12/4 = -2. Worker 2: S = 1.5,
+    # dof 2, |gbar|^2 = 9, b = 6, G2 = 9 - 1.5/6 = 8.75. S = (12 + 3)/3 = 5; the weights are 16
+    # and 36: (-32 + 315)/52.
+    second = Moments.of_step(samples=6, dof=2, variance=1.5, norm_sq=8.75, mean_norm_sq=9)
     result = estimate(group_moments([1, 3], [16.0, 0.0], 1.0) + second)
     assert result is not None
-    assert result.grad_variance == 5
-    assert result.grad_norm_sq == pytest.approx((-0.25 + 9 - 5 / 6) / 2)
-    assert result.noise_scale == pytest.approx(5 / ((-0.25 + 9 - 5 / 6) / 2))
+    assert (result.grad_variance, result.tests) == (5, 2)
+    norm_sq = 283 / 52
+    assert result.grad_norm_sq == pytest.approx(norm_sq)
+    assert result.plugin_norm_sq == pytest.approx((16 * 1 + 36 * 9) / 52)
+    assert result.noise_scale == pytest.approx(5 / norm_sq)
+    # Of two values with weights, n / (n - 1) = 2 times the weighted mean of the squares.
+    spread = 2 * (16 * (-2 - norm_sq) ** 2 + 36 * (8.75 - norm_sq) ** 2) / 52
+    assert result.norm_spread == pytest.approx(spread)
+    assert result.variance_spread == pytest.approx(2 * (1 * 7**2 + 2 * 3.5**2) / 3)
+
+
+def test_samples_with_long_norms_cancel_within_a_step() -> None:
+    """Half of the steps draw samples whose noise is ten times as large. Each step's own S is
+    subtracted, so |G|^2 is three times as precise as with the mean S of all steps.
+    """
+    rng = np.random.default_rng(3)
+    own, common = [], []
+    for _ in range(400):
+        steps = []
+        for _ in range(8):
+            noise = rng.normal(size=(8, 200)) * (10.0 if rng.random() < 0.5 else 1.0)
+            steps.append(moments_of(0.1 + noise, [2] * 4))
+        total = sum(steps, start=Moments())
+        found = estimate(total)
+        assert found is not None
+        own.append(found.grad_norm_sq)
+        common.append(found.plugin_norm_sq - found.grad_variance / 8)
+    assert np.mean(own) == pytest.approx(2.0, abs=4 * np.std(own) / np.sqrt(400))
+    assert np.allclose(own, common), "with equal batches and groups both are the same"
 
 
 def test_one_sample_per_group_is_the_sample_covariance() -> None:

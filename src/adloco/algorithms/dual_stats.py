@@ -66,7 +66,9 @@ class DualStep:
             losses += steps  # A rank without a group in the last pass takes part with weight 0.
         with torch.no_grad():
             norms = self._elements(sums) + self._singular_values(sums, groups.grams)
-        return torch.stack(losses), norms.moments(len(self.plan.micro_batches))
+        return torch.stack(losses), norms.moments(
+            len(self.plan.micro_batches), self.plan.worker_batch
+        )
 
     def _elements(self, sums: Sequence[Tensor]) -> DualNorms:
         """The dual norms of the parameters that are measured by elements."""

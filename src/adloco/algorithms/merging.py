@@ -208,6 +208,9 @@ def _merge_requests(
         "sum": sum(member.requested_batch for member in members),
     }[fates.requested_batch]
     survivor.controller.requested_batch = min(wanted, survivor.controller.guards.maximum)
+    if fates.parameters != "survivor":
+        controllers = {member.id: member.controller for member in members}
+        survivor.controller.merge(controllers, merge.weights)
 
 
 def _reassign(

@@ -295,6 +295,7 @@ def report_trainer(
         distance: Of its global parameters from the mean of all trainers', relative to the mean.
     """
     first, estimate = tasks[0], trainer.controller.estimate
+    measured = trainer.controller.measured
     several = len(tasks) > 1
     return TrainerReport(
         trainer=trainer.id,
@@ -308,6 +309,9 @@ def report_trainer(
         grad_variance=estimate.grad_variance if estimate else None,
         grad_norm_sq=estimate.grad_norm_sq if estimate else None,
         noise_scale=estimate.noise_scale if estimate else None,
+        noise_scale_factor=estimate.norm_factor if estimate else None,
+        measured_grad_variance=measured.grad_variance if measured else None,
+        measured_grad_norm_sq=measured.grad_norm_sq if measured else None,
         train_loss=sum(row.loss_sum for row in done) / sum(row.samples for row in done),
         learning_rate=base_rate
         * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),

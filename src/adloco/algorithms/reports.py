@@ -31,12 +31,18 @@ class TrainerReport:
     rounded_up: int
     """Samples of `trainer_batch` that were added so that every rank has work in every pass."""
     grad_variance: float | None
-    """S, the trace of the per-sample gradient covariance, smoothed; None if the rule takes no
-    statistics."""
+    """S, the trace of the per-sample gradient covariance, from all tests so far; None if the rule
+    takes no statistics."""
     grad_norm_sq: float | None
-    """|G|^2, the squared norm of the true gradient: unbiased, smoothed, and possibly negative."""
+    """|G|^2, the squared norm of the true gradient, from all tests so far."""
     noise_scale: float | None
-    """S / |G|^2 in samples; infinite if |G|^2 is not positive."""
+    """S / |G|^2 in samples, of these two."""
+    noise_scale_factor: float | None
+    """The noise scale is known to within this factor, one standard deviation up or down."""
+    measured_grad_variance: float | None
+    """S as the last tests alone measured it."""
+    measured_grad_norm_sq: float | None
+    """|G|^2 as the last tests alone measured it: unbiased, and negative where noise dominates."""
     train_loss: float
     """Mean loss over the samples of the round."""
     learning_rate: float

@@ -35,9 +35,9 @@ class RoundTask:
 
     def tests(self, test: GradientTest, inner_step: int) -> bool:
         """True if gradient statistics are taken on an inner step of the round, counted from 0."""
-        if test.every == 0:
-            return inner_step == (self.inner_steps - 1 if test.step == "last" else 0)
-        return (self.first_step + inner_step) % test.every == 0
+        if test.step == "first":
+            return inner_step < test.steps
+        return inner_step >= self.inner_steps - test.steps
 
     def place(self, worker: int, inner_steps: int) -> str:
         """Where a worker is after so many inner steps of the round, for messages."""

@@ -108,5 +108,4 @@ class Trainer:
 
 def pooled(moments: Sequence[Moments]) -> GradientEstimate | None:
     """The estimate from all workers of a trainer; None if no statistics were taken."""
-    total = sum(moments, start=Moments())
-    return estimate(total) if total.workers else None
+    return estimate(sum(moments, start=Moments()))

@@ -15,6 +15,7 @@ from adloco.cli.run_text import (
     event_texts,
     interruptions_text,
     measured_text,
+    noise_text,
     number_text,
     rounded_text,
     rows_text,
@@ -160,7 +161,7 @@ class LiveView:
                 str(row["requested_batch"]),
                 f"{row['trainer_batch']}{' clipped' if clipped else ''}",
                 f"{row['micro_batch']} x {row['accumulation_steps']}{rounded_text(row)}",
-                TRAINER["noise_scale"].text(row["noise_scale"]),
+                noise_text(row),
                 str(row["workers"]),
             )
         return table

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from adloco.config.recipe_text import named_settings
-from adloco.metrics import ROUND, WORKER, Metric, Record, change_text, validation
+from adloco.metrics import ROUND, TRAINER, WORKER, Metric, Record, change_text, validation
 from adloco.run.starts import Start, losses
 from adloco.run.training_run import TrainingRun
 
@@ -139,6 +139,13 @@ def batch_text(row: Record) -> str:
     requested, used = row["requested_batch"], row["trainer_batch"]
     clipped = ": clipped" if used < requested else ""
     return str(requested) if used == requested else f"{requested} (used {used}{clipped})"
+
+
+def noise_text(row: Record) -> str:
+    """A trainer's noise scale, and the factor within which it is known."""
+    text = TRAINER["noise_scale"].text(row["noise_scale"])
+    factor = row["noise_scale_factor"]
+    return f"{text} ±{factor:.1f}x" if factor else text
 
 
 def rows_text(read: int | None, per_second: float | None) -> str:

@@ -24,10 +24,11 @@ CAPTIONS = {
     ),
     "noise_scale": (
         "Gradient statistics",
-        "Smoothed, as the batch rule sees them. The noise scale is S / |G|²: the batch beyond "
-        "which more samples bring little. Healthy: it grows as the loss falls, because |G|² falls "
-        "faster than S, and the requested batch follows it. In a gap |G|² is not positive: too "
-        "few samples were compared.",
+        "What the batch rule knows of them from all tests so far. Points: what the tests of each "
+        "round alone measured, where that was above zero. Thin lines: one standard deviation. The "
+        "noise scale is S / |G|²: the batch beyond which more samples bring little. Healthy: it "
+        "grows as the loss falls, because |G|² falls faster than S, and the requested batch "
+        "follows it.",
     ),
     "trainers": (
         "Trainers",
@@ -71,6 +72,7 @@ def run_panels(records: Sequence[Record], loss: Metric) -> list[Panel]:
     metrics = [validation(loss, "trainer", panel="trainers"), *METRICS]
     makers: dict[str, Callable[[list[Metric], Sequence[Record]], list[Chart]]] = {
         "batch": _batch,
+        "noise_scale": _statistics,
         "communication": _communication,
         "wire": _wire,
         "memory": _memory,
@@ -93,7 +95,6 @@ def _each(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
             [metric],
             _lines(metric, records),
             records,
-            log_y=metric.panel == "noise_scale",
             from_zero=metric.whole or metric.per == "worker",
         )
         for metric in metrics
@@ -135,6 +136,37 @@ def _batch(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
         )
         for metric, curves in charts.items()
     ]
+
+
+def _statistics(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
+    """S and |G|^2 with what each round's tests measured; the noise scale with its uncertainty."""
+    charts = []
+    for name in ("grad_variance", "grad_norm_sq"):
+        metric = TRAINER[name]
+        tests = [_renamed(each, name) for each in _lines(TRAINER[f"measured_{name}"], records)]
+        curves = [*_lines(metric, records), *[replace(each, look="points") for each in tests]]
+        charts.append(_chart([metric], curves, records, log_y=True))
+    scale = TRAINER["noise_scale"]
+    factors = {each.name: each for each in _lines(TRAINER["noise_scale_factor"], records)}
+    curves = []
+    for line in _lines(scale, records):
+        factor = factors[line.name].measures["noise_scale_factor"]
+        for power, side in ((-1, "below"), (1, "above")):
+            edge = [
+                None if value is None or by is None else value * by**power
+                for value, by in zip(line.measures[scale.name], factor, strict=True)
+            ]
+            detail = f"one standard deviation {side}"
+            curves.append(replace(line, measures={scale.name: edge}, look="thin", detail=detail))
+        curves.append(line)
+    return [*charts, _chart([scale], curves, records, log_y=True)]
+
+
+def _renamed(curve: Curve, name: str) -> Curve:
+    """The curve as one of another metric; without its values below zero, for a log axis."""
+    (found,) = curve.measures.values()
+    shown = [value if value is not None and value > 0 else None for value in found]
+    return replace(curve, measures={name: shown}, detail="last tests")
 
 
 def _communication(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:

@@ -1,19 +1,40 @@
 """A trainer's requested batch over time (docs/method.md).
 
-Each test smooths the gradient statistics, asks a batch rule for a batch, and limits the answer by
-guards.
+After the tests of a round, S, |G|^2 and Var<g_i, G> are each followed by a filter (`level.py`), a
+batch rule is asked for a batch, and guards limit the answer.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule, TrainingPoint
+from adloco.rules.level import Level, merged
 from adloco.rules.moments import GradientEstimate
 
 MOST_SAMPLES = 1 << 24
 """Largest limit on a batch, in samples: an inner step lists its micro-batches."""
+
+NORM_WANDER = 3.0
+"""Variance that the logarithm of |G|^2 gains as the samples seen grow e-fold. A tenth more samples
+change |G|^2 by a factor of 1.7, up or down (one standard deviation). With less, the estimate lagged
+behind; with more, it was noisier (reproduce/noise_scale.py)."""
+NORM_FALL = 0.5
+"""|G|^2 falls about as one over the root of the samples in all runs that were measured."""
+VARIANCE_WANDER = 1.0
+"""As `NORM_WANDER`, for S, which changes more slowly."""
+MERGE_WANDER = 1.0
+"""Variance that a merge adds to the logarithms: it averages models, whose gradient is another."""
+NORM_NOISE = 0.02
+"""Variance of a test's |G|^2 over |gbar|^4 until it has been measured. With 2 J / ((J - 1) r), J
+groups and an effective rank r of the covariance: 0.01 with J = 4 in models of a million parameters.
+"""
+VARIANCE_NOISE = 0.5
+"""Variance of a test's S over S^2 until it has been measured."""
+INNER_NOISE = 1.0
+"""Variance of a test's Var<g_i, G> over (S |gbar|^2)^2 until it has been measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +53,10 @@ class BatchGuards:
     every worker takes at least one sample (two for the norm test, four for unbiased inner-product
     tests), and every rank of a worker at least one."""
     max_growth: float = math.inf
-    """Largest factor by which one test may raise the requested batch."""
+    """Largest factor by which one round may raise the requested batch. While |G|^2 cannot be told
+    from zero the batch grows by this factor; with inf, which is no limit, to the maximum."""
     hysteresis: float = 0.0
     """Relative change below which the requested batch stays unchanged."""
-    smoothing: float = 0.0
-    """Weight of the past in the moving averages of the gradient variance S and of |G|^2, which are
-    smoothed separately and then divided; 0 uses the last test alone.
-    """
     grow_only: bool = False
     """True: the requested batch never falls, as published; false: it may fall too."""
 
@@ -62,7 +80,6 @@ class BatchGuards:
             0 <= self.hysteresis <= most,
             f"hysteresis must be >= 0 and <= max_growth - 1 = {most}, got {self.hysteresis}",
         )
-        require(0 <= self.smoothing < 1, f"smoothing must be in [0, 1), got {self.smoothing}")
 
     def limit(self, wanted: int, current: int) -> int:
         """The new requested batch, from what the rule wants and the current one, in samples."""
@@ -88,9 +105,12 @@ class BatchController:
         self.guards = guards
         self.seed = seed
         self.requested_batch = guards.initial
-        self.estimate: GradientEstimate | None = None
-        self._weight = 0.0
-        self._sums = GradientEstimate(grad_variance=0.0, grad_norm_sq=0.0, plugin_norm_sq=0.0)
+        self.measured: GradientEstimate | None = None
+        """What the last tests measured."""
+        self._samples = 0
+        self._variance = Level(log_mean=None, log_variance=0.0, test_variance=VARIANCE_NOISE)
+        self._norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
+        self._inner = Level(log_mean=None, log_variance=0.0, test_variance=INNER_NOISE)
 
     def update(
         self,
@@ -102,16 +122,17 @@ class BatchController:
         """Set the new requested batch.
 
         Args:
-            measured: The statistics of this round's test; None if none were taken. A rule that
+            measured: The statistics of this round's tests; None if none were taken. A rule that
                 needs them then leaves the request unchanged.
-            trainer_samples: Samples that the trainer has trained on so far.
+            trainer_samples: Samples that the trainer has trained on so far. The more they have
+                grown since the last tests, the less these count.
             decay: What the decay of the learning rate has left of it; see `TrainingPoint`.
             eta: eta in force of a run that chooses it; see `TrainingPoint`.
         """
         if measured is None and self.rule.needs_moments:
             return
         if measured is not None:
-            self._smooth(measured)
+            self._follow(measured, trainer_samples)
         point = TrainingPoint(
             samples=trainer_samples,
             requested_batch=self.requested_batch,
@@ -123,33 +144,71 @@ class BatchController:
         wanted = self.rule.requested(self.estimate, point)
         self.requested_batch = self.guards.limit(wanted, self.requested_batch)
 
-    def _smooth(self, measured: GradientEstimate) -> None:
-        # Weights 1, s, s^2, ... divided by their sum: the average is unbiased from the first test
-        # on, as with Adam's bias correction.
-        past = self.guards.smoothing
-        self._weight = past * self._weight + 1
-        self._sums = GradientEstimate(
-            **{
-                key: past * value + asdict(measured)[key]
-                for key, value in asdict(self._sums).items()
-            }
+    @property
+    def estimate(self) -> GradientEstimate | None:
+        """What is known of the gradient's statistics from all tests; None before the first."""
+        if self.measured is None:
+            return None
+        variance, last = self._variance.value, self.measured
+        # The plug-in form is the published one: the ratio that the last tests alone measured.
+        ratio = last.plugin_norm_sq / last.grad_variance if last.grad_variance > 0 else 0.0
+        return replace(
+            last,
+            grad_variance=variance,
+            grad_norm_sq=self._norm.value,
+            plugin_norm_sq=variance * ratio if ratio else last.plugin_norm_sq,
+            inner_variance=self._inner.value,
+            norm_factor=self._norm.factor,
         )
-        self.estimate = GradientEstimate(
-            **{key: value / self._weight for key, value in asdict(self._sums).items()}
+
+    def merge(self, members: Mapping[int, "BatchController"], weights: Mapping[int, float]) -> None:
+        """Take over what all trainers of a merge know of the gradient's statistics.
+
+        Args:
+            members: Controllers of the merged trainers, this one included, by trainer id.
+            weights: Their weights, by trainer id; they add up to 1.
+        """
+        tested = {key: each for key, each in members.items() if each.measured is not None}
+        if not tested:
+            return
+        self.measured = self.measured or next(iter(tested.values())).measured
+        for name in ("_variance", "_norm", "_inner"):
+            levels = {key: getattr(each, name) for key, each in tested.items()}
+            setattr(self, name, merged(levels, weights, MERGE_WANDER))
+
+    def _follow(self, measured: GradientEstimate, samples: int) -> None:
+        elapsed = math.log(samples / self._samples) if samples > self._samples > 0 else 0.0
+        self.measured, self._samples = measured, samples
+        variance, mean_sq, tests = measured.grad_variance, measured.plugin_norm_sq, measured.tests
+        self._variance = self._variance.later(elapsed, wander=VARIANCE_WANDER).seen_positive(
+            variance, spread=measured.variance_spread, tests=tests
         )
+        self._norm = self._norm.later(elapsed, wander=NORM_WANDER, fall=NORM_FALL).seen(
+            measured.grad_norm_sq, scale=mean_sq, spread=measured.norm_spread, tests=tests
+        )
+        if self.rule.inner_products:
+            self._inner = self._inner.later(elapsed, wander=NORM_WANDER, fall=NORM_FALL).seen(
+                measured.inner_variance,
+                scale=variance * mean_sq,
+                spread=measured.inner_spread,
+                tests=tests,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "requested_batch": self.requested_batch,
-            "weight": self._weight,
-            "sums": asdict(self._sums),
+            "samples": self._samples,
+            "measured": asdict(self.measured) if self.measured else None,
+            "variance": self._variance.to_numbers(),
+            "norm": self._norm.to_numbers(),
+            "inner": self._inner.to_numbers(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.requested_batch = state["requested_batch"]
-        self._weight = state["weight"]
-        self._sums = GradientEstimate(**state["sums"])
-        if self._weight > 0:
-            self.estimate = GradientEstimate(
-                **{key: value / self._weight for key, value in state["sums"].items()}
-            )
+        self._samples = state["samples"]
+        measured = state["measured"]
+        self.measured = GradientEstimate(**measured) if measured else None
+        self._variance = Level.from_numbers(state["variance"])
+        self._norm = Level.from_numbers(state["norm"])
+        self._inner = Level.from_numbers(state["inner"])

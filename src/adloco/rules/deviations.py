@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from adloco.rules.moments import GradientEstimate, Moments, estimate
+from adloco.rules.moments import GradientEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +85,13 @@ class Deviations:
             parameters: Indices of the parameters that count; None for all.
         """
         chosen = list(range(len(self.scatters)) if parameters is None else parameters)
-        found = estimate(
-            Moments(
-                scatter=math.fsum(self.scatters[index] for index in chosen),
-                dof=len(self.batches) - 1,
-                mean_norm_sq=math.fsum(self.full_norms_sq[index] for index in chosen),
-                noise_in_mean=1 / self.samples,
-                workers=1,
-            )
+        variance = math.fsum(self.scatters[index] for index in chosen) / (len(self.batches) - 1)
+        full_norm_sq = math.fsum(self.full_norms_sq[index] for index in chosen)
+        return GradientEstimate(
+            grad_variance=variance,
+            grad_norm_sq=full_norm_sq - variance / self.samples,
+            plugin_norm_sq=full_norm_sq,
         )
-        assert found is not None, "one batch cannot deviate from itself"
-        return found
 
     def distances(self) -> list[float]:
         """|g_j - F| of each batch."""

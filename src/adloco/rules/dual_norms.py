@@ -53,7 +53,7 @@ class DualNorms:
             mean_noise=length * self.mean_noise,
         )
 
-    def moments(self, groups: int) -> Moments:
+    def moments(self, groups: int, samples: int) -> Moments:
         """The worker's moments, in which S is N^2 and |G|^2 is |G|_*^2.
 
         |gbar|_*^2 is too large by `mean_noise`^2 if signal and noise are alike: if the elements (or
@@ -66,13 +66,14 @@ class DualNorms:
 
         Args:
             groups: J, the number of groups of samples; at least 2.
+            samples: b, the samples of the step.
         """
-        return Moments(
-            scatter=(groups - 1) * self.noise**2,
+        return Moments.of_step(
+            samples=samples,
             dof=groups - 1,
+            variance=self.noise**2,
+            norm_sq=self.mean**2 - self.mean_noise**2,
             mean_norm_sq=self.mean**2,
-            noise_in_mean=(self.mean_noise / self.noise) ** 2 if self.noise > 0 else 0.0,
-            workers=1,
         )
 
 

@@ -167,8 +167,7 @@ def _exploding(records: Sequence[Record], trainer: int) -> Iterator[Sign]:
         f"{requests[-1]:.0f} samples between rounds {window[0]['round']} and {window[-1]['round']}",
         meaning="batch.eta may be too small, or the estimate of |G|^2 lost in noise, so that the "
         "jump says nothing about the gradient",
-        advice="Set batch.max_growth to 2 and batch.smoothing to 0.8, or raise batch.eta or "
-        "test.groups",
+        advice="Set batch.max_growth to 2, or raise batch.eta or test.steps",
     )
 
 

@@ -18,24 +18,70 @@ from dataclasses import dataclass, fields
 class Moments:
     """Statistics of gradients, summed over workers and test steps.
 
-    `group_moments` computes one worker's; add them with +.
+    `group_moments` computes those of one step; add them with +. Each test step estimates S, |G|^2
+    and Var<g_i, G> by itself. The estimates of |G|^2 are weighted by b^2, because their error is in
+    proportion to S / b; the others by `dof`. Sums of squares tell how far the steps differ, and so
+    how precise their mean is.
     """
 
-    scatter: float = 0.0
-    """sum_j m_j |g_j|^2 - b |gbar|^2, whose expectation is dof * S."""
-    dof: float = 0.0
-    """Degrees of freedom: the number of groups minus one."""
+    tests: float = 0.0
+    """Number of test steps, each worker's counted."""
+    weight: float = 0.0
+    """Sum of b^2, with b the samples of a step."""
+    norm_sq: float = 0.0
+    """Sum of b^2 G2^, with G2^ = |gbar|^2 - S^ / b the step's unbiased estimate of |G|^2. Its own
+    S^ is subtracted, not the mean of all steps: the norms of samples have heavy tails, which cancel
+    only within a step."""
+    norm_sq_squares: float = 0.0
+    """Sum of b^2 (G2^)^2."""
     mean_norm_sq: float = 0.0
-    """|gbar|^2, the squared norm of the worker's mean gradient."""
-    noise_in_mean: float = 0.0
-    """What noise adds to the expectation of |gbar|^2, as a part of S: 1 / b, with b the number of
-    the worker's samples."""
+    """Sum of b^2 |gbar|^2, with |gbar|^2 the squared norm of the worker's mean gradient."""
+    dof: float = 0.0
+    """Degrees of freedom: the sum of the numbers of groups minus one."""
+    scatter: float = 0.0
+    """Sum of dof S^: of sum_j m_j |g_j|^2 - b |gbar|^2, whose expectation is dof S."""
+    scatter_squares: float = 0.0
+    """Sum of dof (S^)^2."""
     inner_scatter: float = 0.0
-    """dof times an estimate of Var<g_i, G>, the variance over samples of the inner product with the
-    true gradient G. Zero unless inner products were taken; see `group_moments`.
+    """Sum of dof V^, with V^ an estimate of Var<g_i, G>, the variance over samples of the inner
+    product with the true gradient G. Zero unless inner products were taken; see `group_moments`.
     """
-    workers: float = 0.0
-    """Number of summands: one for each worker and test step."""
+    inner_squares: float = 0.0
+    """Sum of dof (V^)^2."""
+
+    @staticmethod
+    def of_step(
+        *,
+        samples: int,
+        dof: int,
+        variance: float,
+        norm_sq: float,
+        mean_norm_sq: float,
+        inner_variance: float = 0.0,
+    ) -> "Moments":
+        """The moments of one step.
+
+        Args:
+            samples: b.
+            dof: The number of groups minus one; at least 1.
+            variance: S^.
+            norm_sq: G2^.
+            mean_norm_sq: |gbar|^2.
+            inner_variance: V^.
+        """
+        weight = float(samples) ** 2
+        return Moments(
+            tests=1,
+            weight=weight,
+            norm_sq=weight * norm_sq,
+            norm_sq_squares=weight * norm_sq**2,
+            mean_norm_sq=weight * mean_norm_sq,
+            dof=dof,
+            scatter=dof * variance,
+            scatter_squares=dof * variance**2,
+            inner_scatter=dof * inner_variance,
+            inner_squares=dof * inner_variance**2,
+        )
 
     def __add__(self, other: "Moments") -> "Moments":
         return Moments.from_numbers(
@@ -61,7 +107,7 @@ def group_moments(
     inner_products: Sequence[float] = (),
     even_products: Sequence[float] = (),
 ) -> Moments:
-    """The moments of one worker from its groups.
+    """The moments of one step of a worker from its groups; all zero if it has only one.
 
     Args:
         group_samples: m_j, the number of samples in each group.
@@ -77,20 +123,22 @@ def group_moments(
     samples = sum(group_samples)
     weighted = sum(m * norm for m, norm in zip(group_samples, group_norms_sq, strict=True))
     dof = len(group_samples) - 1
+    if dof == 0:
+        return Moments()
+    # A scatter is never negative, but rounding can push that of equal gradients below zero.
+    variance = max(0.0, weighted - samples * mean_norm_sq) / dof
     if len(even_products):
-        variance = _inner_variance(group_samples, group_norms_sq, inner_products, even_products)
-        inner_scatter = dof * variance
+        inner = _inner_variance(group_samples, group_norms_sq, inner_products, even_products)
     else:
         pairs = zip(group_samples, inner_products, strict=False)
-        inner_scatter = sum(m * (inner - mean_norm_sq) ** 2 for m, inner in pairs)
-    return Moments(
-        # A scatter is never negative, but rounding can push that of equal gradients below zero.
-        scatter=max(0.0, weighted - samples * mean_norm_sq),
+        inner = sum(m * (product - mean_norm_sq) ** 2 for m, product in pairs) / dof
+    return Moments.of_step(
+        samples=samples,
         dof=dof,
+        variance=variance,
+        norm_sq=mean_norm_sq - variance / samples,
         mean_norm_sq=mean_norm_sq,
-        noise_in_mean=1 / samples,
-        inner_scatter=inner_scatter,
-        workers=1,
+        inner_variance=inner,
     )
 
 
@@ -108,6 +156,17 @@ class GradientEstimate:
     """Var<g_i, G> over samples, for the inner-product tests, in units of |G|^4. The unbiased form
     can be negative.
     """
+    tests: float = 1.0
+    """Test steps of which these are the means."""
+    variance_spread: float = 0.0
+    """Variance of the tests' S^ around their mean; 0 with one test."""
+    norm_spread: float = 0.0
+    """Variance of their estimates of |G|^2."""
+    inner_spread: float = 0.0
+    """Variance of their estimates of Var<g_i, G>."""
+    norm_factor: float = 1.0
+    """|G|^2 is known to within this factor, one standard deviation up or down. A
+    `BatchController`'s estimate has it, a single round's has 1."""
 
     @property
     def noise_scale(self) -> float:
@@ -128,12 +187,23 @@ def estimate(moments: Moments) -> GradientEstimate | None:
     if moments.dof == 0:
         return None
     grad_variance = moments.scatter / moments.dof
-    plugin = moments.mean_norm_sq / moments.workers
+    norm_sq = moments.norm_sq / moments.weight
+    inner_variance = moments.inner_scatter / moments.dof
+
+    def spread(squares: float, mean: float) -> float:
+        """The variance of the tests' values from the mean of their squares."""
+        tests = moments.tests
+        return max(0.0, squares - mean**2) * tests / (tests - 1) if tests > 1 else 0.0
+
     return GradientEstimate(
         grad_variance=grad_variance,
-        grad_norm_sq=plugin - grad_variance * moments.noise_in_mean / moments.workers,
-        plugin_norm_sq=plugin,
-        inner_variance=moments.inner_scatter / moments.dof,
+        grad_norm_sq=norm_sq,
+        plugin_norm_sq=moments.mean_norm_sq / moments.weight,
+        inner_variance=inner_variance,
+        tests=moments.tests,
+        variance_spread=spread(moments.scatter_squares / moments.dof, grad_variance),
+        norm_spread=spread(moments.norm_sq_squares / moments.weight, norm_sq),
+        inner_spread=spread(moments.inner_squares / moments.dof, inner_variance),
     )
 
 

@@ -52,7 +52,7 @@ class ProbeWorker:
             problem=Problem(build_model=builder, loss_fn=loss_fn, data=data),
             max_grad_norm=recipe.method.max_grad_norm,
             rule=recipe.batch,
-            test=replace(recipe.test, every=0, step="first"),
+            test=replace(recipe.test, steps=1, step="first"),
             execution=execution,
             device=self._device,
             with_residuals=recipe.feedback,

@@ -1,8 +1,8 @@
 """The protocol of batch rules, and what the rules share (docs/method.md; AdLoCo section 3, arXiv
 2508.18182).
 
-A batch rule turns one smoothed estimate of the gradient's statistics into a requested batch. It has
-no state: smoothing, limits of growth and the current request are in `controller.py`.
+A batch rule turns an estimate of the gradient's statistics into a requested batch. It has no state:
+the estimate, limits of growth and the current request are in `controller.py`.
 """
 
 import math
@@ -13,7 +13,11 @@ from adloco.errors import require
 from adloco.rules.moments import GradientEstimate
 
 UNBOUNDED = 2**40
-"""The request, in samples, if the estimated |G|^2 is not positive; `BatchGuards` limit it."""
+"""The request, in samples, if |G|^2 cannot be told from zero; `BatchGuards` limit it."""
+
+UNKNOWN = 3.0
+"""|G|^2 cannot be told from zero if it is known to within this factor only, up or down. Noise then
+dominates at the batch of the tests, and a larger batch is asked for until it does not."""
 
 Estimator = Literal["unbiased", "plug-in"]
 """How statistics of the true gradient are estimated; see `GradientEstimate`."""
@@ -62,7 +66,7 @@ class BatchRule(Protocol):
         """The batch that the trainer should request, in samples per inner step over its workers.
 
         Args:
-            estimate: Smoothed statistics of the gradient; None if none were taken.
+            estimate: What is known of the gradient's statistics; None if none were taken.
             point: How far the trainer's training has come.
         """
         ...
@@ -95,5 +99,7 @@ def check_estimator(estimator: str) -> None:
 
 
 def estimated_norm_sq(estimate: GradientEstimate, estimator: Estimator) -> float:
-    """|G|^2 by this estimator."""
-    return estimate.grad_norm_sq if estimator == "unbiased" else estimate.plugin_norm_sq
+    """|G|^2 by this estimator; 0 if it cannot be told from zero."""
+    if estimator == "plug-in":
+        return estimate.plugin_norm_sq
+    return estimate.grad_norm_sq if estimate.norm_factor <= UNKNOWN else 0.0

@@ -1,0 +1,119 @@
+"""The filter of a level, against closed forms and on the course that |G|^2 takes in a short run."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from adloco.rules.controller import NORM_FALL, NORM_NOISE, NORM_WANDER
+from adloco.rules.level import PAST_TESTS, Level, merged
+
+UNSEEN = Level(log_mean=None, log_variance=0.0, test_variance=0.01)
+
+
+def test_precise_tests_are_a_kalman_filter_of_the_logarithm() -> None:
+    """With errors of a few percent the logarithm of a measurement is normal with the variance of
+    its relative error: r = 0.01 / 4. Prior 9 around log 2: nearly the measurement. Then 0.02 are
+    added, and the gain of the second measurement is p / (p + r)."""
+    first = UNSEEN.seen(2.0, scale=2.0, spread=0.04, tests=4)
+    assert first.test_variance == pytest.approx(0.01)  # The spread is what was expected.
+    assert first.value == pytest.approx(2.0, rel=0.005)
+    assert first.log_variance == pytest.approx(0.01 / 4, rel=0.02)
+    second = first.later(0.2, wander=0.1).seen(2.1, scale=2.1, spread=0.0441, tests=4)
+    prior, own = first.log_variance + 0.02, 0.01 / 4
+    gain = prior / (prior + own)
+    expected = math.log(2) + gain * math.log(1.05)
+    assert second.log_mean == pytest.approx(expected, abs=0.01)
+    assert second.log_variance == pytest.approx(prior * (1 - gain), rel=0.1)
+
+
+def test_a_negative_measurement_lowers_the_level_and_leaves_it_positive() -> None:
+    level = Level(log_mean=0.0, log_variance=1.0, test_variance=1.0)
+    lower = level.seen(-1.0, scale=1.0, spread=1.0, tests=4)
+    assert 0 < lower.value < 1
+    # By a plain sum over e^x: weights exp(-x^2 / 2 - ((-1 - e^x) / 0.5)^2 / 2).
+    points = [k / 1000 for k in range(-8000, 4000)]
+    weights = [math.exp(-(x**2) / 2 - ((-1 - math.exp(x)) / 0.5) ** 2 / 2) for x in points]
+    mean = sum(w * x for w, x in zip(weights, points, strict=True)) / sum(weights)
+    assert lower.log_mean == pytest.approx(mean, abs=1e-3)
+
+
+def test_a_measurement_far_below_is_found() -> None:
+    level = Level(log_mean=math.log(300.0), log_variance=0.01, test_variance=0.01)
+    fallen = level.later(1.0, wander=3.0).seen(1.0, scale=1.0, spread=0.01, tests=4)
+    assert fallen.value == pytest.approx(1.0, rel=0.02)
+
+
+def test_the_noise_of_a_test_follows_the_spread() -> None:
+    level = UNSEEN.seen(1.0, scale=2.0, spread=4.0, tests=5)
+    assert level.test_variance == pytest.approx((4 * 1 + PAST_TESTS * 0.01) / (4 + PAST_TESTS))
+
+
+def test_a_single_test_s_noise_is_what_surprises() -> None:
+    """It is 2 from a level of 1 that may itself be wrong by 0.1 = e^v - 1 of its square."""
+    level = Level(log_mean=0.0, log_variance=math.log(1.1), test_variance=0.01)
+    alone = level.seen(3.0, scale=2.0, spread=0.0, tests=1)
+    assert alone.test_variance == pytest.approx(
+        ((4 - 0.1) / 4 + PAST_TESTS * 0.01) / (1 + PAST_TESTS)
+    )
+    expected = level.seen(1.01, scale=2.0, spread=0.0, tests=1)
+    assert expected.test_variance == pytest.approx(0.01 * PAST_TESTS / (1 + PAST_TESTS))
+
+
+def test_what_has_no_noise_and_what_is_no_number() -> None:
+    exact = UNSEEN.seen(0.0, scale=0.0, spread=0.0, tests=1)
+    assert (exact.value, exact.factor) == (0.0, 1.0)
+    assert exact.later(1.0, wander=1.0).seen(2.0, scale=2.0, spread=0.0, tests=4).value > 1
+    assert exact.seen(math.nan, scale=1.0, spread=0.0, tests=1) == exact
+    assert UNSEEN.later(1.0, wander=1.0) == UNSEEN
+
+
+def test_a_merge_has_the_mean_of_the_logarithms_and_the_variance_of_the_mixture() -> None:
+    levels = {
+        0: Level(log_mean=0.0, log_variance=0.2, test_variance=0.1),
+        1: Level(log_mean=1.0, log_variance=0.4, test_variance=0.3),
+        2: UNSEEN,
+    }
+    result = merged(levels, {0: 0.3, 1: 0.3, 2: 0.4}, added=1.0)
+    # Shares 1/2 and 1/2: mean 0.5, within 0.3, between 0.25.
+    assert result == Level(
+        log_mean=0.5,
+        log_variance=pytest.approx(0.3 + 0.25 + 1.0),
+        test_variance=pytest.approx(0.2),
+    )
+
+
+@pytest.mark.parametrize(("rounds", "goal"), [(20, 0.6), (60, 0.75), (300, 0.85)])
+def test_the_beginning_of_a_run_is_forgotten(rounds: int, goal: float) -> None:
+    """|G|^2 falls 300-fold within a tenth of the run, then 4-fold; S = 4, and tests of 8 samples.
+
+    The share of rounds after the first tenth within 1.5 times of the truth, over 20 courses. The
+    arithmetic average of before, with a weight of 0.8 on the past, is tried beside it.
+    """
+    close, average_close, ratios = [], [], []
+    for seed in range(20):
+        draw = random.Random(seed)
+        level = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
+        average = weight = 0.0
+        for index in range(1, rounds + 1):
+            part = index / rounds
+            early = math.log(300) * min(1.0, part / 0.1)
+            late = math.log(4) * max(0.0, (part - 0.1) / 0.9)
+            truth = 30 * math.exp(-early - late)
+            tests = [truth + draw.gauss(0, (truth + 4 / 8) * NORM_NOISE**0.5) for _ in range(8)]
+            elapsed = math.log(index / (index - 1)) if index > 1 else 0.0
+            level = level.later(elapsed, wander=NORM_WANDER, fall=NORM_FALL).seen(
+                statistics.fmean(tests),
+                scale=truth + 4 / 8,
+                spread=statistics.variance(tests),
+                tests=8,
+            )
+            weight, average = 0.8 * weight + 1, 0.8 * average + tests[0]
+            if part > 0.1:
+                ratios.append(level.value / truth)
+                close.append(1 / 1.5 < ratios[-1] < 1.5)
+                average_close.append(1 / 1.5 < average / weight / truth < 1.5)
+    assert statistics.fmean(close) > goal
+    assert statistics.fmean(average_close) < goal
+    assert 0.8 < statistics.median(ratios) < 1.25
