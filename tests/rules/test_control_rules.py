@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from adloco.rules.batch_rules.batch_rule import UNBOUNDED, BatchRule
+from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.batch_rules.cyclic import CyclicBatch
 from adloco.rules.batch_rules.ramp import RampBatch
 from adloco.rules.batch_rules.random_batch import RandomBatch
 from adloco.rules.batch_rules.replay import ReplayBatch
 from adloco.rules.batch_rules.seesaw import Seesaw
+from adloco.rules.batch_rules.warmup import BatchWarmup
+from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.learning_rate import LearningRate
 from tests.problems import at
 
@@ -87,6 +90,31 @@ def test_a_replay_follows_the_requests_over_samples(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rule = ReplayBatch(replayed_run=str(tmp_path), replayed_trainer=1)
     assert requests(rule, 0, 79, 80, 139, 140, 99999) == [8, 8, 16, 16, 32, 32]
+
+
+def test_the_first_round_has_the_first_batch_of_a_schedule(tmp_path: Path) -> None:
+    """batch.initial is 8; a growth of 2 limits later requests, not the first one."""
+    line = {
+        "inner_steps": 9,
+        "trainers": [{"trainer": 0, "requested_batch": 5, "trainer_batch": 5}],
+    }
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    firsts: list[tuple[BatchRule, int]] = [
+        (RampBatch(first=2, last=64, over_samples=400), 2),
+        (CyclicBatch(cycle=[40, 8], each_samples=100), 40),
+        (BatchWarmup(batches=[3, 64], after_samples=[0, 100]), 3),
+        (BatchWarmup(batches=[64], after_samples=[100]), 8),
+        (ReplayBatch(replayed_run=str(tmp_path)), 5),
+        (RandomBatch(lowest=30, highest=30), 30),
+        (ConstantBatch(), 8),
+        (Seesaw(), 8),
+        (RampBatch(first=1, last=64, over_samples=400), 2),  # batch.minimum
+        (RampBatch(first=999, last=64, over_samples=400), 50),  # batch.maximum
+    ]
+    guards = BatchGuards(initial=8, minimum=2, maximum=50, max_growth=2, grow_only=True)
+    assert [BatchController(rule, guards).requested_batch for rule, _ in firsts] == [
+        first for _, first in firsts
+    ]
 
 
 @pytest.mark.parametrize(

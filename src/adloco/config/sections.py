@@ -27,7 +27,7 @@ from adloco.errors import require
 from adloco.models.source import ModelOptions, ModelSource
 from adloco.rules.auto import AutoLimits
 from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
-from adloco.rules.controller import BatchGuards
+from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.gate import SMALLEST, Gate
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergeFates, MergePolicy
@@ -248,6 +248,11 @@ class Recipe:
             "its end there; or set learning_rate.shape to constant",
         )
         return total
+
+    @property
+    def first_batch(self) -> int:
+        """Requested batch of each trainer's first round, in samples."""
+        return BatchController(self.batch, self.guards, self.run.seed).requested_batch
 
     @property
     def batch_cap(self) -> int | None:

@@ -45,7 +45,8 @@ class BatchGuards:
     """
 
     initial: int = 8
-    """Requested batch at the start, in samples per inner step over all workers of a trainer."""
+    """Requested batch at the start, in samples per inner step over all workers of a trainer. A rule
+    with a schedule (cyclic, ramp, random, replay, warmup) replaces it by its own first batch."""
     minimum: int = 1
     """Smallest requested batch, in samples."""
     maximum: int = 512
@@ -105,6 +106,9 @@ class BatchController:
         self.guards = guards
         self.seed = seed
         self.requested_batch = guards.initial
+        if not rule.needs_moments:  # Its schedule begins with the first round.
+            first = rule.requested(None, self._point(0, decay=1.0, eta=None))
+            self.requested_batch = max(guards.minimum, min(first, guards.maximum))
         self.measured: GradientEstimate | None = None
         """What the last tests measured."""
         self._samples = 0
@@ -133,16 +137,18 @@ class BatchController:
             return
         if measured is not None:
             self._follow(measured, trainer_samples)
-        point = TrainingPoint(
-            samples=trainer_samples,
+        wanted = self.rule.requested(self.estimate, self._point(trainer_samples, decay, eta))
+        self.requested_batch = self.guards.limit(wanted, self.requested_batch)
+
+    def _point(self, samples: int, decay: float, eta: float | None) -> TrainingPoint:
+        return TrainingPoint(
+            samples=samples,
             requested_batch=self.requested_batch,
             initial_batch=self.guards.initial,
             decay=decay,
             seed=self.seed,
             eta=eta,
         )
-        wanted = self.rule.requested(self.estimate, point)
-        self.requested_batch = self.guards.limit(wanted, self.requested_batch)
 
     @property
     def estimate(self) -> GradientEstimate | None:

@@ -101,7 +101,7 @@ def prepare_run(
         builder = model_builder(recipe, task, stored, placement)
     method = recipe.method
     source = task.train_source(
-        method.num_workers, recipe.run.seed, recipe.guards.initial * method.num_trainers
+        method.num_workers, recipe.run.seed, recipe.first_batch * method.num_trainers
     )
     check_memory(recipe, builder, placement)
     notices = []

@@ -91,7 +91,7 @@ def measure_throughput(
         ValueError: A size does not fit in memory, or there is too little data.
     """
     method, seed = recipe.method, recipe.run.seed
-    data = task.train_source(method.num_workers, seed, recipe.guards.initial * method.num_trainers)
+    data = task.train_source(method.num_workers, seed, recipe.first_batch * method.num_trainers)
     execution = Execution(autocast=precision, seed=seed, clock=clock)
     worker = ProbeWorker(recipe, task.loss, data, builder, placement, execution)
     step_seconds = {}

@@ -65,6 +65,8 @@ class BatchRule(Protocol):
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         """The batch that the trainer should request, in samples per inner step over its workers.
 
+        A rule without `needs_moments` is also asked before the first round, at 0 samples.
+
         Args:
             estimate: What is known of the gradient's statistics; None if none were taken.
             point: How far the trainer's training has come.
