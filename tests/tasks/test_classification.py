@@ -60,14 +60,9 @@ def test_rows_become_batches(tmp_path: Path) -> None:
     """
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "ab", "label": 1}\n{"text": "abcdefgh", "label": 0}\n')
-    data = DataSettings(path=str(file), context_tokens=5, validation_samples=1)
-    short = LabelledTexts.read(data, "validation", "label", ByteTokenizer()).batch(
-        np.array([0]), pad=9
-    )
-    assert short["input_ids"].tolist() == [[0, 97, 98]]
-    both = LabelledTexts.read(data, "validation", "label", ByteTokenizer()).joined(
-        LabelledTexts.read(data, "train", "label", ByteTokenizer())
-    )
+    data = DataSettings(context_tokens=5).at(str(file))
+    both = LabelledTexts.read(data, "validation", "label", ByteTokenizer())
+    assert both.batch(np.array([0]), pad=9)["input_ids"].tolist() == [[0, 97, 98]]
     batch = both.batch(np.array([1, 0]), pad=9)
     assert batch["input_ids"].tolist() == [[0, 97, 98, 99, 100], [0, 97, 98, 9, 9]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]

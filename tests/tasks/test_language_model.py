@@ -125,6 +125,29 @@ def test_bits_per_byte_are_those_of_the_evaluated_text(
     assert [sum(column) for column in zip(*parts, strict=True)][1:] == [size, count]
 
 
+@pytest.mark.parametrize("fraction", [0.05, 0.5])
+@pytest.mark.parametrize("texts", [["alpha beta " * 9], ["one two ", "three four ", "five six "]])
+def test_another_text_is_evaluated_whole_and_in_its_order(
+    texts: list[str], fraction: float, tmp_path: Path
+) -> None:
+    """The loss is that of the texts' bytes with one end of text after each, computed by hand."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    trained_on = DataSettings(
+        context_tokens=8, validation_fraction=fraction, cache=str(tmp_path / "cache")
+    )
+    task = LanguageModelSettings().open(
+        trained_on.at(str(file)), EvaluationSettings(windows=0), everything=True
+    )
+    model = build_llama(TINY, vocab_size=256, seed=0)
+    nats, _, count = task.measure(model, torch.device("cpu"), 8)
+    tokens = list("".join(text + "\0" for text in texts).encode())
+    windows = [tokens[start : start + 9] for start in range(0, len(tokens) - 8, 8)]
+    by_hand = [float(next_token_loss(model, torch.tensor([own])).detach()) * 8 for own in windows]
+    assert count == 8 * len(windows)
+    assert nats == pytest.approx(sum(by_hand), rel=1e-6)
+
+
 def test_same_seed_same_model() -> None:
     first, second, other = (build_llama(TINY, 10, seed) for seed in (3, 3, 4))
     pairs = list(zip(first.parameters(), second.parameters(), other.parameters(), strict=True))

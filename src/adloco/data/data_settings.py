@@ -1,11 +1,15 @@
 """Settings of the text to train on (recipe section [data])."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from adloco.errors import require
+
+ALL_ROWS = sys.maxsize
+"""Value of `validation_samples` with which every row is held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +184,7 @@ class DataSettings:
         )
 
     def at(self, path: str) -> "DataSettings":
-        """These settings with all rows of another path as the source."""
+        """These settings with another path as the source, all rows of which are held out."""
         return replace(
             self,
             path=path,
@@ -191,5 +195,5 @@ class DataSettings:
             validation_split="",
             streaming=False,
             samples=0,
-            validation_samples=0,
+            validation_samples=ALL_ROWS,
         )

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from adloco.algorithms.method import Source
@@ -84,10 +83,6 @@ class TokenCache:
     @property
     def validation(self) -> NDArray[Any]:
         return self.store.tokens("validation")
-
-    def everything(self) -> NDArray[Any]:
-        """All tokens, train and validation."""
-        return np.concatenate([self.train, self.validation])
 
     def train_windows(self, context_tokens: int, at_least: int) -> int:
         """Number of windows to train on.

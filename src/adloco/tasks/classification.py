@@ -51,7 +51,7 @@ def open_classification(
     own = tokenizer or make_tokenizer(data.tokenizer, ())
     train, validation = (
         LabelledTexts.read(data, split, settings.label_column, own)
-        for split in ("train", "validation")
+        for split in ("validation" if everything else "train", "validation")
     )
     # Without a validation split both read the same rows, so each has counted every row that
     # was left out.
@@ -60,9 +60,7 @@ def open_classification(
         if data.validation_split
         else train.skipped | validation.skipped
     )
-    if everything:
-        validation = train.joined(validation)
-    else:
+    if not everything:
         few, many = len(set(train.labels)), len(set(validation.labels))
         advice = (
             "data.samples takes the first rows, which may be sorted by label: raise it, or "

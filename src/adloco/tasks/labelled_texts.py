@@ -103,16 +103,6 @@ class LabelledTexts:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def joined(self, other: "LabelledTexts") -> "LabelledTexts":
-        """These texts, followed by the other ones."""
-        return LabelledTexts(
-            ids=np.concatenate([self.ids, other.ids]),
-            starts=np.concatenate([self.starts, other.starts[1:] + self.starts[-1]]),
-            labels=np.concatenate([self.labels, other.labels]),
-            digest=self.digest + other.digest,
-            skipped=self.skipped | other.skipped,
-        )
-
     def balanced(self, per_class: int, classes: int) -> NDArray[np.int64]:
         """The numbers of the first texts of each class, in ascending order.
 

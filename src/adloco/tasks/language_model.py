@@ -39,7 +39,7 @@ def open_language_model(
     """Open the task with its data; the arguments are those of `TaskSettings.open`."""
     data.require_context()
     cache = open_cache(data, tokenizer)
-    tokens = cache.everything() if everything else cache.validation
+    tokens = cache.validation
     check_one_window(data, len(tokens), "evaluate", "" if everything else HOLD_OUT_MORE)
     return LanguageModel(
         cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows

@@ -161,7 +161,7 @@ class TaskSettings(Protocol):
             data: Where the data comes from.
             evaluation: How much of it is evaluated.
             tokenizer: Used instead of the one that `data` names.
-            everything: Evaluate on all rows and train on none.
+            everything: Evaluate on all rows and train on none; `data` holds out all of them.
 
         Raises:
             ValueError: The data cannot be read or does not suit the task.
