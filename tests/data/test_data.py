@@ -78,6 +78,18 @@ def test_corpora_from_files(tmp_path: Path) -> None:
     assert corpus.validation == ("alpha " * 10,)
 
 
+def test_few_texts_keep_the_share_too(tmp_path: Path) -> None:
+    """0.4 of 5 texts are two; 0.3 of 3 texts are none, so the end of each is held out."""
+    for name in "abcde":
+        (tmp_path / f"{name}.txt").write_text(name * 10)
+    five = load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.4))
+    assert [text[0] for text in five.validation] == ["c", "e"]
+    for name in "de":
+        (tmp_path / f"{name}.txt").unlink()
+    three = load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.3))
+    assert three.validation == ("aaa", "bbb", "ccc") and three.train[0] == "a" * 7
+
+
 def test_a_single_text_keeps_its_tail_for_validation(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("0123456789" * 10)
     corpus = load_corpus(DataSettings(path=str(tmp_path / "one.txt"), validation_fraction=0.1))

@@ -65,6 +65,23 @@ def test_splits_samples_and_starts(local: str) -> None:
     assert (texts(first, "train"), texts(first, "validation")) == (list(range(4, 12)), [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.15, 0.3, 0.35, 0.4, 0.45, 0.5])
+def test_the_held_out_share_is_the_fraction(fraction: float) -> None:
+    """Of the first n rows, floor(n fraction) are held out: 3 of 10 for 0.3, not every third."""
+    (stage,) = stages(DataSettings(validation_fraction=fraction))
+    held_out = [stage.split_of(row) == "validation" for row in range(1000)]
+    hundredths = round(100 * fraction)
+    assert [sum(held_out[:n]) for n in range(1001)] == [n * hundredths // 100 for n in range(1001)]
+
+
+def test_a_share_of_1_in_k_is_every_kth_row_as_ever() -> None:
+    for every in (2, 4, 5, 8, 10, 20, 25, 50, 100):
+        (stage,) = stages(DataSettings(validation_fraction=1 / every))
+        assert [row for row in range(5 * every) if stage.split_of(row) == "validation"] == [
+            every * (index + 1) - 1 for index in range(5)
+        ]
+
+
 def test_files_are_split_like_datasets(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "files", {"rows.jsonl": numbered(0, 30)})) / "rows.jsonl"
     assert texts(DataSettings(path=str(path), validation_samples=4, samples=12), "train") == list(

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from adloco.data.data_settings import DataSettings
-from adloco.data.rows import Position, open_rows, stages
+from adloco.data.rows import Position, open_rows, spread_over_rows, stages
 from adloco.errors import require
 
 
@@ -45,10 +45,9 @@ def load_corpus(data: DataSettings) -> Corpus:
 def _split(
     documents: list[str], validation_fraction: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Hold out every k-th document, k = 1 / fraction; with fewer documents, the end of each."""
-    every = round(1 / validation_fraction)
-    if len(documents) >= every:
-        held_out = [index % every == every - 1 for index in range(len(documents))]
+    """Hold out whole documents; if they are too few for that, the end of each."""
+    held_out = list(map(spread_over_rows(validation_fraction), range(len(documents))))
+    if any(held_out):
         pairs = list(zip(documents, held_out, strict=True))
         return tuple(document for document, held in pairs if not held), tuple(
             document for document, held in pairs if held

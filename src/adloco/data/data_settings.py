@@ -70,7 +70,7 @@ class DataSettings:
     """Length of a sample, in tokens."""
     validation_fraction: float = 0.05
     """Fraction of the rows to hold out if neither validation_split nor validation_samples is set:
-    every k-th row, or, of a path with fewer than k rows, the end of each.
+    spread evenly over the rows, or, if a path has too few rows for one, of the end of each.
     """
     cache: str = "~/.cache/adloco"
     """Folder of the caches: tokenised text, and results of adloco probe."""

@@ -10,6 +10,7 @@ held out.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 from adloco.data.data_file import BadRow, Columns, DataFile, Row
@@ -47,13 +48,23 @@ def stages(data: DataSettings) -> list[Stage]:
             ),
             Stage(source_split=data.split, limit=data.samples, split_of=lambda row: "train"),
         ]
-    every, first = round(1 / data.validation_fraction), data.validation_samples
+    first, spread = data.validation_samples, spread_over_rows(data.validation_fraction)
 
     def split_of(row: int) -> Split:
-        held_out = row < first if first else row % every == every - 1
+        held_out = row < first if first else spread(row)
         return "validation" if held_out else "train"
 
     return [Stage(source_split=data.split, limit=data.samples, split_of=split_of)]
+
+
+def spread_over_rows(fraction: float) -> Callable[[int], bool]:
+    """Which rows to hold out, so that they are floor(n fraction) of the first n for every n.
+
+    0.05 holds out the rows 19, 39, ...; 0.3 holds out 3, 6, 9, 13, ....
+    """
+    # The decimal number that the user wrote, because 0.3 in binary is a little less than 3 / 10.
+    above, below = Fraction(str(fraction)).as_integer_ratio()
+    return lambda row: (row + 1) * above // below > row * above // below
 
 
 def read_rows(data: DataSettings, split: Split, columns: Columns, start: int = 0) -> "SplitRows":

@@ -10,6 +10,7 @@ found without a network. The second is of the tokenizer.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from itertools import islice
 from typing import Any
 
@@ -226,9 +227,11 @@ def _dataset_key(data: DataSettings) -> str:
         data.text_column,
         data.bad_rows,
     ]
-    held_out = (
-        None if data.validation_split or data.validation_samples else data.validation_fraction
-    )
+    fraction = data.validation_fraction
+    # Earlier versions held out every round(1 / fraction)-th row, which only 1 / k has kept.
+    as_before = Fraction(str(fraction)).numerator == 1
+    spread = fraction if as_before else f"spread {fraction}"
+    held_out = None if data.validation_split or data.validation_samples else spread
     return hashlib.sha256(
         json.dumps([FORMAT, *asked, held_out, local_fingerprint(data.dataset)]).encode()
     ).hexdigest()[:24]
