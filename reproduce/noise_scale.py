@@ -4,10 +4,12 @@ keeps checkpoints, and measures the full gradient at each of them (`adloco gradi
 .venv/bin/python reproduce/noise_scale.py --corpus shakespeare=FILE
     # 18 runs: three recipes, three seeds, the default corpus and FILE
 
-The rule's number at a checkpoint is the one in its round's line of metrics.jsonl: the one that
-decides the next round's batch. Checkpoints within the first tenth of the tokens do not count.
-`previous average` is computed from the same runs' raw tests, one step's worth a round less noisy
-than it was: the moving average with a weight of 0.8 on the past that the recipes had.
+Two numbers of the rule are compared with the full gradient at a checkpoint: `same` is from the
+line of metrics.jsonl whose tests began with the checkpoint's parameters (that of the next round,
+or with `test.step = "last"` of the same one), and `used` from the line of the checkpoint's round,
+which decides the next round's batch. Checkpoints within the first tenth of the tokens do not count.
+`average` is computed from the same tests as `same`: the moving average with a weight of 0.8 on the
+past that the recipes had.
 
 What was measured is kept in noise_scale.json beside this file, and not measured again.
 """
@@ -15,6 +17,7 @@ What was measured is kept in noise_scale.json beside this file, and not measured
 import argparse
 import json
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, median
@@ -31,6 +34,8 @@ EVERY = {"adloco": 1, "ddp-norm": 4, "adloco-paper-small": 1}
 """Recipe -> rounds from one checkpoint to the next."""
 TOKENS = {"ddp-norm": 300_000}
 SAMPLES, BATCH, NEAR, PAST = 512, 16, 1.5, 0.8
+FULL = ("noise_scale", "grad_variance", "grad_norm_sq")
+SEEN = (*FULL, "noise_scale_factor", "measured_grad_variance", "measured_grad_norm_sq")
 
 Row = dict[str, Any]
 
@@ -56,54 +61,62 @@ def trained(recipe: str, corpus: str, path: str, seed: int) -> Path:
 def measured(folder: Path) -> Iterator[Row]:
     """What the rule saw at each checkpoint that counts, and the full gradient."""
     records: list[Record] = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-    average: dict[str, float] = {}
-    weight = 0.0
+    last = tomllib.loads((folder / "recipe.toml").read_text()).get("test", {}).get("step") == "last"
+    averages: dict[tuple[int, str], list[float]] = {}
+    seen: dict[tuple[int, int], Row] = {}
     for record in records:
-        survivors = {row["trainer"] for row in record["trainers"]}
-        survivors -= {gone for merge in record["merges"] for gone in merge["absorbed"]}
-        row = next(row for row in record["trainers"] if row["trainer"] == min(survivors))
-        weight = PAST * weight + 1
-        for name in ("measured_grad_variance", "measured_grad_norm_sq"):
-            average[name] = PAST * average.get(name, 0.0) + row[name]
-        kept = list(folder.glob(f"checkpoints/round-{record['round']:06d}-*"))
-        if not kept or record["tokens"] < records[-1]["tokens"] / 10:
-            continue
-        one = load_trained(folder, row["trainer"], record["round"])
-        full = measure_gradients(one, SAMPLES, BATCH)["total"]
-        yield {
-            "round": record["round"],
-            "tokens": record["tokens"],
-            "rule": row["noise_scale"],
-            "factor": row["noise_scale_factor"],
-            "requested": row["requested_batch"],
-            "average": average["measured_grad_variance"] / average["measured_grad_norm_sq"],
-            "full": full["noise_scale"],
-            "grad_variance": [row["grad_variance"], full["grad_variance"]],
-            "grad_norm_sq": [row["grad_norm_sq"], full["grad_norm_sq"]],
-        }
+        for row in record["trainers"]:
+            means = []
+            for name in ("measured_grad_variance", "measured_grad_norm_sq"):
+                averages.setdefault((row["trainer"], name), []).append(row[name])
+                means.append(weighted(averages[row["trainer"], name]))
+            shown = {name: row[name] for name in SEEN}
+            shown["average"] = means[0] / means[1]
+            seen[record["round"], row["trainer"]] = shown
+    for record in records:
+        gone = {trainer for merge in record["merges"] for trainer in merge["absorbed"]}
+        trainer = min(row["trainer"] for row in record["trainers"] if row["trainer"] not in gone)
+        number = record["round"]
+        kept = list(folder.glob(f"checkpoints/round-{number:06d}-*"))
+        if kept and record["tokens"] >= records[-1]["tokens"] / 10:
+            one = load_trained(folder, trainer, number)
+            full = measure_gradients(one, SAMPLES, BATCH)["total"]
+            yield {
+                "round": number,
+                "tokens": record["tokens"],
+                "full": {name: full[name] for name in FULL},
+                "used": seen[number, trainer],
+                "same": seen.get((number if last else number + 1, trainer)),
+            }
 
 
-def share(rows: list[Row], name: str) -> str:
+def weighted(values: list[float]) -> float:
+    """The moving average of values, the newest last."""
+    weights = [PAST**age for age in reversed(range(len(values)))]
+    return fmean(values, weights)
+
+
+def share(rows: list[Row], when: str, name: str = "noise_scale") -> str:
     """How often a number is near the full gradient's, and its median ratio to it."""
-    # Where |G|^2 of 512 samples is not above zero, the noise scale is not known and counts as far.
-    ratios = [row[name] / row["full"] if row["full"] else 0.0 for row in rows]
+    # Where |G|^2 of 512 samples is not above zero, the noise scale is not known: that is far.
+    ratios = [
+        row[when][name] / row["full"]["noise_scale"] if row["full"]["noise_scale"] else 0.0
+        for row in rows
+        if row[when]
+    ]
     near = fmean(1 / NEAR <= ratio <= NEAR for ratio in ratios)
     return f"{near:.0%}, {median(ratios):.2f}"
 
 
 def show(store: dict[str, list[Row]]) -> None:
-    print(f"| run | checkpoints | within {NEAR} times, median ratio | previous average |")
-    print("| --- | --- | --- | --- |")
-    for recipe in [*EVERY, ""]:
-        rows = [
-            row
-            for key, found in store.items()
-            if key.startswith(f"{recipe} ") or not recipe
-            for row in found
-        ]
-        if rows:
-            name = recipe or "all"
-            print(f"| {name} | {len(rows)} | {share(rows, 'rule')} | {share(rows, 'average')} |")
+    """Print the table: by recipe, by recipe and corpus, and of all."""
+    print(f"| within {NEAR} times, median ratio | checkpoints | same | used | average |")
+    print("| --- | --- | --- | --- | --- |")
+    pairs = dict.fromkeys(key.rpartition(" ")[0] for key in store)
+    for name in [*pairs, *dict.fromkeys(pair.partition(" ")[0] for pair in pairs), ""]:
+        rows = [row for key, found in store.items() if f"{key} ".startswith(name) for row in found]
+        shares = (share(rows, "same"), share(rows, "used"), share(rows, "same", "average"))
+        print(f"| {name or 'all'} | {len(rows)} | {' | '.join(shares)} |")
 
 
 def main() -> int:
@@ -121,8 +134,7 @@ def main() -> int:
                 if key not in store:
                     print(key, flush=True)
                     store[key] = list(measured(trained(recipe, corpus, path, seed)))
-                    rows = ",\n  ".join(json.dumps(row) for row in store[key])
-                    print(f"  {share(store[key], 'rule')}\n  {rows}", flush=True)
+                    print(share(store[key], "same"), flush=True)
                     STORE.write_text(json.dumps(store, indent=1) + "\n")
     show(store)
     return 0
