@@ -124,7 +124,8 @@ def show_costs() -> None:
                 ratios.append(seconds["norm-test"] / seconds["constant"])
             ratios.sort()
             print(
-                f"| {recipe} | {batch} | {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}) |",
+                f"| {recipe} | {batch} | {median(ratios):.3f} "
+                f"({ratios[0]:.3f} to {ratios[-1]:.3f}) |",
                 flush=True,
             )
 
