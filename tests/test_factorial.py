@@ -1,0 +1,49 @@
+"""benchmarks/factorial.py: its arms, the choice among trials, and the table of invented runs."""
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def study() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+        return import_module("factorial")
+
+
+def test_every_arm_has_as_many_trials(study: Any) -> None:
+    trials = {name: arm.trials() for name, arm in study.ARMS.items()}
+    assert {len(each) for each in trials.values()} == {6}
+    keys = [spec.key for each in trials.values() for spec in each]
+    assert len(set(keys)) == len(keys)
+    for each in trials.values():
+        recipe = each[0].recipe()
+        workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
+        assert (workers, recipe.first_batch * recipe.method.num_trainers) in ((4, 16), (1, 16))
+
+
+def test_the_best_trial_and_the_table(study: Any, tmp_path: Path) -> None:
+    def run(loss: float) -> dict[str, Any]:
+        curve = {"syncs": [10], "bytes": [25_000_000]}
+        about = {"git": None, "torch": "2", "threads": 1, "diverged": "", "curve": curve}
+        return about | {"final_loss": loss, "inner_steps": 200}
+
+    store = study.Store(tmp_path / "runs.json")
+    for name, loss in (("DiLoCo 0.6", 2.0), ("DiLoCo 0.9", 2.2)):
+        trials = study.ARMS[f"muon: {name}"].trials()
+        for number, spec in enumerate(trials):
+            store.add(spec.key, run(3.0 if number != 4 else 1.0))
+        assert study.best(study.ARMS[f"muon: {name}"], store.read()) == trials[4]
+        for seed, more in enumerate((0.0, 0.02, 0.04) if loss == 2.2 else (0.0,) * 3):
+            store.add(replace(trials[4], seed=seed).key, run(loss + more))
+    study.main(["--table", "--json", str(store.file)])
+    text = store.file.with_suffix(".md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| muon")]
+    assert len(rows) == 2
+    # 200 steps of 50 ms, 25 MB in 2 s, 10 syncs of 120 ms. Gaps of 10, 11, 12%: 4.303 / 3 ** 0.5.
+    assert rows[0].endswith("| 3 | 200 | 10 | 25.0 | 13 | 2.0000 | - |")
+    assert rows[1].endswith("| 3 | 200 | 10 | 25.0 | 13 | 2.2200 | +11.00% ± 2.48 (n = 3) |")
