@@ -1,12 +1,12 @@
-"""Figures 1 and 2 of arXiv 2508.18182 as they were published, at a size for two CPU cores: outer SGD
-with a rate of 0.5 and no momentum on both sides, four workers, the plug-in norm test on the first
-step of a round, merges of the two smallest requests.
+"""Figures 1 and 2 of arXiv 2508.18182 as published, at a size for two CPU cores: outer SGD with a
+rate of 0.5 and no momentum on both sides, four workers, the plug-in norm test, merges of the two
+smallest requests.
 
 .venv/bin/python reproduce/as_published.py
     # 20 runs, five seeds of each arm; as_published.csv keeps their numbers
 
-All arms take 240 inner steps from the same parameters. DiLoCo has a constant batch of 8 samples, the
-2 of each worker with which AdLoCo's trainers begin. The two others are controls: AdLoCo without
+All arms take 240 inner steps from the same parameters. DiLoCo has a constant batch of 8 samples,
+the 2 of each worker with which AdLoCo's trainers begin. The two others are controls: AdLoCo without
 merging, and one trainer with all four workers and the norm test. Further words are those of `adloco
 compare`. The same for who has GPUs and the hub:
 

@@ -1,4 +1,4 @@
-"""benchmarks/factorial.py: its arms, the choice among trials, and the table of invented runs."""
+"""benchmarks/studies.py: its arms, the choice among trials, and the table of invented runs."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -12,18 +12,21 @@ import pytest
 def study() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
-        return import_module("factorial")
+        return import_module("studies")
 
 
-def test_every_arm_has_as_many_trials(study: Any) -> None:
-    trials = {name: arm.trials() for name, arm in study.ARMS.items()}
-    assert {len(each) for each in trials.values()} == {6}
-    keys = [spec.key for each in trials.values() for spec in each]
-    assert len(set(keys)) == len(keys)
-    for each in trials.values():
-        recipe = each[0].recipe()
-        workers = recipe.method.num_trainers * recipe.method.workers_per_trainer
-        assert (workers, recipe.first_batch * recipe.method.num_trainers) in ((4, 16), (1, 16))
+def test_every_arm_of_a_study_has_as_many_trials(study: Any) -> None:
+    for name, (arms, against) in study.STUDIES.items():
+        assert against in arms
+        trials = [arm.trials() for arm in arms.values()]
+        assert {len(each) for each in trials} == {3 if name == "ddp-norm" else 6}
+        keys = [spec.key for each in trials for spec in each]
+        assert len(set(keys)) == len(keys)
+        for first in (each[0].recipe() for each in trials):
+            workers = first.method.num_trainers * first.method.workers_per_trainer
+            assert workers == (1 if first.run.name.startswith("ddp") else 4)
+            if name != "ddp-norm":
+                assert first.first_batch * first.method.num_trainers == 16
 
 
 def test_the_best_trial_and_the_table(study: Any, tmp_path: Path) -> None:
@@ -34,15 +37,15 @@ def test_the_best_trial_and_the_table(study: Any, tmp_path: Path) -> None:
 
     store = study.Store(tmp_path / "runs.json")
     for name, loss in (("DiLoCo 0.6", 2.0), ("DiLoCo 0.9", 2.2)):
-        trials = study.ARMS[f"muon: {name}"].trials()
+        trials = study.STUDIES["muon"][0][name].trials()
         for number, spec in enumerate(trials):
             store.add(spec.key, run(3.0 if number != 4 else 1.0))
-        assert study.best(study.ARMS[f"muon: {name}"], store.read()) == trials[4]
+        assert study.best(study.STUDIES["muon"][0][name], store.read()) == trials[4]
         for seed, more in enumerate((0.0, 0.02, 0.04) if loss == 2.2 else (0.0,) * 3):
             store.add(replace(trials[4], seed=seed).key, run(loss + more))
     study.main(["--table", "--json", str(store.file)])
     text = store.file.with_suffix(".md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| muon")]
+    rows = [line for line in text.splitlines() if line.startswith("| DiLoCo")]
     assert len(rows) == 2
     # 200 steps of 50 ms, 25 MB in 2 s, 10 syncs of 120 ms. Gaps of 10, 11, 12%: 4.303 / 3 ** 0.5.
     assert rows[0].endswith("| 3 | 200 | 10 | 25.0 | 13 | 2.0000 | - |")

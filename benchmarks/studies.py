@@ -1,0 +1,322 @@
+"""The claims of AdLoCo and DDP-Norm, each part alone and tuned: what does what?
+
+    .venv/bin/python benchmarks/studies.py --jobs 2    # trains what is not stored
+    .venv/bin/python benchmarks/studies.py --table     # trains nothing
+
+**The problem** is that of `bytes_to_loss.py`, shorter: 133,440 parameters, bytes of the default
+corpus, windows of 64, 600k tokens over all trainers, cosine learning rate. Four workers in all arms
+but ddp, whose one worker has the gradient of four. H = 20 where workers sync. The trainers of an
+arm begin with 16 samples a step together; where they merge, two do so after rounds 2, 4 and 6,
+until one is left, and the merged trainer asks for the sum of their batches. In the study ddp-norm
+all arms are data-parallel.
+
+**Batches.** Constant ones are of all workers. Norm tests ask for B / eta^2, at least two samples a
+worker and at most 256. A ramp grows by equal factors for equal tokens, from 16; Seesaw's batch
+grows as the cosine falls; the warm-up has the stages of arXiv 2412.21124. Where the batch changes,
+the learning rate follows its root.
+
+**Protocol.** Every arm has six trials with seed 1000 (in ddp-norm, where the arms name their
+batches, three): three learning rates (0.5, 1 and 2 times the optimizer's base rate, 8e-3 for Muon
+and 4e-3 for AdamW, times the root of the batch over 16 where it is constant) with each of two
+batches: constant 16 and 64; eta 2 and 3.5; a ramp to 64 and to 256; Seesaw from 16 and from 32. The best
+trial has the final runs, seeds 0 to 7. Differences are of runs of one seed, with the 95% interval
+of Student's t; "n" is their number. The outer learning rate is 0.7 with Nesterov momentum, and 1
+without momentum.
+
+**Numbers.** Steps are those of a worker, MB what a worker hands to reductions with others (ddp: at
+each step). Modelled seconds are 50 ms for a step, whatever its batch, and for each sync the MB at
+100 Mbit/s and 2 (W - 1) times 20 ms, with W = 4: a cluster of GPUs that are not full, on a slow
+link.
+
+Every run is stored in the JSON file under a key of its settings, and stored runs are not repeated,
+so the program can be stopped at any time.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bytes_to_loss import (
+    TUNING_SEED,
+    OutOfTimeError,
+    Result,
+    Spec,
+    Store,
+    finish,
+    provenance,
+    train,
+)
+from frontier import add_options, checked, in_processes
+
+from adloco.errors import require
+from adloco.metrics import Record
+from adloco.run.training_run import TrainingRun
+from adloco.study.statistics import paired_difference
+
+TOKENS, CONTEXT, EVERY, SMALL, LARGEST, WORKERS = 600_000, 64, 20, 16, 256, 4
+SEEDS = tuple(range(8))
+BASE = {"muon": 8e-3, "adamw": 4e-3}
+RATES = (0.5, 1.0, 2.0)
+STEP_SECONDS, BANDWIDTH, LATENCY = 0.05, 100e6 / 8, 0.02
+MERGES = {
+    "merge.policy": "smallest",
+    "merge.count": "2",
+    "merge.every": "2",
+    "merge.first_round": "2",
+    "merge.requested_batch": "sum",
+}
+COUPLED = {"learning_rate.coupling": "sqrt", "learning_rate.reference_batch": str(SMALL)}
+
+
+Batches = Sequence[Mapping[str, str]]
+"""The settings of a batch that an arm tries."""
+
+
+def constant(*batches: int) -> Batches:
+    return [{"batch.initial": str(batch)} for batch in batches]
+
+
+def norm_test(*etas: float) -> Batches:
+    rule = {"batch.rule": "norm-test", "batch.max_growth": "2"}
+    return [rule | {"batch.eta": f"{eta:g}"} for eta in etas]
+
+
+def ramp(*lasts: int) -> Batches:
+    rule = {"batch.rule": "ramp", "batch.first": str(SMALL)}
+    over = str(TOKENS // CONTEXT)
+    return [rule | {"batch.last": str(last), "batch.over_samples": over} for last in lasts]
+
+
+def seesaw(*firsts: int) -> Batches:
+    return [{"batch.rule": "seesaw", "batch.initial": str(first)} for first in firsts]
+
+
+def warmup(*stages: int) -> Batches:
+    """Stages of 2.5% of the samples each, the last one until the end (arXiv 2412.21124)."""
+    ends = [round(0.025 * number * TOKENS / CONTEXT) for number in range(1, len(stages))]
+    rule = {"batch.rule": "warmup", "batch.initial": str(stages[0])}
+    return [rule | {"batch.batches": str(list(stages[1:])), "batch.after_samples": str(ends)}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A method with one combination of settings, but for what its trials choose."""
+
+    method: str
+    """The arm of bytes_to_loss.py: ddp, local-sgd or diloco."""
+    batches: Batches
+    inner: str
+    momentum: float = 0.6
+    trainers: int = 1
+    merging: bool = True
+    every: int = EVERY
+
+    def trials(self) -> list[Spec]:
+        """The tuning runs: each batch with each learning rate."""
+        return [self._trial(batch, rate) for batch in self.batches for rate in RATES]
+
+    def _trial(self, batch: Mapping[str, str], rate: float) -> Spec:
+        start = int(batch.get("batch.initial", SMALL))
+        each = str(start // self.trainers)
+        flags = {"batch.initial": each, "batch.maximum": str(LARGEST)} | batch
+        flags |= {"batch.initial": each, "switch.max_micro_batch": str(LARGEST)}
+        flags |= {"evaluation.every": "1000000", "inner.weight_decay": "0"}
+        if "batch.eta" in batch:
+            flags["batch.minimum"] = str(8 // self.trainers)
+        if "batch.rule" in batch:
+            flags |= COUPLED
+        if self.trainers > 1:
+            flags |= {
+                "method.num_trainers": str(self.trainers),
+                "method.workers_per_trainer": str(WORKERS // self.trainers),
+            }
+            flags |= MERGES if self.merging else {}
+        scale = 1.0 if "batch.rule" in batch else (start / SMALL) ** 0.5
+        return Spec(
+            arm=self.method,
+            inner=self.inner,
+            inner_lr=rate * scale * BASE[self.inner],
+            seed=TUNING_SEED,
+            tokens=TOKENS,
+            sync_every=self.every,
+            outer_lr=0.7 if self.momentum else 1.0,
+            momentum=self.momentum,
+            problem=tuple(flags.items()),
+        )
+
+
+def factorial(inner: str) -> dict[str, Arm]:
+    """Method, outer momentum, trainers and batch, by what the arms are called in the table."""
+    one, test = constant(16, 64), norm_test(2, 3.5)
+    local = {
+        "ddp": Arm(method="ddp", batches=one, inner=inner),
+        "LocalSGD": Arm(method="local-sgd", batches=one, inner=inner),
+    }
+    diloco = Arm(method="diloco", batches=one, inner=inner)
+    adloco = replace(diloco, trainers=4, batches=test)
+    return local | {
+        "DiLoCo 0.6": diloco,
+        "DiLoCo 0": replace(diloco, momentum=0.0),
+        "DiLoCo 0.9": replace(diloco, momentum=0.9),
+        "DiLoCo 0.6, norm test": replace(diloco, batches=test),
+        "DiLoCo 0.6, ramp": replace(diloco, batches=ramp(64, 256)),
+        "DiLoCo 0.6, seesaw": replace(diloco, batches=seesaw(16, 32)),
+        "4 trainers that merge, 0.6": replace(adloco, batches=one),
+        "AdLoCo: 4 trainers that merge, 0.6, norm test": adloco,
+        "AdLoCo with 0.9": replace(adloco, momentum=0.9),
+        "AdLoCo with 2 trainers": replace(adloco, trainers=2),
+        "AdLoCo without merging": replace(adloco, merging=False),
+        "LocalSGD, norm test": Arm(method="local-sgd", batches=test, inner=inner),
+    }
+
+
+def ddp_norm(inner: str) -> dict[str, Arm]:
+    """Data-parallel training with batches up to 256."""
+    every = {1: "each step", 100: "every 100 steps"}
+    batches = {
+        "constant 16": constant(16),
+        "constant 64": constant(64),
+        "constant 256": constant(256),
+        "warm-up 64, 128, 256": warmup(64, 128, 256),
+        **{f"norm test, eta {eta:g}": norm_test(eta) for eta in (0.2, 0.4, 1, 2, 3.5)},
+    }
+    arms = {
+        name: Arm(method="ddp", batches=own, inner=inner, every=10) for name, own in batches.items()
+    }
+    test = arms["norm test, eta 2"]
+    return arms | {
+        f"norm test, eta 2, {name}": replace(test, every=steps) for steps, name in every.items()
+    }
+
+
+STUDIES = {
+    "muon": (factorial("muon"), "DiLoCo 0.6"),
+    "adamw": (factorial("adamw"), "DiLoCo 0.6"),
+    "ddp-norm": (ddp_norm("adamw"), "constant 16"),
+}
+"""The arms of each study, and the one that the others are compared with."""
+
+
+def watch(run: TrainingRun, record: Record) -> Result:
+    """Called after each round; returns what is added to the run's result."""
+    return {"inner_steps": record["inner_steps"], "samples": record["samples"]}
+
+
+def best(arm: Arm, runs: Mapping[str, Result]) -> Spec | None:
+    """The trial with the lowest loss; None until all are stored."""
+    trials = arm.trials()
+    if any(spec.key not in runs for spec in trials):
+        return None
+    losses = [runs[spec.key]["final_loss"] or float("inf") for spec in trials]
+    return trials[losses.index(min(losses))]
+
+
+def work(json: Path, names: Sequence[str], deadline: float) -> None:
+    """Train what nobody has stored or begun: the trials, then all arms, a seed after the other."""
+    store = Store(json)
+
+    def done(specs: Sequence[Spec]) -> None:
+        finish(specs, store, 1, deadline, lambda spec, threads: train(spec, threads, watch))
+
+    try:
+        for name in names:
+            arms, _ = STUDIES[name]
+            done([spec for arm in arms.values() for spec in arm.trials()])
+            runs = store.read()
+            chosen = [spec for arm in arms.values() if (spec := best(arm, runs))]
+            done([replace(spec, seed=seed) for seed in SEEDS for spec in chosen])
+    except OutOfTimeError:
+        print("out of time; the same command continues from here", flush=True)
+
+
+def page(runs: Mapping[str, Result]) -> str:
+    """The stored runs as Markdown."""
+    text = ["# The papers' claims, each part alone", *__doc__.split("\n\n")[2:]]
+    for name, (arms, against) in STUDIES.items():
+        text += [f"## {name}", table(arms, against, runs)]
+    return "\n\n".join([*text, provenance(list(runs.values())).strip()]) + "\n"
+
+
+def table(arms: Mapping[str, Arm], against: str, runs: Mapping[str, Result]) -> str:
+    """A row for each arm with stored runs."""
+    specs = {name: spec for name, arm in arms.items() if (spec := best(arm, runs))}
+    found = {
+        name: {
+            seed: runs[key]
+            for seed in SEEDS
+            if (key := replace(spec, seed=seed).key) in runs and not runs[key]["diverged"]
+        }
+        for name, spec in specs.items()
+    }
+    heads = ["arm", "chosen", "n", "steps", "syncs", "MB", "modelled s", "loss"]
+    lines = [[*heads, f"against {against}"]]
+    lines.append(["---"] * len(lines[0]))
+    base = {seed: run["final_loss"] for seed, run in found.get(against, {}).items()}
+    for name, good in found.items():
+        if not good:
+            continue
+        losses = {seed: run["final_loss"] for seed, run in good.items()}
+        percent = {seed: 100 * x / base[seed] for seed, x in losses.items() if seed in base}
+        steps = statistics.fmean(run["inner_steps"] for run in good.values())
+        syncs = statistics.fmean(run["curve"]["syncs"][-1] for run in good.values())
+        size = statistics.fmean(run["curve"]["bytes"][-1] for run in good.values())
+        seconds = steps * STEP_SECONDS + size / BANDWIDTH + syncs * 2 * (WORKERS - 1) * LATENCY
+        lines.append(
+            [
+                *(name, _chosen(specs[name]), str(len(good)), f"{steps:,.0f}", f"{syncs:,.0f}"),
+                *(f"{size / 1e6:,.1f}", f"{seconds:,.0f}"),
+                f"{statistics.fmean(losses.values()):.4f}",
+                _difference(percent),
+            ]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _chosen(spec: Spec) -> str:
+    flags = dict(spec.problem)
+    names = {"batch.eta": "eta", "batch.last": "to"}
+    more = [f"{short} {flags[name]}" for name, short in names.items() if name in flags]
+    return ", ".join([f"lr {spec.inner_lr:.2g}", f"batch {flags['batch.initial']}", *more])
+
+
+def _difference(percent: Mapping[int, float]) -> str:
+    """How far losses in percent of another arm's, by seed, are from 100, with the interval."""
+    other = dict.fromkeys(percent, 100.0)
+    found = paired_difference("this", "other", {"this": percent, "other": other})
+    if found is None or found.half_width is None or percent == other:
+        return "-"
+    return f"{found.mean:+.2f}% ± {found.half_width:.2f} (n = {found.seeds})"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options = parse(words)
+    if not options.table:
+        deadline = time.monotonic() + 60 * options.minutes
+        in_processes(options.jobs, work, options.json, options.study, deadline)
+    runs = Store(options.json).read()
+    require(bool(runs), f"there are no runs in {options.json}; run without --table first")
+    options.json.with_suffix(".md").write_text(text := page(runs))
+    print(text)
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument(
+        "--study", nargs="+", choices=STUDIES, default=list(STUDIES), help="which to train"
+    )
+    add_options(parser, Path("benchmarks/studies.json"))
+    return checked(parser, words)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"studies: {error}")
