@@ -18,10 +18,10 @@ the learning rate follows its root.
 **Protocol.** Every arm has six trials with seed 1000 (in ddp-norm, where the arms name their
 batches, three): three learning rates (0.5, 1 and 2 times the optimizer's base rate, 8e-3 for Muon
 and 4e-3 for AdamW, times the root of the batch over 16 where it is constant) with each of two
-batches: constant 16 and 64; eta 2 and 3.5; a ramp to 64 and to 256; Seesaw from 16 and from 32. The best
-trial has the final runs, seeds 0 to 7. Differences are of runs of one seed, with the 95% interval
-of Student's t; "n" is their number. The outer learning rate is 0.7 with Nesterov momentum, and 1
-without momentum.
+batches: constant 16 and 64; eta 2 and 3.5; a ramp to 64 and to 256; Seesaw from 16 and from 32. The
+best trial has the final runs, seeds 0 to 7. Differences are of runs of one seed, with the 95%
+interval of Student's t; "n" is their number. The outer learning rate is 0.7 with Nesterov momentum,
+and 1 without momentum.
 
 **Numbers.** Steps are those of a worker, MB what a worker hands to reductions with others (ddp: at
 each step). Modelled seconds are 50 ms for a step, whatever its batch, and for each sync the MB at
