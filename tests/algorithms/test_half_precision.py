@@ -6,10 +6,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import DiLoCo, Int8, OuterMemory, OuterOptimizer, Streaming, place
+from adloco import (
+    Bf16,
+    DiLoCo,
+    Int1,
+    Int2,
+    Int4,
+    Int8,
+    OuterMemory,
+    OuterOptimizer,
+    Streaming,
+    TopK,
+    place,
+)
+from adloco.algorithms.model_state import Replica
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
+from adloco.rules.sync_schedule import SyncEvent
 from tests.problems import cases, make_run, outer_sync, regression, squared_error, sync_all
 
 HALF = [torch.bfloat16, torch.float16]
@@ -76,6 +90,41 @@ def test_a_worker_that_has_not_moved_moves_nothing(codec: Any) -> None:
     workers = [[before.bfloat16()], [before.bfloat16()]]
     sync_all(outer, workers, [0.5, 0.5], LocalComm(2, Traffic()))
     assert outer.global_params[0].detach().equal(before)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
+@pytest.mark.parametrize("in_params", [True, False], ids=["in params", "in memory"])
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("wire", [Bf16, Int8, Int4, Int2, Int1, TopK])
+def test_error_feedback_loses_nothing_to_rounding(
+    wire: Any, workers: int, in_params: bool, dtype: torch.dtype
+) -> None:
+    """With a factor of 1 and the plain mean as outer step, the global parameters and what workers
+    have not sent add up to all their progress.
+    """
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(700, generator=generator).to(dtype)
+    codec = wire(error_feedback=1.0, residual_in_params=in_params)
+    outer = outer_sync([start], None, codec=codec)
+    replicas = [
+        Replica(names=["a"], params=[start.clone()], buffers=[], residuals=[torch.zeros(700)])
+        for _ in range(workers)
+    ]
+    progress = torch.zeros(700, dtype=torch.float64)
+    shares = [1 / workers] * workers
+    for _ in range(25):
+        for replica in replicas:
+            before = replica.params[0].double()
+            replica.params[0].add_((0.02 * torch.randn(700, generator=generator)).to(dtype))
+            progress += (replica.params[0].double() - before) / workers
+        event = SyncEvent(step=0, kind="sync", fragment=0)
+        outer.sync(event, replicas, shares, LocalComm(workers, Traffic()))
+    end = outer.global_params[0].detach().double()
+    unsent = sum(
+        end.to(dtype).double() - replica.params[0].double() + replica.residuals[0].double()
+        for replica in replicas
+    )
+    torch.testing.assert_close(end - unsent / workers, start + progress, rtol=0, atol=2e-6)
 
 
 def test_the_mean_of_half_precision_tensors_is_taken_in_float32() -> None:

@@ -92,11 +92,7 @@ def by_hand(
                 added[index] += sent
                 residuals[worker][index] = (estimate + sent) * wire.error_feedback
                 continue
-            wanted = (
-                tensor
-                - params[worker][index]
-                + (0 if wire.residual_in_params else residuals[worker][index])
-            )
+            wanted = tensor - params[worker][index] + residuals[worker][index]
             sent = in_format(wanted * weight, wire)
             added[index] += sent
             residuals[worker][index] = (wanted - sent / weight) * wire.error_feedback
@@ -164,10 +160,10 @@ def test_equals_the_definition(wire: WireFormat) -> None:
 @pytest.mark.parametrize(
     ("wire", "workers"),
     [
-        (TopK(chunk=256, density=1 / 16, error_feedback=1.0, residual_in_params=False), 2),
-        (Int8(error_feedback=1.0, residual_in_params=False), 2),
-        (Int2(error_feedback=1.0, residual_in_params=False), 4),
-        (Int1(error_feedback=1.0, residual_in_params=False), 3),
+        (TopK(chunk=256, density=1 / 16, error_feedback=1.0), 2),
+        (Int8(error_feedback=1.0), 2),
+        (Int2(error_feedback=1.0), 4),
+        (Int1(error_feedback=1.0), 3),
     ],
     ids=["topk", "int8", "int2", "int1"],
 )

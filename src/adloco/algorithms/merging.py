@@ -172,8 +172,8 @@ def _merge_inner_state(
             for residual in workers[worker].replica.residuals:
                 residual.zero_()
         return
-    # Residuals that are kept in the parameters were averaged with these before the merge, and
-    # estimates begin anew.
+    # Residuals that are kept in the parameters were averaged with these before the merge (what
+    # rounding left of them stays with its worker), and estimates begin anew.
     residuals = {
         worker: workers[worker].replica.residuals
         if feedback(member.outer.syncing.codec) == "in memory"

@@ -155,17 +155,24 @@ class OuterSync:
         """Set a fragment of the local workers to the new global parameters.
 
         If the residual is kept in the parameters, a worker's new values are the global parameters
-        less its residual. The result is alpha x the worker's own parameters + (1 - alpha) x these
-        values.
+        less its residual, and what rounding to the worker's type leaves out of them remains in its
+        residual. The result is alpha x the worker's own parameters + (1 - alpha) x these values.
         """
         kept = self.syncing.streaming.own_weight
         for replica in replicas:
+            moves = self.syncing.residual_in_params and replica.residuals
             for index in self.fragments[fragment]:
                 worker = local(replica.params[index])
                 start = local(self.global_params[index]).to(worker.device)
-                if self.syncing.residual_in_params and replica.residuals:
-                    start = start - local(replica.residuals[index]).to(worker.device)
-                worker.copy_(torch.lerp(worker.to(start.dtype), start, 1 - kept) if kept else start)
+                residual = local(replica.residuals[index]) if moves else None
+                if residual is not None:
+                    start = rounded_origin(start, worker).to(start.dtype)
+                    start = start - residual.to(worker.device)
+                if kept:
+                    start = torch.lerp(worker.to(start.dtype), start, 1 - kept)
+                worker.copy_(start)
+                if residual is not None:
+                    residual.copy_(worker.to(start.dtype) - start)
 
     def fragment_of(self, fragment: int, replica: Replica) -> tuple[list[Tensor], list[Tensor]]:
         """The global parameters of a fragment as a worker received them, rounded to its type, and

@@ -99,8 +99,9 @@ class ErrorFeedback:
 
     The worker sends it later. Usually it is kept in memory and added to the next difference. Then
     the model that the worker trains meanwhile lacks the residual, and makes the same progress once
-    more. With `residual_in_params` the worker's parameters include the residual: SAEF (arXiv
-    2008.05823), and SA-PEF (arXiv 2601.20738) with its coefficient at 1.
+    more. With `residual_in_params` the worker's parameters include the residual, but for what
+    rounding to their type leaves out, which is kept in memory: SAEF (arXiv 2008.05823), and SA-PEF
+    (arXiv 2601.20738) with its coefficient at 1.
 
     Where sums are encoded again, what that leaves unsent is kept too, as DoubleSqueeze does (arXiv
     1905.05957), but by the workers, so that it needs no memory of its own: each worker owns a share

@@ -33,8 +33,9 @@ class Contributions:
     codec: WireFormat | None = None
     """The wire format; None: differences are sent uncompressed."""
     residuals: PerWorker = ()
-    """With error feedback, what each local worker has not sent so far; with EF21, the estimate of
-    what it contributes, times its weight. Changed in place."""
+    """With error feedback, what each local worker has not sent so far, but for what is in its
+    parameters; with EF21, the estimate of what it contributes, times its weight. Changed in place.
+    """
 
 
 @dataclass

@@ -146,8 +146,8 @@ class CompressedSum:
             device=first.device,
         )
         places = self._places(values, indices)
-        kept = feedback(self._codec) if given.residuals else "none"
-        estimates = torch.zeros_like(values) if kept == "ef21" else values
+        changes = bool(given.residuals) and feedback(self._codec) == "ef21"
+        estimates = torch.zeros_like(values) if changes else values
         remembered = self._places(estimates, indices)
         for worker, (entry, weight) in enumerate(zip(given.per_worker, given.weights, strict=True)):
             for index, place in places:
@@ -158,19 +158,19 @@ class CompressedSum:
                     place.copy_(start.to(exact) - worker_params.to(exact))
                 else:
                     place.copy_(worker_params)
-                if kept == "in memory":
+                if given.residuals and not changes:
                     place.add_(local(given.residuals[worker][index]).to(first.device))
-            if kept == "ef21":
+            if changes:
                 for index, place in remembered:
                     place.copy_(local(given.residuals[worker][index]))
             for rows in in_pieces(values, self._codec):
                 whole = values[rows] * weight
-                wanted = whole - estimates[rows] if kept == "ef21" else whole
+                wanted = whole - estimates[rows] if changes else whole
                 encoded[worker, rows] = self._codec.encode(wanted)
                 sent = about[rows].without_padding(self._codec.decode(encoded[worker, rows]))
                 if counted:
                     self._count(worker, whole, sent, wanted - sent)
-                if kept == "ef21":
+                if changes:
                     estimates[rows] += sent
                 # A worker with weight 0 sends nothing and keeps everything.
                 elif given.residuals and weight:
