@@ -89,7 +89,7 @@ MADE = {
 def test_documents_have_the_bytes_of_their_text(name: str) -> None:
     """All in one window, and a window for each token, which cuts the characters of several."""
     tokenizer = MADE[name]()
-    for texts in (TEXTS, ["a"], ["he he", PROBE, "\u00fc\U0001f642"], [""]):
+    for texts in (TEXTS, ["a"], ["he he", PROBE, "\u00fc\U0001f642"], [""], ["a<|endoftext|>"]):
         decoded = [tokenizer.decode(tokenizer.encode([text])[0]) for text in texts]
         assert decoded == texts
         expected = sum(len(text.encode()) for text in decoded)

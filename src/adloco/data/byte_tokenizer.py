@@ -52,7 +52,7 @@ class ByteTokenizer:
             add_prefix_space=False, use_regex=False
         )
         # Text that contains the characters of the end-of-text token is still encoded as text.
-        fast = byte_level(tokenizer, split_special_tokens=True)
+        fast = byte_level(tokenizer)
         return fast if whole else without_special_tokens(fast)
 
     def save(self, folder: Path) -> None:

@@ -137,15 +137,13 @@ class TransformersTokenizer:
         return hashlib.sha256(f"{vocabulary}{probe}".encode()).hexdigest()
 
 
-def byte_level(tokenizer: Any, *, split_special_tokens: bool = False) -> Any:
+def byte_level(tokenizer: Any) -> Any:
     """Turn a byte-level tokenizer of the `tokenizers` library into one of transformers.
 
-    Its only special token is the end-of-text token, which it puts before each text.
+    Its only special token is the end-of-text token, which it puts before each text. The characters
+    of that token inside a text are text.
 
-    Args:
-        tokenizer: The tokenizer, with that token in its vocabulary; its decoder and post-processor
-            are replaced.
-        split_special_tokens: True if the characters of a special token inside a text are text.
+    tokenizer: Has that token in its vocabulary; its decoder and post-processor are replaced.
     """
     import tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -161,7 +159,7 @@ def byte_level(tokenizer: Any, *, split_special_tokens: bool = False) -> Any:
         bos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
-        split_special_tokens=split_special_tokens,
+        split_special_tokens=True,
     )
 
 
