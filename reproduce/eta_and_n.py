@@ -14,7 +14,7 @@ from adloco.cli.main import main
 
 RECIPE = str(Path(__file__).with_name("adloco.toml"))
 SETTINGS = ["--inner.optimizer", "adamw", "--inner.lr", "2e-3", "--wire.format", "fp32"]
-AXES = ["--batch.eta", "0.5", "0.8", "1.0", "--switch.multiplier", "1.5", "2", "3"]
+AXES = ["--batch.eta", "0.5", "1", "2", "--switch.multiplier", "1.5", "2", "3"]
 COMMON = ["--run.tokens", "300000", "--seeds", "3", "--run.folder", "runs/reproduce/eta-and-n"]
 
 if __name__ == "__main__":

@@ -112,6 +112,11 @@ def test_the_shipped_configuration_is_adloco_paper(tmp_path: Path) -> None:
     }
 
 
+def test_validation_rows_without_val_size_are_those_of_adloco_paper(tmp_path: Path) -> None:
+    without = {key: value for key, value in SHIPPED.items() if key != "val_size"}
+    assert settings(written(tmp_path, without))["data.validation_samples"] == 100
+
+
 def test_their_bert_is_adloco_imdb(tmp_path: Path) -> None:
     found = differences(settings(written(tmp_path, SHIPPED | IMDB)), "adloco-imdb")
     assert found.keys() == {"run.name", "run.rounds", "run.tokens"}

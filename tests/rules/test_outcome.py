@@ -10,7 +10,7 @@ def said(*losses: float | None, trained: float | None = 2.0) -> str:
 
 
 def test_a_loss_above_its_start_is_no_success() -> None:
-    assert said(3.0, 2.0) == said(3.0, 2.0, None) == said(3.0, 3.0) == ""
+    assert said(3.0, 2.0) == said(3.0, 2.0, None) == said(3.0, 3.0) == said(0.69311, 0.69312) == ""
     assert "ended at 3.1000, above 3.0000 in its first evaluation" in said(3.0, 2.0, 3.1)
 
 

@@ -13,17 +13,21 @@ def add_parser(commands: Commands) -> None:
         "report",
         run,
         summary="draw the report of a run again",
-        description="Draw report.html of a run from the files in its folder.",
+        description="Draw report.html of a run from the files in its folder, and its charts as PNG "
+        "files in the folder plots beside it.",
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
 
 
 def run(arguments: Namespace) -> int:
-    from adloco.report.page import write_report
+    from adloco.report.page import panels_of, write_report
+    from adloco.report.run_plots import draw_run
     from adloco.run.folder import run_folder
 
     console = open_console()
     with console.status("drawing the report ..."):
-        path = write_report(run_folder(arguments.run_folder))
-    console.print(str(path), soft_wrap=True)
+        folder = run_folder(arguments.run_folder)
+        paths = [write_report(folder), *draw_run(panels_of(folder), folder / "plots")]
+    for path in paths:
+        console.print(str(path), soft_wrap=True)
     return 0

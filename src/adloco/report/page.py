@@ -24,7 +24,7 @@ from adloco.metrics import (
     rows,
     validation,
 )
-from adloco.report.curves import charts_content
+from adloco.report.curves import Panel, charts_content
 from adloco.report.gradient_table import gradient_content
 from adloco.report.html import write_page
 from adloco.report.interruptions import interruption_cards, interruption_tables
@@ -60,18 +60,16 @@ def write_report(folder: Path) -> Path:
     records = Records(folder).read_whole()
     require(bool(records), f"{folder} has no finished round to report; train it first")
     recipe = build_recipe(read_values(str(folder / RECIPE)))
-    steps = step_losses(records, Records(folder).steps())
     declared = known_measures(recipe.task.measures, records)
     environment, summary = (_read(folder / name) for name in (ENVIRONMENT, SUMMARY))
     starts = read_starts(folder)
     gradients, pictures = gradient_content(folder)
     values = list(settings(recipe))
-    panels = [loss_panel(declared, records, steps), *run_panels(records, recipe.task.measures[0])]
     path = folder / "report.html"
     write_page(
         path,
         "report.html",
-        charts_content(panels)
+        charts_content(_panels(folder, recipe, records))
         | {
             "name": recipe.run.name,
             "folder": folder.resolve().name,
@@ -100,6 +98,18 @@ def write_report(folder: Path) -> Path:
         },
     )
     return path
+
+
+def panels_of(folder: Path) -> list[Panel]:
+    """The charts of the page of a run."""
+    recipe = build_recipe(read_values(str(folder / RECIPE)))
+    return _panels(folder, recipe, Records(folder).read_whole())
+
+
+def _panels(folder: Path, recipe: Recipe, records: Sequence[Record]) -> list[Panel]:
+    steps = step_losses(records, Records(folder).steps())
+    declared = known_measures(recipe.task.measures, records)
+    return [loss_panel(declared, records, steps), *run_panels(records, recipe.task.measures[0])]
 
 
 def _read(file: Path) -> dict[str, Any]:

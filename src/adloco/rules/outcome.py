@@ -22,7 +22,7 @@ def no_success(records: Sequence[Mapping[str, Any]]) -> str:
         evaluated[-1] is not None and not _finite(evaluated[-1])
     ):
         return f"The run has diverged: its last loss is not finite. {ADVICE}."
-    if len(known) > 1 and known[-1] > known[0]:
+    if len(known) > 1 and round(known[-1], 4) > round(known[0], 4):  # As they are shown.
         return (
             f"The run did not learn: its validation loss ended at {known[-1]:.4f}, above "
             f"{known[0]:.4f} in its first evaluation. {ADVICE}."
