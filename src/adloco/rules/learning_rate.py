@@ -15,7 +15,9 @@ from adloco.errors import require
 class LearningRate:
     """A factor on the inner optimizer's learning rate.
 
-    It depends on the tokens that the run has seen and on the trainer's batch.
+    It depends on the tokens that the run has seen and on the trainer's batch. No shape is cyclic
+    (arXiv 2412.21124 names such rates): a rate that rises again has no end at which runs of equal
+    tokens can be compared.
     """
 
     shape: Literal["cosine", "wsd", "constant"] = "cosine"
