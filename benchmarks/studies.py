@@ -8,18 +8,20 @@ corpus, windows of 64, 600k tokens over all trainers, cosine learning rate. Four
 but ddp, whose one worker has the gradient of four. H = 20 where workers sync. The trainers of an
 arm begin with 16 samples a step together; where they merge, two do so after rounds 2, 4 and 6,
 until one is left, and the merged trainer asks for the sum of their batches. In the study ddp-norm
-all arms are data-parallel.
+and the last four all arms are data-parallel. Those four ask whether the batch has to follow the
+gradient, with this model and the default one (869,504 parameters), on the default corpus and on
+English (Shakespeare).
 
 **Batches.** Constant ones are of all workers. Norm tests ask for B / eta^2, at least two samples a
 worker and at most 256. A ramp grows by equal factors for equal tokens, from 16; Seesaw's batch
 grows as the cosine falls; the warm-up has the stages of arXiv 2412.21124. Where the batch changes,
 the learning rate follows its root.
 
-**Protocol.** Every arm has six trials with seed 1000 (in ddp-norm, where the arms name their
-batches, three): three learning rates (0.5, 1 and 2 times the optimizer's base rate, 8e-3 for Muon
-and 4e-3 for AdamW, times the root of the batch over 16 where it is constant) with each of two
-batches: constant 16 and 64; eta 2 and 3.5; a ramp to 64 and to 256; Seesaw from 16 and from 32. The
-best trial has the final runs, seeds 0 to 7. Differences are of runs of one seed, with the 95%
+**Protocol.** Every arm has six trials with seed 1000 (three where its name says the batches): three
+learning rates (0.5, 1 and 2 times the optimizer's base rate, 8e-3 for Muon and 4e-3 for AdamW,
+times the root of the batch over 16 where it is constant) with each of two batches: constant 16 and
+64; eta 2 and 3.5; a ramp to 64 and to 256; Seesaw from 16 and from 32. The best trial has the final
+runs, seeds 0 to 7 (default model: 0 to 4). Differences are of runs of one seed, with the 95%
 interval of Student's t; "n" is their number. The outer learning rate is 0.7 with Nesterov momentum,
 and 1 without momentum.
 
@@ -37,7 +39,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bytes_to_loss import (
@@ -58,7 +60,7 @@ from adloco.run.training_run import TrainingRun
 from adloco.study.statistics import paired_difference
 
 TOKENS, CONTEXT, EVERY, SMALL, LARGEST, WORKERS = 600_000, 64, 20, 16, 256, 4
-SEEDS = tuple(range(8))
+ENGLISH = "../shared/data/tinyshakespeare/input.txt"
 BASE = {"muon": 8e-3, "adamw": 4e-3}
 RATES = (0.5, 1.0, 2.0)
 STEP_SECONDS, BANDWIDTH, LATENCY = 0.05, 100e6 / 8, 0.02
@@ -114,6 +116,8 @@ class Arm:
     trainers: int = 1
     merging: bool = True
     every: int = EVERY
+    problem: Mapping[str, str] = field(default_factory=dict)
+    """Flags of another model or corpus."""
 
     def trials(self) -> list[Spec]:
         """The tuning runs: each batch with each learning rate."""
@@ -135,6 +139,7 @@ class Arm:
                 "method.workers_per_trainer": str(WORKERS // self.trainers),
             }
             flags |= MERGES if self.merging else {}
+        flags |= self.problem
         scale = 1.0 if "batch.rule" in batch else (start / SMALL) ** 0.5
         return Spec(
             arm=self.method,
@@ -193,12 +198,48 @@ def ddp_norm(inner: str) -> dict[str, Arm]:
     }
 
 
+def following(**problem: str) -> dict[str, Arm]:
+    """Schedules of the batch in data-parallel training, with a model and a corpus."""
+    batches = {
+        "constant 16": constant(16),
+        "constant 64": constant(64),
+        **{f"ramp to {last}": ramp(last) for last in (64, 128, 256)},
+        "seesaw": seesaw(16),
+        "norm test, eta 2": norm_test(2),
+    }
+    flags = {name.replace("_", ".", 1): value for name, value in problem.items()}
+    return {
+        name: Arm(method="ddp", batches=own, inner="adamw", every=10, problem=flags)
+        for name, own in batches.items()
+    }
+
+
+LARGE = dict.fromkeys(
+    ("model_hidden_size", "model_num_layers", "model_num_heads", "model_intermediate_size"), "0"
+)
+"""The sizes of the default model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Arms that are compared with one of them, and the seeds of their final runs."""
+
+    arms: Mapping[str, Arm]
+    against: str
+    seeds: Sequence[int] = range(8)
+
+
 STUDIES = {
-    "muon": (factorial("muon"), "DiLoCo 0.6"),
-    "adamw": (factorial("adamw"), "DiLoCo 0.6"),
-    "ddp-norm": (ddp_norm("adamw"), "constant 16"),
+    "muon": Study(arms=factorial("muon"), against="DiLoCo 0.6"),
+    "adamw": Study(arms=factorial("adamw"), against="DiLoCo 0.6"),
+    "ddp-norm": Study(arms=ddp_norm("adamw"), against="constant 16"),
+    "small-python": Study(arms=following(), against="constant 16"),
+    "small-english": Study(arms=following(data_path=ENGLISH), against="constant 16"),
+    "large-python": Study(arms=following(**LARGE), against="constant 16", seeds=range(5)),
+    "large-english": Study(
+        arms=following(**LARGE, data_path=ENGLISH), against="constant 16", seeds=range(5)
+    ),
 }
-"""The arms of each study, and the one that the others are compared with."""
 
 
 def watch(run: TrainingRun, record: Record) -> Result:
@@ -224,11 +265,11 @@ def work(json: Path, names: Sequence[str], deadline: float) -> None:
 
     try:
         for name in names:
-            arms, _ = STUDIES[name]
-            done([spec for arm in arms.values() for spec in arm.trials()])
+            study = STUDIES[name]
+            done([spec for arm in study.arms.values() for spec in arm.trials()])
             runs = store.read()
-            chosen = [spec for arm in arms.values() if (spec := best(arm, runs))]
-            done([replace(spec, seed=seed) for seed in SEEDS for spec in chosen])
+            chosen = [spec for arm in study.arms.values() if (spec := best(arm, runs))]
+            done([replace(spec, seed=seed) for seed in study.seeds for spec in chosen])
     except OutOfTimeError:
         print("out of time; the same command continues from here", flush=True)
 
@@ -236,26 +277,26 @@ def work(json: Path, names: Sequence[str], deadline: float) -> None:
 def page(runs: Mapping[str, Result]) -> str:
     """The stored runs as Markdown."""
     text = ["# The papers' claims, each part alone", *__doc__.split("\n\n")[2:]]
-    for name, (arms, against) in STUDIES.items():
-        text += [f"## {name}", table(arms, against, runs)]
+    for name, study in STUDIES.items():
+        text += [f"## {name}", table(study, runs)]
     return "\n\n".join([*text, provenance(list(runs.values())).strip()]) + "\n"
 
 
-def table(arms: Mapping[str, Arm], against: str, runs: Mapping[str, Result]) -> str:
+def table(study: Study, runs: Mapping[str, Result]) -> str:
     """A row for each arm with stored runs."""
-    specs = {name: spec for name, arm in arms.items() if (spec := best(arm, runs))}
+    specs = {name: spec for name, arm in study.arms.items() if (spec := best(arm, runs))}
     found = {
         name: {
             seed: runs[key]
-            for seed in SEEDS
+            for seed in study.seeds
             if (key := replace(spec, seed=seed).key) in runs and not runs[key]["diverged"]
         }
         for name, spec in specs.items()
     }
     heads = ["arm", "chosen", "n", "steps", "syncs", "MB", "modelled s", "loss"]
-    lines = [[*heads, f"against {against}"]]
+    lines = [[*heads, f"against {study.against}"]]
     lines.append(["---"] * len(lines[0]))
-    base = {seed: run["final_loss"] for seed, run in found.get(against, {}).items()}
+    base = {seed: run["final_loss"] for seed, run in found.get(study.against, {}).items()}
     for name, good in found.items():
         if not good:
             continue
