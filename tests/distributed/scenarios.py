@@ -266,13 +266,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "lossy: int2, a merge of diverged replicas": lambda: result(
         language_model(wire=Int2(block=8), merge=MergeSmallest(count=2, every=1, first_round=2)), 4
     ),
-    "lossy: int2, EF21": lambda: result(language_model(wire=Int2(block=8, feedback="ef21")), 4),
-    "lossy: topk, EF21, streaming": lambda: result(
-        streaming(wire=TopK(chunk=16, density=1 / 4, feedback="ef21")), 4
-    ),
-    "lossy: int4, EF21, workers that move": lambda: moving(
-        wire=Int4(block=8, error_feedback=1.0, feedback="ef21")
-    ),
+    "lossy: int4, workers that move": lambda: moving(wire=Int4(block=8, error_feedback=1.0)),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
     "lossy: topk, residuals in memory": lambda: result(
         streaming(wire=TopK(chunk=16, density=1 / 4, residual_in_params=False)), 4

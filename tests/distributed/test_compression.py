@@ -37,8 +37,6 @@ FORMATS: dict[str, WireFormat] = {
     "int1": Int1(),
     "topk": TopK(chunk=256, density=1 / 16, residual_in_params=False),
     "topk, residual in params": TopK(chunk=256, density=1 / 16),
-    "int2, EF21": Int2(feedback="ef21"),
-    "topk, EF21": TopK(chunk=256, density=1 / 16, feedback="ef21"),
 }
 RANKS_AND_WORKERS = [(2, 2), (2, 5), (3, 4), (4, 4)]
 SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]
@@ -86,12 +84,6 @@ def by_hand(
     added = [torch.zeros(tensor.shape) for tensor in origin]
     for worker, weight in enumerate(weights):
         for index, tensor in enumerate(origin):
-            if wire.feedback == "ef21":
-                estimate = residuals[worker][index]
-                sent = in_format((tensor - params[worker][index]) * weight - estimate, wire)
-                added[index] += sent
-                residuals[worker][index] = (estimate + sent) * wire.error_feedback
-                continue
             wanted = tensor - params[worker][index] + residuals[worker][index]
             sent = in_format(wanted * weight, wire)
             added[index] += sent

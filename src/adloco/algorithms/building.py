@@ -106,7 +106,6 @@ def build_workers(
         execution=execution,
         device=placement.device,
         with_residuals=keeps_residuals(syncing.codec),
-        sends_changes=syncing.sends_changes,
         on_host=syncing.memory.on_host,
     )
     here = placement.local(method.living_workers)

@@ -44,9 +44,6 @@ def apply_merge(
     survivor.average.reset()  # The parameters before the merge are those of another trainer.
     _merge_momentum(merge, members, survivor, fates, placement)
     _merge_inner_state(merge, members, workers, fates, placement)
-    for member in members:
-        here = [workers[worker].replica for worker in placement.local(member.worker_ids)]
-        member.outer.forget_estimates(here)
     _merge_requests(merge, members, survivor, fates)
     living = {trainer: trainers[trainer] for trainer in trainers if trainer not in merge.absorbed}
     _reassign(
@@ -173,7 +170,7 @@ def _merge_inner_state(
                 residual.zero_()
         return
     # Residuals that are kept in the parameters were averaged with these before the merge (what
-    # rounding left of them stays with its worker), and estimates begin anew.
+    # rounding left of them stays with its worker).
     residuals = {
         worker: workers[worker].replica.residuals
         if feedback(member.outer.syncing.codec) == "in memory"
@@ -243,7 +240,6 @@ def _reassign(
                 *trainer.outer.parameters(),
                 *trainer.outer.momentum(),
                 *trainer.average.tensors,
-                *trainer.outer.estimates,
             ]
         )
         copy_all(placement.comm(trainer.worker_ids).broadcast(missing, source, newcomers), missing)

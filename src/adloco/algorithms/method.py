@@ -263,11 +263,6 @@ class Syncing:
         """True if a worker keeps its residual (what a sync leaves unsent) in its parameters."""
         return feedback(self.codec) == "in params"
 
-    @property
-    def sends_changes(self) -> bool:
-        """True if workers send how their pseudo-gradients change (EF21)."""
-        return feedback(self.codec) == "ef21"
-
     def diverges(self, num_workers: int) -> bool:
         """True if this many workers of a trainer have different parameters between rounds."""
         return self.streaming.replicas_diverge or (self.residual_in_params and num_workers > 1)

@@ -33,8 +33,7 @@ class Replica:
     """The floating-point buffers of the model's state (running statistics), averaged at a sync."""
     residuals: Sequence[Tensor]
     """With error feedback, the part of each parameter's differences that no sync has sent yet:
-    float32 tensors of the parameters' shapes. With EF21, the estimate of the differences, times the
-    worker's weight, that all workers have a part of. Empty without error feedback.
+    float32 tensors of the parameters' shapes. Empty without error feedback.
     """
 
     @staticmethod

@@ -19,7 +19,7 @@ from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, opt
 from adloco.distributed.codecs.codec import feedback
 from adloco.distributed.comm.buckets import sum_dtype
 from adloco.distributed.comm.comm import Comm, Contributions, Work, rounded_origin
-from adloco.distributed.dtensor import copied, in_memory_of, local, zeros_like
+from adloco.distributed.dtensor import copied, in_memory_of, local
 from adloco.errors import require
 from adloco.rules.sync_schedule import SyncEvent
 
@@ -50,13 +50,7 @@ class OuterSync:
         self.optimizer = syncing.outer(self.global_params) if syncing.outer else None
         self.fragments = fragments or [range(len(replica.params))]
         self.syncing = syncing
-        kept = self.global_params if syncing.sends_changes else []
-        self.estimates = [
-            zeros_like(parameter, torch.float32, to_host=memory.on_host) for parameter in kept
-        ]
-        """With EF21, the sum of the estimates that the workers keep as `Replica.residuals`, which
-        is the last pseudo-gradient x error_feedback; the same on all ranks."""
-        self._in_flight: tuple[int, Work, bool] | None = None
+        self._in_flight: tuple[int, Work] | None = None
 
     def sync(
         self, event: SyncEvent, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
@@ -105,8 +99,7 @@ class OuterSync:
             codec=self.syncing.codec,
             residuals=residuals,
         )
-        changes = self.syncing.sends_changes and comm.num_workers > 1
-        self._in_flight = fragment, comm.pseudo_gradient(given, overlapped=overlapped), changes
+        self._in_flight = fragment, comm.pseudo_gradient(given, overlapped=overlapped)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -116,10 +109,9 @@ class OuterSync:
         """
         if self._in_flight is None:
             return
-        (fragment, work, changes), self._in_flight = self._in_flight, None
-        mean = self._estimated(fragment, work.wait()) if changes else work.wait()
+        (fragment, work), self._in_flight = self._in_flight, None
         for parameter, pseudo_gradient in zip(
-            self._pick(fragment, self.global_params), mean, strict=True
+            self._pick(fragment, self.global_params), work.wait(), strict=True
         ):
             parameter.grad = in_memory_of(pseudo_gradient, parameter).to(parameter.dtype)
             if self.optimizer is None:
@@ -128,27 +120,6 @@ class OuterSync:
             self.optimizer.step()
         for parameter in self.global_params:
             parameter.grad = None
-
-    def _estimated(self, fragment: int, changes: Sequence[Tensor]) -> list[Tensor]:
-        """The pseudo-gradient: the sum of the workers' estimates with these changes (EF21)."""
-        assert self.syncing.codec is not None
-        found = []
-        for estimate, change in zip(self._pick(fragment, self.estimates), changes, strict=True):
-            own = local(estimate)
-            own.add_(local(change).to(own.device))
-            found.append(copied(estimate, to_host=False))
-            own.mul_(self.syncing.codec.error_feedback)
-        return found
-
-    def forget_estimates(self, replicas: Sequence[Replica]) -> None:
-        """With EF21, begin anew: no worker has an estimate. It is for workers that change trainers.
-
-        replicas: The local workers of the trainer.
-        """
-        if self.estimates:
-            for kept in (self.estimates, *(replica.residuals for replica in replicas)):
-                for estimate in kept:
-                    estimate.zero_()
 
     @torch.no_grad()
     def broadcast(self, fragment: int, replicas: Sequence[Replica]) -> None:
@@ -267,20 +238,18 @@ class OuterSync:
             "buffers": list(self.buffers),
             "optimizer": self.optimizer.state_dict() if self.optimizer else {},
             "feedback": feedback(self.syncing.codec),
-            "estimates": list(self.estimates),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; ValueError if it was saved with other error feedback."""
         before, now = state["feedback"], feedback(self.syncing.codec)
-        advice = "give the same error_feedback and residual_in_params, and the same feedback"
+        advice = "give the same error_feedback and residual_in_params"
         require(
             before == now,
             f"error feedback was {before!r} when the state was saved and is {now!r} here; {advice}",
         )
         copy_all(state["params"], self.global_params)
         copy_all(state["buffers"], self.buffers)
-        copy_all(state["estimates"] if self.estimates else [], self.estimates)
         if self.optimizer:
             load_optimizer(self.optimizer, state["optimizer"])
 

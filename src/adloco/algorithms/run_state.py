@@ -140,7 +140,6 @@ class RunState:
             trainer_part(trainer.id): {
                 "outer": trainer.outer.state_dict(),
                 "average": list(trainer.average.tensors),
-                "workers": list(trainer.worker_ids),
                 "before": before.outers.get(trainer.id),
             }
             for trainer in self.trainers.values()
@@ -220,10 +219,6 @@ class RunState:
         for worker in self.workers.values():
             worker.load_numbers(numbers["workers"][str(worker.id)])
             worker.load_tensors(parts[worker_part(worker.id)]["inner"])
-        for trainer in here:
-            if parts[trainer_part(trainer.id)].get("workers") != trainer.worker_ids:
-                # The estimates of a lost worker are in the sum, and nobody has them.
-                trainer.outer.forget_estimates(self.replicas(trainer, placement))
         outers = {trainer.id: parts[trainer_part(trainer.id)]["before"] for trainer in here}
         workers = {worker: parts[worker_part(worker)]["before"] for worker in self.workers}
         self.before = RoundStart(outers=outers, workers=workers) if all(outers.values()) else None

@@ -51,8 +51,6 @@ class InnerSettings:
     device: torch.device
     with_residuals: bool
     """True if a worker keeps what a lossy sync did not send, and sends it at the next."""
-    sends_changes: bool
-    """True if it keeps estimates instead, which the other workers count on (EF21)."""
     on_host: bool
     """True if residuals, and parameters swapped out for an evaluation, are kept in host memory."""
 
@@ -210,9 +208,8 @@ class Worker:
         copy_all(task.start, [*self.replica.params, *self.replica.buffers])
         for optimizer in self.optimizers:
             optimizer.state.clear()
-        if not self._settings.sends_changes:
-            for residual in self.replica.residuals:
-                residual.zero_()
+        for residual in self.replica.residuals:
+            residual.zero_()
         self.restarts += 1
 
     @property

@@ -47,15 +47,15 @@ class Probe:
 
 
 def outer_copies(recipe: Recipe, device: torch.device) -> int:
-    """The memory of all trainers' global parameters, their tail average, outer momentum and
-    EF21's sum of estimates on the device.
+    """The memory of all trainers' global parameters, their tail average and outer momentum on the
+    device.
 
     Returns:
         A multiple of the model's size in its own data type; 0 if they are kept on the host.
     """
     elsewhere = recipe.outer_memory.on_host and device.type != "cpu"
     size = 2 if recipe.model_options.dtype == "bf16" and recipe.outer_memory.dtype == "fp32" else 1
-    copies = OUTER_COPIES + bool(recipe.evaluation.average) + recipe.syncing.sends_changes
+    copies = OUTER_COPIES + bool(recipe.evaluation.average)
     return 0 if elsewhere else copies * size * recipe.method.num_trainers
 
 

@@ -56,7 +56,6 @@ class ProbeWorker:
             execution=execution,
             device=self._device,
             with_residuals=recipe.feedback,
-            sends_changes=recipe.syncing.sends_changes,
             on_host=recipe.outer_memory.on_host,
         )
         model = builder()

@@ -27,9 +27,6 @@ BF16_MAX = (2 - 2**-7) * 2.0**127
 """The largest finite bfloat16."""
 
 
-Feedback = Literal["residual", "ef21"]
-
-
 class WireFormat(Protocol):
     """How values are sent over a link: each block of `block` values becomes `block_bytes` bytes.
 
@@ -44,11 +41,6 @@ class WireFormat(Protocol):
     @property
     def residual_in_params(self) -> bool:
         """True if the worker keeps it in its parameters; see `ErrorFeedback`."""
-        ...
-
-    @property
-    def feedback(self) -> Feedback:
-        """What a worker keeps from one sync to the next; see `ErrorFeedback`."""
         ...
 
     @property
@@ -106,10 +98,6 @@ class ErrorFeedback:
     Where sums are encoded again, what that leaves unsent is kept too, as DoubleSqueeze does (arXiv
     1905.05957), but by the workers, so that it needs no memory of its own: each worker owns a share
     of the blocks, and adds what is lost of their sum to its residual.
-
-    With EF21 (arXiv 2106.05203) nothing is sent later. A worker sends how its difference has
-    changed: it encodes the difference less an estimate of it, which is the sum of all that it has
-    sent. All workers keep the sum of everyone's estimates, which is the pseudo-gradient.
     """
 
     error_feedback: float = 0.0
@@ -118,53 +106,36 @@ class ErrorFeedback:
     """True: keep the residual in the worker's parameters, which are then ahead of the global ones;
     false: keep it in memory of its own and add it to what is sent next.
     """
-    feedback: Feedback = "residual"
-    """residual: a worker keeps what a sync leaves unsent. ef21: it sends how its difference from
-    the global parameters has changed since the last sync, from error_feedback x the estimate that
-    all workers have of it; sums are not encoded a second time, and residual_in_params is not used.
-    """
 
     def __post_init__(self) -> None:
         require(
             0 <= self.error_feedback <= 1,
             f"error_feedback must be in [0, 1], got {self.error_feedback}",
         )
-        require(
-            self.feedback in ("residual", "ef21"),
-            f"feedback must be residual or ef21, got {self.feedback!r}",
-        )
-        require(
-            self.feedback != "ef21" or self.error_feedback > 0,
-            "error_feedback must be > 0 where feedback is ef21, because an estimate times 0 is "
-            f"none, got {self.error_feedback}",
-        )
 
 
 def keeps_residuals(codec: WireFormat | None) -> bool:
-    """True if workers keep what a sync leaves unsent, or estimates."""
+    """True if workers keep what a sync leaves unsent."""
     return codec is not None and codec.error_feedback > 0
 
 
-def feedback(codec: WireFormat | None) -> Literal["none", "in memory", "in params", "ef21"]:
+def feedback(codec: WireFormat | None) -> Literal["none", "in memory", "in params"]:
     """Where the residual of error feedback is kept.
 
     none: the residual is dropped. in memory: in tensors of its own. in params: in the worker's
-    parameters. ef21: estimates are kept instead, in tensors of their own.
+    parameters.
     """
     if codec is None or not keeps_residuals(codec):
         return "none"
-    if codec.feedback == "ef21":
-        return "ef21"
     return "in params" if codec.residual_in_params else "in memory"
 
 
 def sums_again(codec: WireFormat, workers: int) -> bool:
     """True if sums over so many workers are encoded again.
 
-    EF21's are not, because no estimate has that loss. Two workers' are not either, because sending
-    both their blocks takes as many bytes.
+    Two workers' are not, because sending both their blocks takes as many bytes.
     """
-    return codec.sums_in_blocks and workers > 2 and feedback(codec) != "ef21"
+    return codec.sums_in_blocks and workers > 2
 
 
 def at_least(codec: WireFormat | None, floor: WireFormat) -> WireFormat | None:

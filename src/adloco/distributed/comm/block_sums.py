@@ -2,7 +2,7 @@
 
 If the sum is encoded again (`sums_again`), each island adds up the rows that its workers own, and
 both directions are compressed. Sums of sparse blocks are not sparse, so every island receives all
-of these blocks, and likewise with EF21 and of two workers.
+of these blocks, and likewise of two workers.
 """
 
 from collections.abc import Sequence

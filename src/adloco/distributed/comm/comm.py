@@ -34,8 +34,7 @@ class Contributions:
     """The wire format; None: differences are sent uncompressed."""
     residuals: PerWorker = ()
     """With error feedback, what each local worker has not sent so far, but for what is in its
-    parameters; with EF21, the estimate of what it contributes, times its weight. Changed in place.
-    """
+    parameters. Changed in place."""
 
 
 @dataclass
@@ -50,8 +49,7 @@ class SumStats:
     sent_sq: list[float]
     """Squared norm of what each local worker sent."""
     error_sq: list[float]
-    """Squared norm of the difference of the two; with EF21, of the contribution and its new
-    estimate."""
+    """Squared norm of the difference of the two."""
     total_sq: float = 0.0
     """This rank's part of the squared norm of the sum over all workers of what they sent.
 

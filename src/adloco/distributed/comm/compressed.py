@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.codec import WireFormat, feedback, sums_again
+from adloco.distributed.codecs.codec import WireFormat, sums_again
 from adloco.distributed.comm.buckets import bucket_indices, sum_dtype
 from adloco.distributed.comm.comm import Contributions, SumStats, rounded_origin
 from adloco.distributed.dtensor import first_element, local, with_local
@@ -126,8 +126,7 @@ class CompressedSum:
     def _encoded(
         self, given: Contributions, indices: Sequence[int], about: Rows, counted: bool
     ) -> Tensor:
-        """Encode these tensors of all local workers, and set their residuals to what is left, or
-        to their estimates.
+        """Encode these tensors of all local workers, and set their residuals to what is left.
 
         Returns uint8 of shape (workers, rows, block_bytes).
         """
@@ -146,9 +145,6 @@ class CompressedSum:
             device=first.device,
         )
         places = self._places(values, indices)
-        changes = bool(given.residuals) and feedback(self._codec) == "ef21"
-        estimates = torch.zeros_like(values) if changes else values
-        remembered = self._places(estimates, indices)
         for worker, (entry, weight) in enumerate(zip(given.per_worker, given.weights, strict=True)):
             for index, place in places:
                 worker_params = local(entry[index])
@@ -158,25 +154,19 @@ class CompressedSum:
                     place.copy_(start.to(exact) - worker_params.to(exact))
                 else:
                     place.copy_(worker_params)
-                if given.residuals and not changes:
+                if given.residuals:
                     place.add_(local(given.residuals[worker][index]).to(first.device))
-            if changes:
-                for index, place in remembered:
-                    place.copy_(local(given.residuals[worker][index]))
             for rows in in_pieces(values, self._codec):
-                whole = values[rows] * weight
-                wanted = whole - estimates[rows] if changes else whole
+                wanted = values[rows] * weight
                 encoded[worker, rows] = self._codec.encode(wanted)
                 sent = about[rows].without_padding(self._codec.decode(encoded[worker, rows]))
                 if counted:
-                    self._count(worker, whole, sent, wanted - sent)
-                if changes:
-                    estimates[rows] += sent
+                    self._count(worker, wanted, sent, wanted - sent)
                 # A worker with weight 0 sends nothing and keeps everything.
-                elif given.residuals and weight:
+                if given.residuals and weight:
                     values[rows] -= sent / weight
             if given.residuals:
-                for index, place in remembered:
+                for index, place in places:
                     local(given.residuals[worker][index]).copy_(place * self._codec.error_feedback)
         return encoded
 
