@@ -260,24 +260,8 @@ TRIALS = [
         INT4, 64, (1.6e-2, 8, 0), more="streaming.fragments=2 streaming.tau=3 streaming.alpha=0"
     ),
     *syncing(INT4, 64, (1.6e-2, 8, 0), more="streaming.tau=3"),
-    # Feedback of another kind, momentum that is synced, and layers that are synced more often.
-    *(
-        trial
-        for every, more in (
-            (6, "wire.error_feedback=1 wire.feedback=ef21"),
-            (6, "wire.error_feedback=1"),
-            (6, "method.sync_momentum_every=8"),
-            (10, "streaming.often=2"),
-            # A slow momentum inside Muon.
-            (6, "inner.momentum=0.99 inner.momentum_weight=0.7"),
-            (6, "inner.momentum=0.99 inner.momentum_weight=0.9"),
-            (6, "inner.momentum=0.99 inner.momentum_weight=0.7 method.sync_momentum_every=16"),
-            (6, "inner.momentum=0.99 inner.momentum_weight=0.9 method.sync_momentum_every=16"),
-        )
-        for trial in syncing(INT2, 16, (1.1e-2, every, 0), grows_to=256, more=more)
-    ),
-    *ddp(16, 8e-3, grows_to=256, more="inner.momentum=0.99 inner.momentum_weight=0.7"),
-    *ddp(16, 8e-3, grows_to=256, more="inner.momentum=0.99 inner.momentum_weight=0.9"),
+    # All of what a sync leaves unsent is sent later.
+    *syncing(INT2, 16, (1.1e-2, 6, 0), grows_to=256, more="wire.error_feedback=1"),
     # 1 bit, with what sums lose kept.
     *syncing(INT1, 16, (1.1e-2, 5, 1), (1.1e-2, 4, 1), (8e-3, 4, 1)),
     *syncing(INT1, 32, (1.1e-2, 3, 1), (1.1e-2, 2, 1), (1.1e-2, 11, 1)),

@@ -44,10 +44,6 @@ from tests.conftest import WaitForSteps
         (["--method.workers_per_trainer", "1000000000"], "<= 1,000,000, got 2 x 1,000,000,000"),
         (["--method.sync_every", "1e18"], "method.sync_every must be > -2^53 and < 2^53, got"),
         (["--batch.maximum", "1e12"], "batch.maximum must be <= 16,777,216, got 1,000,000,000,000"),
-        (
-            ["--streaming.often", "1e9", "--method.sync_every", "1e9"],
-            "streaming.often must be from 1 to 10,000, got 1000000000",
-        ),
         (["--wire.format", "int8", "--wire.block", "1e12"], "wire.block must be from 1 to 65536"),
         (
             ["--inner.split", "{q_proj = 1000000000000}"],

@@ -126,32 +126,3 @@ def test_agreement_by_hand() -> None:
     )
     assert relative_error([1, 3], [16, 48]) == 0.25
     assert relative_error([0], [0]) is None
-
-
-def test_what_is_synced_often_comes_after_the_others() -> None:
-    often = Streaming(fragments=2, often=3, often_layers=("embed",))
-    assert steps(often, 7) == [
-        (2, "sync", 2),
-        (3, "sync", 0),
-        (4, "sync", 2),
-        (7, "sync", 1),
-        (7, "sync", 2),
-    ]
-    assert steps(often, 2) == [(1, "sync", 0), (1, "sync", 2), (2, "sync", 1), (2, "sync", 2)]
-    assert (often.syncs_of_a_round, often.fewest_steps) == (5, 3)
-    names = ["embed.weight", "a.weight", "a.bias", "b.weight", "b.bias"]
-    assert often.cut([[0], [1, 2], [3, 4]], 7, names) == [[1, 2], [3, 4], [0]]
-    assert not Streaming(often=2).replicas_diverge
-
-
-def test_what_cannot_be_synced_often() -> None:
-    names = ["a", "b"]
-    with pytest.raises(ValueError, match="often must be from 1 to 10,000, got 0"):
-        Streaming(often=0)
-    with pytest.raises(ValueError, match="often must be 1 where tau > 0"):
-        Streaming(often=2, tau=1)
-    for chosen in (("c",), ("a", "b")):
-        with pytest.raises(ValueError, match="often_layers must name some of the parameters, not"):
-            Streaming(often=2, often_layers=chosen).cut([[0], [1]], 4, names)
-    with pytest.raises(ValueError, match="often must be <= sync_every = 2, got 3"):
-        Streaming(often=3, often_layers=("a",)).cut([[0], [1]], 2, names)

@@ -13,7 +13,6 @@ from torch import nn
 from adloco.algorithms.building import build_workers, check_sections
 from adloco.algorithms.choosing import auto_controller, check_auto
 from adloco.algorithms.evaluation import Share, evaluate
-from adloco.algorithms.inner_momentum import check_momentum_syncs
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizers import InnerFactory, check_shards
@@ -99,9 +98,8 @@ class AdLoCo:
         self.num_parameters = sum(tensor.numel() for tensor in params)
         self._start = Replica.of(first.model, with_residuals=False, on_host=False)
         controller = auto_controller(auto, method, self._batching, syncing.streaming)
-        self._fragments = syncing.streaming.cut(
-            layers(first.model), controller.chosen.sync_every, first.replica.names
-        )
+        chosen = controller.chosen
+        self._fragments = syncing.streaming.cut(layers(first.model), chosen.sync_every)
         self.state = RunState(workers=workers, trainers={}, auto=controller)
         """The run's trainers, workers and counters."""
         for trainer in range(method.num_trainers):
@@ -112,7 +110,6 @@ class AdLoCo:
         outers = [trainer.outer.optimizer for trainer in self.state.trainers.values()]
         optimizers = [*first.optimizers, *(outer for outer in outers if outer)]
         check_shards(optimizers, self.placement.shards)
-        check_momentum_syncs(first.optimizers, method.sync_momentum_every)
         self._bytes_before = self.placement.total_bytes()
         self._parts = RoundParts(
             planner=Planner(
@@ -132,7 +129,6 @@ class AdLoCo:
             base_rate=first.base_rates[0][0],
             model_bytes=sum(tensor.numel() * tensor.element_size() for tensor in params),
             bytes_handed=self._bytes_handed,
-            sync_momentum_every=method.sync_momentum_every,
         )
         self._round: Round | None = None
 

@@ -42,9 +42,8 @@ def check_auto(
         require(
             limits.sync_every_maximum >= streaming.fewest_steps,
             f"auto.sync_every_maximum must be >= {streaming.fewest_steps}, the fewest inner steps "
-            f"of a round with streaming.fragments = {streaming.fragments}, streaming.tau = "
-            f"{streaming.tau} and streaming.often = {streaming.often}, got "
-            f"{limits.sync_every_maximum}",
+            f"of a round with streaming.fragments = {streaming.fragments} and streaming.tau = "
+            f"{streaming.tau}, got {limits.sync_every_maximum}",
         )
 
 

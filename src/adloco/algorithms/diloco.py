@@ -71,8 +71,7 @@ class DiLoCo:
             memory=memory or OuterMemory(),
         )
         first = self.models[0]
-        names = [name for name, tensor in first.named_parameters() if tensor.requires_grad]
-        fragments = self._syncing.streaming.cut(layers(first), sync_every, names)
+        fragments = self._syncing.streaming.cut(layers(first), sync_every)
         self._comm = self.placement.comm(range(self.num_workers))
         start = self._comm.broadcast(
             all_tensors(self.models[0]), source=0, receivers=range(1, self.num_workers)

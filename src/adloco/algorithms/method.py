@@ -92,9 +92,6 @@ class Method:
     """How rounds become longer while the learning rate decays: a round has sync_every x (peak rate
     / rate at its beginning) ^ sync_growth inner steps. 0: not at all; 1: the workers move about as
     far in each round; 2: the quadratic synchronisation rule (arXiv 2310.14423)."""
-    sync_momentum_every: int = 0
-    """Rounds from one sync of the inner optimizers' momentum to the next: after it the workers of a
-    trainer have their mean (DES-LOC, arXiv 2505.22549). 0: each worker keeps its own."""
     dropped: tuple[int, ...] = ()
     """Workers that train no more, by number from 0: those of a lost island, which the others go on
     without (run.on_loss = drop).
@@ -128,10 +125,6 @@ class Method:
             "sync_growth must be 0 where sync_every is auto, because only one of them can set the "
             f"length of a round, got {self.sync_growth}",
         )
-        require(
-            self.sync_momentum_every >= 0,
-            f"sync_momentum_every must be >= 0, got {self.sync_momentum_every}",
-        )
         require(self.max_grad_norm >= 0, f"max_grad_norm must be >= 0, got {self.max_grad_norm}")
 
     @property
@@ -156,11 +149,6 @@ class Method:
             self.sync_growth == 0,
             "method.sync_growth must be 0 here, where all rounds are taken to be as long as the "
             f"first, got {self.sync_growth}",
-        )
-        require(
-            self.sync_momentum_every == 0,
-            "method.sync_momentum_every must be 0 here, where a sync is taken to send parameters "
-            f"alone, got {self.sync_momentum_every}",
         )
         return int(self.sync_every)
 

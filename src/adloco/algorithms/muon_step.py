@@ -40,7 +40,6 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         weight_decay: float,
         momentum: float,
-        weight: float | None = None,
         newton_schulz: str = "constant",
     ) -> None:
         """
@@ -50,13 +49,10 @@ class Muon(torch.optim.Optimizer):
             lr: Learning rate.
             weight_decay: Each step takes lr times this share off the matrices.
             momentum: Share of the old momentum in the new one.
-            weight: Share of the momentum in what is orthogonalised; the gradient has the rest.
-                None: Nesterov's, which is `momentum`.
             newton_schulz: The steps that orthogonalise, a key of `NEWTON_SCHULZ`.
         """
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "blocks": ()}
         super().__init__(matrices, defaults)
-        self._weight = momentum if weight is None else weight
         self.owners = MatrixOwners(Traffic())
         """The ranks that share the work; at first this one alone."""
         self._steps = NEWTON_SCHULZ[newton_schulz]
@@ -70,7 +66,7 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
             if matrices:
-                self.owners.do(_Step(matrices, self.state, group, self._weight, self._steps))
+                self.owners.do(_Step(matrices, self.state, group, self._steps))
         return loss
 
 
@@ -82,13 +78,11 @@ class _Step:
         matrices: Sequence[Tensor],
         state: dict[Tensor, Any],
         group: dict[str, Any],
-        weight: float,
         steps: Sequence[Quintic],
     ) -> None:
         self.matrices = matrices
         self.dtype = _computed_in(local(matrices[0]))
         self._group = group
-        self._weight = weight
         self._steps = steps
         self._gradients = [local(matrix.grad) for matrix in matrices if matrix.grad is not None]
         for matrix in matrices:
@@ -99,8 +93,9 @@ class _Step:
         torch._foreach_lerp_(self._momenta, self._gradients, 1 - group["momentum"])
 
     def given(self, index: int) -> Tensor:
-        """The mixture of gradient and momentum."""
-        return self._gradients[index].lerp(self._momenta[index], self._weight).to(self.dtype)
+        """The mixture of gradient and momentum, which is Nesterov's."""
+        mixture = self._gradients[index].lerp(self._momenta[index], self._group["momentum"])
+        return mixture.to(self.dtype)
 
     def compute(self, stack: Tensor) -> Tensor:
         """The directions of the step: of whole matrices, or of the blocks of each.

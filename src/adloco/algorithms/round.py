@@ -13,7 +13,6 @@ from threading import Event
 
 from adloco.algorithms.choosing import measured_round
 from adloco.algorithms.gating import judge_workers, weights_of
-from adloco.algorithms.inner_momentum import average_momentum
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.method import Batching, Merging, Syncing
 from adloco.algorithms.planning import Planner, agreed_pass_limit
@@ -61,8 +60,6 @@ class RoundParts:
     """Size of the trainable parameters in the model's own data type."""
     bytes_handed: Callable[[], Bytes]
     """Returns the bytes that all ranks have given to collectives since the run began."""
-    sync_momentum_every: int = 0
-    """As `Method.sync_momentum_every`."""
     halted: Event = field(default_factory=Event)
     """Set it to stop the round once the current inner steps are done."""
 
@@ -180,20 +177,12 @@ class Round:
             worker.count_sync(stats)
 
     def _end(self, tasks: Tasks, weights: Mapping[int, float]) -> dict[int, WorkerRound]:
-        """Average buffers, and momentum if it is due, gather every worker's numbers, and update the
-        counters of the run.
-        """
+        """Average buffers, gather every worker's numbers, and update the counters of the run."""
         state, parts = self._state, self._parts
-        every = parts.sync_momentum_every
         self._agree_on_pass_limit()
         synced = state.synced(weights, parts.placement, parts.meter)
         for trainer, replicas, shares, comm in synced:
             trainer.outer.average_buffers(replicas, shares, comm)
-            if every and (state.rounds_done + 1) % every == 0:
-                here = [
-                    state.workers[worker] for worker in parts.placement.local(trainer.worker_ids)
-                ]
-                average_momentum(here, shares, comm, parts.syncing.difference_codec)
         longest = max(worker.busy_seconds for worker in state.workers.values())
         turns = max(1.0, self._training_seconds / max(longest, 1e-9))
         rows = parts.placement.gather(

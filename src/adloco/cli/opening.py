@@ -102,11 +102,7 @@ def _sent(run: TrainingRun) -> str:
         rest = "; each merge sends more"
     else:
         rest = "" if rounds is None else f", at most {shown(each * rounds)} in all"
-    every = recipe.method.sync_momentum_every
-    momentum = f"; momentum sends more, every {every} rounds" if every else ""
-    times = recipe.streaming.often
-    often = f"; streaming.often sends a part of it {times} times" if times > 1 else ""
-    return f"{begin} {shown(each)} per worker{rest}{momentum}{often}"
+    return f"{begin} {shown(each)} per worker{rest}"
 
 
 def _bytes_of_sync(recipe: Recipe, num_parameters: int) -> float:

@@ -296,8 +296,6 @@ class Recipe:
         """A sentence that names settings without effect in this recipe; empty if there are none."""
         if not self.syncs and not isinstance(self.wire, PlainWire):
             return "wire.format changes nothing: no trainer ever has two workers to sync"
-        if not self.syncs and self.method.sync_momentum_every:
-            return "method.sync_momentum_every changes nothing: no trainer ever has two workers"
         most = self.method.num_workers if self.syncs else 1
         if self.gate.gate and most < SMALLEST:
             return "outer.gate changes nothing: no trainer ever has three workers to compare"

@@ -5,7 +5,6 @@ from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.comm.compressed import crossings
 from adloco.distributed.traffic import ring
-from adloco.errors import require
 from adloco.plan.gradient_buckets import Buckets
 from adloco.plan.round_time import Sync
 
@@ -32,11 +31,6 @@ def exchange_of(recipe: Recipe, parameters: float, workers: int, passes: int) ->
             # Every pass gathers parameters twice and scatters gradients once: 3 (W - 1) / W.
             sent *= 1.5 * passes
         return Sync(workers=workers, bytes_sent=sent, exchanges=OF_A_STEP, buckets=buckets)
-    require(
-        recipe.streaming.often == 1,
-        "streaming.often must be 1 here, where each parameter is taken to be synced once a round, "
-        f"got {recipe.streaming.often}",
-    )
     wire = None if isinstance(recipe.wire, PlainWire) else recipe.wire
     sent = bytes_of_mean(wire, parameters, workers)
     streaming = recipe.streaming

@@ -7,14 +7,11 @@ inner steps while training continues; then the workers mix it into their paramet
 inner steps ends when its last fragment has arrived.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from adloco.errors import require
-
-MOST_OFTEN = 10_000
-"""Largest `Streaming.often`: a round lists its events."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +47,6 @@ class Streaming:
     """Weight of a worker's own parameters when a fragment arrives: they become alpha x own + (1 -
     alpha) x new global parameters. auto: 0.5 if tau > 0, else 0; 1: workers keep their own.
     """
-    often: int = 1
-    """Times a round that the parameters of often_layers are synced, as a fragment of their own
-    besides the others; needs tau = 0. 1: they are in the fragments of their layers."""
-    often_layers: tuple[str, ...] = ("embed", "lm_head", "layers.0.")
-    """With often > 1: a parameter whose name contains one of these is synced often."""
 
     def __post_init__(self) -> None:
         require(self.fragments >= 1, f"fragments must be >= 1, got {self.fragments}")
@@ -66,16 +58,6 @@ class Streaming:
         require(
             self.alpha == "auto" or 0 <= self.alpha <= 1,
             f"alpha must be in [0, 1] or auto, got {self.alpha}",
-        )
-
-        require(
-            1 <= self.often <= MOST_OFTEN,
-            f"often must be from 1 to {MOST_OFTEN:,}, got {self.often}",
-        )
-        require(
-            self.often == 1 or self.tau == 0,
-            "often must be 1 where tau > 0, because two fragments are never in flight at once, got "
-            f"often {self.often} and tau {self.tau}",
         )
 
     @property
@@ -91,52 +73,31 @@ class Streaming:
     @property
     def fewest_steps(self) -> int:
         """The fewest inner steps in which each fragment arrives before the next one is sent."""
-        return max(self.often, self.fragments * (self.tau + 1))
-
-    @property
-    def syncs_of_a_round(self) -> int:
-        """How many times a fragment is synced in a round."""
-        return self.fragments + (self.often if self.often > 1 else 0)
+        return self.fragments * (self.tau + 1)
 
     def events(self, inner_steps: int) -> list[SyncEvent]:
         """The events of a round of this many inner steps, in order.
 
         Two fragments are never in flight at once, not even in a round that is cut short.
         """
-        # The sort is stable: at one step, what is synced often comes last.
-        return sorted(
-            [*self._events(inner_steps), *self._often_events(inner_steps)],
-            key=lambda event: event.step,
-        )
-
-    def _often_events(self, inner_steps: int) -> list[SyncEvent]:
-        times = range(1, self.often + 1) if self.often > 1 else ()
-        # A round that is cut short has fewer steps than that.
-        steps = sorted({time * inner_steps // self.often for time in times} - {0})
-        return [SyncEvent(step=step, kind="sync", fragment=self.fragments) for step in steps]
-
-    def _events(self, inner_steps: int) -> Iterator[SyncEvent]:
-        before = 0
+        found, before = [], 0
         for fragment in range(self.fragments):
             arrival = (fragment + 1) * inner_steps // self.fragments
             if self.tau == 0:
-                yield SyncEvent(step=arrival, kind="sync", fragment=fragment)
+                found.append(SyncEvent(step=arrival, kind="sync", fragment=fragment))
             else:
-                yield SyncEvent(
-                    step=max(arrival - self.tau, before), kind="send", fragment=fragment
-                )
-                yield SyncEvent(step=arrival, kind="receive", fragment=fragment)
+                leaves = max(arrival - self.tau, before)
+                found.append(SyncEvent(step=leaves, kind="send", fragment=fragment))
+                found.append(SyncEvent(step=arrival, kind="receive", fragment=fragment))
             before = arrival
+        return found
 
-    def cut(
-        self, layers: Sequence[Sequence[int]], sync_every: int, names: Sequence[str] = ()
-    ) -> list[list[int]]:
-        """Cut a model into fragments of whole layers, and what is synced often.
+    def cut(self, layers: Sequence[Sequence[int]], sync_every: int) -> list[list[int]]:
+        """Cut a model into fragments of whole layers.
 
         Args:
             layers: Indices of the parameters of each layer.
             sync_every: Inner steps of a round (H).
-            names: Names of the parameters, which only often > 1 needs.
 
         Returns:
             Indices of the parameters of each fragment, in rising order.
@@ -144,23 +105,6 @@ class Streaming:
         Raises:
             ValueError: The model has too few layers, or a round too few steps, for these settings.
         """
-        often = {
-            index
-            for index, name in enumerate(names if self.often > 1 else ())
-            if any(part in name for part in self.often_layers)
-        }
-        others = [[index for index in layer if index not in often] for layer in layers]
-        layers = [layer for layer in others if layer]
-        if self.often > 1:
-            require(
-                bool(often and layers),
-                f"often_layers must name some of the parameters, not all, got "
-                f"{', '.join(self.often_layers)} and the parameters {', '.join(names)}",
-            )
-            require(
-                self.often <= sync_every,
-                f"often must be <= sync_every = {sync_every}, got {self.often}",
-            )
         count, most = len(layers), sync_every // self.fragments - 1
         require(
             self.fragments <= count,
@@ -179,7 +123,7 @@ class Streaming:
             layer % self.fragments if self.pattern == "strided" else layer * self.fragments // count
             for layer in range(count)
         ]
-        fragments = [
+        return [
             sorted(
                 member
                 for home, layer in zip(homes, layers, strict=True)
@@ -188,4 +132,3 @@ class Streaming:
             )
             for fragment in range(self.fragments)
         ]
-        return [*fragments, sorted(often)] if often else fragments

@@ -49,7 +49,7 @@ def link_seconds(
         rings = [replicas] if parallel else [row["workers"] for row in record["trainers"]]
         workers = max(rings)
         syncs = num_syncs(record, recipe)
-        times = (syncs - before["syncs"]) * (1 if parallel else recipe.streaming.syncs_of_a_round)
+        times = (syncs - before["syncs"]) * (1 if parallel else recipe.streaming.fragments)
         busiest = (sent - before["sent"]) * (1.0 if parallel else _busiest(rings))
         transfers = link.seconds(busiest, max(workers, 2), times)
         hidden = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.shared import check_betas, check_momentum, check_rates, trainable
@@ -28,9 +28,6 @@ class InnerMuon:
     """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed."""
     momentum: float = 0.9
     """Muon's momentum: the share of the old one in the new one."""
-    momentum_weight: float | Literal["auto"] = "auto"
-    """Share of the momentum in what is orthogonalised; the gradient has the rest. auto: `momentum`,
-    which is Nesterov's. A slow momentum (0.99 or more) wants less (MT-DAO, arXiv 2510.05361)."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's averaging coefficients of the gradient and of its square."""
     exclude: tuple[str, ...] = ("embed", "lm_head")
@@ -46,10 +43,6 @@ class InnerMuon:
     def __post_init__(self) -> None:
         check_rates(lr=self.lr, weight_decay=self.weight_decay)
         check_momentum(self.momentum)
-        require(
-            self.momentum_weight == "auto" or 0 <= float(self.momentum_weight) <= 1,
-            f"momentum_weight must be auto or in [0, 1], got {self.momentum_weight}",
-        )
         check_betas(self.betas)
         for name, blocks in self.split.items():
             sizes = blocks if isinstance(blocks, list | tuple) else [blocks]
@@ -76,7 +69,6 @@ class InnerMuon:
             lr=self.lr,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
-            weight=None if self.momentum_weight == "auto" else float(self.momentum_weight),
             newton_schulz=self.newton_schulz,
         )
         adamw = InnerAdamW(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas)
