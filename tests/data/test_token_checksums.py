@@ -5,7 +5,6 @@ import json
 import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from adloco.cli.main import main
@@ -88,20 +87,6 @@ def test_a_changed_tokenizer_is_found(corpus: Path, tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('"added_tokens"', ' "added_tokens"'))
     with pytest.raises(ValueError, match="tokenizer.json in the token cache is not what"):
         open_cache(settings)
-
-
-def test_a_store_of_an_earlier_version_is_read_as_it_is(
-    cache: TokenCache, corpus: Path, tmp_path: Path
-) -> None:
-    meta = json.loads((cache.folder / "meta.json").read_text())
-    old = {key: value for key, value in meta.items() if key not in ("blocks", "tokenizer")}
-    (cache.folder / "meta.json").write_text(json.dumps(old))
-    for file in cache.folder.glob("*.sums"):
-        file.unlink()
-    again = open_cache(data(corpus, tmp_path))
-    assert np.array_equal(again.train, cache.train)
-    with pytest.raises(ValueError, match="has no checksums, because an earlier version made it"):
-        again.store.verify()
 
 
 def test_prepare_verifies(

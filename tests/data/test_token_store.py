@@ -93,19 +93,6 @@ def test_a_preparation_that_is_cut_off_goes_on_to_the_same_bytes(
     assert files(again) == whole
 
 
-def test_a_cache_of_an_earlier_version_goes_on(folder: Path, tmp_path: Path) -> None:
-    whole = files(open_cache(settings(folder, tmp_path / "whole")))
-    cut = begin_cache(settings(folder, tmp_path / "cut"))
-    for _ in cut.store.grow(lambda state: state.chunks >= 3):
-        pass
-    meta = cut.folder / "meta.json"
-    content = json.loads(meta.read_text())
-    content["shard_rows"] = content.pop("file_rows")
-    assert content["shard_rows"] == [ROWS // 3]
-    meta.write_text(json.dumps(content))
-    assert files(open_cache(settings(folder, tmp_path / "cut"))) == whole
-
-
 def test_a_damaged_cache_is_made_again(folder: Path, tmp_path: Path) -> None:
     cache = open_cache(settings(folder, tmp_path))
     whole = files(cache)

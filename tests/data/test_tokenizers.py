@@ -88,13 +88,6 @@ def test_trained_byte_pairs_are_those_of_the_library(tmp_path: Path) -> None:
         assert (tokenizer.vocab_size, tokenizer.end_of_text) == (theirs.get_vocab_size(), 0)
 
 
-def test_byte_pairs_saved_by_an_earlier_version_are_loaded(tmp_path: Path) -> None:
-    byte_pairs(300).save(str(tmp_path / "bpe.json"))
-    texts, trained = random_texts(), make_tokenizer("bpe:300", TEXTS)
-    assert load_tokenizer(tmp_path).encode(texts) == trained.encode(texts)
-    assert load_tokenizer(tmp_path).fingerprint() == trained.fingerprint()
-
-
 def test_ids_may_have_gaps() -> None:
     """Three tokens whose largest id is 9: an embedding needs ten rows."""
     words = tokenizers.models.WordLevel({"</s>": 0, "a": 4, "b": 9}, unk_token="</s>")

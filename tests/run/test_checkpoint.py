@@ -146,18 +146,6 @@ def test_the_best_is_kept_besides_the_newest(tmp_path: Path) -> None:
         checkpoint.best(tmp_path, records[-1:])
 
 
-def test_what_killed_saves_of_earlier_versions_have_left_is_removed(tmp_path: Path) -> None:
-    """Killed twice: while writing, and between the two renames of a replacement."""
-    save(tmp_path, "round-1").rename(tmp_path / ".replaced-round-1")
-    (tmp_path / ".writing-abc").mkdir()
-    checkpoint.remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["round-1"]
-    (tmp_path / ".replaced-round-1").mkdir()
-    checkpoint.remove_leftovers(tmp_path)
-    assert checkpoint.list_checkpoints(tmp_path) == [tmp_path / "round-1"]
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 def test_foreign_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no checkpoint"):
         checkpoint.newest(tmp_path)

@@ -21,7 +21,7 @@ from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.round import Phase, Round, RoundParts, average_replicas
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.state_parts import RUN, split_whole, without_workers
+from adloco.algorithms.state_parts import RUN, without_workers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.metered import SyncMeter
@@ -311,9 +311,9 @@ class AdLoCo:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, or from those of its entries that `local_parts` names.
 
-        Call it on all ranks. A state that an earlier version returned is good too.
+        Call it on all ranks.
         """
-        parts = dict(state if RUN in state else split_whole(state))
+        parts = dict(state)
         parts[RUN] = without_workers(parts[RUN], self.method.dropped)
         self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))
         self._bytes_before = self.placement.total_bytes() - Bytes(*parts[RUN]["bytes"])

@@ -214,7 +214,7 @@ class RunState:
             part, average = parts[trainer_part(trainer.id)], trainer.average
             trainer.outer.load_state_dict(part["outer"])
             average.make_room(trainer.outer.parameters())
-            copy_all(part.get("average", []), average.tensors)  # Older checkpoints have none.
+            copy_all(part["average"], average.tensors)
             trainer.outer.broadcast_all(self.replicas(trainer, placement))
         for worker in self.workers.values():
             worker.load_numbers(numbers["workers"][str(worker.id)])
@@ -228,11 +228,11 @@ class RunState:
         self.rounds_done, self.samples = numbers["rounds_done"], numbers["samples"]
         self.inner_steps, self.syncs = numbers["inner_steps"], numbers["syncs"]
         self.round_steps, self.events_done = numbers["round_steps"], numbers["events_done"]
-        self.final_samples = numbers.get("final_samples", 0)  # Older checkpoints have none.
+        self.final_samples = numbers["final_samples"]
         self.diverged, self.pass_limit = numbers["diverged"], numbers["pass_limit"]
         self.verdicts = {
             int(worker): [Verdict(**verdict) for verdict in verdicts]
-            for worker, verdicts in numbers.get("verdicts", {}).items()  # Older ones have none.
+            for worker, verdicts in numbers["verdicts"].items()
         }
         self.auto.load_state_dict(numbers["auto"])
         self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}

@@ -60,28 +60,3 @@ def local_parts(numbers: Mapping[str, Any], placement: Placement) -> list[str]:
         *(trainer_part(trainer) for trainer in here if here[trainer]),
         *map(worker_part, workers),
     ]
-
-
-def split_whole(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a state that an earlier version of adloco saved as one."""
-    tensors = ("optimizers", "counters", "residuals", "params", "buffers")
-    trainers, workers = state["trainers"], state["workers"]
-    outers, inners = state.get("outers_before", {}), state.get("workers_before", {})
-    rest = {key: value for key, value in state.items() if not key.endswith("_before")}
-    numbers = {
-        **rest,
-        "trainers": [_without(entry, ["outer"]) for entry in trainers],
-        "workers": {worker: _without(entry, tensors) for worker, entry in workers.items()},
-    }
-    parts: dict[str, Any] = {RUN: numbers}
-    for entry in trainers:
-        before = outers.get(str(entry["trainer"]))
-        parts[trainer_part(int(entry["trainer"]))] = {"outer": entry["outer"], "before": before}
-    for worker, entry in workers.items():
-        own = {key: entry[key] for key in tensors}
-        parts[worker_part(int(worker))] = {"inner": own, "before": inners.get(worker)}
-    return parts
-
-
-def _without(entry: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key not in names}

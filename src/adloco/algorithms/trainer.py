@@ -100,7 +100,7 @@ class Trainer:
         """Continue from `numbers`."""
         self.worker_ids = list(numbers["workers"])
         self.samples = numbers["samples"]
-        self.losses = LossRange(*numbers.get("losses", ()))  # Older checkpoints have none.
+        self.losses = LossRange(*numbers["losses"])
         self.average.reset()
         self.average.rounds = numbers.get("averaged_rounds", 0)
         self.controller.load_state_dict(numbers["controller"])

@@ -365,7 +365,7 @@ class Worker:
         self.inner_step, self.round_samples = numbers["inner_step"], numbers["round_samples"]
         self.busy_seconds = numbers["busy_seconds"]
         self.losses = list(numbers["losses"])
-        self.skipped_steps = numbers.get("skipped_steps", 0)  # Older checkpoints have none.
+        self.skipped_steps = numbers["skipped_steps"]
         self.restarts = numbers.get("restarts", 0)
         self.moments = Moments.from_numbers(numbers["moments"])
         self.sync = SyncStats.from_numbers(numbers["sync"])

@@ -72,14 +72,14 @@ def event_texts(record: Record) -> list[str]:
     ]
     changed = [
         f"round {record['round']}: {change_text(change)}: {change['reason']}"
-        for change in record.get("changes", ())  # Older runs have none.
+        for change in record["changes"]
     ]
     spikes = [
         f"round {record['round']}: the loss of trainer {row['trainer']} at inner step "
         f"{row['spike_step']} was {row['spike_deviations']:.1f} deviations above its running mean"
         + ("; its round was rolled back" if row["rolled_back"] else "")
         for row in record["trainers"]
-        if row.get("spikes")  # Older runs have none.
+        if row["spikes"]
     ]
     return [*ran_out, *_bad_numbers(record), *spikes, *merged, *changed]
 
@@ -98,7 +98,7 @@ def _bad_numbers(record: Record) -> list[str]:
         + text.format(row[name], *(WORKER[key].text(row.get(key)) for key in GATED))
         for row in record["workers"]
         for name, text in done.items()
-        if row.get(name)  # Older runs have none.
+        if row[name]
     ]
 
 

@@ -10,7 +10,7 @@ What was changed from outside is found by checksums of blocks of tokens, see tok
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -44,9 +44,6 @@ FORMAT = 2
 WAIT_SECONDS = 1.0
 """How long a process waits for the lock before it looks at what another one has appended."""
 
-NEWER = {"blocks", "tokenizer"}
-"""Fields that a state of an earlier version lacks."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class State:
@@ -71,8 +68,8 @@ class State:
     file_rows: list[int] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     complete: bool = False
-    blocks: dict[Split, int] | None = None
-    """Blocks of each split that have checksums; None in a store of an earlier version."""
+    blocks: dict[Split, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    """Blocks of each split that have checksums."""
     tokenizer: dict[str, str] = field(default_factory=dict)
     """Checksums of the tokenizer's files."""
 
@@ -181,18 +178,13 @@ class TokenStore:
             The number of tokens of each block, after it was compared.
 
         Raises:
-            ValueError: A block was changed, or the store is of an earlier version.
+            ValueError: A block was changed.
         """
-        require(
-            self.state.blocks is not None,
-            f"the token cache {self.folder} has no checksums, because an earlier version made it; "
-            "remove it, and it is made again from the text",
-        )
         return self._check(range)
 
     def _check(self, choose: Callable[[int], Sequence[int]]) -> Iterator[int]:
         """Compare the blocks that are chosen out of so many."""
-        for split, count in (self.state.blocks or {}).items():
+        for split, count in self.state.blocks.items():
             yield from check_blocks(self.folder, split, self.tokens(split), choose(count))
 
     def _advance(self, pool: Executor | None, ahead: int) -> None:
@@ -219,7 +211,7 @@ class TokenStore:
                 getattr(state, split) * np.dtype(state.dtype).itemsize,
                 arrays[split].tobytes(),
             )
-        blocks = None if state.blocks is None else self._append_sums(state, state.blocks, arrays)
+        blocks = self._append_sums(state, arrays)
         digest = hashlib.sha256(bytes.fromhex(state.digest))
         for split in SPLITS:
             for text in chunk.texts[split]:
@@ -241,15 +233,13 @@ class TokenStore:
         _commit(self.folder, after)
         return after
 
-    def _append_sums(
-        self, state: State, blocks: Mapping[Split, int], arrays: Arrays
-    ) -> dict[Split, int]:
+    def _append_sums(self, state: State, arrays: Arrays) -> dict[Split, int]:
         """Append the checksums of a chunk; returns the blocks of each split after it."""
         records = {split: block_records(arrays[split], getattr(state, split)) for split in SPLITS}
         for split in SPLITS:
-            file, offset = sums_file(self.folder, split), blocks[split] * RECORD.size
+            file, offset = sums_file(self.folder, split), state.blocks[split] * RECORD.size
             _write_at(file, offset, b"".join(records[split]))
-        return {split: blocks[split] + len(records[split]) for split in SPLITS}
+        return {split: state.blocks[split] + len(records[split]) for split in SPLITS}
 
 
 def _begin(folder: Path, source: str, tokenizer: Tokenizer) -> None:
@@ -259,7 +249,6 @@ def _begin(folder: Path, source: str, tokenizer: Tokenizer) -> None:
     state = State(
         source=source,
         dtype="uint16" if tokenizer.vocab_size <= 2**16 else "uint32",
-        blocks=dict.fromkeys(SPLITS, 0),
         tokenizer=checksums(folder),
     )
     for name in (*(f"{split}.bin" for split in SPLITS), DIGESTS):
@@ -280,11 +269,9 @@ def _read(folder: Path) -> State:
         ValueError: Its file is damaged.
     """
     content = json.loads((folder / META).read_text(encoding="utf-8"))
-    if "shard_rows" in content:  # The name in earlier versions.
-        content["file_rows"] = content.pop("shard_rows")
     known = {each.name for each in fields(State)}
     require(
-        known - NEWER <= content.keys() <= known and content["dtype"] in ("uint16", "uint32"),
+        content.keys() == known and content["dtype"] in ("uint16", "uint32"),
         f"{folder / META} is damaged; remove {folder}, and it is made again",
     )
     return TypeAdapter(State).validate_python(content)
@@ -301,7 +288,7 @@ def _intact(folder: Path) -> bool:
     sizes = {
         f"{split}.bin": getattr(state, split) * np.dtype(state.dtype).itemsize for split in SPLITS
     } | {DIGESTS: state.chunks * DIGEST_BYTES}
-    for split, blocks in (state.blocks or {}).items():
+    for split, blocks in state.blocks.items():
         sizes[sums_file(folder, split).name] = blocks * RECORD.size
     return all(
         (folder / name).exists() and (folder / name).stat().st_size >= size

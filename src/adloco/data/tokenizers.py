@@ -23,9 +23,6 @@ from adloco.data.transformers_tokenizer import (
 )
 from adloco.errors import require
 
-OLD_BYTE_PAIRS = "bpe.json"
-"""File in which earlier versions saved a BPE."""
-
 
 class Tokenizer(Protocol):
     """Text to token ids and back."""
@@ -115,11 +112,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     if (folder / BYTES).exists():
         return ByteTokenizer()
-    if (folder / OLD_BYTE_PAIRS).exists():
-        import tokenizers
-
-        old = str(folder / OLD_BYTE_PAIRS)
-        return TransformersTokenizer(byte_level(tokenizers.Tokenizer.from_file(old)), old)
     require(
         (folder / PRETRAINED).exists(),
         f"{folder} holds no tokenizer; it is written by `adloco train`",

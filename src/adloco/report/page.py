@@ -214,7 +214,7 @@ def _changes(records: Sequence[Record]) -> list[Table]:
     found = [
         (record["round"], f"{record['tokens']:,}", change_text(change), change["reason"])
         for record in records
-        for change in record.get("changes", ())  # Older runs have none.
+        for change in record["changes"]
     ]
     columns = ["round", "tokens", "change", "reason"]
     return [table_of("Settings that the run chose", "", columns, found)] if found else []

@@ -15,14 +15,8 @@ from typing import Any
 from adloco.algorithms.state_parts import RUN
 from adloco.errors import require
 from adloco.metrics import Record
-from adloco.run import part_file, whole_checkpoint
-from adloco.run.part_file import DamagedCheckpointError, read_part
-from adloco.run.whole_checkpoint import is_whole, read_whole
+from adloco.run.part_file import CHECKSUMS, DamagedCheckpointError, read_part
 
-WRITING, REPLACED = ".writing-", ".replaced-"
-"""What the names of folders begin with that killed saves of earlier versions have left: of a
-checkpoint that was written, and of one in whose place it was to go.
-"""
 DAMAGED = "damaged-"
 """What the names of damaged checkpoints begin with that a resume has set aside."""
 
@@ -32,7 +26,6 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._whole: dict[str, Any] = {}
 
     def read(self, part: str) -> Any:
         """A part of its state, with tensors on the CPU; None if it is not here.
@@ -41,10 +34,7 @@ class Checkpoint:
             DamagedCheckpointError: A file is damaged.
             ValueError: Another version wrote it.
         """
-        if not is_whole(self.folder):
-            return read_part(self.folder, part)
-        self._whole = self._whole or read_whole(self.folder)
-        return self._whole.get(part)
+        return read_part(self.folder, part)
 
     def need(self, part: str) -> Any:
         """Read a part; DamagedCheckpointError if it is not here."""
@@ -52,22 +42,6 @@ class Checkpoint:
         if state is None:
             raise DamagedCheckpointError(self.folder, f"{part} is missing")
         return state
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what killed saves of earlier versions have left.
-
-    Call it only with the run's lock held. A checkpoint that was to be replaced gets its name back
-    if the new one did not get there.
-    """
-    for unfinished in folder.glob(f"{WRITING}*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
-    for replaced in folder.glob(f"{REPLACED}*"):
-        target = folder / replaced.name.removeprefix(REPLACED)
-        if target.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            replaced.replace(target)
 
 
 def name_of(round: int, inner_steps: int) -> str:
@@ -133,8 +107,7 @@ def list_all(folder: Path) -> list[Path]:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in a folder that have their last part, `run`, oldest first."""
-    last = (whole_checkpoint.CHECKSUMS, f"{RUN}{part_file.CHECKSUMS}")
-    return [path for path in list_all(folder) if any((path / file).exists() for file in last)]
+    return [path for path in list_all(folder) if (path / f"{RUN}{CHECKSUMS}").exists()]
 
 
 def newest(folder: Path) -> Path:

@@ -7,12 +7,6 @@ from typing import Any
 
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric
 
-NEWER = {
-    *("sync_every", "eta", "multiplier", "spikes", "spike_step", "spike_deviations"),
-    *("rolled_back", "skipped_steps", "restarts", "syncs_left_out"),
-    *("relative_norm", "cosine_with_others", "bytes_checkpoint", "unaveraged_loss"),
-}
-"""Numbers that runs of earlier versions lack; a new one in `metrics.py` is added here."""
 NEVER_NULL = {
     *("round", "tokens", "samples", "inner_steps", "syncs", "seconds", "memory_bytes"),
     *("bytes", "bytes_communicated", "bytes_sent", "bytes_inside", "bytes_ddp_equivalent"),
@@ -27,9 +21,8 @@ def record_fault(line: Any) -> str:
     """What is wrong with a line of metrics.jsonl; empty if nothing is."""
     if not isinstance(line, dict):
         return "no object"
-    lists = ("trainers", "workers", "merges")
-    for name in (*lists, "changes"):
-        rows = line.get(name, [] if name == "changes" else None)  # Earlier runs have no changes.
+    for name in ("trainers", "workers", "merges", "changes"):
+        rows = line.get(name)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             return f"no {name}"
     for name in ("sync", "memory"):
@@ -44,7 +37,7 @@ def record_fault(line: Any) -> str:
         or _fault(line["workers"], WORKER)
         or _fault(list(line["memory"].values()), PHASE)
         or next(filter(None, map(_merge_fault, line["merges"])), "")
-        or next(filter(None, map(_change_fault, line.get("changes", []))), "")
+        or next(filter(None, map(_change_fault, line["changes"])), "")
     )
 
 
@@ -85,7 +78,7 @@ def _fault(
     """The first name of a table whose value in a row is not what it should be."""
     for row in rows:
         for name in (*table, *others):
-            value = row.get(name, None if name in NEWER else "")
+            value = row.get(name, "")
             fits = is_count if name in table and table[name].whole else is_number
             if not (fits(value) if value is not None else name not in NEVER_NULL):
                 return name

@@ -166,7 +166,7 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
         f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; resume "
         "it with that version, or start another run",
     )
-    _check_files(folder, state["run"].get("files"))
+    _check_files(folder, state["run"]["files"])
     return StoredRun(
         folder=folder,
         recipe=recipe,
@@ -190,10 +190,9 @@ def file_checksums(folder: Path) -> dict[str, str]:
     }
 
 
-def _check_files(folder: Path, expected: dict[str, str] | None) -> None:
-    """Raise ValueError if a file is not what the run began with; earlier versions kept nothing."""
-    found = file_checksums(folder) if expected else {}
-    changed = sorted({name for name, _ in found.items() ^ (expected or {}).items()})
+def _check_files(folder: Path, expected: dict[str, str]) -> None:
+    """Raise ValueError if a file is not what the run began with."""
+    changed = sorted({name for name, _ in file_checksums(folder).items() ^ expected.items()})
     require(
         not changed,
         f"{', '.join(changed)} in {folder} is not what the run began with; restore it, or start "

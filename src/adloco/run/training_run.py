@@ -189,8 +189,6 @@ class TrainingRun:
         placement = place_workers(recipe)
         # Locked before anything is changed, so that a run in use is left as it is.
         with locked(folder) if placement.is_rank_zero else nullcontext():
-            if placement.is_rank_zero:
-                checkpoint.remove_leftovers(folder / CHECKPOINTS)
             if placement.agree(not_begun(folder)) and not placement.any(has_trained(folder)):
                 in_turn(placement, lambda: rmtree(folder / CHECKPOINTS, ignore_errors=True))
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
