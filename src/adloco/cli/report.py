@@ -13,8 +13,7 @@ def add_parser(commands: Commands) -> None:
         "report",
         run,
         summary="draw the report of a run again",
-        description="Draw report.html of a run from the files in its folder, and its charts as PNG "
-        "files in the folder plots beside it.",
+        description="Draw report.html of a run, and its charts as PNG files in plots beside it.",
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
 
