@@ -228,8 +228,7 @@ def test_another_text_than_the_run_began_with(
         ("total_tokens = 4000", "total_tokens = 9000"),
         # It has settings that the run knows nothing of.
         (
-            'format = "int2"\nerror_feedback = 0.9\nresidual_in_params = true\n'
-            'feedback = "residual"\nblock = 256\n',
+            'format = "int2"\nerror_feedback = 0.9\nresidual_in_params = true\nblock = 256\n',
             'format = "topk"\nerror_feedback = 0.9\nresidual_in_params = true\n',
         ),
     ],

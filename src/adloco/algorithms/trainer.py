@@ -102,7 +102,7 @@ class Trainer:
         self.samples = numbers["samples"]
         self.losses = LossRange(*numbers["losses"])
         self.average.reset()
-        self.average.rounds = numbers.get("averaged_rounds", 0)
+        self.average.rounds = numbers["averaged_rounds"]
         self.controller.load_state_dict(numbers["controller"])
 
 

@@ -43,6 +43,7 @@ class Memory:
             yield
         finally:
             peak, current = usage(self._device)
+            self._peak = max(self._peak, peak)  # Linux may say less later; see `usage`.
             before = self._phases.get(name, {}).get("peak_bytes") or 0
             self._phases[name] = {"peak_bytes": max(peak, before), "current_bytes": current}
 
