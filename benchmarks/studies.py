@@ -18,7 +18,7 @@ grows as the cosine falls; the warm-up has the stages of arXiv 2412.21124. Where
 the learning rate follows its root.
 
 **Protocol.** Every arm has six trials with seed 1000 (three where its name says the batches): three
-learning rates (0.5, 1 and 2 times the optimizer's base rate, 8e-3 for Muon and 4e-3 for AdamW,
+learning rates (0.5, 1 and 2 times the optimizer's base rate, 8e-3 for Muon and 2e-3 for AdamW,
 times the root of the batch over 16 where it is constant) with each of two batches: constant 16 and
 64; eta 2 and 3.5; a ramp to 64 and to 256; Seesaw from 16 and from 32. The best trial has the final
 runs, seeds 0 to 7 (default model: 0 to 4). Differences are of runs of one seed, with the 95%
@@ -61,7 +61,7 @@ from adloco.study.statistics import paired_difference
 
 TOKENS, CONTEXT, EVERY, SMALL, LARGEST, WORKERS = 600_000, 64, 20, 16, 256, 4
 ENGLISH = "../shared/data/tinyshakespeare/input.txt"
-BASE = {"muon": 8e-3, "adamw": 4e-3}
+BASE = {"muon": 8e-3, "adamw": 2e-3}
 RATES = (0.5, 1.0, 2.0)
 STEP_SECONDS, BANDWIDTH, LATENCY = 0.05, 100e6 / 8, 0.02
 MERGES = {
