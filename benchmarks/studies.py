@@ -201,11 +201,10 @@ def ddp_norm(inner: str) -> dict[str, Arm]:
 def following(**problem: str) -> dict[str, Arm]:
     """Schedules of the batch in data-parallel training, with a model and a corpus."""
     batches = {
-        "constant 16": constant(16),
-        "constant 64": constant(64),
+        **{f"constant {batch}": constant(batch) for batch in (8, 16, 64)},
         **{f"ramp to {last}": ramp(last) for last in (64, 128, 256)},
         "seesaw": seesaw(16),
-        "norm test, eta 2": norm_test(2),
+        **{f"norm test, eta {eta}": norm_test(eta) for eta in (1, 2)},
     }
     flags = {name.replace("_", ".", 1): value for name, value in problem.items()}
     return {
