@@ -40,7 +40,7 @@ TOKENS = {"ddp-norm": 300_000}
 SAMPLES, BATCH, NEAR, PAST = 512, 16, 1.5, 0.8
 FULL = ("noise_scale", "grad_variance", "grad_norm_sq")
 SEEN = (*FULL, "noise_scale_factor", "measured_grad_variance", "measured_grad_norm_sq")
-COST_BATCHES, COST_STEPS, COST_PAIRS = (4, 8, 32), 180, 5
+COST_BATCHES, COST_STEPS, COST_PAIRS = (4, 16), 180, 3
 
 Row = dict[str, Any]
 
@@ -154,7 +154,12 @@ def show(store: dict[str, list[Row]]) -> None:
     print("| --- | --- | --- | --- | --- |")
     pairs = dict.fromkeys(key.rpartition(" ")[0] for key in store)
     for name in [*pairs, *dict.fromkeys(pair.partition(" ")[0] for pair in pairs), ""]:
-        rows = [row for key, found in store.items() if f"{key} ".startswith(name) for row in found]
+        rows = [
+            row
+            for key, found in store.items()
+            if not name or key.startswith(f"{name} ")
+            for row in found
+        ]
         shares = (share(rows, "same"), share(rows, "used"), share(rows, "same", "average"))
         print(f"| {name or 'all'} | {len(rows)} | {' | '.join(shares)} |")
 
