@@ -50,6 +50,7 @@ NAVIGATION = {
         "benchmarks/bytes_to_loss": "Bytes to a loss",
         "benchmarks/frontier": "Loss with fewer bytes",
         "benchmarks/batch_metrics": "Rules for the batch",
+        "benchmarks/studies": "Each part alone",
     },
 }
 """Pages and their short titles under captions; other pages of docs/ stand in "Reference"."""
