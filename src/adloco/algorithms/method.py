@@ -173,8 +173,9 @@ class GradientTest:
     a multiple of 4."""
     steps: int = 4
     """Test steps of each round. Several tell |G|^2 more precisely than one, and how precisely it is
-    known. Each takes as much longer as splitting its batch into groups does (on a
-    CPU, with a small model, a tenth at 16 samples and two thirds at 4); rounds that are shorter consist of test steps."""
+    known. Each takes as much longer as splitting its batch into groups does (on a CPU, with a small
+    model, a tenth at 16 samples and two thirds at 4); rounds that are shorter consist of test steps.
+    """
     step: Literal["first", "last"] = "first"
     """Which steps of a round are its test steps. first: all workers of a trainer have the same
     parameters on the first step, and are close together on the next ones. last: the step after the
