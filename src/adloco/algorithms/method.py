@@ -174,7 +174,7 @@ class GradientTest:
     steps: int = 4
     """Test steps of each round. Several tell |G|^2 more precisely than one, and how precisely it is
     known. Each takes as much longer as splitting its batch into groups does (on a CPU, with a small
-    model, a tenth at 16 samples and two thirds at 4); rounds that are shorter consist of test steps.
+    model, a tenth at 16 samples and two thirds at 4); shorter rounds consist of test steps.
     """
     step: Literal["first", "last"] = "first"
     """Which steps of a round are its test steps. first: all workers of a trainer have the same
