@@ -277,12 +277,13 @@ def page(runs: Mapping[str, Result]) -> str:
     """The stored runs as Markdown."""
     text = ["# The papers' claims, each part alone", *__doc__.split("\n\n")[2:]]
     for name, study in STUDIES.items():
-        text += [f"## {name}", table(study, runs)]
+        if rows := table(study, runs):
+            text += [f"## {name}", rows]
     return "\n\n".join([*text, provenance(list(runs.values())).strip()]) + "\n"
 
 
 def table(study: Study, runs: Mapping[str, Result]) -> str:
-    """A row for each arm with stored runs."""
+    """A row for each arm with stored runs; empty if no arm has any."""
     specs = {name: spec for name, arm in study.arms.items() if (spec := best(arm, runs))}
     found = {
         name: {
@@ -292,6 +293,8 @@ def table(study: Study, runs: Mapping[str, Result]) -> str:
         }
         for name, spec in specs.items()
     }
+    if not any(found.values()):
+        return ""
     heads = ["arm", "chosen", "n", "steps", "syncs", "MB", "modelled s", "loss"]
     lines = [[*heads, f"against {study.against}"]]
     lines.append(["---"] * len(lines[0]))

@@ -164,6 +164,15 @@ def show(store: dict[str, list[Row]]) -> None:
         print(f"| {name or 'all'} | {len(rows)} | {' | '.join(shares)} |")
 
 
+def as_text(store: dict[str, list[Row]]) -> str:
+    """The JSON of what was measured, a checkpoint on a line."""
+    runs = [
+        f"{json.dumps(key)}: [\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]"
+        for key, rows in store.items()
+    ]
+    return "{\n" + ",\n".join(runs) + "\n}\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--corpus", action="append", default=[], metavar="NAME=FILE")
@@ -184,7 +193,7 @@ def main() -> int:
                     print(key, flush=True)
                     store[key] = list(measured(trained(recipe, corpus, path, seed)))
                     print(share(store[key], "same"), flush=True)
-                    STORE.write_text(json.dumps(store, indent=1) + "\n")
+                    STORE.write_text(as_text(store))
     show(store)
     return 0
 
