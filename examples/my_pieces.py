@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,6 @@ class Fp16:
 
     error_feedback = 0.0
     residual_in_params = False
-    feedback: ClassVar[Literal["residual", "ef21"]] = "residual"
     block = 64
     block_bytes = 2 * block
     sums_in_blocks = True
