@@ -35,7 +35,7 @@ def finished_run(folder: Path) -> str:
     (folder / "recipe.toml").write_text(to_toml(build_recipe(read_values("diloco"))))
     (folder / "summary.json").write_text("{}")
     counts = {"tokens": 100, "inner_steps": 4, "samples": 4, "syncs": 1, "bytes_sent": 8}
-    parts = {"sync": dict.fromkeys(SYNC, 0), "memory": {}, "merges": []}
+    parts = {"sync": dict.fromkeys(SYNC, 0), "memory": {}, "merges": [], "changes": []}
     trainer = dict.fromkeys(TRAINER, 0) | {"val_loss": 4.0}
     parts |= {"trainers": [trainer], "workers": [dict.fromkeys(WORKER, 0)]}
     line = dict.fromkeys(ROUND, 0) | counts | {"seconds": 1.0, "val_loss": 4.0} | parts

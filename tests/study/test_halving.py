@@ -22,7 +22,7 @@ TRAINER = """\
     if recipe["inner"]["lr"] == 9:
         sys.exit("adloco: broken")
     (folder / "checkpoints" / "round-000000").mkdir(parents=True, exist_ok=True)
-    (folder / "checkpoints" / "round-000000" / "checksums.json").touch()
+    (folder / "checkpoints" / "round-000000" / "run.sha256").touch()
     (folder / "recipe.toml").write_text(pathlib.Path(word).read_text())
     metrics = folder / "metrics.jsonl"
     done = len(metrics.read_text().splitlines()) if metrics.exists() else 0
