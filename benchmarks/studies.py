@@ -71,7 +71,6 @@ MERGES = {
     "merge.first_round": "2",
     "merge.requested_batch": "sum",
 }
-COUPLED = {"learning_rate.coupling": "sqrt", "learning_rate.reference_batch": str(SMALL)}
 
 
 Batches = Sequence[Mapping[str, str]]
@@ -131,8 +130,14 @@ class Arm:
         flags |= {"evaluation.every": "1000000", "inner.weight_decay": "0"}
         if "batch.eta" in batch:
             flags["batch.minimum"] = str(8 // self.trainers)
+        # Seesaw's rate must be that of its first batch.
+        own = batch.get("batch.rule") in (None, "seesaw")
         if "batch.rule" in batch:
-            flags |= COUPLED
+            reference = start if own else SMALL
+            flags |= {
+                "learning_rate.coupling": "sqrt",
+                "learning_rate.reference_batch": str(reference),
+            }
         if self.trainers > 1:
             flags |= {
                 "method.num_trainers": str(self.trainers),
@@ -140,7 +145,7 @@ class Arm:
             }
             flags |= MERGES if self.merging else {}
         flags |= self.problem
-        scale = 1.0 if "batch.rule" in batch else (start / SMALL) ** 0.5
+        scale = (start / SMALL) ** 0.5 if own else 1.0
         return Spec(
             arm=self.method,
             inner=self.inner,

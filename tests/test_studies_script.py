@@ -23,11 +23,11 @@ def test_every_arm_of_a_study_has_as_many_trials(study: Any) -> None:
         assert {len(each) for each in trials} == {6 if factorial else 3}
         keys = [spec.key for each in trials for spec in each]
         assert len(set(keys)) == len(keys)
-        for first in (each[0].recipe() for each in trials):
+        for first in (spec.recipe() for each in trials for spec in each):
             workers = first.method.num_trainers * first.method.workers_per_trainer
             assert workers == (1 if first.run.name.startswith("ddp") else 4)
             if factorial:
-                assert first.first_batch * first.method.num_trainers == 16
+                assert first.first_batch * first.method.num_trainers in (16, 32, 64)
 
 
 def test_the_best_trial_and_the_table(study: Any, tmp_path: Path) -> None:
