@@ -2,6 +2,8 @@
 
     .venv/bin/python benchmarks/studies.py --jobs 2    # trains what is not stored
     .venv/bin/python benchmarks/studies.py --table     # trains nothing
+    .venv/bin/python benchmarks/studies.py --study small-english --against "norm test, eta 1"
+        # trains and writes nothing: the differences from another arm
 
 **The problem** is that of `bytes_to_loss.py`, shorter: 133,440 parameters, bytes of the default
 corpus, windows of 64, 600k tokens over all trainers, cosine learning rate. Four workers in all arms
@@ -61,6 +63,7 @@ from adloco.study.statistics import paired_difference
 
 TOKENS, CONTEXT, EVERY, SMALL, LARGEST, WORKERS = 600_000, 64, 20, 16, 256, 4
 ENGLISH = "../shared/data/tinyshakespeare/input.txt"
+"""The file input.txt of github.com/karpathy/char-rnn, by its path from the repository."""
 BASE = {"muon": 8e-3, "adamw": 2e-3}
 RATES = (0.5, 1.0, 2.0)
 STEP_SECONDS, BANDWIDTH, LATENCY = 0.05, 100e6 / 8, 0.02
@@ -71,7 +74,6 @@ MERGES = {
     "merge.first_round": "2",
     "merge.requested_batch": "sum",
 }
-
 
 Batches = Sequence[Mapping[str, str]]
 """The settings of a batch that an arm tries."""
@@ -125,19 +127,16 @@ class Arm:
     def _trial(self, batch: Mapping[str, str], rate: float) -> Spec:
         start = int(batch.get("batch.initial", SMALL))
         each = str(start // self.trainers)
-        flags = {"batch.initial": each, "batch.maximum": str(LARGEST)} | batch
-        flags |= {"batch.initial": each, "switch.max_micro_batch": str(LARGEST)}
+        flags = {"batch.maximum": str(LARGEST), "switch.max_micro_batch": str(LARGEST)}
         flags |= {"evaluation.every": "1000000", "inner.weight_decay": "0"}
+        flags |= {**batch, "batch.initial": each}
         if "batch.eta" in batch:
             flags["batch.minimum"] = str(8 // self.trainers)
         # Seesaw's rate must be that of its first batch.
         own = batch.get("batch.rule") in (None, "seesaw")
         if "batch.rule" in batch:
-            reference = start if own else SMALL
-            flags |= {
-                "learning_rate.coupling": "sqrt",
-                "learning_rate.reference_batch": str(reference),
-            }
+            flags["learning_rate.coupling"] = "sqrt"
+            flags["learning_rate.reference_batch"] = str(start if own else SMALL)
         if self.trainers > 1:
             flags |= {
                 "method.num_trainers": str(self.trainers),
@@ -342,11 +341,20 @@ def _difference(percent: Mapping[int, float]) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     options = parse(words)
-    if not options.table:
+    if not (options.table or options.against):
         deadline = time.monotonic() + 60 * options.minutes
         in_processes(options.jobs, work, options.json, options.study, deadline)
     runs = Store(options.json).read()
     require(bool(runs), f"there are no runs in {options.json}; run without --table first")
+    if options.against:
+        for name in options.study:
+            arms = STUDIES[name].arms
+            require(
+                options.against in arms,
+                f"--against must be an arm of {name}, one of: {'; '.join(arms)}",
+            )
+            print(table(replace(STUDIES[name], against=options.against), runs))
+        return
     options.json.with_suffix(".md").write_text(text := page(runs))
     print(text)
 
@@ -356,6 +364,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument("--against", default="", help="arm whose differences are only printed")
     parser.add_argument(
         "--study", nargs="+", choices=STUDIES, default=list(STUDIES), help="which to train"
     )

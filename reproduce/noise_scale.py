@@ -19,6 +19,7 @@ What was measured is kept in noise_scale.json beside this file, and not measured
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import tomllib
@@ -150,8 +151,11 @@ def share(rows: list[Row], when: str, name: str = "noise_scale") -> str:
 
 def show(store: dict[str, list[Row]]) -> None:
     """Print the table: by recipe, by recipe and corpus, and of all."""
-    print(f"| within {NEAR} times, median ratio | checkpoints | same | used | average |")
-    print("| --- | --- | --- | --- | --- |")
+    print(
+        f"| within {NEAR} times, median ratio | checkpoints | same | used | average "
+        "| same: within twice | within one and two stated factors |"
+    )
+    print("| --- " * 7 + "|")
     pairs = dict.fromkeys(key.rpartition(" ")[0] for key in store)
     for name in [*pairs, *dict.fromkeys(pair.partition(" ")[0] for pair in pairs), ""]:
         rows = [
@@ -161,7 +165,22 @@ def show(store: dict[str, list[Row]]) -> None:
             for row in found
         ]
         shares = (share(rows, "same"), share(rows, "used"), share(rows, "same", "average"))
-        print(f"| {name or 'all'} | {len(rows)} | {' | '.join(shares)} |")
+        errors = list(stated(rows))
+        within = (fmean(abs(error) <= most for _, error in errors) for most in (1, 2))
+        twice = fmean(abs(log) <= math.log(2) for log, _ in errors)
+        print(
+            f"| {name or 'all'} | {len(rows)} | {' | '.join(shares)} | {twice:.0%} "
+            f"| {', '.join(f'{part:.0%}' for part in within)} |"
+        )
+
+
+def stated(rows: list[Row]) -> Iterator[tuple[float, float]]:
+    """Logarithm of the ratio to the full gradient's, also in units of what the rule states."""
+    for row in rows:
+        same, full = row["same"], row["full"]["noise_scale"]
+        if same and full and same["noise_scale"] and same["noise_scale_factor"]:
+            log = math.log(same["noise_scale"] / full)
+            yield log, log / math.log(same["noise_scale_factor"])
 
 
 def as_text(store: dict[str, list[Row]]) -> str:

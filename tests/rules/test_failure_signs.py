@@ -186,10 +186,10 @@ def test_a_spike_of_the_loss() -> None:
 
 
 def test_a_worker_that_is_left_out_is_named_once() -> None:
+    finite = {"skipped_steps": 0, "restarts": 0}
     left_out = {"syncs_left_out": 1, "relative_norm": 104.0, "cosine_with_others": None}
-    records = [
-        record(number) | {"workers": [{"worker": 5, "trainer": 0} | left_out]} for number in (1, 2)
-    ]
+    worker = {"worker": 5, "trainer": 0} | finite | left_out
+    records = [record(number) | {"workers": [worker]} for number in (1, 2)]
     sign = only(records)
     assert (sign.kind, sign.trainer, sign.round) == ("worker 5 left out", 0, 1)
     assert sign.seen.endswith("is 104 times the median of trainer 0's workers")

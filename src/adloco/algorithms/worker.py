@@ -366,7 +366,7 @@ class Worker:
         self.busy_seconds = numbers["busy_seconds"]
         self.losses = list(numbers["losses"])
         self.skipped_steps = numbers["skipped_steps"]
-        self.restarts = numbers.get("restarts", 0)
+        self.restarts = numbers["restarts"]
         self.moments = Moments.from_numbers(numbers["moments"])
         self.sync = SyncStats.from_numbers(numbers["sync"])
 

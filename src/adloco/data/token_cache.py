@@ -10,7 +10,6 @@ found without a network. The second is of the tokenizer.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from itertools import islice
 from typing import Any
 
@@ -28,7 +27,7 @@ from adloco.data.sources import StreamSource, TokenSource
 from adloco.data.token_store import State, TokenStore
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 
-FORMAT = 1
+FORMAT = 2
 TOKENIZER_ROWS = 10_000
 """Rows of a dataset on which bpe:SIZE is trained."""
 
@@ -228,10 +227,7 @@ def _dataset_key(data: DataSettings) -> str:
         data.bad_rows,
     ]
     fraction = data.validation_fraction
-    # Earlier versions held out every round(1 / fraction)-th row, which only 1 / k has kept.
-    as_before = Fraction(str(fraction)).numerator == 1
-    spread = fraction if as_before else f"spread {fraction}"
-    held_out = None if data.validation_split or data.validation_samples else spread
+    held_out = None if data.validation_split or data.validation_samples else fraction
     return hashlib.sha256(
         json.dumps([FORMAT, *asked, held_out, local_fingerprint(data.dataset)]).encode()
     ).hexdigest()[:24]

@@ -201,7 +201,7 @@ def _not_finite(record: Record) -> Iterator[Sign]:
     workers = record.get("workers", ())
     for trainer in sorted({row["trainer"] for row in workers}):
         found = {
-            row["worker"]: row.get("skipped_steps", 0) + row.get("restarts", 0)
+            row["worker"]: row["skipped_steps"] + row["restarts"]
             for row in workers
             if row["trainer"] == trainer
         }
