@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,25 @@ def test_a_report_is_drawn_without_torch_and_matplotlib() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_last_collection_is_skipped_unless_triton_is_loaded(loaded: bool) -> None:
+    code = (
+        "import atexit, gc, sys; from adloco.__main__ import main; "
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0)); "
+        f"sys.modules |= {{'triton': sys}} if {loaded} else {{}}; main()"
+    )
+    words = [sys.executable, "-c", code, "config"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str(not loaded)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_a_command_says_nothing_of_triton() -> None:
+    code = "import triton; from adloco.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "config"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_interruption_of_an_import_shows_no_traceback() -> None:

@@ -158,11 +158,18 @@ def _run(words: list[str]) -> int:
     # The libraries read these variables on import; the command line shows its own progress.
     for variable, level in QUIET_LIBRARIES.items():
         os.environ.setdefault(variable, level)
-    # Otherwise Python's last garbage collection would search all objects of torch and transformers
-    # for over a second at exit.
-    atexit.register(gc.freeze)
+    atexit.register(_skip_last_collection)
     code: int = arguments.run(arguments)
     return code
+
+
+def _skip_last_collection() -> None:
+    """At exit: spares Python's search of all objects of torch and transformers, over a second.
+
+    Not with triton, whose library (nanobind) prints a line for each object that is not collected.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
