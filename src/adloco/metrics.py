@@ -50,6 +50,8 @@ class Metric:
     aggregation: Aggregation = "last"
     better: Literal["lower", "higher"] = "lower"
     """Which values of a measure are better."""
+    always: bool = False
+    """True if no line has null for it."""
     panel: str = ""
     """Name of the panel of the report that shows it; empty for none."""
     short: str = ""
@@ -98,38 +100,64 @@ def _table(per: Per, *metrics: Metric) -> dict[str, Metric]:
 
 ROUND = _table(
     "round",
-    Metric("round", "round", COUNT),
-    Metric("tokens", "tokens", TOKENS),
-    Metric("samples", "samples", SAMPLES),
-    Metric("inner_steps", "inner steps", COUNT),
-    Metric("syncs", "syncs", COUNT),
+    Metric("round", "round", COUNT, always=True),
+    Metric("tokens", "tokens", TOKENS, always=True),
+    Metric("samples", "samples", SAMPLES, always=True),
+    Metric("inner_steps", "inner steps", COUNT, always=True),
+    Metric("syncs", "syncs", COUNT, always=True),
     Metric("sync_every", "inner steps per round (H)", COUNT),
     Metric("eta", "eta of the norm test", Unit("", ".3g")),
     Metric("multiplier", "switch mode's n", Unit("", ".3g")),
-    Metric("bytes_communicated", "sent per worker", TRAFFIC, panel="communication"),
-    Metric("bytes_sent", "left each worker", TRAFFIC),
-    Metric("bytes_inside", "sent inside islands, per rank", TRAFFIC, panel="communication"),
-    Metric("bytes_checkpoint", "of checkpoints, between islands", TRAFFIC),
+    Metric("bytes_communicated", "sent per worker", TRAFFIC, panel="communication", always=True),
+    Metric("bytes_sent", "left each worker", TRAFFIC, always=True),
     Metric(
-        "bytes_ddp_equivalent", "data-parallel training would send", TRAFFIC, panel="communication"
+        "bytes_inside", "sent inside islands, per rank", TRAFFIC, panel="communication", always=True
     ),
-    Metric("seconds", "time", SECONDS),
-    Metric("tokens_per_second", "tokens/s", Unit("tokens/s", ",.0f")),
+    Metric("bytes_checkpoint", "of checkpoints, between islands", TRAFFIC, always=True),
+    Metric(
+        "bytes_ddp_equivalent",
+        "data-parallel training would send",
+        TRAFFIC,
+        panel="communication",
+        always=True,
+    ),
+    Metric("seconds", "time", SECONDS, always=True),
+    Metric("tokens_per_second", "tokens/s", Unit("tokens/s", ",.0f"), always=True),
     Metric("rows_read", "rows read", Unit("rows")),
     Metric("rows_per_second", "rows/s", Unit("rows/s", ",.0f")),
     Metric("train_loss", "train loss", NATS, panel="loss"),
     Metric("unaveraged_loss", "validation loss without the average", NATS, panel="loss"),
     Metric("pass_limit", "limit on micro-batches", SAMPLES),
     Metric("learning_rate", "learning rate", Unit("", ".2e")),
-    Metric("memory_bytes", "peak memory", MEMORY),
+    Metric("memory_bytes", "peak memory", MEMORY, always=True),
 )
 SYNC = _table(
     "sync",
-    Metric("bytes", "per sync and worker", replace(TRAFFIC, form=",.2f"), aggregation="mean"),
+    Metric(
+        "bytes",
+        "per sync and worker",
+        replace(TRAFFIC, form=",.2f"),
+        aggregation="mean",
+        always=True,
+    ),
     Metric("compression_ratio", "compressed by", RATIO, aggregation="mean by bytes"),
-    Metric("exposed_seconds", "exposed: training waits", SECONDS, aggregation="sum", panel="wire"),
-    Metric("hidden_seconds", "hidden: training runs", SECONDS, aggregation="sum", panel="wire"),
-    Metric("transfer_seconds", "transfers", SECONDS, aggregation="sum"),
+    Metric(
+        "exposed_seconds",
+        "exposed: training waits",
+        SECONDS,
+        aggregation="sum",
+        panel="wire",
+        always=True,
+    ),
+    Metric(
+        "hidden_seconds",
+        "hidden: training runs",
+        SECONDS,
+        aggregation="sum",
+        panel="wire",
+        always=True,
+    ),
+    Metric("transfer_seconds", "transfers", SECONDS, aggregation="sum", always=True),
     Metric(
         "peak_bytes_per_second",
         "rate of sending, peak",
@@ -139,14 +167,14 @@ SYNC = _table(
 )
 TRAINER = _table(
     "trainer",
-    Metric("trainer", "trainer", COUNT),
-    Metric("workers", "workers", COUNT, panel="trainers"),
-    Metric("requested_batch", "requested batch", SAMPLES, panel="batch"),
-    Metric("worker_batch", "batch of its first worker", SAMPLES),
-    Metric("micro_batch", "micro-batch", SAMPLES),
-    Metric("accumulation_steps", "accumulation steps", COUNT, panel="batch"),
-    Metric("trainer_batch", "batch as trained", SAMPLES, panel="batch"),
-    Metric("rounded_up", "added", SAMPLES),
+    Metric("trainer", "trainer", COUNT, always=True),
+    Metric("workers", "workers", COUNT, panel="trainers", always=True),
+    Metric("requested_batch", "requested batch", SAMPLES, panel="batch", always=True),
+    Metric("worker_batch", "batch of its first worker", SAMPLES, always=True),
+    Metric("micro_batch", "micro-batch", SAMPLES, always=True),
+    Metric("accumulation_steps", "accumulation steps", COUNT, panel="batch", always=True),
+    Metric("trainer_batch", "batch as trained", SAMPLES, panel="batch", always=True),
+    Metric("rounded_up", "added", SAMPLES, always=True),
     Metric("grad_variance", "S, variance of the gradient", Unit("", ".3g"), panel="noise_scale"),
     Metric("grad_norm_sq", "|G|², its squared norm", Unit("", ".3g"), panel="noise_scale"),
     Metric("noise_scale", "noise scale", Unit("samples", ",.1f"), panel="noise_scale"),
@@ -162,21 +190,21 @@ TRAINER = _table(
     Metric(
         "distance_to_mean", "distance to the mean", Unit("relative norm", ".1%"), panel="trainers"
     ),
-    Metric("spikes", "spikes of the loss", COUNT, aggregation="sum"),
+    Metric("spikes", "spikes of the loss", COUNT, aggregation="sum", always=True),
     Metric("spike_step", "inner step of the highest spike", COUNT),
     Metric("spike_deviations", "highest spike", Unit("standard deviations", ".1f")),
-    Metric("rolled_back", "rolled back", COUNT, aggregation="sum"),
+    Metric("rolled_back", "rolled back", COUNT, aggregation="sum", always=True),
 )
 WORKER = _table(
     "worker",
-    Metric("worker", "worker", COUNT),
-    Metric("trainer", "trainer", COUNT),
-    Metric("worker_batch", "batch of a worker", SAMPLES, panel="workers"),
-    Metric("busy_seconds", "inner steps", SECONDS),
-    Metric("wait_seconds", "waiting per round", SECONDS, panel="workers"),
-    Metric("skipped_steps", "steps left out", COUNT, aggregation="sum"),
-    Metric("restarts", "restarts of workers", COUNT, aggregation="sum"),
-    Metric("syncs_left_out", "left out of syncs", COUNT, aggregation="sum"),
+    Metric("worker", "worker", COUNT, always=True),
+    Metric("trainer", "trainer", COUNT, always=True),
+    Metric("worker_batch", "batch of a worker", SAMPLES, panel="workers", always=True),
+    Metric("busy_seconds", "inner steps", SECONDS, always=True),
+    Metric("wait_seconds", "waiting per round", SECONDS, panel="workers", always=True),
+    Metric("skipped_steps", "steps left out", COUNT, aggregation="sum", always=True),
+    Metric("restarts", "restarts of workers", COUNT, aggregation="sum", always=True),
+    Metric("syncs_left_out", "left out of syncs", COUNT, aggregation="sum", always=True),
     Metric("relative_norm", "norm relative to the median", Unit("", ".3g")),
     Metric("cosine_with_others", "cosine with the other workers", Unit("", ".2f")),
 )

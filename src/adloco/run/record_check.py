@@ -7,12 +7,6 @@ from typing import Any
 
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric
 
-NEVER_NULL = {
-    *("round", "tokens", "samples", "inner_steps", "syncs", "seconds", "memory_bytes"),
-    *("bytes", "bytes_communicated", "bytes_sent", "bytes_inside", "bytes_ddp_equivalent"),
-    *("exposed_seconds", "hidden_seconds", "trainer", "worker", "workers", "rounded_up"),
-    *("micro_batch", "accumulation_steps", "trainer_batch", "requested_batch", "tokens_per_second"),
-}
 STEP = ("round", "trainer", "worker", "inner_step", "samples")
 LARGEST, LARGEST_FLOAT = 2**62, 1e100
 
@@ -78,9 +72,9 @@ def _fault(
     """The first name of a table whose value in a row is not what it should be."""
     for row in rows:
         for name in (*table, *others):
-            value = row.get(name, "")
-            fits = is_count if name in table and table[name].whole else is_number
-            if not (fits(value) if value is not None else name not in NEVER_NULL):
+            value, metric = row.get(name, ""), table.get(name)
+            fits = is_count if metric and metric.whole else is_number
+            if metric and metric.always if value is None else not fits(value):
                 return name
         # A task has measures of its own.
         other = [name for name in row if name.startswith("val_") and not is_number(row[name])]
