@@ -88,8 +88,8 @@ def norm_test(*etas: float) -> Batches:
     return [rule | {"batch.eta": f"{eta:g}"} for eta in etas]
 
 
-def ramp(*lasts: int) -> Batches:
-    rule = {"batch.rule": "ramp", "batch.first": str(SMALL)}
+def ramp(*lasts: int, first: int = SMALL) -> Batches:
+    rule = {"batch.rule": "ramp", "batch.first": str(first)}
     over = str(TOKENS // CONTEXT)
     return [rule | {"batch.last": str(last), "batch.over_samples": over} for last in lasts]
 
@@ -202,11 +202,17 @@ def ddp_norm(inner: str) -> dict[str, Arm]:
     }
 
 
+SAME_STEPS = ("constant 13", "ramp from 8 to 24", "ramp from 4 to 95")
+"""Arms with the same number of steps, within 2%: which shape is best on a problem, and does it stay
+the best on another?"""
+
+
 def following(**problem: str) -> dict[str, Arm]:
     """Schedules of the batch in data-parallel training, with a model and a corpus."""
     batches = {
         **{f"constant {batch}": constant(batch) for batch in (8, 16, 64)},
         **{f"ramp to {last}": ramp(last) for last in (64, 128, 256)},
+        **dict(zip(SAME_STEPS, (constant(13), ramp(24, first=8), ramp(95, first=4)), strict=True)),
         "seesaw": seesaw(16),
         **{f"norm test, eta {eta}": norm_test(eta) for eta in (1, 2)},
     }
