@@ -126,7 +126,6 @@ ROUND = _table(
     Metric("rows_read", "rows read", Unit("rows")),
     Metric("rows_per_second", "rows/s", Unit("rows/s", ",.0f")),
     Metric("train_loss", "train loss", NATS, panel="loss"),
-    Metric("unaveraged_loss", "validation loss without the average", NATS, panel="loss"),
     Metric("pass_limit", "limit on micro-batches", SAMPLES),
     Metric("learning_rate", "learning rate", Unit("", ".2e")),
     Metric("memory_bytes", "peak memory", MEMORY, always=True),

@@ -1,7 +1,6 @@
 """Budgets in tokens, rounds, inner steps and syncs; and runs that become longer."""
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,6 @@ from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.run.budget import Budget
-from adloco.run.checkpoint import list_checkpoints
-from adloco.run.part_file import read_tensors
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
 from tests.problems import without_timings
@@ -246,43 +243,3 @@ def test_a_run_in_use_is_refused_before_anything_is_changed(
     assert "is in use by another process" in capsys.readouterr().err
     assert [file.read_bytes() for file in files] == before
     records.close()  # type: ignore[attr-defined]
-
-
-def test_the_average_over_the_tail_is_what_a_run_gives(
-    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Eight rounds of 1,024 tokens, of which the last two are averaged, in a run that is resumed
-    between them.
-    """
-    words = [*small, *CONSTANT, "--run.tokens", "8192", "--evaluation.every", "1"]
-    plain, run = tmp_path / "plain", tmp_path / "run"
-    assert main(["train", "diloco", *words, "--run.folder", str(plain)]) == 0
-    averaged = ["--evaluation.average", "0.25", "--run.keep_checkpoints", "8"]
-    averaged += ["--run.checkpoint_every", "1", "--run.folder", str(run)]
-    given, _ = take_settings([*words, *averaged])
-    rounds = TrainingRun.create(build_recipe(override(read_values("diloco"), given))).rounds()
-    for _ in range(7):
-        next(rounds)
-    rounds.close()  # type: ignore[attr-defined]
-    assert main(["train", "--resume", str(run)]) == 0
-
-    same, last = metrics(plain), metrics(run)
-    assert [line["unaveraged_loss"] for line in last[:6]] == [None] * 6
-    assert last[6]["val_loss"] == last[6]["unaveraged_loss"]
-    assert [line["val_loss"] for line in last[:7]] == [line["val_loss"] for line in same[:7]]
-    assert last[7]["unaveraged_loss"] == same[7]["val_loss"] != last[7]["val_loss"]
-    assert [line["train_loss"] for line in last] == [line["train_loss"] for line in same]
-
-    ends = [
-        read_tensors(each / "trainer-0.safetensors")
-        for each in list_checkpoints(run / "checkpoints")[-2:]
-    ]
-    for index, parameter in enumerate(load_trained(run).model.parameters()):
-        of_rounds = torch.stack([end[f"outer.params.{index}"] for end in ends])
-        torch.testing.assert_close(parameter.detach(), of_rounds.mean(dim=0))
-    capsys.readouterr()
-    assert main(["evaluate", str(run)]) == 0
-    said = re.search(r"loss (\d+\.\d+)", capsys.readouterr().out)
-    assert said and float(said[1]) == pytest.approx(last[7]["val_loss"], abs=1e-4)
-    assert main(["train", "--resume", str(run), "--evaluation.average", "0.5"]) == 2
-    assert "evaluation.average" in capsys.readouterr().err

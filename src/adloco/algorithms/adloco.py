@@ -243,30 +243,12 @@ class AdLoCo:
         )
         return state.workers[first].model
 
-    def average_round(self, *, tail: bool) -> None:
-        """Take the round that has ended into each trainer's tail average, or end the average.
-
-        The average is the plain mean of the global parameters at the ends of these rounds. It costs
-        no communication, and training does not read it. A merge begins the survivor's anew. Call it
-        on all ranks, between rounds.
-
-        tail: True to take the round into the average; False: there is no average after it.
-        """
-        for trainer in self.state.trainers.values():
-            if tail:
-                here = bool(self.placement.local(trainer.worker_ids))
-                trainer.average.add(trainer.outer.parameters(), here=here)
-            else:
-                trainer.average.reset()
-
-    def evaluate(self, share: Share, *, averaged: bool = True) -> dict[int, list[float]]:
+    def evaluate(self, share: Share) -> dict[int, list[float]]:
         """Evaluate each trainer's global parameters. Call it on all ranks, between rounds.
 
         Args:
             share: Evaluates a model on one part of the evaluation set; a trainer's workers and
                 their ranks take one part each.
-            averaged: True to evaluate the trainers' tail averages instead, where they have them;
-                see `average_round`.
 
         Returns:
             The mean of each quantity, by trainer id.
@@ -285,7 +267,6 @@ class AdLoCo:
             self.placement,
             share,
             diverged=state.diverged,
-            averaged=averaged,
         )
 
     def state_dict(self) -> dict[str, Any]:

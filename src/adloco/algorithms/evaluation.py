@@ -19,14 +19,10 @@ equally often for every part, because all ranks of an island compute a sharded m
 """
 
 
-def evaluated(
-    trainer: Trainer, worker: Worker, *, diverged: bool, averaged: bool = True
-) -> AbstractContextManager[None]:
-    """While the context lasts, a worker's model has the parameters with which its trainer is
-    evaluated. The arguments are those of `evaluate`.
+def evaluated(trainer: Trainer, worker: Worker, *, diverged: bool) -> AbstractContextManager[None]:
+    """While the context lasts, a worker's model has its trainer's global parameters. The arguments
+    are those of `evaluate`.
     """
-    if averaged and trainer.average.rounds:
-        return worker.swapped_params(trainer.average.tensors)
     return worker.swapped_params(trainer.outer.parameters()) if diverged else nullcontext()
 
 
@@ -37,7 +33,6 @@ def evaluate(
     share: Share,
     *,
     diverged: bool,
-    averaged: bool = True,
 ) -> dict[int, list[float]]:
     """The mean of each quantity over the evaluation set, by trainer id. Called on all ranks.
 
@@ -48,7 +43,6 @@ def evaluate(
         share: Evaluates a model on one part of the evaluation set.
         diverged: True if workers' parameters differ from their trainers' global ones. The global
             ones then replace them while the model is evaluated.
-        averaged: True to evaluate a trainer's tail average where it has one.
     """
     places = {
         worker: (trainer, index)
@@ -60,7 +54,7 @@ def evaluate(
     def run(worker: Worker) -> list[float]:
         trainer, index = places[worker.id]
         worker.model.eval()
-        with evaluated(trainer, worker, diverged=diverged, averaged=averaged), torch.no_grad():
+        with evaluated(trainer, worker, diverged=diverged), torch.no_grad():
             part = share(
                 worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks
             )

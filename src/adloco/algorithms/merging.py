@@ -41,7 +41,6 @@ def apply_merge(
     members = [trainers[trainer] for trainer in sorted(merge.weights)]
     survivor = trainers[merge.survivor]
     _merge_parameters(merge, members, survivor, fates, placement)
-    survivor.average.reset()  # The parameters before the merge are those of another trainer.
     _merge_momentum(merge, members, survivor, fates, placement)
     _merge_inner_state(merge, members, workers, fates, placement)
     _merge_requests(merge, members, survivor, fates)
@@ -230,17 +229,12 @@ def _reassign(
         source = trainer.worker_ids[0]
         if newcomers and (trainer is not survivor or fates.outer_momentum == "survivor"):
             _fill_missing_momentum([*absorbed, trainer], placement)
-        trainer.average.make_room(trainer.outer.parameters())
         trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
         # All workers of the merged trainers have taken part in the means, so they have the result.
         missing = (
             _not_averaged(survivor, fates)
             if trainer is survivor
-            else [
-                *trainer.outer.parameters(),
-                *trainer.outer.momentum(),
-                *trainer.average.tensors,
-            ]
+            else [*trainer.outer.parameters(), *trainer.outer.momentum()]
         )
         copy_all(placement.comm(trainer.worker_ids).broadcast(missing, source, newcomers), missing)
         trainer.outer.broadcast_all(

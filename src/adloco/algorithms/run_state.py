@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from adloco.algorithms.model_state import Replica, copy_all
+from adloco.algorithms.model_state import Replica
 from adloco.algorithms.rollback import RoundStart
 from adloco.algorithms.state_parts import RUN, trainer_part, worker_part
 from adloco.algorithms.trainer import Trainer
@@ -139,7 +139,6 @@ class RunState:
         parts: dict[str, Any] = {
             trainer_part(trainer.id): {
                 "outer": trainer.outer.state_dict(),
-                "average": list(trainer.average.tensors),
                 "before": before.outers.get(trainer.id),
             }
             for trainer in self.trainers.values()
@@ -211,10 +210,7 @@ class RunState:
             trainer for trainer in self.trainers.values() if placement.local(trainer.worker_ids)
         ]
         for trainer in here:
-            part, average = parts[trainer_part(trainer.id)], trainer.average
-            trainer.outer.load_state_dict(part["outer"])
-            average.make_room(trainer.outer.parameters())
-            copy_all(part["average"], average.tensors)
+            trainer.outer.load_state_dict(parts[trainer_part(trainer.id)]["outer"])
             trainer.outer.broadcast_all(self.replicas(trainer, placement))
         for worker in self.workers.values():
             worker.load_numbers(numbers["workers"][str(worker.id)])

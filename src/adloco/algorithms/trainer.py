@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.algorithms.tail_average import TailAverage
 from adloco.rules.batch_rules.batch_rule import groups_to_compare
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
@@ -30,8 +29,6 @@ class Trainer:
         self.samples = 0
         self.losses = LossRange()
         """Losses of its inner steps so far, to tell a spike."""
-        self.average = TailAverage()
-        """Mean of its global parameters over the last rounds, if the run keeps one."""
 
     @property
     def requested_batch(self) -> int:
@@ -84,15 +81,12 @@ class Trainer:
         self.controller.update(pooled(moments), self.samples, decay, eta)
 
     def numbers(self) -> dict[str, Any]:
-        """The part of its state that every process has; the rest is that of `outer` and
-        of `average`.
-        """
+        """The part of its state that every process has; the rest is that of `outer`."""
         return {
             "trainer": self.id,
             "workers": list(self.worker_ids),
             "samples": self.samples,
             "losses": self.losses.to_numbers(),
-            "averaged_rounds": self.average.rounds,
             "controller": self.controller.state_dict(),
         }
 
@@ -101,8 +95,6 @@ class Trainer:
         self.worker_ids = list(numbers["workers"])
         self.samples = numbers["samples"]
         self.losses = LossRange(*numbers["losses"])
-        self.average.reset()
-        self.average.rounds = numbers["averaged_rounds"]
         self.controller.load_state_dict(numbers["controller"])
 
 

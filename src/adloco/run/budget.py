@@ -139,14 +139,6 @@ class Budget:
         words = name.replace("_", " ")
         return min(1.0, part), f"{done[name]:,} / {self.limits[name]:,} {words}"
 
-    def in_tail(self, state: RunState, share: float) -> bool:
-        """True if the round that has ended is in the last share of the budget.
-
-        share: From 0 to 1; 0: no round is.
-        """
-        # Rounded, because 1 - 0.9 is a little less than 0.1.
-        return round(1 - self.used(state)[0], 9) < share
-
     def _done(self, state: RunState, samples: int, steps: int) -> dict[str, int]:
         return {
             "tokens": samples * self.tokens_per_sample,

@@ -47,16 +47,14 @@ class Probe:
 
 
 def outer_copies(recipe: Recipe, device: torch.device) -> int:
-    """The memory of all trainers' global parameters, their tail average and outer momentum on the
-    device.
+    """The memory of all trainers' global parameters and outer momentum on the device.
 
     Returns:
         A multiple of the model's size in its own data type; 0 if they are kept on the host.
     """
     elsewhere = recipe.outer_memory.on_host and device.type != "cpu"
     size = 2 if recipe.model_options.dtype == "bf16" and recipe.outer_memory.dtype == "fp32" else 1
-    copies = OUTER_COPIES + bool(recipe.evaluation.average)
-    return 0 if elsewhere else copies * size * recipe.method.num_trainers
+    return 0 if elsewhere else OUTER_COPIES * size * recipe.method.num_trainers
 
 
 def rollback_copies(recipe: Recipe, workers: int, device: torch.device) -> int:

@@ -88,8 +88,7 @@ def round_record(
         bytes_checkpoint: Bytes of checkpoints that crossed between islands so far.
         memory_bytes: Peak of this process so far.
         memory: Memory by phase.
-        measured: Each measure by name, by trainer, and `unaveraged_loss` if they are those of tail
-            averages; empty if the round was not evaluated.
+        measured: Each measure by name, by trainer; empty if the round was not evaluated.
     """
     best = min(measured.values(), key=lambda found: found["loss"], default={})
     known = {
@@ -99,7 +98,6 @@ def round_record(
         "rows_read": rows_read,
         "rows_per_second": None if rows_per_second is None else round(rows_per_second, 1),
         "learning_rate": report.trainers[0].learning_rate,
-        "unaveraged_loss": best.get("unaveraged_loss"),
         "bytes_checkpoint": bytes_checkpoint,
         "memory_bytes": memory_bytes,
     }

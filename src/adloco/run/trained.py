@@ -85,8 +85,8 @@ def stored_builder(stored: StoredRun) -> Builder:
 def stored_trainer(
     folder: Path, trainer: int | None, round: int | Literal["best"] | None
 ) -> tuple[StoredRun, int, dict[str, Any]]:
-    """A run at a checkpoint, a trainer's number and its `params` and `buffers`: those of its tail
-    average if it has one, else its global ones; see `load_trained`.
+    """A run at a checkpoint, a trainer's number and its global `params` and `buffers`; see
+    `load_trained`.
     """
     stored = read_run(folder, round=round)
     living = sorted(workers_of(stored.algorithm))
@@ -99,11 +99,7 @@ def stored_trainer(
         f"there is no trainer {chosen} in {stored.checkpoint}; its trainers are "
         f"{', '.join(map(str, living))}",
     )
-    part = Checkpoint(stored.checkpoint).need(trainer_part(chosen))
-    outer, average = part["outer"], part.get("average", [])
-    count = len(outer["params"])
-    chosen_tensors = [*average] or [*outer["params"], *outer["buffers"]]
-    return stored, chosen, {"params": chosen_tensors[:count], "buffers": chosen_tensors[count:]}
+    return stored, chosen, Checkpoint(stored.checkpoint).need(trainer_part(chosen))["outer"]
 
 
 def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:

@@ -288,8 +288,6 @@ class TrainingRun:
             if self.finished:
                 # The round can be larger than planned, so `last` can have been False.
                 self.algorithm.average_replicas()
-            share = self.recipe.evaluation.average
-            self.algorithm.average_round(tail=self._budget.in_tail(self.algorithm.state, share))
             report = replace(report, pass_limit=report.pass_limit or self._new_limit)
             self._new_limit = 0
             trained = (self.algorithm.state.samples - samples) * self.recipe.data.context_tokens
@@ -383,12 +381,6 @@ class TrainingRun:
     def _record(self, report: RoundReport, tokens_per_second: float) -> Record:
         evaluated = self.finished or report.round % self.recipe.evaluation.every == 0
         measured = self._evaluate() if evaluated else {}
-        if measured and any(each.average.rounds for each in self.algorithm.trainers.values()):
-            last = self._evaluate(averaged=False)
-            measured = {
-                trainer: found | {"unaveraged_loss": last[trainer]["loss"]}
-                for trainer, found in measured.items()
-            }
         progress = self.progress()
         return round_record(
             report,
@@ -404,15 +396,14 @@ class TrainingRun:
             memory=self._memory.take(),
         )
 
-    def _evaluate(self, *, averaged: bool = True) -> dict[int, dict[str, float]]:
-        """The task's measures of each trainer, or of its tail average if it has one."""
+    def _evaluate(self) -> dict[int, dict[str, float]]:
+        """The task's measures of each trainer."""
         at_once = self.algorithm.state.pass_limit or self.recipe.switch.b_max
         with self._memory.phase("evaluation"):
             means = self.algorithm.evaluate(
                 lambda model, part, parts: self.task.measure(
                     model, self.device, at_once, part, parts
-                ),
-                averaged=averaged,
+                )
             )
         return {
             trainer: self.recipe.task.measured(of_trainer) for trainer, of_trainer in means.items()

@@ -13,12 +13,7 @@ class EvaluationSettings:
     """Rounds from one evaluation of all trainers to the next."""
     windows: int = 64
     """Validation windows, evenly spaced over the held-out text; 0: all."""
-    average: float = 0.0
-    """Share of the budget, at its end, over whose rounds the global parameters are averaged, each
-    round's as they are at its end. The average is evaluated, exported and loaded instead of the
-    last parameters; training goes on without it. 0: none."""
 
     def __post_init__(self) -> None:
         require(self.every > 0, f"evaluation.every must be > 0, got {self.every}")
         require(self.windows >= 0, f"evaluation.windows must be >= 0, got {self.windows}")
-        require(0 <= self.average < 1, f"evaluation.average must be in [0, 1), got {self.average}")
