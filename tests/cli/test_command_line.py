@@ -15,7 +15,7 @@ import pytest
 from adloco.cli.arguments import COMMON_SETTINGS, take_settings
 from adloco.cli.main import COMMANDS, build_parser, main
 from adloco.cli.settings_help import KnownSetting, known_settings
-from adloco.config.finding import ALIASES, setting_names, switches
+from adloco.config.finding import aliases, setting_names, switches
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
@@ -242,7 +242,7 @@ def test_switches_are_the_settings_that_are_true_or_false() -> None:
 
 
 def test_other_names_stand_for_settings() -> None:
-    assert {*ALIASES.values()} <= {*setting_names()} == {*known()}
+    assert {*aliases().values()} <= {*setting_names()} == {*known()}
 
 
 def test_help_on_a_section(capsys: pytest.CaptureFixture[str]) -> None:

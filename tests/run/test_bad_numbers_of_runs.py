@@ -56,8 +56,8 @@ def test_a_run_gets_past_a_reproducible_failure(
     lower = ["--inner.lr", "0.002", "--data.skip_samples", "5"]
     assert main(["train", "--resume", str(folder), *lower]) == 0
     assert lines(folder / "changes.jsonl") == [
-        {"round": 0, "setting": "inner.lr", "before": "1e+30", "after": "0.002"},
         {"round": 0, "setting": "data.skip_samples", "before": "0", "after": "5"},
+        {"round": 0, "setting": "inner.lr", "before": "1e+30", "after": "0.002"},
     ]
     sentence = "inner.lr was changed from 1e+30 to 0.002 after round 0"
     assert f"WARNING {sentence}" in (folder / "train.log").read_text()
@@ -70,7 +70,8 @@ def test_what_was_changed_trains_as_if_the_run_had_begun_with_it(
 ) -> None:
     """Up to the checkpoint at the start, where nothing was trained."""
     words = [*small, "--run.rounds", "2"]
-    settings = [("inner.lr", "0.001"), ("method.max_grad_norm", "0.1"), ("data.skip_samples", "7")]
+    # In the order of the recipe, in which changes are recorded.
+    settings = [("data.skip_samples", "7"), ("method.max_grad_norm", "0.1"), ("inner.lr", "0.001")]
     flags = [word for name, value in settings for word in (f"--{name}", value)]
     assert main(["train", "diloco", *words, *flags, "--run.folder", str(tmp_path / "whole")]) == 0
     given, _ = take_settings([*words, "--inner.lr", "0.01"])

@@ -62,7 +62,7 @@ def test_what_is_held_equal(tmp_path: Path) -> None:
 
     assert runs("diloco", "local-sgd") == []
     equal = held_equal(plan_runs(["diloco", "local-sgd"], [], 1, tmp_path))
-    assert equal == ["data", "validation windows", "tokenizer", "model", "task", "1,200,000 tokens"]
+    assert equal == ["task", "validation windows", "model", "data", "tokenizer", "1,200,000 tokens"]
     assert runs("diloco", "a=diloco@--model.hidden_size 64") == [
         "model (model.hidden_size: diloco: 0, a: 64)"
     ]

@@ -25,6 +25,7 @@ from adloco.rules.nonfinite import OnNonFinite
 from adloco.rules.shares import EqualShares, Shares
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
+from adloco.setting import setting
 
 if TYPE_CHECKING:
     import torch
@@ -80,11 +81,11 @@ class Problem:
 class Method:
     """The numbers of trainers and workers, and the length of a round."""
 
-    num_trainers: int = 1
+    num_trainers: int = setting(1, aliases=("k", "trainers"))
     """Trainers at the start (k): independent training trajectories, which merges can join."""
-    workers_per_trainer: int = 1
+    workers_per_trainer: int = setting(1, aliases=("m", "num_workers", "workers"))
     """Workers of each trainer (M): model copies that train on their own data between syncs."""
-    sync_every: int | Literal["auto"] = 20
+    sync_every: int | Literal["auto"] = setting(20, aliases=("h", "local_steps"))
     """Inner optimizer steps per round (H); auto: 20 at first, then chosen by the run for the least
     time to a loss, from its own seconds of steps and syncs (section [auto]).
     """
@@ -92,11 +93,11 @@ class Method:
     """How rounds become longer while the learning rate decays: a round has sync_every x (peak rate
     / rate at its beginning) ^ sync_growth inner steps. 0: not at all; 1: the workers move about as
     far in each round; 2: the quadratic synchronisation rule (arXiv 2310.14423)."""
-    dropped: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = setting((), resume="recorded")
     """Workers that train no more, by number from 0: those of a lost island, which the others go on
     without (run.on_loss = drop).
     """
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = setting(1.0, resume="recorded", aliases=("clip", "grad_clip"))
     """Largest norm of a worker's gradient at an inner step; larger gradients are scaled down to it.
     0: no limit."""
 
@@ -207,7 +208,7 @@ class Batching:
 class OuterMemory:
     """Where and in which data type a trainer keeps the tensors that only syncs need."""
 
-    on_host: bool = False
+    on_host: bool = setting(False, resume="free")
     """Keep global parameters, outer optimizer state and residuals (what syncs have left unsent) in
     host memory. The device then holds one fragment at a time, or one for each trainer if fragments
     are in flight."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from adloco.errors import require
 from adloco.late import torch
+from adloco.setting import setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -66,11 +67,13 @@ class OuterOptimizer:
 
     key: ClassVar[str] = "optimizer"
 
-    optimizer: str = "SGD"
+    optimizer: str = setting("SGD", aliases=("outer_optimizer",))
     """Name of a class in torch.optim."""
-    lr: float = 0.7
+    lr: float = setting(0.7, aliases=("outer_lr",))
     """Outer learning rate; SGD with 1.0 and no momentum averages the workers (LocalSGD)."""
-    options: Mapping[str, Any] = field(default_factory=lambda: {"momentum": 0.9, "nesterov": True})
+    options: Mapping[str, Any] = setting(
+        factory=lambda: {"momentum": 0.9, "nesterov": True}, aliases=("momentum", "nesterov")
+    )
     """Further arguments of the class, for instance { momentum = 0.9, nesterov = true }."""
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ from adloco.run.changes import DROPPED
 from adloco.run.environment import choose_device
 from adloco.run.memory_copies import NO_COPIES, Copies
 from adloco.run.starts import Kind
-from adloco.run.stored import CHANGEABLE, begun_run, resumed_recipe
+from adloco.run.stored import begun_run, changeable, resumed_recipe
 from adloco.run.training_run import TrainingRun
 
 Settings = list[tuple[str, str]]
@@ -201,7 +201,7 @@ class _Part:
         given: Settings = self._arguments.settings
         folder = self._begun.folder if self._begun else self._arguments.resume or self._restarted()
         if folder and not self._arguments.resume:
-            given = [(name, text) for name, text in given if name in CHANGEABLE]
+            given = [(name, text) for name, text in given if name in changeable()]
         if self._begun:
             shards, replicas = map(str, self._begun.shape)
             sizes = [("placement.shard_size", shards), ("placement.replica_size", replicas)]

@@ -1,58 +1,41 @@
 """Finding the setting that somebody means by part of its name, or by a name from elsewhere."""
 
 import difflib
+import functools
+from collections.abc import Mapping
 from dataclasses import fields
 
 from adloco.config.sections import SECTIONS, Section
+from adloco.setting import Facts, facts_of
 
-ALIASES = {
-    "batch": "batch.initial",
-    "batch_size": "batch.initial",
-    "beta1": "inner.betas",
-    "clip": "method.max_grad_norm",
-    "codec": "wire.format",
-    "context": "data.context_tokens",
-    "eval_every": "evaluation.every",
-    "grad_clip": "method.max_grad_norm",
-    "h": "method.sync_every",
-    "inner_lr": "inner.lr",
-    "k": "method.num_trainers",
-    "learning_rate": "inner.lr",
-    "local_steps": "method.sync_every",
-    "m": "method.workers_per_trainer",
-    "max_length": "data.context_tokens",
-    "max_steps": "run.inner_steps",
-    "micro_batch_size": "switch.max_micro_batch",
-    "model": "model.shape",
-    "momentum": "outer.options",
-    "n": "switch.multiplier",
-    "nesterov": "outer.options",
-    "num_workers": "method.workers_per_trainer",
-    "outer_lr": "outer.lr",
-    "outer_optimizer": "outer.optimizer",
-    "output": "run.folder",
-    "output_dir": "run.folder",
-    "per_device_train_batch_size": "switch.max_micro_batch",
-    "scheduler": "learning_rate.shape",
-    "seq_len": "data.context_tokens",
-    "seq_length": "data.context_tokens",
-    "steps": "run.inner_steps",
-    "trainers": "method.num_trainers",
-    "warmup": "learning_rate.warmup_fraction",
-    "workers": "method.workers_per_trainer",
-}
-"""Names that papers and other programs use, in small letters, and the settings they stand for."""
+
+@functools.cache
+def setting_facts() -> Mapping[str, Facts]:
+    """The facts of every setting that a recipe can have, by section.key, in the order of the
+    sections.
+    """
+    found: dict[str, Facts] = {}
+    for section, content in SECTIONS.items():
+        if content.choice:
+            found[f"{section}.{content.choice.key}"] = Facts(aliases=content.choice.aliases)
+        for owner in _owners(content):
+            for field in fields(owner):
+                found.setdefault(f"{section}.{field.name}", facts_of(field))
+    return found
 
 
 def setting_names() -> list[str]:
     """section.key of every setting that a recipe can have, in the order of the sections."""
-    names: dict[str, None] = {}
-    for section, content in SECTIONS.items():
-        if content.choice:
-            names[f"{section}.{content.choice.key}"] = None
-        every = (field for owner in _owners(content) for field in fields(owner))
-        names |= {f"{section}.{field.name}": None for field in every}
-    return list(names)
+    return list(setting_facts())
+
+
+def held_by(name: str) -> str:
+    """What the runs of a comparison must have in common and this setting decides; empty: nothing.
+
+    name: section.key; also one of a class of the user's own.
+    """
+    own = setting_facts().get(name, Facts()).equal
+    return SECTIONS[name.partition(".")[0]].held_equal if own is None else own
 
 
 def switches() -> set[str]:
@@ -66,6 +49,11 @@ def switches() -> set[str]:
     }
 
 
+def aliases() -> dict[str, str]:
+    """Names that papers and other programs use, and the settings they stand for."""
+    return {alias: name for name, facts in setting_facts().items() for alias in facts.aliases}
+
+
 def settings_meant(word: str) -> list[str]:
     """The settings whose key is this word, or for which it is another name; none if none is.
 
@@ -75,12 +63,12 @@ def settings_meant(word: str) -> list[str]:
     names = setting_names()
     key = _key(word)
     named = [name for name in names if name.partition(".")[2] == key]
-    return [*named, *([ALIASES[key]] if key in ALIASES else [])]
+    return [*named, *([aliases()[key]] if key in aliases() else [])]
 
 
 def settings_near(word: str) -> list[str]:
     """The settings that a misspelt word may mean."""
-    known = {name.partition(".")[2] for name in setting_names()} | ALIASES.keys()
+    known = {name.partition(".")[2] for name in setting_names()} | aliases().keys()
     nearest = difflib.get_close_matches(_key(word), known, n=1)
     return settings_meant(nearest[0]) if nearest else []
 

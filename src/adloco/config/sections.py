@@ -48,6 +48,8 @@ class Choice:
     default: str
     meaning: str
     """Help text of the key. The help text of each class is its own docstring."""
+    aliases: tuple[str, ...] = ()
+    """As in `Facts`."""
 
     def help(self) -> str:
         """The meaning, followed by one line for each class."""
@@ -66,6 +68,8 @@ class Section:
     """Key that chooses one more class; None: the section has no such key."""
     chosen: str = ""
     """Field of `Recipe` that has the chosen class."""
+    held_equal: str = ""
+    """As `Facts.equal`, of the settings of the section that do not say it."""
 
 
 BATCH_RULES = Register(package="adloco.rules.batch_rules", protocol=BatchRule)
@@ -88,6 +92,7 @@ SECTIONS: dict[str, Section] = {
             meaning="What the model is trained for.",
         ),
         chosen="task",
+        held_equal="task",
     ),
     "model": Section(
         parts={"model_options": ModelOptions},
@@ -98,6 +103,7 @@ SECTIONS: dict[str, Section] = {
             meaning="Where the model comes from.",
         ),
         chosen="model",
+        held_equal="model",
     ),
     "data": Section(parts={"data": DataSettings}),
     "method": Section(parts={"method": Method}),
@@ -139,6 +145,7 @@ SECTIONS: dict[str, Section] = {
             register=WIRE_FORMATS,
             default="fp32",
             meaning="How pseudo-gradients are encoded when they are sent between workers.",
+            aliases=("codec",),
         ),
         chosen="wire",
     ),

@@ -6,6 +6,7 @@ from typing import Literal
 from adloco.config.register import Register
 from adloco.errors import require
 from adloco.rules.nonfinite import OnNonFinite
+from adloco.setting import setting
 from adloco.tracking.tracker import TrackerSettings
 
 TRACKERS = Register(package="adloco.tracking", protocol=TrackerSettings)
@@ -15,28 +16,30 @@ TRACKERS = Register(package="adloco.tracking", protocol=TrackerSettings)
 class RunSettings:
     """The length of a run, its folder, its device, and what it saves."""
 
-    folder: str = ""
+    folder: str = setting(
+        "", resume="free", of_rank=True, traceless=True, aliases=("output", "output_dir")
+    )
     """Folder for the run's files; it must not exist yet. Empty: a folder in runs/, named after the
     recipe, the model, the data and the time.
     """
-    name: str = ""
+    name: str = setting("", resume="free", of_rank=True, traceless=True)
     """Name of the recipe in tables and reports. Empty: the name of the recipe's file."""
-    tokens: int = 1_200_000
+    tokens: int = setting(1_200_000, resume="free", equal="budget")
     """Budget: number of tokens to train on, over all trainers. The run ends with the sample that
     reaches it; the last inner step takes what is left. 0: no limit; one of the next three must then
     be given.
     """
-    rounds: int = 0
+    rounds: int = setting(0, resume="free", equal="budget")
     """Budget in rounds; 0: no limit. The run ends when its first budget is spent."""
-    inner_steps: int = 0
+    inner_steps: int = setting(0, resume="free", equal="budget", aliases=("max_steps", "steps"))
     """Budget in inner optimizer steps of each worker; 0: no limit."""
-    syncs: int = 0
+    syncs: int = setting(0, resume="free", equal="budget")
     """Budget in rounds that sync; 0: no limit."""
     seed: int = 0
     """Seed of the initial parameters, the order of the data, and dropout."""
-    device: str = "auto"
+    device: str = setting("auto", resume="free", of_rank=True, traceless=True)
     """Device to train on: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
-    threads: int = 0
+    threads: int = setting(0, resume="free", of_rank=True, traceless=True)
     """Number of workers that run at the same time. 0: one per core on a CPU, one on a GPU. It does
     not change the results.
     """
@@ -46,36 +49,36 @@ class RunSettings:
     """
     compile: bool = False
     """Compile the model with torch.compile (slow to start, faster steps)."""
-    on_nonfinite: OnNonFinite = "stop"
+    on_nonfinite: OnNonFinite = setting("stop", resume="recorded")
     """What to do when the numbers of a worker are not finite. stop: end the run with an error, with
     the last checkpoint as it is; skip: leave out an inner step whose loss or gradient is not
     finite; restore: start the worker again from the parameters of the last sync, with fresh
     optimizer state. Both are counted.
     """
-    checkpoint_every: int = 10
+    checkpoint_every: int = setting(10, resume="free", traceless=True)
     """Rounds from one checkpoint to the next. The last round always writes one."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = setting(2, resume="free", traceless=True)
     """Number of checkpoints to keep; older ones are deleted."""
-    keep_best: bool = False
+    keep_best: bool = setting(False, resume="free")
     """Also write a checkpoint after each evaluation with the lowest loss so far, and keep that one
     besides run.keep_checkpoints, for adloco evaluate, generate and export --best.
     """
-    grace_seconds: float = 30.0
+    grace_seconds: float = setting(30.0, resume="free")
     """Time from a signal that tells the run to stop to the end that a scheduler or launcher puts to
     it (30 is torchrun's --shutdown-timeout). The run says if saving takes longer. A rank that waits
     for another one ends then.
     """
-    timeout_seconds: float = 600.0
+    timeout_seconds: float = setting(600.0, resume="free")
     """A rank that gives no sign of life for so long is lost, and the run ends. A rank that is slow
     is waited for, ten times as long.
     """
-    on_loss: Literal["stop", "replace", "drop"] = "stop"
+    on_loss: Literal["stop", "replace", "drop"] = setting("stop", resume="free")
     """What to do when a rank is lost. stop: end the run, to be resumed; replace: the ranks that are
     left take over its workers and go on from the newest checkpoint, with the same numbers as if
     nothing had happened, and take back a rank that returns; drop: they go on from there without its
     workers (method.dropped). Only on CPUs; on GPUs the run ends.
     """
-    copy_every: int = 0
+    copy_every: int = setting(0, resume="free")
     """Rounds from one copy of the run's state in memory to the next; 0: none are made. Each island
     keeps a copy of its workers and sends it to an island on another machine, if there is one, which
     takes about three times the bytes of an uncompressed sync. After a loss (run.on_loss) the others
@@ -83,7 +86,7 @@ class RunSettings:
     checkpoint makes a copy too, which its receiver writes to its disk. An island that is alone
     writes a checkpoint instead.
     """
-    trackers: str = "auto"
+    trackers: str = setting("auto", resume="free", of_rank=True, traceless=True)
     """Where to log metrics, besides the run's folder: auto (TensorBoard if it is installed), none,
     or names separated by commas: tensorboard, wandb, clearml, mlflow, trackio, or a class of your
     own as package.module:Name.
@@ -165,11 +168,11 @@ class PlacementSettings:
     neighbouring ranks are an island.
     """
 
-    shard_size: int = 1
+    shard_size: int = setting(1, resume="free")
     """Number of ranks over which a worker's parameters are sharded (FSDP2). 0: all ranks, divided
     equally among the workers.
     """
-    replica_size: int = 1
+    replica_size: int = setting(1, resume="free")
     """Number of copies of a worker (or of its shards), whose gradients are summed at every step
     (DDP, HSDP). 0: all ranks, divided equally among the workers.
     """
@@ -191,11 +194,11 @@ class MemorySettings:
     micro-batch.
     """
 
-    gib: float = 0.0
+    gib: float = setting(0.0, resume="free")
     """Memory that this process may use, in GiB; required on a CPU. 0: what is free on the GPU when
     the run starts.
     """
-    fraction: float = 0.9
+    fraction: float = setting(0.9, resume="free")
     """Fraction of that memory to plan for; the rest is a safety margin."""
 
     def __post_init__(self) -> None:
@@ -207,7 +210,7 @@ class MemorySettings:
 class ProfileSettings:
     """What to record about a run's use of resources, besides the metrics."""
 
-    memory: bool = False
+    memory: bool = setting(False, resume="free", of_rank=True, traceless=True)
     """On a GPU: record PyTorch's history of memory allocations in the first process, and write it
     to profile/memory-rank0.pickle at the end.
     """

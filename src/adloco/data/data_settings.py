@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from adloco.errors import require
+from adloco.setting import setting
 
 ALL_ROWS = sys.maxsize
 """Value of `validation_samples` with which every row is held out."""
@@ -16,39 +17,39 @@ ALL_ROWS = sys.maxsize
 class DataSettings:
     """The text to train and validate on, and how it is tokenised."""
 
-    path: str = ""
+    path: str = setting("", resume="free", of_rank=True, equal="data")
     """A text, jsonl or parquet file, or a folder of such files. If path and dataset are both empty:
     the source code of Python's standard library.
     """
-    dataset: str = ""
+    dataset: str = setting("", resume="free", of_rank=True, equal="data")
     """Instead of path: a Hugging Face dataset, as a hub id (allenai/c4) or as a local folder in the
     hub's layout. Needs pip install 'adloco[datasets]'.
     """
-    factory: str = ""
+    factory: str = setting("", resume="free", of_rank=True, equal="data")
     """Instead of a path: a function of your own, as mypackage.data:rows. It returns an iterable of
     texts, or of dictionaries with the text column; the same ones at each call.
     """
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = setting(factory=dict, resume="free", of_rank=True, equal="data")
     """Arguments of data.factory, for instance { folder = "books" }."""
-    config: str = ""
+    config: str = setting("", equal="data")
     """Configuration of the dataset, for instance en."""
-    split: str = "train"
+    split: str = setting("train", equal="data")
     """Split of the dataset to train on."""
-    validation_split: str = ""
+    validation_split: str = setting("", equal="validation windows")
     """Split of the dataset to validate on. Empty: rows of data.split are held out."""
     streaming: bool = False
     """true: fetch and tokenise the dataset during training, in its own order; false: fetch and
     tokenise all of it before training.
     """
-    samples: int = 0
+    samples: int = setting(0, equal="data")
     """Number of rows to take, counted from the first; each text file is one row. 0: all. Other rows
     are not fetched.
     """
-    skip_samples: int = 0
+    skip_samples: int = setting(0, resume="recorded")
     """Samples that every worker leaves out at the beginning of its stream. A larger number on
     resume leaves out the difference from there on, to get past data with which training fails.
     """
-    validation_samples: int = 0
+    validation_samples: int = setting(0, equal="validation windows")
     """With validation_split: number of its rows to take; 0: all. Without: number of first rows to
     hold out; 0: use validation_fraction.
     """
@@ -60,19 +61,21 @@ class DataSettings:
     """Second source, used if the first cannot be reached when the run starts: a path, dataset:ID or
     dataset:ID:CONFIG.
     """
-    text_column: str = "text"
+    text_column: str = setting("text", equal="data")
     """Column with the text, in datasets, jsonl and parquet files."""
-    tokenizer: str = "bytes"
+    tokenizer: str = setting("bytes", equal="tokenizer")
     """bytes, bpe:SIZE (byte-level BPE trained on the text), or the folder or hub name of a Hugging
     Face tokenizer.
     """
-    context_tokens: int = 128
+    context_tokens: int = setting(
+        128, equal="data", aliases=("context", "max_length", "seq_len", "seq_length")
+    )
     """Length of a sample, in tokens."""
-    validation_fraction: float = 0.05
+    validation_fraction: float = setting(0.05, equal="validation windows")
     """Fraction of the rows to hold out if neither validation_split nor validation_samples is set:
     spread evenly over the rows, or, if a path has too few rows for one, of the end of each.
     """
-    cache: str = "~/.cache/adloco"
+    cache: str = setting("~/.cache/adloco", resume="free", of_rank=True)
     """Folder of the caches: tokenised text, and results of adloco probe."""
 
     def __post_init__(self) -> None:

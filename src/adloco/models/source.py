@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from adloco.setting import setting
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -117,7 +119,7 @@ class ModelOptions:
     """Data type of parameters, gradients and inner optimizer state. The data type of the
     computation is run.precision.
     """
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = setting(False, equal="")
     """Compute activations again in the backward pass instead of keeping them in memory."""
     from_run: str = ""
     """Folder of another run, whose model's parameters are the first ones of this run; `adloco train

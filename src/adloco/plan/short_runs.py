@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
@@ -34,14 +35,6 @@ LEAST_ROUNDS = 3
 """Rounds of a run that counts, if its workers exchange."""
 EQUAL = ("model.", "task.", "data.", "evaluation.windows")
 """Settings without which losses cannot be compared."""
-MAY_DIFFER = {
-    "model.gradient_checkpointing",
-    "data.cache",
-    "data.path",
-    "data.dataset",
-    "data.factory",
-    "data.arguments",  # The text behind these four is compared by its fingerprint.
-}
 UNKNOWN = ("inner.", "learning_rate.", "method.max_grad_norm", "run.precision")
 """Settings that change losses, but that the law does not know."""
 
@@ -79,7 +72,7 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
         summary = read_json(folder / SUMMARY)
         # What was read of a stream has no fingerprint that another run shares.
         named["data.fingerprint"] = data.name if data.streaming else summary.get("corpus")
-    for name in _differing(settings, EQUAL, MAY_DIFFER):
+    for name in _differing(settings, EQUAL, _may_differ()):
         found = {str(named.get(name)): folder for folder, named in settings.items()}
         (one, first), (other, second) = list(found.items())[:2]
         raise ValueError(
@@ -123,7 +116,7 @@ def differences(recipe: Recipe, other: Recipe) -> list[str]:
     """Names of settings in which recipes differ so that one says nothing of the other's loss."""
     settings = {Path(name): named_settings(one) for name, one in (("1", recipe), ("2", other))}
     beginnings = ("model.", "task.", "data.context_tokens", "data.tokenizer")
-    return _differing(settings, beginnings, MAY_DIFFER)
+    return _differing(settings, beginnings, _may_differ())
 
 
 def check_shared_model(recipes: Sequence[Recipe], measured: Recipe | None) -> None:
@@ -177,6 +170,11 @@ def _changed(section: str, part: Any) -> list[str]:
         for field in fields(part)
     }
     return [f"{section}.{key} {value}" for key, value in values.items() if value != usual[key]]
+
+
+def _may_differ() -> set[str]:
+    """Settings that change no loss; the text behind paths is compared by its fingerprint."""
+    return {name for name, facts in setting_facts().items() if facts.of_rank or facts.equal == ""}
 
 
 def _differing(

@@ -13,6 +13,7 @@ from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule, TrainingPoint
 from adloco.rules.level import Level, merged
 from adloco.rules.moments import GradientEstimate
+from adloco.setting import setting
 
 MOST_SAMPLES = 1 << 24
 """Largest limit on a batch, in samples: an inner step lists its micro-batches."""
@@ -44,7 +45,7 @@ class BatchGuards:
     The defaults of `max_growth` and `hysteresis` switch these two off.
     """
 
-    initial: int = 8
+    initial: int = setting(8, aliases=("batch", "batch_size"))
     """Requested batch at the start, in samples per inner step over all workers of a trainer. A rule
     with a schedule (cyclic, ramp, random, replay, warmup) replaces it by its own first batch."""
     minimum: int = 1

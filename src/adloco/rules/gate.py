@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from adloco.errors import require
+from adloco.setting import setting
 
 SMALLEST = 3
 """Workers without whom nobody can tell which one is wrong."""
@@ -34,16 +35,16 @@ class Verdict:
 class Gate:
     """Leaves workers out of a sync whose pseudo-gradients are far from the others'."""
 
-    gate: bool = False
+    gate: bool = setting(False, resume="recorded")
     """Compare the pseudo-gradients of a trainer's workers before each sync, if it has at least
     three, and leave out of the sync those that are far from the others. If that were half of them
     or more, none is left out.
     """
-    gate_factor: float = 10.0
+    gate_factor: float = setting(10.0, resume="recorded")
     """With gate: a norm that is more than this many times the median of the workers' norms, or less
     than the median divided by it, is far.
     """
-    gate_cosine: float = -0.2
+    gate_cosine: float = setting(-0.2, resume="recorded")
     """With gate: a lower cosine with the mean direction of the other workers is far. It is measured
     with a standard error of 0.06; healthy workers have positive ones.
     """

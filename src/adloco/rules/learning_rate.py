@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from adloco.errors import require
+from adloco.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +21,13 @@ class LearningRate:
     tokens can be compared.
     """
 
-    shape: Literal["cosine", "wsd", "constant"] = "cosine"
+    shape: Literal["cosine", "wsd", "constant"] = setting("cosine", aliases=("scheduler",))
     """Shape after the warm-up. cosine: half a cosine down to the final fraction; wsd: constant,
     then a linear decay to the final fraction; constant: no decay.
     """
     total_tokens: int = 0
     """Tokens at which the schedule ends; in a recipe 0 means the run's budget."""
-    warmup_fraction: float = 0.02
+    warmup_fraction: float = setting(0.02, aliases=("warmup",))
     """Fraction of total_tokens over which the rate rises linearly from zero."""
     final_fraction: float = 0.1
     """Rate at the end, as a fraction of the peak (cosine and wsd)."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from adloco.errors import require
+from adloco.setting import setting
 
 WINDOW = 100
 """Inner steps after which a loss has lost 63% of its weight in the mean."""
@@ -23,12 +24,12 @@ FEWEST = 50
 class Spikes:
     """What to do about an inner step whose loss is far above those before."""
 
-    on_spike: Literal["report", "rollback", "off"] = "report"
+    on_spike: Literal["report", "rollback", "off"] = setting("report", resume="recorded")
     """What to do when the loss of a trainer's inner step is far above its running mean. report:
     warn; rollback: also undo the trainer's round: parameters and optimizer states are those of the
     round's start, and its data is not read again (takes memory for a copy of them); off: nothing.
     """
-    spike_deviations: float = 6.0
+    spike_deviations: float = setting(6.0, resume="recorded")
     """Standard deviations of the losses above their running mean from which on a loss is far; both
     are over about 100 inner steps.
     """

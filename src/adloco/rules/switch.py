@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Literal
 
 from adloco.errors import require
+from adloco.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +105,17 @@ class BatchPlan:
 class SwitchMode:
     """What fits in one pass, and when a worker accumulates gradients over several."""
 
-    max_micro_batch: int | Literal["auto"] = 8
+    max_micro_batch: int | Literal["auto"] = setting(
+        8, aliases=("micro_batch_size", "per_device_train_batch_size")
+    )
     """Samples that fit in one forward and backward pass on one rank (b_max); auto: measured with
     real steps at the start of the run.
     """
-    pass_limit: int = 0
+    pass_limit: int = setting(0, resume="free")
     """Cap on micro-batches, for when b_max does not fit after all; 0: none below b_max. Batches
     stay the same, in more micro-batches.
     """
-    multiplier: float | Literal["auto"] = 2.0
+    multiplier: float | Literal["auto"] = setting(2.0, aliases=("n",))
     """n: accumulate if a trainer's requested batch exceeds n times what fits in one pass of its
     workers; otherwise clip the request at what fits. auto: 2 at first, then chosen by the run for
     the least time to a loss, from its own seconds and noise scale (section [auto]).

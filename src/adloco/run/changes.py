@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
@@ -16,24 +17,12 @@ from adloco.errors import require
 from adloco.run.folder import RECIPE
 from adloco.run.record_check import round_fault
 from adloco.run.records import read_lines
+from adloco.setting import Facts
 from adloco.whole_file import write_text
 
 CHANGES = "changes.jsonl"
 SKIPPED = "data.skip_samples"
 DROPPED = "method.dropped"
-RECORDED_SETTINGS = (
-    "inner.lr",
-    "method.max_grad_norm",
-    DROPPED,
-    SKIPPED,
-    "run.on_nonfinite",
-    "run.on_spike",
-    "run.spike_deviations",
-    "outer.gate",
-    "outer.gate_factor",
-    "outer.gate_cosine",
-)
-"""Settings that may change on resume although they decide the run's numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +128,12 @@ def _fault(line: Any) -> str:
     return next(texts, "")
 
 
+def is_recorded(name: str) -> bool:
+    """True if a setting may change on resume although it decides the run's numbers."""
+    return setting_facts().get(name, Facts()).resume == "recorded"
+
+
 def _recorded(recipe: Recipe) -> dict[str, str]:
     """The recorded settings that the recipe has, as text."""
     values = named_settings(recipe)
-    return {name: str(values[name]) for name in RECORDED_SETTINGS if name in values}
+    return {name: str(values[name]) for name in values if is_recorded(name)}

@@ -2,19 +2,20 @@
 they belong together.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from adloco.algorithms.state_parts import RUN
+from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
 from adloco.run import checkpoint
-from adloco.run.changes import RECORDED_SETTINGS, Changed, changed_settings, read_changes
+from adloco.run.changes import Changed, changed_settings, is_recorded, read_changes
 from adloco.run.folder import (
     CHECKPOINTS,
     ENVIRONMENT,
@@ -28,63 +29,9 @@ from adloco.run.gradient_files import read_gradients
 from adloco.run.lengthening import check_budgets, with_longer_schedule
 from adloco.run.records import Records, read_json
 from adloco.run.starts import read_starts
+from adloco.setting import Facts
 from adloco.tasks.task import Task
 from adloco.whole_file import checksums
-
-FREE_SETTINGS = {
-    # A run may become longer if its schedule allows it.
-    "run.tokens",
-    "run.rounds",
-    "run.inner_steps",
-    "run.syncs",
-    "run.folder",
-    "run.name",
-    "run.device",
-    "run.threads",
-    "run.checkpoint_every",
-    "run.keep_checkpoints",
-    "run.keep_best",
-    "run.grace_seconds",
-    "run.timeout_seconds",
-    "run.on_loss",
-    "run.copy_every",
-    "run.trackers",
-    # Where workers live does not change what they compute.
-    "placement.shard_size",
-    "placement.replica_size",
-    "data.path",
-    "data.dataset",
-    "data.factory",
-    "data.arguments",
-    "data.cache",  # The text behind these five is compared by its fingerprint.
-    "outer.on_host",
-    "evaluation.every",
-    "evaluation.windows",
-    "profile.memory",
-    "switch.pass_limit",
-    "memory.gib",
-    "memory.fraction",
-}
-"""Settings that may change on resume and do not decide the run's numbers."""
-
-
-OWN_SETTINGS = {
-    "run.folder",
-    "run.name",
-    "run.device",
-    "run.threads",
-    "run.trackers",
-    "data.path",
-    "data.dataset",
-    "data.factory",
-    "data.arguments",
-    "data.cache",
-    "profile.memory",
-}
-"""Settings that may differ between the ranks of one run; the kind of device and the text behind the
-paths are compared instead.
-"""
-CHANGEABLE = sorted({*FREE_SETTINGS, *RECORDED_SETTINGS} - {"run.folder", "run.name"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +61,7 @@ def read_run(
 
     Args:
         folder: The run's folder.
-        flags: (section.key, value) of settings that change on resume; see `CHANGEABLE`.
+        flags: (section.key, value) of settings that change on resume; see `changeable`.
         round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
             lowest validation loss.
 
@@ -152,7 +99,7 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
     samples, rounds = (state["algorithm"][name] for name in ("samples", "rounds_done"))
     recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples)
     decided = deciding_settings(recipe)
-    fixed = {key: value for key, value in decided.items() if key not in RECORDED_SETTINGS}
+    fixed = {key: value for key, value in decided.items() if not is_recorded(key)}
     changed = [key for key, value in fixed.items() if begun.get(key, value) != value]
     require(
         not changed,
@@ -212,9 +159,9 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, Any]]) -> Recipe:
     """
     for name, _ in flags:
         require(
-            name in CHANGEABLE,
+            name in changeable(),
             f"--{name} cannot change when a run is resumed; leave it out (settings that can: "
-            f"{', '.join(CHANGEABLE)})",
+            f"{', '.join(changeable())})",
         )
     path = run_folder(folder) / RECIPE
     values = read_values(str(path))
@@ -258,7 +205,7 @@ def begun_run(recipe: Recipe) -> Path | None:
     differing = [
         f"{name} ({there.get(name)} there, {value} here)"
         for name, value in deciding_settings(replace(recipe, learning_rate=total)).items()
-        if there.get(name) != value and value != "auto" and name not in CHANGEABLE
+        if there.get(name) != value and value != "auto" and name not in changeable()
     ]
     require(
         not differing,
@@ -270,16 +217,28 @@ def begun_run(recipe: Recipe) -> Path | None:
 
 def deciding_settings(recipe: Recipe) -> dict[str, str]:
     """The settings that decide the run's numbers, by section.key."""
-    return _named(recipe, without=FREE_SETTINGS)
+    return _named(recipe, lambda facts: facts.resume != "free")
 
 
 def shared_settings(recipe: Recipe) -> dict[str, str]:
     """The settings that must be equal on all ranks, by section.key."""
-    return _named(recipe, without=OWN_SETTINGS)
+    return _named(recipe, lambda facts: not facts.of_rank)
 
 
-def _named(recipe: Recipe, without: Collection[str]) -> dict[str, str]:
-    return {key: str(value) for key, value in named_settings(recipe).items() if key not in without}
+def changeable() -> list[str]:
+    """The settings that may change on resume, by section.key, in alphabetical order."""
+    named = (name for name, facts in setting_facts().items() if facts.resume != "never")
+    return sorted({*named} - {"run.folder", "run.name"})
+
+
+def _named(recipe: Recipe, counts: Callable[[Facts], bool]) -> dict[str, str]:
+    """The settings whose facts count, as text, by section.key."""
+    known = setting_facts()
+    return {
+        key: str(value)
+        for key, value in named_settings(recipe).items()
+        if counts(known.get(key, Facts()))
+    }
 
 
 def check_corpus(stored: StoredRun, task: Task) -> None:

@@ -169,14 +169,14 @@ class TrainingRun:
         copies: Copies = NO_COPIES,
         problem: Problem | None = None,
     ) -> "TrainingRun":
-        """A run that continues from its newest good checkpoint, bit for bit unless a setting of
-        `RECORDED_SETTINGS` changes.
+        """A run that continues from its newest good checkpoint, bit for bit unless a setting
+        changes that decides its numbers (`Facts.resume`).
 
         A run that was killed before its first checkpoint begins again.
 
         Args:
             folder: The run's folder.
-            flags: (section.key, value) of settings that change; see `CHANGEABLE` in `stored`.
+            flags: (section.key, value) of settings that change; see `stored.changeable`.
             kind: What starts.jsonl says of it.
             copies: Parts of the run's state that this process has in memory.
             problem: As in `create`.

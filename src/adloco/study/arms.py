@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
@@ -17,21 +18,10 @@ from adloco.config.shipped import shipped_recipes
 from adloco.errors import require
 from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY, finished
 from adloco.run.records import read_json
+from adloco.setting import Facts
 
 Flags = tuple[tuple[str, str], ...]
 """(section.key, value) of settings, in order."""
-WITHOUT_EFFECT = {
-    "run.folder",
-    "run.name",
-    "run.device",
-    "run.threads",
-    "run.trackers",
-    "run.checkpoint_every",
-    "run.keep_checkpoints",
-    "profile.memory",
-}
-"""Settings that change no number of a run, and none that is recorded of it."""
-
 NAMED_CHANGES = 3
 """Settings that the name of an arm has at most."""
 
@@ -173,7 +163,8 @@ def finished_run(folder: Path) -> StudyRun:
 def _identity(recipe: Recipe) -> dict[str, str]:
     """All settings on which a run's records depend."""
     named = named_settings(recipe).items()
-    return {key: str(value) for key, value in named if key not in WITHOUT_EFFECT}
+    known = setting_facts()
+    return {key: str(value) for key, value in named if not known.get(key, Facts()).traceless}
 
 
 def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:

@@ -5,37 +5,10 @@ task and budget.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from adloco.config.finding import held_by, setting_names
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.study.arms import StudyRun
-
-HELD_EQUAL = {
-    "data": (
-        "data.path",
-        "data.dataset",
-        "data.factory",
-        "data.arguments",
-        "data.config",
-        "data.split",
-        "data.samples",
-        "data.text_column",
-        "data.context_tokens",
-    ),
-    "validation windows": (
-        "data.validation_split",
-        "data.validation_samples",
-        "data.validation_fraction",
-        "evaluation.windows",
-        "task.evaluation_per_class",
-    ),
-    "tokenizer": ("data.tokenizer",),
-    "budget": ("run.tokens", "run.rounds", "run.inner_steps", "run.syncs"),
-}
-"""What is held equal, and the settings that decide it."""
-HELD_SECTIONS = {"model": "model.", "task": "task."}
-"""What is held equal, and the section whose settings decide it."""
-MAY_DIFFER = {"model.gradient_checkpointing"}
-"""Settings of these sections that may differ, because they change no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +40,7 @@ def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[I
             given.setdefault(arm, set()).add(settings.get(setting, "-"))
         values = {arm: " or ".join(sorted(texts)) for arm, texts in given.items()}
         if len(set().union(*given.values())) > 1 and setting not in varied:
-            found.append(Inequality(what=_what(setting), setting=setting, values=values))
+            found.append(Inequality(what=held_by(setting), setting=setting, values=values))
     return found
 
 
@@ -79,23 +52,12 @@ def held_equal(runs: Sequence[StudyRun]) -> list[str]:
         for name, limit in runs[0].recipe.run.limits.items()
         if limit
     }
-    names = [*HELD_EQUAL, *HELD_SECTIONS]
-    equal = [name for name in names if name not in unequal and name != "budget"]
+    names = dict.fromkeys(held_by(name) for name in setting_names())
+    equal = [name for name in names if name and name not in unequal and name != "budget"]
     return [*equal, *(sorted(budget) if "budget" not in unequal else [])]
 
 
 def _decisive(recipe: Recipe) -> dict[str, str]:
     """The settings of a recipe that decide what is held equal."""
     named = named_settings(recipe).items()
-    return {setting: str(value) for setting, value in named if _what(setting)}
-
-
-def _what(setting: str) -> str:
-    """What a setting decides of that which is held equal; empty for nothing."""
-    for what, settings in HELD_EQUAL.items():
-        if setting in settings:
-            return what
-    for what, section in HELD_SECTIONS.items():
-        if setting.startswith(section) and setting not in MAY_DIFFER:
-            return what
-    return ""
+    return {setting: str(value) for setting, value in named if held_by(setting)}

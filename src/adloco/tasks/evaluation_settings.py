@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 
 from adloco.errors import require
+from adloco.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
     """How often a run is evaluated, and on how many windows. The last round is always evaluated."""
 
-    every: int = 1
+    every: int = setting(1, resume="free", aliases=("eval_every",))
     """Rounds from one evaluation of all trainers to the next."""
-    windows: int = 64
+    windows: int = setting(64, resume="free", equal="validation windows")
     """Validation windows, evenly spaced over the held-out text; 0: all."""
 
     def __post_init__(self) -> None:

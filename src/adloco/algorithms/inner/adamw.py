@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from adloco.algorithms.inner.shared import check_betas, check_rates, decay_groups, trainable
 from adloco.late import torch
+from adloco.setting import setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,11 +25,11 @@ class InnerAdamW:
 
     key: ClassVar[str] = "adamw"
 
-    lr: float = 2e-3
+    lr: float = setting(2e-3, resume="recorded", aliases=("inner_lr", "learning_rate"))
     """Learning rate at a factor of 1; a schedule multiplies it by its factor."""
     weight_decay: float = 0.1
     """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = setting((0.9, 0.95), aliases=("beta1",))
     """Averaging coefficients of the gradient and of its square."""
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.shared import check_betas, check_momentum, check_rates, trainable
 from adloco.algorithms.newton_schulz import NEWTON_SCHULZ
 from adloco.errors import require
+from adloco.setting import setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,13 +23,13 @@ class InnerMuon:
 
     key: ClassVar[str] = "muon"
 
-    lr: float = 2e-3
+    lr: float = setting(2e-3, resume="recorded", aliases=("inner_lr", "learning_rate"))
     """Learning rate of Muon and AdamW at a factor of 1; a schedule multiplies it by its factor."""
     weight_decay: float = 0.1
     """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed."""
     momentum: float = 0.9
     """Muon's momentum: the share of the old one in the new one."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = setting((0.9, 0.95), aliases=("beta1",))
     """AdamW's averaging coefficients of the gradient and of its square."""
     exclude: tuple[str, ...] = ("embed", "lm_head")
     """AdamW takes matrices whose name contains one of these: embeddings and the output head."""

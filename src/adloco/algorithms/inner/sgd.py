@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from adloco.algorithms.inner.shared import check_momentum, check_rates, decay_groups, trainable
 from adloco.late import torch
+from adloco.setting import setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,7 +20,7 @@ class InnerSGD:
 
     key: ClassVar[str] = "sgd"
 
-    lr: float = 2e-3
+    lr: float = setting(2e-3, resume="recorded", aliases=("inner_lr", "learning_rate"))
     """Learning rate at a factor of 1; a schedule multiplies it by its factor."""
     weight_decay: float = 0.1
     """Weight of the L2 term that is added to the gradients of matrices; vectors (norms, biases) are

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adloco.errors import require
 from adloco.models.source import MOST_LAYERS, Builder, ModelOptions
+from adloco.setting import setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +48,9 @@ class LlamaShape:
     key: ClassVar[str] = "llama"
     for_transformers: ClassVar[bool] = True
 
-    shape: Literal["nano", "microllama", "tinyllama", "openllama-3b"] = "nano"
+    shape: Literal["nano", "microllama", "tinyllama", "openllama-3b"] = setting(
+        "nano", aliases=("model",)
+    )
     """Sizes of the model: nano (0.9M parameters with the tokenizer bytes), microllama (305M),
     tinyllama (1.1B) or openllama-3b (3.4B). The sizes below replace those of the shape.
     """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from adloco.errors import require
 from adloco.metrics import Metric, Unit
 from adloco.models.source import Head
+from adloco.setting import setting
 
 if TYPE_CHECKING:
     from adloco.data.data_settings import DataSettings
@@ -35,7 +36,7 @@ class ClassificationSettings:
 
     label_column: str = "label"
     """Column that holds the label, a whole number from 0."""
-    evaluation_per_class: int = 500
+    evaluation_per_class: int = setting(500, equal="validation windows")
     """Validation texts of each class: the first ones are taken. 0: all texts."""
 
     def __post_init__(self) -> None:

@@ -1,0 +1,62 @@
+"""Facts about a setting besides its type, its default and its meaning; they stand in its field."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the commands must know of a setting."""
+
+    resume: Literal["never", "free", "recorded"] = "never"
+    """Whether it may change when a run is resumed. free: yes, no number of the run depends on it;
+    recorded: yes, and the change is kept in changes.jsonl.
+    """
+    of_rank: bool = False
+    """True if it may differ between the ranks of one run. The kind of device, and the text behind
+    paths, are compared instead.
+    """
+    traceless: bool = False
+    """True if it changes no number of a run, and none that is recorded of it."""
+    equal: str | None = None
+    """What the runs of a comparison must have in common and this setting decides, in words; empty:
+    nothing; None: what its section says.
+    """
+    aliases: tuple[str, ...] = ()
+    """Its names in papers and other programs, in small letters."""
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    factory: Any = MISSING,
+    resume: Literal["never", "free", "recorded"] = "never",
+    of_rank: bool = False,
+    traceless: bool = False,
+    equal: str | None = None,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A field of a dataclass of settings, with its facts; see `Facts`.
+
+    Args:
+        default: The default value.
+        factory: Makes the default value, in the place of `default`.
+    """
+    facts = Facts(
+        resume=resume,
+        of_rank=of_rank,
+        traceless=traceless,
+        equal=equal,
+        aliases=aliases,
+    )
+    metadata: Mapping[str, Facts] = {"facts": facts}
+    if factory is not MISSING:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def facts_of(owner: Field[Any]) -> Facts:
+    """The facts of a field; those of a plain setting if it states none."""
+    found: Facts = owner.metadata.get("facts", Facts())
+    return found
