@@ -1,4 +1,5 @@
-"""Does a run that chooses H itself (`method.sync_every = "auto"`) need less time over a slow link?
+"""Does a run that chooses H itself (`auto.chooses`) need less time over a slow link?
+
 Trains DiLoCo over shaped links (`links.py`) with the recipe's H and with auto, on the same tokens.
 
     .venv/bin/python benchmarks/links_auto.py [--bandwidth 10mbit] [--tokens 300000]
@@ -58,7 +59,7 @@ class Run:
 
 def train(every: str, known: argparse.Namespace, settings: Sequence[str]) -> Run:
     """Train DiLoCo over the links."""
-    chosen = ["--method.sync_every", "auto"] if every == "auto" else []
+    chosen = ["--auto.chooses", "[sync_every]"] if every == "auto" else []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "links.json"
         command = [sys.executable, str(LINKS), "--arms", "diloco-fp32"]

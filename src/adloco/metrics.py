@@ -4,94 +4,25 @@ Records, summary, report, view and trackers use these tables, and a test compare
 docs/run-folder.md with them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-Record = dict[str, Any]
-"""One line of metrics.jsonl; docs/run-folder.md lists its fields."""
-Per = Literal["round", "sync", "trainer", "worker", "phase"]
-"""What a number in a line belongs to: the round, its syncs, a trainer, a worker, or a phase (of
-memory_use.PHASES).
-"""
-Aggregation = Literal["last", "mean", "mean by bytes", "sum", "max"]
-"""How the numbers of all rounds are combined into one number of the run.
-
-last: the last round that has a number (mean over trainers).
-mean: the mean of the rounds where it is not 0.
-mean by bytes: the mean weighted by the bytes of each round's syncs.
-"""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A unit, and how numbers in it are shown."""
-
-    name: str
-    """The unit in metrics.jsonl."""
-    form: str = ","
-    """Format specification with which a number is shown."""
-    _: KW_ONLY
-    shown: str = ""
-    """The unit that is shown after a number."""
-    scale: float = 1
-    """A number is divided by this before it is shown: 1e6 for bytes shown as MB."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number of a run: its name in metrics.jsonl, what people call it, and its unit."""
-
-    name: str
-    label: str
-    unit: Unit
-    _: KW_ONLY
-    per: Per = "round"
-    aggregation: Aggregation = "last"
-    better: Literal["lower", "higher"] = "lower"
-    """Which values of a measure are better."""
-    always: bool = False
-    """True if no line has null for it."""
-    panel: str = ""
-    """Name of the panel of the report that shows it; empty for none."""
-    short: str = ""
-    """Name of a measure in a line about a round; empty for its label."""
-    of_loss: Callable[[float], float] | None = None
-    """A measure as a function of the loss, by which it is also known in training; None if it needs
-    more than the loss."""
-
-    def text(self, value: float | None) -> str:
-        """The value with its unit; `-` for None."""
-        return "-" if value is None else f"{self.number(value)} {self.unit.shown}".rstrip()
-
-    def number(self, value: float) -> str:
-        """The value without its unit."""
-        return format(value / self.unit.scale if self.unit.scale != 1 else value, self.unit.form)
-
-    @property
-    def axis(self) -> str:
-        """Label of an axis that shows the metric."""
-        unit = self.unit.shown or self.unit.name
-        return f"{self.label} ({unit})" if unit not in ("", self.label) else self.label
-
-    @property
-    def leading(self) -> bool:
-        """True for a measure that is shown with every round: it has a panel or a short name."""
-        return bool(self.panel or self.short)
-
-    @property
-    def whole(self) -> bool:
-        """True if the number is a count."""
-        return self.unit.form == ","
-
-
-COUNT, RATIO = Unit(""), Unit("", ",.1f", shown="x")
-TOKENS, SAMPLES, NATS = Unit("tokens"), Unit("samples"), Unit("nats", ".4f")
-SECONDS, MEMORY = (
-    Unit("seconds", ",.1f", shown="s"),
-    Unit("bytes", ",.0f", shown="MiB", scale=2**20),
+from adloco.metric import (
+    COUNT,
+    MEMORY,
+    NATS,
+    RATIO,
+    SAMPLES,
+    SECONDS,
+    TOKENS,
+    TRAFFIC,
+    Per,
 )
-TRAFFIC = Unit("bytes", ",.1f", shown="MB", scale=1e6)
+from adloco.metric import Metric as Metric
+from adloco.metric import Record as Record
+from adloco.metric import Unit as Unit
+from adloco.options import option_metrics
 
 
 def _table(per: Per, *metrics: Metric) -> dict[str, Metric]:
@@ -189,10 +120,7 @@ TRAINER = _table(
     Metric(
         "distance_to_mean", "distance to the mean", Unit("relative norm", ".1%"), panel="trainers"
     ),
-    Metric("spikes", "spikes of the loss", COUNT, aggregation="sum", always=True),
-    Metric("spike_step", "inner step of the highest spike", COUNT),
-    Metric("spike_deviations", "highest spike", Unit("standard deviations", ".1f")),
-    Metric("rolled_back", "rolled back", COUNT, aggregation="sum", always=True),
+    *option_metrics("trainer").values(),
 )
 WORKER = _table(
     "worker",
@@ -203,9 +131,7 @@ WORKER = _table(
     Metric("wait_seconds", "waiting per round", SECONDS, panel="workers", always=True),
     Metric("skipped_steps", "steps left out", COUNT, aggregation="sum", always=True),
     Metric("restarts", "restarts of workers", COUNT, aggregation="sum", always=True),
-    Metric("syncs_left_out", "left out of syncs", COUNT, aggregation="sum", always=True),
-    Metric("relative_norm", "norm relative to the median", Unit("", ".3g")),
-    Metric("cosine_with_others", "cosine with the other workers", Unit("", ".2f")),
+    *option_metrics("worker").values(),
 )
 PHASE = _table(
     "phase",

@@ -28,28 +28,24 @@ from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.launch.launcher import place, process_group
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.errors import NonFiniteLossError
-from adloco.rules.auto import AutoLimits
 from adloco.rules.batch_rules.augmented import AugmentedInnerProductTest
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.batch_rules.inner_product import InnerProductTest
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.rules.controller import BatchController, BatchGuards
-from adloco.rules.gate import Gate
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergeFates
 from adloco.rules.merge_policies.largest_with_smallest import MergeLargestWithSmallest
 from adloco.rules.merge_policies.smallest import MergeSmallest
 from adloco.rules.moments import estimate, group_moments
 from adloco.rules.shares import SpeedShares
-from adloco.rules.spikes import Spikes
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
 
 __all__ = [
     "AdLoCo",
     "AugmentedInnerProductTest",
-    "AutoLimits",
     "BatchController",
     "BatchGuards",
     "BatchWarmup",
@@ -58,7 +54,6 @@ __all__ = [
     "ConstantBatch",
     "DiLoCo",
     "Execution",
-    "Gate",
     "GradientTest",
     "InnerAdamW",
     "InnerMuon",
@@ -83,7 +78,6 @@ __all__ = [
     "RoundReport",
     "Source",
     "SpeedShares",
-    "Spikes",
     "Streaming",
     "SwitchMode",
     "Syncing",

@@ -155,5 +155,3 @@ def test_a_metric_that_does_not_fit_the_optimizer(
 def test_metrics_that_the_rule_refuses() -> None:
     with pytest.raises(ValueError, match="metric must be one of euclidean, sign, adam, muon, got"):
         NormTest(metric="l2")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="eta must be a number where metric is not euclidean"):
-        NormTest(metric="sign", eta="auto")

@@ -20,7 +20,7 @@ from tests.conftest import WaitForSteps
     ("words", "message"),
     [
         (["--run.token", "5"], "did you mean 'tokens'?"),
-        (["--batch.eta", "-1"], "batch.eta must be > 0 or auto, got -1.0 (recipe section [batch])"),
+        (["--batch.eta", "-1"], "batch.eta must be > 0, got -1.0 (recipe section [batch])"),
         (["--batch.maximum", "2"], "batch.maximum must be >= batch.initial"),
         (["--run.tokens", "many"], "run.tokens must be a valid integer"),
         (["--run.tokens"], "--run.tokens needs a value"),

@@ -151,7 +151,7 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
         ),
         (
             {"batch": {"rule": "norm-test", "eta": -1.0}},
-            r"batch.eta must be > 0 or auto, got -1.0 \(recipe section \[batch\]\)",
+            r"batch.eta must be > 0, got -1.0 \(recipe section \[batch\]\)",
         ),
         (
             {"batch": {"initial": 8, "maximum": 4}},

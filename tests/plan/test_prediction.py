@@ -102,18 +102,6 @@ def test_equal_progress() -> None:
     assert target.tokens(diloco, 16) == pytest.approx(1500 * 50**0.1)
 
 
-@pytest.mark.parametrize("setting", [("batch.eta", "auto"), ("switch.multiplier", "auto")])
-def test_what_only_a_run_chooses_is_refused(setting: tuple[str, str]) -> None:
-    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
-    settings = [setting, ("batch.estimator", "plug-in"), ("batch.eta", "0.5")]
-    if setting[0] == "batch.eta":
-        settings.pop()
-    one = candidates(["adloco"], settings, cluster)[0]
-    target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
-    with pytest.raises(ValueError, match="must be numbers here, got auto"):
-        predict(one, WORKLOAD, cluster, target)
-
-
 def test_what_fits_no_island_is_refused() -> None:
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0}, memory_gib=0.01)
     found = candidates(["ddp"], [], cluster)

@@ -143,7 +143,7 @@ def test_constant_and_warmup() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: NormTest(eta=-1.0), r"^eta must be > 0 or auto, got -1.0"),
+        (lambda: NormTest(eta=-1.0), r"^eta must be > 0, got -1.0"),
         (
             lambda: NormTest(estimator="exact"),
             r"^estimator must be unbiased or plug-in, got 'exact'",

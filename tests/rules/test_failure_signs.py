@@ -176,25 +176,6 @@ def test_numbers_that_are_not_finite() -> None:
     assert all_signs([record(1) | {"workers": workers[:2]}], CAP) == []
 
 
-def test_a_spike_of_the_loss() -> None:
-    spike = {"spikes": 2, "spike_step": 120, "spike_deviations": 8.26, "rolled_back": 1}
-    sign = only([record(1, row(0, spikes=0)), record(2, row(0, **spike)), record(3, row(0))])
-    assert (sign.kind, sign.trainer, sign.round) == ("loss spike", 0, 2)
-    assert "at inner step 120 was 8.3 deviations above its running mean; the trainer's round" in (
-        sign.seen
-    )
-
-
-def test_a_worker_that_is_left_out_is_named_once() -> None:
-    finite = {"skipped_steps": 0, "restarts": 0}
-    left_out = {"syncs_left_out": 1, "relative_norm": 104.0, "cosine_with_others": None}
-    worker = {"worker": 5, "trainer": 0} | finite | left_out
-    records = [record(number) | {"workers": [worker]} for number in (1, 2)]
-    sign = only(records)
-    assert (sign.kind, sign.trainer, sign.round) == ("worker 5 left out", 0, 1)
-    assert sign.seen.endswith("is 104 times the median of trainer 0's workers")
-
-
 def test_a_warning_is_given_once_for_each_trainer() -> None:
     watch = Watch(CAP)
     found = []

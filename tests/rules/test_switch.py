@@ -176,8 +176,7 @@ def test_balanced_is_exact(total: int) -> None:
     ("settings", "message"),
     [
         ({"max_micro_batch": 0}, "^max_micro_batch must be > 0"),
-        ({"multiplier": 0.5}, "^multiplier must be >= 1 or auto"),
-        ({"multiplier": "auto", "mode": "never"}, "^multiplier must be a number in mode never"),
+        ({"multiplier": 0.5}, "^multiplier must be >= 1"),
         ({"mode": "maybe"}, "^mode"),
     ],
 )

@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from adloco.algorithms.building import build_workers, check_sections
-from adloco.algorithms.choosing import auto_controller, check_auto
 from adloco.algorithms.evaluation import Share, evaluate
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
 from adloco.algorithms.model_state import Replica
@@ -21,6 +20,7 @@ from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.round import Phase, Round, RoundParts, average_replicas
 from adloco.algorithms.run_state import RunState
+from adloco.algorithms.stage import Option, RunSections
 from adloco.algorithms.state_parts import RUN, without_workers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
@@ -29,11 +29,12 @@ from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
+from adloco.dotted_path import load_object
 from adloco.errors import require
-from adloco.rules.auto import AutoLimits
+from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.chosen import Chosen
 from adloco.rules.controller import BatchController
 from adloco.rules.learning_rate import LearningRate
-from adloco.rules.spikes import Spikes
 
 
 class AdLoCo:
@@ -48,8 +49,7 @@ class AdLoCo:
         merging: Which trainers merge, and what happens to what they own; None: none merge.
         learning_rate: A factor on the inner optimizers' own rates; None: their rates are constant.
         execution: Mixed precision, compilation and the seed; None: the defaults.
-        auto: Bounds of the settings that are "auto"; None: the defaults.
-        spikes: What to do about losses that are far above those before; None: report them.
+        options: What acts in the rounds besides, such as `Gate` and `Spikes`.
         placement: Where the workers live, from `place`; None: in this process.
 
     Raises:
@@ -67,22 +67,18 @@ class AdLoCo:
         merging: Merging | None = None,
         learning_rate: LearningRate | None = None,
         execution: Execution | None = None,
-        auto: AutoLimits | None = None,
-        spikes: Spikes | None = None,
+        options: Sequence[Option] = (),
         placement: Placement | None = None,
     ) -> None:
         self.method = method
         self.placement = placement or OneProcess()
         self._syncing = syncing
         self._batching = batching or Batching()
-        merging, execution, auto = (
-            merging or Merging(),
-            execution or Execution(),
-            auto or AutoLimits(),
-        )
+        merging, execution = merging or Merging(), execution or Execution()
         self._seed = execution.seed
         check_sections(problem, method, self._batching, learning_rate, self.placement)
-        check_auto(auto, method, self._batching, syncing.streaming, merging.policy)
+        for option in options:
+            option.check(method, self._batching, syncing.streaming, merging.policy)
         workers = build_workers(
             problem,
             method,
@@ -97,11 +93,23 @@ class AdLoCo:
         params = first.replica.params
         self.num_parameters = sum(tensor.numel() for tensor in params)
         self._start = Replica.of(first.model, with_residuals=False, on_host=False)
-        controller = auto_controller(auto, method, self._batching, syncing.streaming)
-        chosen = controller.chosen
-        self._fragments = syncing.streaming.cut(layers(first.model), chosen.sync_every)
-        self.state = RunState(workers=workers, trainers={}, auto=controller)
+        rule = self._batching.rule
+        chosen = Chosen(
+            sync_every=method.sync_every,
+            eta=rule.eta if isinstance(rule, NormTest) else None,
+            multiplier=self._batching.switch.multiplier,
+        )
+        self.state = RunState(workers=workers, trainers={}, chosen=chosen)
         """The run's trainers, workers and counters."""
+        sections = RunSections(
+            method=method, batching=self._batching, syncing=syncing, placement=self.placement
+        )
+        self.state.stages = [
+            load_object(option.stage)(option, sections, self.state)
+            for option in options
+            if option.active
+        ]
+        self._fragments = syncing.streaming.cut(layers(first.model), self.state.chosen.sync_every)
         for trainer in range(method.num_trainers):
             begin = trainer * method.workers_per_trainer
             ids = range(begin, begin + method.workers_per_trainer)
@@ -120,7 +128,6 @@ class AdLoCo:
                 sync_growth=method.sync_growth,
             ),
             batching=self._batching,
-            spikes=spikes or Spikes(),
             syncing=syncing,
             merging=merging,
             placement=self.placement,
@@ -188,8 +195,8 @@ class AdLoCo:
 
     @property
     def sync_every(self) -> int:
-        """H of the next round: `method.sync_every`, longer by `method.sync_growth`, or the run's
-        choice if it is auto.
+        """H of the next round: `method.sync_every`, longer by `method.sync_growth`, or what a stage
+        has chosen.
         """
         return self._parts.planner.sync_every(self.state, self.state.samples)
 

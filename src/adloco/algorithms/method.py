@@ -18,7 +18,6 @@ from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.controller import BatchGuards
-from adloco.rules.gate import Gate
 from adloco.rules.merge import MergeFates, MergePolicy
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.nonfinite import OnNonFinite
@@ -85,10 +84,8 @@ class Method:
     """Trainers at the start (k): independent training trajectories, which merges can join."""
     workers_per_trainer: int = setting(1, aliases=("m", "num_workers", "workers"))
     """Workers of each trainer (M): model copies that train on their own data between syncs."""
-    sync_every: int | Literal["auto"] = setting(20, aliases=("h", "local_steps"))
-    """Inner optimizer steps per round (H); auto: 20 at first, then chosen by the run for the least
-    time to a loss, from its own seconds of steps and syncs (section [auto]).
-    """
+    sync_every: int = setting(20, aliases=("h", "local_steps"))
+    """Inner optimizer steps per round (H)."""
     sync_growth: float = 0.0
     """How rounds become longer while the learning rate decays: a round has sync_every x (peak rate
     / rate at its beginning) ^ sync_growth inner steps. 0: not at all; 1: the workers move about as
@@ -107,8 +104,7 @@ class Method:
             self.workers_per_trainer >= 1,
             f"workers_per_trainer must be >= 1, got {self.workers_per_trainer}",
         )
-        positive = self.sync_every == "auto" or self.sync_every >= 1
-        require(positive, f"sync_every must be >= 1 or auto, got {self.sync_every}")
+        require(self.sync_every >= 1, f"sync_every must be >= 1, got {self.sync_every}")
         require(
             self.num_workers <= MOST_WORKERS,
             f"num_trainers x workers_per_trainer must be <= {MOST_WORKERS:,}, got "
@@ -121,11 +117,6 @@ class Method:
             f"{[*self.dropped]}",
         )
         require(self.sync_growth >= 0, f"sync_growth must be >= 0, got {self.sync_growth}")
-        require(
-            self.sync_growth == 0 or self.sync_every != "auto",
-            "sync_growth must be 0 where sync_every is auto, because only one of them can set the "
-            f"length of a round, got {self.sync_growth}",
-        )
         require(self.max_grad_norm >= 0, f"max_grad_norm must be >= 0, got {self.max_grad_norm}")
 
     @property
@@ -141,17 +132,13 @@ class Method:
 
     @property
     def given_sync_every(self) -> int:
-        """H; ValueError if only a run knows it."""
-        require(
-            self.sync_every != "auto",
-            "method.sync_every must be a number here, got auto; only a run chooses it",
-        )
+        """H; ValueError if rounds differ in it."""
         require(
             self.sync_growth == 0,
             "method.sync_growth must be 0 here, where all rounds are taken to be as long as the "
             f"first, got {self.sync_growth}",
         )
-        return int(self.sync_every)
+        return self.sync_every
 
     def syncs(self, policy: MergePolicy) -> bool:
         """True if a trainer has several workers, at the start or after a merge. A lone worker sends
@@ -233,8 +220,6 @@ class Syncing:
     """The schedule of syncs within a round."""
     memory: OuterMemory = field(default_factory=OuterMemory)
     """Where and in which data type global parameters are kept."""
-    gate: Gate = field(default_factory=Gate)
-    """Which workers a sync leaves out."""
 
     @property
     def difference_codec(self) -> WireFormat | None:

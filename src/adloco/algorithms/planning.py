@@ -39,7 +39,7 @@ class Planner:
 
     def plans(self, trainer: Trainer, state: RunState) -> dict[int, BatchPlan]:
         """Each worker's micro-batches for an inner step, by worker id."""
-        switch = replace(self.batching.switch, multiplier=state.auto.chosen.multiplier)
+        switch = replace(self.batching.switch, multiplier=state.chosen.multiplier)
         plans = trainer.plans(self.batching.shares, state.speeds, switch, self.ranks)
         limit = state.pass_limit
         return {worker: plan.at_most(limit) if limit else plan for worker, plan in plans.items()}
@@ -76,7 +76,7 @@ class Planner:
     def sync_every(self, state: RunState, samples: int) -> int:
         """H of a round that begins after so many samples of the run."""
         shrunk = max(math.pow(self.decay(samples), self.sync_growth), SMALLEST)
-        return round(min(state.auto.chosen.sync_every / shrunk, MOST_STEPS))
+        return round(min(state.chosen.sync_every / shrunk, MOST_STEPS))
 
     def decay(self, samples: int) -> float:
         """What the schedule's decay has left of the rate after so many samples of the run."""

@@ -1,8 +1,9 @@
 """The report of a round, computed from what every worker did in it."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 from adloco.algorithms.reports import (
     RoundReport,
@@ -13,16 +14,15 @@ from adloco.algorithms.reports import (
 )
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
+from adloco.algorithms.stage import Stage
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.metered import SyncStats
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.agreement import mean_cosine, relative_error
-from adloco.rules.gate import Verdict
 from adloco.rules.merge import Merge
 from adloco.rules.moments import Moments
-from adloco.rules.spikes import Spike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,52 +122,12 @@ def step_losses(
     )
 
 
-def mean_losses(tasks: Sequence[RoundTask], rows: Sequence[WorkerRound]) -> list[float]:
-    """A trainer's loss at each inner step of a round: the mean over its workers' samples.
-
-    Losses that are not finite are left out; nan where no worker has one.
-
-    Args:
-        tasks: The tasks of its workers.
-        rows: Their numbers of the round, in the same order.
-    """
-    means = []
-    for step, losses in enumerate(zip(*(row.losses for row in rows), strict=True)):
-        known = [
-            (loss, task.plan_of(step).worker_batch)
-            for loss, task in zip(losses, tasks, strict=True)
-            if math.isfinite(loss)
-        ]
-        total = sum(samples for _, samples in known)
-        means.append(sum(loss * samples for loss, samples in known) / total if total else math.nan)
-    return means
-
-
-def with_spike(
-    report: TrainerReport, spike: Spike | None, task: RoundTask, undone: bool
-) -> TrainerReport:
-    """The report of a trainer with its spike, if it had one.
-
-    undone: True if the trainer's round was rolled back.
-    """
-    if spike is None:
-        return report
-    return replace(
-        report,
-        spikes=spike.steps,
-        spike_step=task.first_step + spike.highest + 1,
-        spike_deviations=spike.deviations,
-        rolled_back=int(undone),
-    )
-
-
 def report_workers(
     tasks: Mapping[int, RoundTask],
     done: Mapping[int, WorkerRound],
-    verdicts: Mapping[int, Sequence[Verdict]],
+    stages: Sequence[Stage],
 ) -> tuple[WorkerReport, ...]:
     """Reports of all workers of the run, by rising id."""
-    seen = {worker: _worst(verdicts.get(worker, ())) for worker in done}
     slowest = max(row.turn_seconds for row in done.values())
     return tuple(
         WorkerReport(
@@ -178,21 +138,9 @@ def report_workers(
             wait_seconds=slowest - row.busy_seconds,
             skipped_steps=int(row.skipped_steps),
             restarts=int(row.restarts),
-            syncs_left_out=sum(verdict.left_out for verdict in verdicts.get(worker, ())),
-            relative_norm=seen[worker].relative_norm,
-            cosine_with_others=seen[worker].cosine,
+            more=merged(stage.of_worker(worker) for stage in stages),
         )
         for worker, row in done.items()
-    )
-
-
-def _worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """The norm that is furthest from the median's, and the lowest cosine, of several fragments."""
-    norms = [verdict.relative_norm for verdict in verdicts if verdict.relative_norm is not None]
-    cosines = [verdict.cosine for verdict in verdicts if verdict.cosine is not None]
-    return Verdict(
-        relative_norm=max(norms, key=lambda norm: max(norm, 1 / max(norm, 1e-30)), default=None),
-        cosine=min(cosines, default=None),
     )
 
 
@@ -260,8 +208,8 @@ def report_round(
         inner_steps=state.inner_steps,
         syncs=state.syncs,
         sync_every=sync_every,
-        eta=state.auto.chosen.eta,
-        multiplier=state.auto.chosen.multiplier,
+        eta=state.chosen.eta,
+        multiplier=state.chosen.multiplier,
         pass_limit=new_limit,
         bytes_communicated=handed.between / len(done),
         bytes_sent=handed.sent / len(done),
@@ -270,7 +218,7 @@ def report_round(
         train_loss=sum(row.loss_sum for row in done.values()) / samples,
         sync=report_sync(done, trainers, model_bytes, islands),
         trainers=tuple(trainers),
-        workers=report_workers(tasks, done, state.verdicts),
+        workers=report_workers(tasks, done, state.stages),
         merges=(merge,) if merge else (),
         steps=step_losses(tasks, done),
     )
@@ -283,6 +231,7 @@ def report_trainer(
     done: Sequence[WorkerRound],
     base_rate: float,
     distance: float | None,
+    stages: Sequence[Stage],
 ) -> TrainerReport:
     """The report of a trainer after its sync.
 
@@ -293,6 +242,7 @@ def report_trainer(
         done: Their numbers of the round, in the same order.
         base_rate: Their learning rate at a factor of 1.
         distance: Of its global parameters from the mean of all trainers', relative to the mean.
+        stages: The stages of the run.
     """
     first, estimate = tasks[0], trainer.controller.estimate
     measured = trainer.controller.measured
@@ -326,4 +276,10 @@ def report_trainer(
         if several
         else None,
         distance_to_mean=distance,
+        more=merged(stage.of_trainer(trainer.id) for stage in stages),
     )
+
+
+def merged(numbers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The numbers of all stages."""
+    return {name: value for own in numbers for name, value in own.items()}

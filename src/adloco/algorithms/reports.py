@@ -1,9 +1,11 @@
 """The reports of a round: frozen values without tensors."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
-from adloco.rules.auto import Change
+from adloco.rules.chosen import Change
 from adloco.rules.merge import Merge
 
 
@@ -56,14 +58,8 @@ class TrainerReport:
     distance_to_mean: float | None
     """Estimate of |x - mean| / |mean| for its global parameters x after the sync and the mean of
     all trainers', before a merge; None with one trainer."""
-    spikes: int = 0
-    """Inner steps whose loss was far above the running mean of its losses."""
-    spike_step: int | None = None
-    """The step of the run, from 1, with the highest of these losses; None without one."""
-    spike_deviations: float | None = None
-    """Standard deviations of that loss above the mean."""
-    rolled_back: int = 0
-    """1 if its round was undone for that reason, else 0."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What the stages of the run say of it, by the names of their options' metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +80,8 @@ class WorkerReport:
     restarts: int
     """How often it started again from the parameters of the last sync, because its numbers were not
     finite."""
-    syncs_left_out: int
-    """Syncs that the gate left it out of."""
-    relative_norm: float | None
-    """Norm of its pseudo-gradient over the median of its trainer's workers, of the fragment in
-    which it is furthest from 1; None without a gate."""
-    cosine_with_others: float | None
-    """Lowest cosine of its pseudo-gradient with the mean direction of the other workers; None
-    without a gate."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What the stages of the run say of it, by the names of their options' metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """One round of AdLoCo (arXiv 2508.18182, algorithm 1): `Round.run` is the algorithm.
 
 Plan the batches; train every worker for H inner steps; sync each trainer's workers by an outer
-step; let the batch rule set the next requested batch; merge trainers; choose anew what is auto. A
+step; let the batch rule set the next requested batch; merge trainers. A
 sync happens in events of the schedule in `rules.sync_schedule`: fragments of the model are sent and
 received.
 """
@@ -11,30 +11,23 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Event
 
-from adloco.algorithms.choosing import measured_round
-from adloco.algorithms.gating import judge_workers, weights_of
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.method import Batching, Merging, Syncing
 from adloco.algorithms.planning import Planner, agreed_pass_limit
 from adloco.algorithms.reporting import (
     WorkerRound,
-    mean_losses,
     report_round,
     report_trainer,
-    with_spike,
 )
 from adloco.algorithms.reports import RoundReport, TrainerReport
-from adloco.algorithms.rollback import RoundStart
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
+from adloco.algorithms.stage import Weights
 from adloco.algorithms.trainer_distance import trainer_distances
 from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
-from adloco.rules.auto import Change
 from adloco.rules.merge import Merge
-from adloco.rules.spikes import Spike, Spikes
-from adloco.rules.sync_schedule import SyncEvent
 
 Phase = Callable[[str], AbstractContextManager[object]]
 """(name of a phase) -> a context that is open during the phase, to measure it."""
@@ -48,7 +41,6 @@ class RoundParts:
 
     planner: Planner
     batching: Batching
-    spikes: Spikes
     syncing: Syncing
     merging: Merging
     placement: Placement
@@ -83,15 +75,11 @@ class Round:
         self._training_seconds = 0.0
         if not state.in_round:
             state.round_steps, state.final_samples = inner_steps, final_samples
-            state.events_done, state.verdicts = 0, {}
+            state.events_done = 0
             for worker in state.workers.values():
                 worker.begin_round()
-            if parts.spikes.on_spike == "rollback":
-                state.before = RoundStart.of(
-                    state.trainers, state.workers, parts.placement, with_params=state.diverged
-                )
-        elif parts.spikes.on_spike != "rollback":  # It was when the state was saved.
-            state.before = None
+            for stage in state.stages:
+                stage.begin_round()
 
     def run(self, phase: Phase, *, last: bool) -> RoundReport | None:
         """Run the round, or the rest of it.
@@ -106,7 +94,7 @@ class Round:
         state, parts = self._state, self._parts
         tasks = self._plan()
         samples = {worker: float(task.samples) for worker, task in tasks.items()}
-        weights = samples
+        weights: Weights = samples
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
             # No rank stops while a fragment is in flight, because a saved state cannot contain one.
             may_stop = event.kind != "receive"
@@ -116,18 +104,25 @@ class Round:
                 if may_stop and self._stopped():
                     return None
                 if event.kind != "receive":
-                    weights = self._gate(event, samples)
+                    weights = samples
+                    for stage in state.stages:
+                        weights = stage.weights(event, weights)
                 synced = state.synced(weights, parts.placement, parts.meter)
                 for trainer, replicas, shares, comm in synced:
                     trainer.outer.sync(event, replicas, shares, comm)
             self._count_sync()
             state.events_done += 1
         with phase("sync"):
-            done = self._end(tasks, weights)
+            done: Mapping[int, WorkerRound] = self._end(tasks, weights)
+            for stage in state.stages:
+                done = stage.after_round(tasks, done)
             trainers = self._request_batches(tasks, done)
             merge = self._merge(last)
             report = self._report(tasks, done, trainers, merge)
-            return replace(report, changes=self._choose(tasks, done, report))
+            for stage in state.stages:
+                changes = stage.after_report(tasks, done, report)
+                report = replace(report, changes=(*report.changes, *changes))
+            return report
 
     def _plan(self) -> Tasks:
         """The micro-batches and learning rates of every worker of the run."""
@@ -152,14 +147,6 @@ class Round:
             halted.clear()
             raise
         self._training_seconds += self._parts.clock() - began
-
-    def _gate(self, event: SyncEvent, samples: Mapping[int, float]) -> dict[int, float]:
-        """The workers' weights in a sync: their samples, or 0 for those that are left out."""
-        state, parts = self._state, self._parts
-        verdicts = judge_workers(parts.syncing.gate, event.fragment, state, parts.placement)
-        for worker, verdict in verdicts.items():
-            state.verdicts.setdefault(worker, []).append(verdict)
-        return weights_of(samples, verdicts)
 
     def _stopped(self) -> bool:
         """True if any rank was told to stop. Waits for all ranks."""
@@ -211,40 +198,26 @@ class Round:
         state, parts = self._state, self._parts
         reports = []
         decay = parts.planner.decay(state.samples)
-        eta = state.auto.chosen.eta
-        spikes = self._spikes(tasks, done)
+        eta = state.chosen.eta
         distances = trainer_distances(state.trainers, state.workers, parts.placement)
         for trainer in state.trainers.values():
             rows = [done[worker] for worker in trainer.worker_ids]
             requested = trainer.requested_batch
             samples = int(sum(row.samples for row in rows))
-            spike = spikes.get(trainer.id)
-            undone = spike is not None and state.before is not None
-            moments = [] if undone else [row.moments for row in rows]
-            trainer.update_batch(moments, samples, decay, eta)
+            trainer.update_batch([row.moments for row in rows], samples, decay, eta)
             mine = [tasks[worker] for worker in trainer.worker_ids]
-            report = report_trainer(
-                trainer, requested, mine, rows, parts.base_rate, distances[trainer.id]
+            reports.append(
+                report_trainer(
+                    trainer,
+                    requested,
+                    mine,
+                    rows,
+                    parts.base_rate,
+                    distances[trainer.id],
+                    state.stages,
+                )
             )
-            reports.append(with_spike(report, spike, mine[0], undone))
-        state.before = None
         return reports
-
-    def _spikes(self, tasks: Tasks, done: Mapping[int, WorkerRound]) -> dict[int, Spike]:
-        """The spikes of the round, by trainer id; undoes the round of these trainers if told to."""
-        state, parts = self._state, self._parts
-        found: dict[int, Spike] = {}
-        if parts.spikes.on_spike == "off":
-            return found
-        for trainer in state.trainers.values():
-            mine = trainer.worker_ids
-            losses = mean_losses([tasks[own] for own in mine], [done[own] for own in mine])
-            spike = trainer.losses.see(losses, parts.spikes.spike_deviations)
-            if spike:
-                found[trainer.id] = spike
-                if state.before:
-                    state.before.restore(trainer, state.workers, parts.placement)
-        return found
 
     def _merge(self, last: bool) -> Merge | None:
         """Merge the trainers that the policy names, if any; average diverged replicas before."""
@@ -258,18 +231,6 @@ class Round:
                 merge, state.trainers, state.workers, parts.merging.fates, parts.placement
             )
         return merge
-
-    def _choose(
-        self, tasks: Tasks, done: Mapping[int, WorkerRound], report: RoundReport
-    ) -> tuple[Change, ...]:
-        """Let the run choose its settings that are auto, for the rounds to come."""
-        auto = self._state.auto
-        if report.merges:  # Other workers serve the trainers from now on.
-            auto.forget()
-            return ()
-        planner = self._parts.planner
-        fits = planner.ranks * planner.batching.switch.b_max
-        return auto.update(measured_round(tasks, done, report.trainers, fits), report.round)
 
     def _report(
         self,

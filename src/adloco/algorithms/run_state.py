@@ -1,20 +1,19 @@
 """The state of a run: its trainers, its workers and its counters."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from adloco.algorithms.model_state import Replica
-from adloco.algorithms.rollback import RoundStart
+from adloco.algorithms.stage import Stage
 from adloco.algorithms.state_parts import RUN, trainer_part, worker_part
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.placement.placement import Placement
-from adloco.rules.auto import AutoController
-from adloco.rules.gate import Verdict
+from adloco.rules.chosen import Chosen
 
 
 @dataclass(kw_only=True)
@@ -25,8 +24,8 @@ class RunState:
     """The workers in this process, by id."""
     trainers: dict[int, Trainer]
     """The living trainers (those that no merge has absorbed), by id."""
-    auto: AutoController
-    """The settings that are auto, and their numbers in force."""
+    chosen: Chosen
+    """The numbers in force of settings that a stage may change."""
     rounds_done: int = 0
     """Complete rounds."""
     samples: int = 0
@@ -50,12 +49,8 @@ class RunState:
     """True if workers' parameters differ from their trainer's global ones between rounds."""
     last_samples: dict[int, float] = field(default_factory=dict)
     """Samples of each worker of the run in the last complete round, by id."""
-
-    verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
-    """What the gate has said of each worker in the round, by id; empty without a gate."""
-
-    before: RoundStart | None = None
-    """What the round in progress began with, if it may be rolled back."""
+    stages: Sequence[Stage] = ()
+    """What options do in the run, in the order in which they are called."""
 
     @property
     def in_round(self) -> bool:
@@ -135,11 +130,10 @@ class RunState:
             On the first rank of each island: the parts of its workers, and of the trainers whose
             first worker it has; on rank 0 also `run`. Nothing on other ranks.
         """
-        before = self.before or RoundStart(outers={}, workers={})
         parts: dict[str, Any] = {
             trainer_part(trainer.id): {
                 "outer": trainer.outer.state_dict(),
-                "before": before.outers.get(trainer.id),
+                "stages": self._of_stages(trainer_part(trainer.id)),
             }
             for trainer in self.trainers.values()
             if placement.local(trainer.worker_ids[:1])
@@ -147,10 +141,8 @@ class RunState:
         with_params = self.in_round or self.diverged
         for worker in self.workers.values():
             inner = worker.tensors(with_params=with_params)
-            parts[worker_part(worker.id)] = {
-                "inner": inner,
-                "before": before.workers.get(worker.id),
-            }
+            name = worker_part(worker.id)
+            parts[name] = {"inner": inner, "stages": self._of_stages(name)}
         parts = placement.gather_shards(parts, keep=placement.is_island_first)
         here = [(str(worker.id), worker.numbers()) for worker in self.workers.values()]
         workers = dict(placement.collect(here))
@@ -158,6 +150,11 @@ class RunState:
             return {}
         numbers = {RUN: copy.deepcopy(self._numbers(workers))} if placement.is_rank_zero else {}
         return numbers | parts
+
+    def _of_stages(self, part: str) -> dict[str, Any]:
+        """The tensors that stages keep in a part, by their keys."""
+        kept = {stage.key: stage.tensors() for stage in self.stages}
+        return {key: tensors[part] for key, tensors in kept.items() if part in tensors}
 
     def _numbers(self, workers: Mapping[str, Any]) -> dict[str, Any]:
         """The part `run`.
@@ -174,11 +171,8 @@ class RunState:
             "events_done": self.events_done,
             "diverged": self.diverged,
             "pass_limit": self.pass_limit,
-            "verdicts": {
-                str(worker): [asdict(verdict) for verdict in verdicts]
-                for worker, verdicts in self.verdicts.items()
-            },
-            "auto": self.auto.state_dict(),
+            "stages": {stage.key: stage.numbers() for stage in self.stages},
+            "chosen": asdict(self.chosen),
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "trainers": [trainer.numbers() for trainer in self.trainers.values()],
             "workers": dict(workers),
@@ -215,9 +209,14 @@ class RunState:
         for worker in self.workers.values():
             worker.load_numbers(numbers["workers"][str(worker.id)])
             worker.load_tensors(parts[worker_part(worker.id)]["inner"])
-        outers = {trainer.id: parts[trainer_part(trainer.id)]["before"] for trainer in here}
-        workers = {worker: parts[worker_part(worker)]["before"] for worker in self.workers}
-        self.before = RoundStart(outers=outers, workers=workers) if all(outers.values()) else None
+        names = [trainer_part(trainer.id) for trainer in here]
+        names += [worker_part(worker) for worker in self.workers]
+        for stage in self.stages:
+            # An option that was switched on since then has nothing to continue from.
+            if stage.key in numbers["stages"]:
+                stage.load_numbers(numbers["stages"][stage.key])
+            kept = {name: parts[name]["stages"].get(stage.key) for name in names}
+            stage.load_tensors({name: own for name, own in kept.items() if own is not None})
 
     def _load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from the counters in the part `run`."""
@@ -226,11 +225,7 @@ class RunState:
         self.round_steps, self.events_done = numbers["round_steps"], numbers["events_done"]
         self.final_samples = numbers["final_samples"]
         self.diverged, self.pass_limit = numbers["diverged"], numbers["pass_limit"]
-        self.verdicts = {
-            int(worker): [Verdict(**verdict) for verdict in verdicts]
-            for worker, verdicts in numbers["verdicts"].items()
-        }
-        self.auto.load_state_dict(numbers["auto"])
+        self.chosen = Chosen(**numbers["chosen"])
         self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}
         self.last_samples = {
             int(worker): saved["round_samples"] for worker, saved in numbers["workers"].items()

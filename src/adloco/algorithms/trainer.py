@@ -12,7 +12,6 @@ from adloco.rules.batch_rules.batch_rule import groups_to_compare
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
 from adloco.rules.shares import Shares
-from adloco.rules.spikes import LossRange
 from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
 
 
@@ -27,8 +26,6 @@ class Trainer:
         self.controller = controller
         self.worker_ids = list(worker_ids)
         self.samples = 0
-        self.losses = LossRange()
-        """Losses of its inner steps so far, to tell a spike."""
 
     @property
     def requested_batch(self) -> int:
@@ -86,7 +83,6 @@ class Trainer:
             "trainer": self.id,
             "workers": list(self.worker_ids),
             "samples": self.samples,
-            "losses": self.losses.to_numbers(),
             "controller": self.controller.state_dict(),
         }
 
@@ -94,7 +90,6 @@ class Trainer:
         """Continue from `numbers`."""
         self.worker_ids = list(numbers["workers"])
         self.samples = numbers["samples"]
-        self.losses = LossRange(*numbers["losses"])
         self.controller.load_state_dict(numbers["controller"])
 
 

@@ -141,9 +141,8 @@ def _plan(arguments: Namespace) -> int:
     from adloco.plan.measured_rows import read_points, read_rows
     from adloco.plan.prediction import Workload
     from adloco.plan.short_runs import check_shared_model, read_short_runs
-    from adloco.plan.target import loss_target, tokens_target
+    from adloco.plan.target import SYNC_COST, loss_target, tokens_target
     from adloco.report.plan_page import best_table, crossing_text, write_plan
-    from adloco.rules.auto import AutoLimits
     from adloco.run.recipe_probe import count_layers, count_parameters
 
     _check(arguments)
@@ -172,7 +171,7 @@ def _plan(arguments: Namespace) -> int:
             tokens_per_sample=recipe.data.context_tokens,
             noise_scale=noise_scale,
         )
-        sync_cost = AutoLimits().sync_cost if arguments.sync_cost is None else arguments.sync_cost
+        sync_cost = SYNC_COST if arguments.sync_cost is None else arguments.sync_cost
         target = (
             loss_target(found, fit, arguments.target_loss)
             if fit

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 from adloco.config.recipe_text import named_settings
-from adloco.metrics import ROUND, TRAINER, WORKER, Metric, Record, change_text, validation
+from adloco.metrics import ROUND, TRAINER, Metric, Record, change_text, validation
+from adloco.options import options
 from adloco.run.starts import Start, losses
 from adloco.run.training_run import TrainingRun
-
-GATED = ("relative_norm", "cosine_with_others")
-"""Numbers by which the gate leaves a worker out."""
 
 
 def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
@@ -74,28 +72,24 @@ def event_texts(record: Record) -> list[str]:
         f"round {record['round']}: {change_text(change)}: {change['reason']}"
         for change in record["changes"]
     ]
-    spikes = [
-        f"round {record['round']}: the loss of trainer {row['trainer']} at inner step "
-        f"{row['spike_step']} was {row['spike_deviations']:.1f} deviations above its running mean"
-        + ("; its round was rolled back" if row["rolled_back"] else "")
-        for row in record["trainers"]
-        if row["spikes"]
+    of_options = [
+        f"round {record['round']}: {event}"
+        for option in options().values()
+        for event in option.events(record)
     ]
-    return [*ran_out, *_bad_numbers(record), *spikes, *merged, *changed]
+    return [*ran_out, *_bad_numbers(record), *of_options, *merged, *changed]
 
 
 def _bad_numbers(record: Record) -> list[str]:
-    """What was done about workers whose numbers were not finite, or far from the others'."""
+    """What was done about workers whose numbers were not finite."""
     done = {
         "skipped_steps": "left out {} inner steps with a loss or gradient that is not finite",
         "restarts": "started again {} times from the parameters of the last sync, because its "
         "numbers were not finite",
-        "syncs_left_out": "was left out of {} syncs, because its pseudo-gradient was far from the "
-        "others': norm {} times the median, cosine {}",
     }
     return [
         f"round {record['round']}: worker {row['worker']} of trainer {row['trainer']} "
-        + text.format(row[name], *(WORKER[key].text(row.get(key)) for key in GATED))
+        + text.format(row[name])
         for row in record["workers"]
         for name, text in done.items()
         if row[name]

@@ -23,6 +23,7 @@ from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.distributed.launch.signals import SECOND_SIGNAL_SECONDS, LastResort, told_to_end
 from adloco.errors import RunWarning
 from adloco.metrics import Record
+from adloco.options import signs_of_options
 from adloco.report.page import write_report
 from adloco.report.readable import BYTES, readable
 from adloco.rules.failure_signs import Watch
@@ -96,7 +97,11 @@ class _Training:
         for notice in run.notices:
             self._say(notice, logging.WARNING)
         self._check_times(run.history)
-        saved, watch, joining = run.saving.newest, Watch(run.recipe.batch_cap), False
+        saved, watch, joining = (
+            run.saving.newest,
+            Watch(run.recipe.batch_cap, signs_of_options()),
+            False,
+        )
         earlier = [sign for record in run.history for sign in watch.see(record)]
         with (
             _interruptible(run, self._others.end) as signals,

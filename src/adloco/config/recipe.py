@@ -19,6 +19,7 @@ from adloco.config.sections import SECTIONS, Recipe
 from adloco.config.shipped import shipped_recipes, shipped_text
 from adloco.config.sizes import read_gib, read_number
 from adloco.errors import require
+from adloco.options import options
 
 Values = dict[str, dict[str, Any]]
 """Section -> key -> value, as in a TOML file."""
@@ -123,6 +124,7 @@ def build_recipe(values: Values) -> Recipe:
     built: dict[str, Any] = {}
     for name in SECTIONS:
         built.update(_build_section(name, values.get(name, {})))
+    built["options"] = {key: built.pop(key) for key in options()}
     return Recipe(**built)
 
 

@@ -42,7 +42,7 @@ def settings(recipe: Recipe) -> Iterator[Setting]:
                 default=section.choice.default,
             )
         for part in [*([section.chosen] if section.choice else []), *section.parts]:
-            owner = getattr(recipe, part)
+            owner = recipe.part(part)
             meanings, given = field_meanings(owner.__class__), defaults(owner.__class__)
             for field in fields(owner):
                 yield Setting(

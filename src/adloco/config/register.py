@@ -6,14 +6,12 @@ file in the folder. A class of the user's own is named by a dotted path, as in
 """
 
 import difflib
-import functools
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from adloco.discovery import classes_with_key
 from adloco.dotted_path import load_object
 from adloco.errors import require
 
@@ -30,7 +28,7 @@ class Register:
     @property
     def classes(self) -> Mapping[str, type]:
         """The package's classes by their keys, in alphabetical order."""
-        return _classes(self.package)
+        return classes_with_key(self.package)
 
     def find(self, name: str) -> type:
         """The class with this key or dotted path.
@@ -83,26 +81,6 @@ class Register:
 def summary(owner: type) -> str:
     """The first paragraph of a class's docstring on one line."""
     return " ".join((inspect.getdoc(owner) or "").partition("\n\n")[0].split())
-
-
-@functools.cache
-def _classes(package: str) -> dict[str, type]:
-    top = importlib.import_module(package)
-    inside = pkgutil.iter_modules(top.__path__) if hasattr(top, "__path__") else ()
-    modules = [top, *(importlib.import_module(f"{package}.{module.name}") for module in inside)]
-    found: dict[str, type] = {}
-    for module in modules:
-        for kind in vars(module).values():
-            # Skip imported classes, and classes that only inherit a key.
-            if (
-                isinstance(kind, type)
-                and kind.__module__ == module.__name__
-                and "key" in vars(kind)
-            ):
-                key = vars(kind)["key"]
-                assert key not in found, f"{kind} and {found[key]} both have the key {key!r}"
-                found[key] = kind
-    return dict(sorted(found.items()))
 
 
 def _members(protocol: type) -> set[str]:

@@ -6,9 +6,9 @@ uses it. Some sections also have a key that chooses one class among several, suc
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from adloco.algorithms.choosing import check_auto
 from adloco.algorithms.method import (
     Batching,
     GradientTest,
@@ -18,6 +18,7 @@ from adloco.algorithms.method import (
     Syncing,
 )
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, OuterMean
+from adloco.algorithms.stage import Option
 from adloco.config.register import Register, summary
 from adloco.config.settings import MemorySettings, PlacementSettings, ProfileSettings, RunSettings
 from adloco.data.data_settings import DataSettings
@@ -25,14 +26,12 @@ from adloco.distributed.codecs.codec import WireFormat, keeps_residuals
 from adloco.distributed.codecs.plain import PlainWire
 from adloco.errors import require
 from adloco.models.source import ModelOptions, ModelSource
-from adloco.rules.auto import AutoLimits
+from adloco.options import options
 from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
 from adloco.rules.controller import BatchController, BatchGuards
-from adloco.rules.gate import SMALLEST, Gate
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergeFates, MergePolicy
 from adloco.rules.shares import Shares
-from adloco.rules.spikes import Spikes
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
 from adloco.tasks.evaluation_settings import EvaluationSettings
@@ -82,7 +81,7 @@ OUTER_UPDATES = Register(package="adloco.algorithms.optimizers", protocol=OuterF
 WIRE_FORMATS = Register(package="adloco.distributed.codecs", protocol=WireFormat)
 
 SECTIONS: dict[str, Section] = {
-    "run": Section(parts={"run": RunSettings, "spikes": Spikes}),
+    "run": Section(parts={"run": RunSettings}),
     "task": Section(
         parts={},
         choice=Choice(
@@ -129,7 +128,7 @@ SECTIONS: dict[str, Section] = {
     ),
     "learning_rate": Section(parts={"learning_rate": LearningRate}),
     "outer": Section(
-        parts={"outer_memory": OuterMemory, "gate": Gate},
+        parts={"outer_memory": OuterMemory},
         choice=Choice(
             key="update",
             register=OUTER_UPDATES,
@@ -172,11 +171,13 @@ SECTIONS: dict[str, Section] = {
         ),
         chosen="merge",
     ),
-    "auto": Section(parts={"auto": AutoLimits}),
     "evaluation": Section(parts={"evaluation": EvaluationSettings}),
     "memory": Section(parts={"memory": MemorySettings}),
     "profile": Section(parts={"profile": ProfileSettings}),
 }
+for _key, _option in options().items():
+    _section = SECTIONS.get(_option.section, Section(parts={}))
+    SECTIONS[_option.section] = replace(_section, parts={**_section.parts, _key: _option})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +185,6 @@ class Recipe:
     """Every setting of a run."""
 
     run: RunSettings
-    spikes: Spikes
     task: TaskSettings
     model: ModelSource
     model_options: ModelOptions
@@ -196,7 +196,6 @@ class Recipe:
     learning_rate: LearningRate
     outer: OuterFactory | OuterMean
     outer_memory: OuterMemory
-    gate: Gate
     wire: PlainWire | WireFormat
     streaming: Streaming
     batch: BatchRule
@@ -205,10 +204,11 @@ class Recipe:
     switch: SwitchMode
     merge: MergePolicy
     fates: MergeFates
-    auto: AutoLimits
     evaluation: EvaluationSettings
     memory: MemorySettings
     profile: ProfileSettings
+    options: Mapping[str, Option]
+    """Those of lab/, by their keys."""
 
     def __post_init__(self) -> None:
         others = self.run.tokens or self.run.rounds or self.run.inner_steps
@@ -217,7 +217,8 @@ class Recipe:
             "run.syncs alone never ends a run in which nothing is synced; give run.tokens, "
             "run.rounds or run.inner_steps",
         )
-        check_auto(self.auto, self.method, self.batching, self.streaming, self.merge)
+        for option in self.options.values():
+            option.check(self.method, self.batching, self.streaming, self.merge)
         each = groups_to_compare(self.batch)
         smallest = self.method.workers_per_trainer * each
         require(
@@ -227,6 +228,10 @@ class Recipe:
             f"{'a sample' if each == 1 else f'{each} samples to compare'}, got "
             f"{self.guards.initial}",
         )
+
+    def part(self, name: str) -> Any:
+        """The settings that a field of the recipe, or an option, has."""
+        return self.options[name] if name in self.options else getattr(self, name)
 
     @property
     def syncs(self) -> bool:
@@ -290,7 +295,6 @@ class Recipe:
             codec=self.wire_format,
             streaming=self.streaming,
             memory=self.outer_memory,
-            gate=self.gate,
         )
 
     @property
@@ -303,10 +307,8 @@ class Recipe:
         """A sentence that names settings without effect in this recipe; empty if there are none."""
         if not self.syncs and not isinstance(self.wire, PlainWire):
             return "wire.format changes nothing: no trainer ever has two workers to sync"
-        most = self.method.num_workers if self.syncs else 1
-        if self.gate.gate and most < SMALLEST:
-            return "outer.gate changes nothing: no trainer ever has three workers to compare"
-        return ""
+        largest = self.method.num_workers if self.syncs else 1
+        return next(filter(None, (own.unused(largest) for own in self.options.values())), "")
 
     @property
     def feedback(self) -> bool:

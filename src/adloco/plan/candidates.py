@@ -141,7 +141,7 @@ def _on_cluster(
         )
     rule = first.batch
     plug_in = isinstance(rule, NormTest) and rule.estimator == "plug-in" and rule.eta
-    if plug_in and plug_in != "auto" and plug_in >= 1:
+    if plug_in and plug_in >= 1:
         return None
     if first.data_parallel:
         return first

@@ -151,12 +151,7 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
         )
         assert workload.noise_scale is not None
         assert isinstance(rule, NormTest)
-        require(
-            rule.eta != "auto" and recipe.switch.multiplier != "auto",
-            "batch.eta and switch.multiplier must be numbers here, got auto; only a run chooses "
-            "them",
-        )
-        requested = workload.noise_scale / noise_per_batch(float(rule.eta), rule.estimator)
+        requested = workload.noise_scale / noise_per_batch(rule.eta, rule.estimator)
         wanted = min(max(requested, recipe.guards.minimum), recipe.guards.maximum)
     # What does not fit in one pass may be clipped. Data-parallel training is one worker with a rank
     # on each island.

@@ -10,6 +10,10 @@ from adloco.plan.candidates import Candidate
 from adloco.plan.loss_law import LossFit
 from adloco.plan.short_runs import method_of, sync_every_of
 
+SYNC_COST = 0.1
+"""Exponent with which the samples to a loss grow with H. Our runs needed samples as H^0.04 between
+H = 1 and 50, and as H^0.13 between 50 and 150."""
+
 Budget = Callable[[Recipe, float], float]
 """(recipe, trainer's batch in samples) -> tokens to the target; inf if it is out of reach."""
 Loss = Callable[[Recipe, float, float], float]

@@ -24,6 +24,7 @@ from adloco.metrics import (
     rows,
     validation,
 )
+from adloco.options import signs_of_options
 from adloco.report.curves import Panel, charts_content
 from adloco.report.gradient_table import gradient_content
 from adloco.report.html import write_page
@@ -81,7 +82,7 @@ def write_report(folder: Path) -> Path:
                 _sync_cards(records),
                 interruption_cards(starts, records[-1]["seconds"]),
             ],
-            "signs": all_signs(records, recipe.batch_cap),
+            "signs": all_signs(records, recipe.batch_cap, signs_of_options()),
             "sample": _mapping(summary, "sample"),
             "tables": [
                 *_merges(records),

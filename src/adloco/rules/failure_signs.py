@@ -5,7 +5,7 @@ count as not measured.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -75,16 +75,20 @@ class Sign:
         return f"{self.kind} since round {self.since}: {self.seen}. {self.meaning}. {self.advice}."
 
 
+SignsOfRound = Callable[[Record], Iterator[Sign]]
+
+
 class Watch:
     """Gives each warning of a run once, when it begins.
 
     Args:
         cap: `batch.maximum` if a batch rule that measures gradients decides the batch; None for a
             rule that follows a plan, whose jumps and caps are intended.
+        more: Functions that give further signs of a round.
     """
 
-    def __init__(self, cap: int | None) -> None:
-        self._cap = cap
+    def __init__(self, cap: int | None, more: Sequence[SignsOfRound] = ()) -> None:
+        self._cap, self._more = cap, more
         self._records: list[Record] = []
         self._given: set[tuple[str, int | None]] = set()
 
@@ -93,20 +97,24 @@ class Watch:
         self._records.append(record)
         signs = [
             sign
-            for sign in newest_signs(self._records, self._cap)
+            for sign in newest_signs(self._records, self._cap, self._more)
             if (sign.kind, sign.trainer) not in self._given
         ]
         self._given |= {(sign.kind, sign.trainer) for sign in signs}
         return signs
 
 
-def all_signs(records: Sequence[Record], cap: int | None) -> list[Sign]:
-    """Every warning of these records, once; `cap` is that of `Watch`."""
-    watch = Watch(cap)
+def all_signs(
+    records: Sequence[Record], cap: int | None, more: Sequence[SignsOfRound] = ()
+) -> list[Sign]:
+    """Every warning of these records, once; `cap` and `more` are those of `Watch`."""
+    watch = Watch(cap, more)
     return [sign for record in records for sign in watch.see(record)]
 
 
-def newest_signs(records: Sequence[Record], cap: int | None) -> Iterator[Sign]:
+def newest_signs(
+    records: Sequence[Record], cap: int | None, more: Sequence[SignsOfRound] = ()
+) -> Iterator[Sign]:
     """The signs that the newest of these records shows, also if an earlier one showed them."""
     for row in records[-1]["trainers"]:
         trainer = row["trainer"]
@@ -114,9 +122,9 @@ def newest_signs(records: Sequence[Record], cap: int | None) -> Iterator[Sign]:
             yield from _at_cap(records, trainer, cap)
             yield from _exploding(records, trainer)
         yield from _falling_cosine(records, trainer)
-        yield from _spike(records[-1], row)
     yield from _not_finite(records[-1])
-    yield from _left_out(records[-1])
+    for own in more:
+        yield from own(records[-1])
     yield from _stalled(records)
     yield from _above_start(records)
     yield from _diverging(records)
@@ -218,43 +226,6 @@ def _not_finite(record: Record) -> Iterator[Sign]:
             meaning="A sample may be bad, or the learning rate too high",
             advice="Check the data, or lower inner.lr or method.max_grad_norm",
         )
-
-
-def _spike(record: Record, row: Record) -> Iterator[Sign]:
-    if not row.get("spikes"):
-        return
-    rolled_back = "; the trainer's round was rolled back" if row["rolled_back"] else ""
-    yield Sign(
-        kind="loss spike",
-        trainer=row["trainer"],
-        round=record["round"],
-        since=record["round"],
-        seen=f"the loss of trainer {row['trainer']} at inner step {row['spike_step']} was "
-        f"{row['spike_deviations']:.1f} deviations above its running mean{rolled_back}",
-        meaning="A batch may be bad, or the learning rate too high; a loss that comes back by "
-        "itself has done no harm",
-        advice="If it does not, resume with a lower inner.lr or method.max_grad_norm, or with "
-        "run.on_spike rollback",
-    )
-
-
-def _left_out(record: Record) -> Iterator[Sign]:
-    for row in record.get("workers", ()):
-        if row.get("syncs_left_out"):
-            cosine = row["cosine_with_others"]
-            against = "" if cosine is None else f", its cosine with the others {cosine:.2f}"
-            yield Sign(
-                kind=f"worker {row['worker']} left out",
-                trainer=row["trainer"],
-                round=record["round"],
-                since=record["round"],
-                seen=f"the norm of its pseudo-gradient is {row['relative_norm']:.3g} times the "
-                f"median of trainer {row['trainer']}'s workers{against}",
-                meaning="Its memory, its data or its link may be broken, or its optimizer state "
-                "spoilt",
-                advice="Look at its losses in steps.jsonl and at its machine; if it is sound, "
-                "raise outer.gate_factor or lower outer.gate_cosine",
-            )
 
 
 def _stalled(records: Sequence[Record]) -> Iterator[Sign]:

@@ -115,11 +115,9 @@ class SwitchMode:
     """Cap on micro-batches, for when b_max does not fit after all; 0: none below b_max. Batches
     stay the same, in more micro-batches.
     """
-    multiplier: float | Literal["auto"] = setting(2.0, aliases=("n",))
+    multiplier: float = setting(2.0, aliases=("n",))
     """n: accumulate if a trainer's requested batch exceeds n times what fits in one pass of its
-    workers; otherwise clip the request at what fits. auto: 2 at first, then chosen by the run for
-    the least time to a loss, from its own seconds and noise scale (section [auto]).
-    """
+    workers; otherwise clip the request at what fits."""
     mode: Literal["switch", "always", "never"] = "switch"
     """switch: decide by the multiplier; always: accumulate whenever the request does not fit;
     never: always clip at what fits.
@@ -129,15 +127,10 @@ class SwitchMode:
         positive = self.max_micro_batch == "auto" or self.max_micro_batch > 0
         require(positive, f"max_micro_batch must be > 0 or auto, got {self.max_micro_batch}")
         require(self.pass_limit >= 0, f"pass_limit must be >= 0, got {self.pass_limit}")
-        at_least_one = self.multiplier == "auto" or self.multiplier >= 1
-        require(at_least_one, f"multiplier must be >= 1 or auto, got {self.multiplier}")
+        require(self.multiplier >= 1, f"multiplier must be >= 1, got {self.multiplier}")
         require(
             self.mode in ("switch", "always", "never"),
             f"mode must be switch, always or never, got {self.mode!r}",
-        )
-        require(
-            self.multiplier != "auto" or self.mode == "switch",
-            f"multiplier must be a number in mode {self.mode}, which does not use it, got auto",
         )
 
     @property
@@ -178,10 +171,6 @@ class SwitchMode:
         fits = workers * ranks * self.b_max
         if self.mode != "switch":
             return fits if self.mode == "always" else math.inf
-        if self.multiplier == "auto":
-            raise ValueError(
-                "multiplier must be a number here, got auto; only AdLoCo.rounds sets it"
-            )
         return self.multiplier * fits
 
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:

@@ -57,16 +57,13 @@ def outer_copies(recipe: Recipe, device: torch.device) -> int:
     return 0 if elsewhere else OUTER_COPIES * size * recipe.method.num_trainers
 
 
-def rollback_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
-    """The memory of what a round began with, kept to roll it back: AdamW's moments and residuals
-    of these workers, and the trainers' outer state; 0 if rounds are not rolled back.
-
-    Returns:
-        A multiple of the model's size in its own data type.
-    """
-    if recipe.spikes.on_spike != "rollback":
-        return 0
-    return (2 + recipe.feedback) * workers + outer_copies(recipe, device)
+def option_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
+    """The memory that options take for these workers, as a multiple like that of `outer_copies`."""
+    outer = outer_copies(recipe, device)
+    return sum(
+        option.copies(outer, workers, feedback=recipe.feedback)
+        for option in recipe.options.values()
+    )
 
 
 def probe(
@@ -103,7 +100,7 @@ def probe(
     # All ranks must decide alike which sizes to try, or some would wait for the others for ever.
     free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
     copies = outer_copies(recipe, placement.device)
-    copies += rollback_copies(recipe, together, placement.device)
+    copies += option_copies(recipe, together, placement.device)
     outer = copies * builder.num_bytes() // placement.shards
     held = recipe.memory.gib - free / 2**30
     require(
@@ -182,7 +179,7 @@ def _key(
         asdict(recipe.method),
         asdict(recipe.memory),
         asdict(recipe.outer_memory),
-        recipe.spikes.on_spike == "rollback",
+        [repr(option) for option in recipe.options.values()],
         recipe.feedback,
         recipe.batch.needs_moments,
         recipe.batch.inner_products,

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adloco.algorithms.reports import RoundReport
+from adloco.algorithms.reports import RoundReport, TrainerReport, WorkerReport
 from adloco.errors import require
 from adloco.metrics import (
     ROUND,
@@ -27,6 +27,7 @@ from adloco.metrics import (
     validation,
     values,
 )
+from adloco.options import option_metrics, unmeasured
 from adloco.run.record_check import memory_fault, record_fault, round_fault, step_fault
 from adloco.whole_file import to_disk, write_text
 
@@ -54,9 +55,12 @@ SUMMARY = {
     "rounds": ROUND["round"],
     "skipped_steps": WORKER["skipped_steps"],
     "restarts": WORKER["restarts"],
-    "spikes": TRAINER["spikes"],
-    "rolled_back": TRAINER["rolled_back"],
-    "syncs_left_out": WORKER["syncs_left_out"],
+    **{
+        name: metric
+        for per in ("trainer", "worker")
+        for name, metric in option_metrics(per).items()
+        if metric.aggregation == "sum"
+    },
 }
 """Keys of summary.json, and the metrics they sum up."""
 
@@ -111,10 +115,10 @@ def round_record(
         "memory": memory,
         "sync": asdict(report.sync),
         "trainers": [
-            asdict(trainer) | evaluated(measured.get(trainer.trainer, {}))
+            _flat(trainer, "trainer") | evaluated(measured.get(trainer.trainer, {}))
             for trainer in report.trainers
         ],
-        "workers": [asdict(worker) for worker in report.workers],
+        "workers": [_flat(worker, "worker") for worker in report.workers],
         "merges": [
             {
                 "survivor": merge.survivor,
@@ -125,6 +129,13 @@ def round_record(
         ],
         "changes": [asdict(change) for change in report.changes],
     }
+
+
+def _flat(report: TrainerReport | WorkerReport, per: str) -> dict[str, Any]:
+    """A report with what stages say of it, and what options say where they have no stage."""
+    numbers = asdict(report)
+    more: dict[str, Any] = numbers.pop("more")
+    return numbers | unmeasured(per) | more
 
 
 def summarise(

@@ -23,7 +23,7 @@ from adloco.run.budget import Budget
 from adloco.run.environment import choose_device, choose_precision, code_checksum
 from adloco.run.folder import MODEL
 from adloco.run.memory_use import machine_bytes
-from adloco.run.micro_batch_probe import outer_copies, probe, rollback_copies
+from adloco.run.micro_batch_probe import option_copies, outer_copies, probe
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.warm_start import WarmStart
@@ -143,8 +143,7 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
             batching=recipe.batching,
             merging=recipe.merging,
             learning_rate=recipe.learning_rate,
-            auto=recipe.auto,
-            spikes=recipe.spikes,
+            options=list(recipe.options.values()),
             execution=Execution(
                 autocast=parts.precision,
                 compile=recipe.run.compile,
@@ -288,7 +287,7 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     workers = len(placement.local(method.living_workers))
     residuals = recipe.feedback and not (recipe.outer_memory.on_host and device.type != "cpu")
     copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
-    copies += rollback_copies(recipe, workers, device)
+    copies += option_copies(recipe, workers, device)
     with named_in_section("model", recipe.model):
         needed = builder.num_bytes() * copies // placement.shards
     memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else machine_bytes()

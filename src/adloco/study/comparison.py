@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adloco.errors import require
-from adloco.metrics import ROUND, SECONDS, TRAFFIC, Metric, Record, validation
+from adloco.metric import SECONDS, TRAFFIC
+from adloco.metrics import ROUND, Metric, Record, validation
 from adloco.plan.link import Link
 from adloco.run.folder import SUMMARY
 from adloco.run.records import Records, finite, read_json

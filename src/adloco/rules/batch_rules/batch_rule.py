@@ -38,7 +38,7 @@ class TrainingPoint:
     seed: int = 0
     """Seed of the run, for a rule that draws random numbers."""
     eta: float | None = None
-    """eta in force of a run that chooses it (`NormTest.eta`); None elsewhere."""
+    """eta in force of a run (`Chosen.eta`); None: the rule's own."""
 
 
 class BatchRule(Protocol):

@@ -31,11 +31,10 @@ class NormTest:
 
     key: ClassVar[str] = "norm-test"
 
-    eta: float | Literal["auto"] = 0.8
+    eta: float = 0.8
     """Tolerated relative error of the gradient: the batch follows the noise scale over eta^2. A
     smaller eta takes fewer steps, a larger one fewer samples. Up to 1 the papers' condition for
-    convergence holds; 3 to 5 is for budgets in tokens. auto: 0.8 at first, then chosen by the run
-    for the least time to a loss, from its own seconds and noise scale (section [auto])."""
+    convergence holds; 3 to 5 is for budgets in tokens."""
     estimator: Estimator = "unbiased"
     """How |G|^2 is estimated. unbiased: corrected for the batch's own noise; plug-in: not
     corrected, as published.
@@ -50,31 +49,19 @@ class NormTest:
     inner_products = None
 
     def __post_init__(self) -> None:
-        positive = self.eta == "auto" or self.eta > 0
-        require(positive, f"eta must be > 0 or auto, got {self.eta}")
+        require(self.eta > 0, f"eta must be > 0, got {self.eta}")
         check_estimator(self.estimator)
         known = get_args(Metric)
         require(
             self.metric in known, f"metric must be one of {', '.join(known)}, got {self.metric!r}"
-        )
-        require(
-            self.metric == "euclidean" or self.eta != "auto",
-            "eta must be a number where metric is not euclidean, because the least time is that of "
-            f"the Euclidean noise scale; got auto with metric {self.metric}",
         )
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
             return point.requested_batch
         norm_sq = estimated_norm_sq(estimate, self.estimator)
-        return samples_needed(estimate.grad_variance, self._eta(point), norm_sq)
-
-    def _eta(self, point: TrainingPoint) -> float:
-        if self.eta != "auto":
-            return self.eta
-        if point.eta is None:
-            raise ValueError("eta must be a number here, got auto; only AdLoCo.rounds chooses it")
-        return point.eta
+        eta = self.eta if point.eta is None else point.eta
+        return samples_needed(estimate.grad_variance, eta, norm_sq)
 
     def eta_for(self, batch: float, noise_scale: float) -> float:
         """The eta with which requests converge to a batch, if the noise scale stays the same.

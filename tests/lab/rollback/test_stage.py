@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from adloco import AdLoCo, BatchGuards, Int4, NormTest, RoundReport, TensorSource
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
-from adloco.rules.spikes import FEWEST, Spikes
+from adloco.lab.rollback.losses import FEWEST
+from adloco.lab.rollback.option import Spikes
+from adloco.lab.rollback.stage import NO_SPIKE
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     TWO_WORKERS_PLACED,
@@ -44,14 +46,15 @@ def spiky_run(**changes: Any) -> AdLoCo:
         "inner": adamw(0.01),
         "outer": outer_sgd(0.7, 0.9),
         "sync_every": H,
-        "spikes": Spikes(on_spike="rollback"),
+        "options": [Spikes(on_spike="rollback")],
     }
     return make_run(**told | changes)
 
 
 def seen(report: RoundReport) -> tuple[int, int | None, int]:
     (trainer,) = report.trainers
-    return trainer.spikes, trainer.spike_step, trainer.rolled_back
+    found = NO_SPIKE | trainer.more  # Without the stage, nothing is said.
+    return found["spikes"], found["spike_step"], found["rolled_back"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def equal(left: Any, right: Any) -> bool:
 
 
 def test_the_run_goes_on_as_if_it_had_skipped_the_data() -> None:
-    run, skipping = spiky_run(), spiky_run(spikes=Spikes(on_spike="off"))
+    run, skipping = spiky_run(), spiky_run(options=[Spikes(on_spike="off")])
     list(run.rounds(CALM + 3))
     list(skipping.rounds(CALM))
     skipping.state.skip_samples(H * 4)
@@ -123,7 +126,10 @@ def test_the_run_goes_on_as_if_it_had_skipped_the_data() -> None:
 
 @pytest.mark.parametrize("choice", ["report", "off"])
 def test_a_spike_that_is_only_reported_changes_nothing(choice: Any) -> None:
-    run, other = spiky_run(spikes=Spikes(on_spike=choice)), spiky_run(spikes=Spikes(on_spike="off"))
+    run, other = (
+        spiky_run(options=[Spikes(on_spike=choice)]),
+        spiky_run(options=[Spikes(on_spike="off")]),
+    )
     reports = list(run.rounds(CALM + 1))
     assert seen(reports[-1])[::2] == ((1, 0) if choice == "report" else (0, 0))
     list(other.rounds(CALM + 1))

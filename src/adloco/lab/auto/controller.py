@@ -1,24 +1,24 @@
-"""Settings that are `auto`: every few rounds the run chooses them anew, within bounds, for the
-least time to a loss. What is best is in `least_time.py`; here is when and how far they change.
+"""Every few rounds the run chooses settings again, within bounds, for the least time to a loss.
 
-The choice is a function of the numbers of past rounds, which all ranks have, so that all ranks
-choose the same.
+What is best is in `least_time.py`; here is when and how far they change. The choice is a function
+of the numbers of past rounds, which all ranks have, so that all ranks choose the same.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from adloco.errors import require
-from adloco.rules.batch_rules.norm_test import NormTest
-from adloco.rules.least_time import (
+from adloco.lab.auto.least_time import (
     StepSeconds,
     fastest_batch,
     fastest_multiplier,
     fastest_sync_every,
     fit_step_seconds,
 )
+from adloco.lab.auto.option import Auto
+from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.chosen import Change, Chosen
 
 LARGEST_FACTOR = 2.0
 """A choice rests on what was measured near the value before, so it changes by no more at a time."""
@@ -29,64 +29,6 @@ least: with an H that is wrong by a fifth it is longer by less than 0.2%."""
 
 REMEMBERED = 4
 """The seconds of steps are fitted to the rounds since so many choices, whose batches may differ."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoLimits:
-    """Bounds of the settings that are auto, and how often they may change."""
-
-    every: int = 5
-    """Rounds from one choice to the next. A choice uses the medians of the rounds since the last.
-    """
-    eta_minimum: float = 0.2
-    """Smallest batch.eta that is chosen."""
-    eta_maximum: float = 2.0
-    """Largest batch.eta that is chosen."""
-    multiplier_maximum: float = 4.0
-    """Largest switch.multiplier that is chosen; the smallest is 1."""
-    sync_every_minimum: int = 1
-    """Smallest method.sync_every that is chosen. With streaming it is at least fragments x
-    (tau + 1)."""
-    sync_every_maximum: int = 500
-    """Largest method.sync_every that is chosen."""
-    sync_cost: float = 0.1
-    """Exponent with which the samples to a loss grow with H: 0.1 means that a doubled H needs 7%
-    more samples. It is also the share of the time that syncs take at the best H. Our runs needed
-    samples as H^0.04 between H = 1 and 50, and as H^0.13 between 50 and 150."""
-
-    def __post_init__(self) -> None:
-        require(self.every >= 1, f"every must be >= 1, got {self.every}")
-        require(self.eta_minimum > 0, f"eta_minimum must be > 0, got {self.eta_minimum}")
-        require(
-            self.eta_maximum >= self.eta_minimum,
-            f"eta_maximum must be >= eta_minimum = {self.eta_minimum}, got {self.eta_maximum}",
-        )
-        require(
-            self.multiplier_maximum >= 1,
-            f"multiplier_maximum must be >= 1, got {self.multiplier_maximum}",
-        )
-        require(
-            self.sync_every_minimum >= 1,
-            f"sync_every_minimum must be >= 1, got {self.sync_every_minimum}",
-        )
-        require(
-            self.sync_every_maximum >= self.sync_every_minimum,
-            f"sync_every_maximum must be >= sync_every_minimum = {self.sync_every_minimum}, got "
-            f"{self.sync_every_maximum}",
-        )
-        require(0 < self.sync_cost < 1, f"sync_cost must be in (0, 1), got {self.sync_cost}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """The numbers in force of the settings that may be auto, chosen or given."""
-
-    sync_every: int
-    """H, inner steps from one sync to the next."""
-    eta: float | None = None
-    """Tolerance of the norm test; None with another batch rule."""
-    multiplier: float = 2.0
-    """n, the threshold of switch mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,40 +48,27 @@ class MeasuredRound:
     them; None if no trainer had two workers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A setting that the run has changed."""
-
-    setting: str
-    """A field of `Chosen`."""
-    before: float
-    after: float
-    reason: str
-
-
 class AutoController:
-    """Keeps the settings that are auto, and chooses them anew every few rounds.
+    """Keeps the settings that a run chooses, and chooses them again every few rounds.
 
     Args:
-        limits: Their bounds.
-        first: The numbers of the first round. Those of settings that are auto are brought within
-            the bounds.
-        auto: The settings that are auto, by their names in `Chosen`; the others never change.
+        limits: Which settings the run chooses, and their bounds.
+        first: The numbers of the first round. Those that the run chooses are brought within the
+            bounds.
         norm_test: The batch rule, if it is the norm test.
         fewest_steps: The smallest H that the schedule of syncs allows.
     """
 
     def __init__(
         self,
-        limits: AutoLimits,
+        limits: Auto,
         first: Chosen,
         *,
-        auto: Collection[str],
         norm_test: NormTest | None = None,
         fewest_steps: int = 1,
     ) -> None:
         self._limits = limits
-        self._auto = auto
+        self._auto = auto = limits.chooses
         self._norm_test = norm_test
         self._rounds: list[MeasuredRound] = []
         self.chosen = first
@@ -164,8 +93,6 @@ class AutoController:
         Returns:
             What has changed, with the reason.
         """
-        if not self._auto:
-            return ()
         # The first round has what happens once: connections, memory, caches.
         if rounds_done > 1:
             self._rounds = [*self._rounds, measured][-REMEMBERED * self._limits.every :]
@@ -248,10 +175,12 @@ class AutoController:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"chosen": asdict(self.chosen), "rounds": [asdict(row) for row in self._rounds]}
+        """The rounds since the last choices; what was chosen is part of the run's state."""
+        return {"rounds": [asdict(row) for row in self._rounds]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.chosen = Chosen(**state["chosen"])
+    def load_state_dict(self, chosen: Chosen, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`, with the numbers in force."""
+        self.chosen = chosen
         self._rounds = [MeasuredRound(**row) for row in state["rounds"]]
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from adloco.rules.gate import Gate, Verdict, cosines_with_others
+from adloco.lab.gate.option import Gate, Verdict, cosines_with_others
 
 
 def test_norms_are_compared_with_their_median() -> None:
@@ -67,3 +67,15 @@ def test_of_two_workers_nothing_is_measured() -> None:
 def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Gate(**settings)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_is_left_out_is_named() -> None:
+    found = {"syncs_left_out": 1, "relative_norm": 104.0, "cosine_with_others": None}
+    rows = [{"worker": 4, "trainer": 0, "syncs_left_out": 0}, {"worker": 5, "trainer": 0} | found]
+    record = {"round": 1, "workers": rows}
+    (sign,) = Gate.signs(record)
+    assert (sign.kind, sign.trainer, sign.round) == ("worker 5 left out", 0, 1)
+    assert sign.seen.endswith("is 104 times the median of trainer 0's workers")
+    (event,) = Gate.events(record)
+    assert event.startswith("worker 5 of trainer 0 was left out of 1 syncs")
+    assert event.endswith("norm 104 times the median, cosine -")

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from adloco.rules.least_time import (
+from adloco.lab.auto.least_time import (
     StepSeconds,
     fastest_batch,
     fastest_multiplier,

@@ -9,38 +9,11 @@ spike any more.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-from adloco.errors import require
-from adloco.setting import setting
 
 WINDOW = 100
 """Inner steps after which a loss has lost 63% of its weight in the mean."""
 FEWEST = 50
 """Steps without a judgement at the start, where losses fall fast."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spikes:
-    """What to do about an inner step whose loss is far above those before."""
-
-    on_spike: Literal["report", "rollback", "off"] = setting("report", resume="recorded")
-    """What to do when the loss of a trainer's inner step is far above its running mean. report:
-    warn; rollback: also undo the trainer's round: parameters and optimizer states are those of the
-    round's start, and its data is not read again (takes memory for a copy of them); off: nothing.
-    """
-    spike_deviations: float = setting(6.0, resume="recorded")
-    """Standard deviations of the losses above their running mean from which on a loss is far; both
-    are over about 100 inner steps.
-    """
-
-    def __post_init__(self) -> None:
-        require(
-            self.on_spike in ("report", "rollback", "off"),
-            f"on_spike must be report, rollback or off, got {self.on_spike!r}",
-        )
-        limit = self.spike_deviations
-        require(math.isfinite(limit) and limit > 0, f"spike_deviations must be > 0, got {limit}")
 
 
 @dataclass(frozen=True, kw_only=True)

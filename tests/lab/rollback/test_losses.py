@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from adloco.rules.spikes import FEWEST, WINDOW, LossRange, Spike, Spikes
+from adloco.lab.rollback.losses import FEWEST, WINDOW, LossRange, Spike
+from adloco.lab.rollback.option import Spikes
 
 
 def test_the_first_losses_count_alike() -> None:
@@ -82,3 +83,13 @@ def test_healthy_losses_have_no_spikes() -> None:
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Spikes(**settings)  # type: ignore[arg-type]
+
+
+def test_a_spike_is_said_and_warned_of() -> None:
+    calm = {"trainer": 0, "spikes": 0}
+    spike = {"trainer": 1, "spikes": 2, "spike_step": 120, "spike_deviations": 8.26}
+    record = {"round": 2, "trainers": [calm, spike | {"rolled_back": 1}]}
+    (sign,) = Spikes.signs(record)
+    assert (sign.kind, sign.trainer, sign.round) == ("loss spike", 1, 2)
+    said = "the loss of trainer 1 at inner step 120 was 8.3 deviations above its running mean"
+    assert [sign.seen] == [*Spikes.events(record)] == [f"{said}; its round was rolled back"]

@@ -12,7 +12,7 @@ def test_changes_are_written_where_people_look(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a cost near 1 any sync is too long to have fewer of, so H falls to its minimum."""
-    auto = ["--method.sync_every", "auto", "--auto.every", "2", "--auto.sync_cost", "0.9999"]
+    auto = ["--auto.chooses", "[sync_every]", "--auto.every", "2", "--auto.sync_cost", "0.9999"]
     auto += ["--auto.sync_every_maximum", "4", "--run.tokens", "0", "--run.rounds", "5"]
     constant = ["--learning_rate.shape", "constant", "--learning_rate.warmup_fraction", "0"]
     assert main(["train", "diloco", *small, *auto, *constant]) == 0
@@ -27,22 +27,17 @@ def test_changes_are_written_where_people_look(
         assert text in said
     page = (run / "report.html").read_text()
     assert ">sync_every 4 -&gt; 2</td>" in page and change["reason"] in page
-    assert 'sync_every = "auto"' in (run / "recipe.toml").read_text()
+    assert 'chooses = ["sync_every"]' in (run / "recipe.toml").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["single", "--method.sync_every", "auto"], "because nothing is synced, got auto"),
-        (["diloco", "--method.sync_every", "often"], "method.sync_every must be"),
-        (["diloco", "--method.sync_every", "0"], "method.sync_every must be >= 1 or auto, got 0"),
-        (["diloco", "--batch.eta", "auto"], "batch.eta is not a setting of [batch] with rule ="),
-        (["diloco", "--switch.multiplier", "auto"], "switch.multiplier must be a number in mode"),
-        (
-            ["diloco", "--switch.multiplier", "auto", "--switch.mode", "switch"],
-            "switch.multiplier must be a number with a batch rule that measures no noise scale",
-        ),
-        (["adloco", "--batch.eta", "often"], "batch.eta must be"),
+        (["single", "--auto.chooses", "[sync_every]"], "auto.chooses must not have sync_every"),
+        (["diloco", "--method.sync_every", "auto"], "method.sync_every must be a valid integer"),
+        (["diloco", "--auto.chooses", "[eta]"], "auto.chooses must not have eta without"),
+        (["diloco", "--auto.chooses", "[multiplier]"], "where switch.mode is always"),
+        (["diloco", "--auto.chooses", "[often]"], "auto.chooses must be 'sync_every', 'eta' or"),
         (["diloco", "--auto.every", "0"], "auto.every must be >= 1, got 0"),
     ],
 )

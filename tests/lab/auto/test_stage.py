@@ -1,4 +1,4 @@
-"""Settings that are auto, in runs on clocks that move only with samples that are read and syncs."""
+"""Settings that a run chooses, on clocks that move only with samples that are read and syncs."""
 
 import copy
 import itertools
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from adloco import (
     AdLoCo,
-    AutoLimits,
-    BatchController,
     BatchGuards,
+    LearningRate,
     MergeSmallest,
     Method,
     NormTest,
@@ -24,8 +23,8 @@ from adloco import (
 )
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
+from adloco.lab.auto.option import Auto
 from adloco.rules.batch_rules.batch_rule import UNBOUNDED, UNKNOWN
-from adloco.rules.moments import GradientEstimate
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     Clock,
@@ -51,15 +50,21 @@ def outer_that_takes(
     return lambda parameters: SlowSGD(parameters, lr=1.0)
 
 
+def limited(*chooses: Any, **changes: Any) -> Auto:
+    """The bounds of these tests."""
+    limits = {"every": 1, "sync_every_maximum": 12, "sync_cost": 0.5, "eta_maximum": 2.0}
+    return Auto(chooses=chooses, **limits | changes)
+
+
 def slow_run(sync_seconds: float = 12.0, **changes: Any) -> AdLoCo:
     """Two workers at once, four samples of a second each: a step takes four seconds."""
     clock = ClockOfThread()
     settings: dict[str, Any] = {
-        "sync_every": "auto",
+        "sync_every": 20,
         "data": Timed(regression(2), clock),
         "guards": BatchGuards(initial=8),
         "outer": outer_that_takes(sync_seconds, clock),
-        "auto": AutoLimits(every=1, sync_every_maximum=12, sync_cost=0.5),
+        "options": [limited("sync_every")],
         "placement": place(2, torch.device("cpu"), 2),
         "clock": clock,
     }
@@ -88,9 +93,9 @@ def test_rounds_have_the_h_that_takes_the_least_time() -> None:
 
 
 def test_a_number_is_never_changed() -> None:
-    reports = list(slow_run(sync_every=4).rounds(3))
+    reports = list(slow_run(sync_every=4, options=[limited("eta")], batch=NormTest()).rounds(3))
     assert lengths(reports) == [(4, 4)] * 3
-    assert not any(report.changes for report in reports)
+    assert "sync_every" not in {row.setting for report in reports for row in report.changes}
 
 
 def test_fragments_have_the_steps_that_they_need() -> None:
@@ -119,14 +124,17 @@ def test_a_resumed_run_goes_on_undisturbed() -> None:
     assert [report.changes for report in reports] == [report.changes for report in expected]
     assert lengths(reports) == lengths(expected)
     assert torch.equal(params_of(second), params_of(whole))
-    assert second.state.auto.state_dict() == whole.state.auto.state_dict()
+    (kept,), (expected_kept,) = second.state.stages, whole.state.stages
+    assert kept.numbers() == expected_kept.numbers()
+    assert second.state.chosen == whole.state.chosen
 
 
 def choices_on_ranks() -> list[Any]:
     """A rank's sync takes 24 seconds, the other's 12: the least counts, others may have waited."""
     clock = Clock()
     run = slow_run(
-        batch=NormTest(eta="auto"),
+        batch=NormTest(),
+        options=[limited("sync_every", "eta")],
         data=Timed(regression(2), clock, slow=0),
         clock=clock,
         outer=outer_that_takes(12.0 * (1 + dist.get_rank()), clock),
@@ -148,7 +156,13 @@ def test_the_norm_test_requests_with_the_eta_in_force() -> None:
     """The slower a sync, the larger the batch: eta falls, and the next test requests with it."""
     guards = BatchGuards(initial=8, maximum=64, max_growth=4)
     reports = list(
-        slow_run(600.0, test_steps=3, batch=NormTest(eta="auto"), guards=guards).rounds(4)
+        slow_run(
+            600.0,
+            test_steps=3,
+            batch=NormTest(),
+            guards=guards,
+            options=[limited("sync_every", "eta")],
+        ).rounds(4)
     )
     etas = [report.eta for report in reports]
     assert etas[:2] == [0.8, 0.8] and etas[2] == reports[1].changes[-1].after != 0.8
@@ -170,8 +184,9 @@ def test_the_switch_clips_and_accumulates_by_the_n_in_force() -> None:
         3600.0,
         batch=NormTest(),
         guards=BatchGuards(initial=24, minimum=24, maximum=24),
-        switch=SwitchMode(max_micro_batch=8, multiplier="auto"),
+        switch=SwitchMode(max_micro_batch=8),
         sync_every=2,
+        options=[limited("multiplier")],
     )
     reports = list(run.rounds(4))
     assert [report.multiplier for report in reports[:2]] == [2.0, 2.0]
@@ -181,17 +196,8 @@ def test_the_switch_clips_and_accumulates_by_the_n_in_force() -> None:
 
 def test_a_plan_needs_a_number() -> None:
     assert Method(sync_every=7).given_sync_every == 7
-    with pytest.raises(ValueError, match="method.sync_every must be a number here, got auto"):
-        _ = Method(sync_every="auto").given_sync_every
     with pytest.raises(ValueError, match=r"method.sync_growth must be 0 here, .* got 1.0"):
         _ = Method(sync_growth=1.0).given_sync_every
-
-
-def test_eta_is_a_number_outside_of_a_run() -> None:
-    controller = BatchController(NormTest(eta="auto"), BatchGuards())
-    measured = GradientEstimate(grad_variance=8.0, grad_norm_sq=1.0, plugin_norm_sq=2.0)
-    with pytest.raises(ValueError, match="eta must be a number here, got auto"):
-        controller.update(measured, 8)
 
 
 def test_lone_workers_say_nothing_about_syncs() -> None:
@@ -210,12 +216,20 @@ def test_lone_workers_say_nothing_about_syncs() -> None:
     ("changes", "message"),
     [
         (
-            {"switch": SwitchMode(multiplier="auto"), "sync_every": 2},
-            "switch.multiplier must be a number with a batch rule that measures no noise scale",
+            {"options": [limited("multiplier")]},
+            "auto.chooses must not have multiplier with a batch rule that measures no noise scale",
         ),
-        ({"workers_per_trainer": 1}, "method.sync_every must be a number where no trainer ever"),
+        ({"options": [limited("eta")]}, "auto.chooses must not have eta without batch.rule norm"),
         (
-            {"streaming": Streaming(fragments=2, tau=3), "auto": AutoLimits(sync_every_maximum=7)},
+            {"sync_growth": 1.0, "learning_rate": LearningRate(total_tokens=100)},
+            "method.sync_growth must be 0 where auto.chooses has sync_every",
+        ),
+        ({"workers_per_trainer": 1}, "auto.chooses must not have sync_every where no trainer ever"),
+        (
+            {
+                "streaming": Streaming(fragments=2, tau=3),
+                "options": [limited("sync_every", sync_every_maximum=7)],
+            },
             "auto.sync_every_maximum must be >= 8, the fewest inner steps of a round with",
         ),
     ],

@@ -7,11 +7,14 @@ direction of the others, in which each counts the same, however long its vector 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any, ClassVar
 
 from adloco.errors import require
+from adloco.metric import COUNT, Metric, Unit
+from adloco.rules.failure_signs import Sign
 from adloco.setting import setting
 
 SMALLEST = 3
@@ -35,6 +38,16 @@ class Verdict:
 class Gate:
     """Leaves workers out of a sync whose pseudo-gradients are far from the others'."""
 
+    key: ClassVar[str] = "gate"
+    section: ClassVar[str] = "outer"
+    stage: ClassVar[str] = "adloco.lab.gate.stage:GateStage"
+    trainer_metrics: ClassVar[tuple[Metric, ...]] = ()
+    worker_metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("syncs_left_out", "left out of syncs", COUNT, aggregation="sum", always=True),
+        Metric("relative_norm", "norm relative to the median", Unit("", ".3g")),
+        Metric("cosine_with_others", "cosine with the other workers", Unit("", ".2f")),
+    )
+
     gate: bool = setting(False, resume="recorded")
     """Compare the pseudo-gradients of a trainer's workers before each sync, if it has at least
     three, and leave out of the sync those that are far from the others. If that were half of them
@@ -54,6 +67,57 @@ class Gate:
         require(
             -1 <= self.gate_cosine < 0, f"gate_cosine must be in [-1, 0), got {self.gate_cosine}"
         )
+
+    @property
+    def active(self) -> bool:
+        return self.gate
+
+    def check(self, *sections: Any) -> None:
+        """It works with all sections."""
+
+    def unused(self, largest: int) -> str:
+        few = self.gate and largest < SMALLEST
+        return (
+            "outer.gate changes nothing: no trainer ever has three workers to compare"
+            if few
+            else ""
+        )
+
+    def copies(self, outer: int, workers: int, *, feedback: bool) -> int:
+        return 0
+
+    @staticmethod
+    def events(record: Mapping[str, Any]) -> Iterator[str]:
+        for row in record["workers"]:
+            if row["syncs_left_out"]:
+                norm, cosine = (
+                    METRICS[name].text(row[name])
+                    for name in ("relative_norm", "cosine_with_others")
+                )
+                yield (
+                    f"worker {row['worker']} of trainer {row['trainer']} was left out of "
+                    f"{row['syncs_left_out']} syncs, because its pseudo-gradient was far from the "
+                    f"others': norm {norm} times the median, cosine {cosine}"
+                )
+
+    @staticmethod
+    def signs(record: Mapping[str, Any]) -> Iterator[Sign]:
+        for row in record.get("workers", ()):
+            if row.get("syncs_left_out"):
+                cosine = row["cosine_with_others"]
+                against = "" if cosine is None else f", its cosine with the others {cosine:.2f}"
+                yield Sign(
+                    kind=f"worker {row['worker']} left out",
+                    trainer=row["trainer"],
+                    round=record["round"],
+                    since=record["round"],
+                    seen=f"the norm of its pseudo-gradient is {row['relative_norm']:.3g} times the "
+                    f"median of trainer {row['trainer']}'s workers{against}",
+                    meaning="Its memory, its data or its link may be broken, or its optimizer "
+                    "state spoilt",
+                    advice="Look at its losses in steps.jsonl and at its machine; if it is sound, "
+                    "raise outer.gate_factor or lower outer.gate_cosine",
+                )
 
     def judge(self, vectors: Mapping[int, Sequence[float]]) -> dict[int, Verdict]:
         """A verdict on each worker of a trainer.
@@ -86,6 +150,9 @@ class Gate:
         if 2 * sum(verdict.left_out for verdict in verdicts.values()) < len(verdicts):
             return verdicts
         return {worker: replace(verdict, left_out=False) for worker, verdict in verdicts.items()}
+
+
+METRICS = {metric.name: metric for metric in Gate.worker_metrics}
 
 
 def cosines_with_others(vectors: Mapping[int, Sequence[float]]) -> dict[int, float | None]:

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from adloco.rules.auto import AutoController, AutoLimits, Change, Chosen, MeasuredRound
+from adloco.lab.auto.controller import AutoController, MeasuredRound
+from adloco.lab.auto.option import Auto
 from adloco.rules.batch_rules.batch_rule import Estimator
 from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.chosen import Change, Chosen
 
 
 def measured(
@@ -27,19 +29,17 @@ def measured(
 
 def of_sync_every(first: int = 20, fewest_steps: int = 1, **limits: Any) -> AutoController:
     return AutoController(
-        AutoLimits(**{"every": 1, **limits}),
+        Auto(chooses=("sync_every",), **{"every": 1, **limits}),
         Chosen(sync_every=first),
-        auto={"sync_every"},
         fewest_steps=fewest_steps,
     )
 
 
 def of_eta(eta: float = 0.8, estimator: Estimator = "unbiased", **limits: Any) -> AutoController:
     return AutoController(
-        AutoLimits(**{"every": 1, **limits}),
+        Auto(chooses=("eta",), **{"every": 1, "eta_maximum": 2.0, **limits}),
         Chosen(sync_every=20, eta=eta),
-        auto={"eta"},
-        norm_test=NormTest(eta="auto", estimator=estimator),
+        norm_test=NormTest(estimator=estimator),
     )
 
 
@@ -94,7 +94,7 @@ def test_nothing_is_chosen_from_nothing() -> None:
     controller.update(measured(9.0), 3)
     controller.forget()
     assert values(controller, [0.2], begin=4) == [10], "a merge ends what was measured before"
-    given = AutoController(AutoLimits(every=1), Chosen(sync_every=20), auto=())
+    given = AutoController(Auto(every=1), Chosen(sync_every=20))
     assert values(given, [9.0]) == [20]
 
 
@@ -146,7 +146,7 @@ def test_n_by_hand() -> None:
     a noise scale of 10^6 it is then best to accumulate above 3 / 2 of what fits.
     """
     controller = AutoController(
-        AutoLimits(every=1, multiplier_maximum=3.0), Chosen(sync_every=20), auto={"multiplier"}
+        Auto(chooses=("multiplier",), every=1, multiplier_maximum=3.0), Chosen(sync_every=20)
     )
     (change,) = controller.update(measured(20.0, 1.0, noise_scale=1e6), 2)
     assert (change.setting, change.before) == ("multiplier", 2.0)
@@ -181,4 +181,4 @@ def test_a_restored_controller_goes_on() -> None:
 )
 def test_bad_limits(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} must be .*, got {value}"):
-        AutoLimits(**{field: value})
+        Auto(**{field: value})

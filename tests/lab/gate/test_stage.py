@@ -15,7 +15,7 @@ from adloco.algorithms.trainer_distance import BUCKETS
 from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
-from adloco.rules.gate import Gate
+from adloco.lab.gate.option import Gate
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     TWO_WORKERS_PLACED,
@@ -91,7 +91,7 @@ def loss_after(run: AdLoCo, rounds: int, factor: float) -> float:
 )
 def test_one_bad_worker_of_eight_costs_next_to_nothing(factor: float, wire: Any) -> None:
     good, gated = (
-        loss_after(eight(wire=wire, gate=gate), 6, by)
+        loss_after(eight(wire=wire, options=[gate]), 6, by)
         for gate, by in ((Gate(), 1), (Gate(gate=True), factor))
     )
     assert gated == pytest.approx(good, rel=0.01)
@@ -100,21 +100,23 @@ def test_one_bad_worker_of_eight_costs_next_to_nothing(factor: float, wire: Any)
 
 
 def test_a_flipped_worker_is_left_out_of_each_sync() -> None:
-    run = eight(gate=Gate(gate=True))
+    run = eight(options=[Gate(gate=True)])
     phase = faulty(run, -1)
     for _ in range(4):
         report = run.round(phase=phase)
         assert report is not None
-        assert [row.worker for row in report.workers if row.syncs_left_out] == [BAD]
+        assert [row.worker for row in report.workers if row.more["syncs_left_out"]] == [BAD]
 
 
 def test_a_gate_changes_nothing_without_a_bad_worker() -> None:
-    plain, gated = eight(), eight(gate=Gate(gate=True))
+    plain, gated = eight(), eight(options=[Gate(gate=True)])
     reports = [list(run.rounds(4)) for run in (plain, gated)]
     assert params_of(plain).equal(params_of(gated))
     rows = [row for report in reports[1] for row in report.workers]
-    assert not any(row.syncs_left_out for row in rows)
-    assert all(row.cosine_with_others and row.cosine_with_others > 0.1 for row in rows)
+    assert not any(row.more["syncs_left_out"] for row in rows)
+    assert all(
+        row.more["cosine_with_others"] and row.more["cosine_with_others"] > 0.1 for row in rows
+    )
     sent = [report.bytes_communicated for report in (reports[0][-1], reports[1][-1])]
     assert sent[1] - sent[0] == 4 * 8 * BUCKETS
 
@@ -124,11 +126,11 @@ def test_a_worker_that_is_left_out_leaves_no_trace(wire: Any) -> None:
     """Nor does it come back as a residual: the others train as if it had not moved."""
     rounds = []
     for factor in (100.0, -300.0):
-        run = eight(wire=wire, gate=Gate(gate=True), guards=BatchGuards(initial=16))
+        run = eight(wire=wire, options=[Gate(gate=True)], guards=BatchGuards(initial=16))
         report = run.round(phase=faulty(run, factor))
         assert report is not None
-        assert [row.worker for row in report.workers if row.syncs_left_out] == [BAD]
-        assert report.workers[BAD].relative_norm == pytest.approx(abs(factor), rel=0.3)
+        assert [row.worker for row in report.workers if row.more["syncs_left_out"]] == [BAD]
+        assert report.workers[BAD].more["relative_norm"] == pytest.approx(abs(factor), rel=0.3)
         run.round()
         rounds.append(params_of(run))
     assert rounds[0].equal(rounds[1])
@@ -137,7 +139,7 @@ def test_a_worker_that_is_left_out_leaves_no_trace(wire: Any) -> None:
 def gated_run(shards: int, replicas: int) -> tuple[list[Any], list[float]]:
     run = eight(
         workers_per_trainer=4,
-        gate=Gate(gate=True),
+        options=[Gate(gate=True)],
         guards=BatchGuards(initial=16),
         streaming=Streaming(fragments=2),
         placement=place(4, torch.device("cpu"), 1, shards, replicas),
@@ -147,7 +149,7 @@ def gated_run(shards: int, replicas: int) -> tuple[list[Any], list[float]]:
         report = run.round(phase=faulty(run, factor))
         assert report is not None
         seen += [
-            (row.syncs_left_out, row.relative_norm, row.cosine_with_others)
+            (row.more["syncs_left_out"], row.more["relative_norm"], row.more["cosine_with_others"])
             for row in report.workers
         ]
     whole = run.placement.gather_shards(list(run.trainers[0].outer.global_params))
@@ -167,7 +169,7 @@ def test_all_placements_leave_out_the_same(ranks: int, shards: int, replicas: in
 
 
 def test_the_verdicts_of_a_round_survive_a_stop_in_it() -> None:
-    run = eight(gate=Gate(gate=True), streaming=Streaming(fragments=2))
+    run = eight(options=[Gate(gate=True)], streaming=Streaming(fragments=2))
     phase = faulty(run, 100.0)
 
     def stopping(name: str) -> AbstractContextManager[None]:
@@ -176,8 +178,8 @@ def test_the_verdicts_of_a_round_survive_a_stop_in_it() -> None:
         return phase(name)
 
     assert run.round(phase=stopping) is None
-    resumed = eight(gate=Gate(gate=True), streaming=Streaming(fragments=2))
+    resumed = eight(options=[Gate(gate=True)], streaming=Streaming(fragments=2))
     resumed.load_state_dict(copy.deepcopy(run.state_dict()))
     report = resumed.round()
     assert report is not None
-    assert report.workers[BAD].syncs_left_out >= 1
+    assert report.workers[BAD].more["syncs_left_out"] >= 1

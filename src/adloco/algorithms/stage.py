@@ -1,0 +1,148 @@
+"""The seam for options that act in a run: a list of stages, which `Round.run` calls in sight.
+
+An option is settings in a folder of lab/, which say what the rest must know of it; its stage is
+what acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from adloco.metric import Metric
+
+if TYPE_CHECKING:
+    from adloco.algorithms.method import Batching, Method, Syncing
+    from adloco.algorithms.reporting import WorkerRound
+    from adloco.algorithms.reports import RoundReport
+    from adloco.algorithms.round_task import RoundTask
+    from adloco.distributed.placement.placement import Placement
+    from adloco.rules.chosen import Change
+    from adloco.rules.failure_signs import Sign
+    from adloco.rules.merge import MergePolicy
+    from adloco.rules.sync_schedule import Streaming, SyncEvent
+
+Weights = Mapping[int, float]
+"""The weight of each worker of the run in a sync, by id: its samples, or less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSections:
+    """The sections of a run that stages may read."""
+
+    method: Method
+    batching: Batching
+    syncing: Syncing
+    placement: Placement
+
+
+class Stage:
+    """What one option does in a run. Its methods are called on all ranks alike, and do nothing
+    here; a stage overrides those that it needs.
+    """
+
+    key = ""
+    """Name under which its state is saved and its numbers are reported."""
+
+    def begin_round(self) -> None:
+        """Called before the first inner step of a round, not where a stopped round continues."""
+
+    def weights(self, event: SyncEvent, weights: Weights) -> Weights:
+        """The workers' weights in a sync that is about to be sent."""
+        return weights
+
+    def after_round(
+        self, tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]
+    ) -> Mapping[int, WorkerRound]:
+        """Called after the last sync of a round; returns the workers' numbers of the round, from
+        which the batch rule and the report are made.
+        """
+        return done
+
+    def after_report(
+        self,
+        tasks: Mapping[int, RoundTask],
+        done: Mapping[int, WorkerRound],
+        report: RoundReport,
+    ) -> tuple[Change, ...]:
+        """Called after a round's merge; returns what it changes for the rounds to come."""
+        return ()
+
+    def of_trainer(self, trainer: int) -> Mapping[str, Any]:
+        """Its numbers of a trainer in the round, by the names of the option's metrics."""
+        return {}
+
+    def of_worker(self, worker: int) -> Mapping[str, Any]:
+        """Its numbers of a worker in the round."""
+        return {}
+
+    def numbers(self) -> Any:
+        """The part of its state that every process has: plain numbers, to be saved once."""
+        return None
+
+    def load_numbers(self, numbers: Any) -> None:
+        """Continue from `numbers`."""
+
+    def tensors(self) -> Mapping[str, Any]:
+        """The live tensors of its state in this process, by the part of a checkpoint to which they
+        belong (`trainer_part`, `worker_part`).
+        """
+        return {}
+
+    def load_tensors(self, parts: Mapping[str, Any]) -> None:
+        """Continue from the `tensors` of this process."""
+
+
+class Option(Protocol):
+    """The settings of an option: a frozen dataclass in `lab/NAME/option.py`."""
+
+    key: ClassVar[str]
+    """Name of its folder."""
+    section: ClassVar[str]
+    """Section of a recipe in which its fields are settings."""
+    stage: ClassVar[str]
+    """Dotted path of its `Stage`, a class that takes the option, the run's sections and its state.
+    """
+    trainer_metrics: ClassVar[tuple[Metric, ...]]
+    """Numbers of a trainer that the stage adds to a round's report."""
+    worker_metrics: ClassVar[tuple[Metric, ...]]
+    """Numbers of a worker that it adds."""
+
+    @property
+    def active(self) -> bool:
+        """True if the run has the stage."""
+        ...
+
+    def check(
+        self, method: Method, batching: Batching, streaming: Streaming, policy: MergePolicy
+    ) -> None:
+        """Raise ValueError if the option cannot work with these sections."""
+        ...
+
+    def unused(self, largest: int) -> str:
+        """A sentence if the option has no effect; else empty.
+
+        largest: Workers of the largest trainer that the run can have.
+        """
+        ...
+
+    def copies(self, outer: int, workers: int, *, feedback: bool) -> int:
+        """Memory that the stage takes on the device, as a multiple of the model's size.
+
+        Args:
+            outer: The memory of all trainers' global parameters and outer momentum.
+            workers: Workers in this process.
+            feedback: True if workers have residuals.
+        """
+        ...
+
+    @staticmethod
+    def events(record: Mapping[str, Any]) -> Iterator[str]:
+        """What the stage did in a round, in sentences that begin with whom it concerns."""
+        ...
+
+    @staticmethod
+    def signs(record: Mapping[str, Any]) -> Iterator[Sign]:
+        """Warnings that a round gives."""
+        ...

@@ -1,0 +1,130 @@
+"""Which settings a run chooses itself, and within which bounds."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from adloco.algorithms.method import Batching, Method
+from adloco.errors import require
+from adloco.metric import Metric
+from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.failure_signs import Sign
+from adloco.rules.merge import MergePolicy
+from adloco.rules.sync_schedule import Streaming
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto:
+    """Settings that the run chooses for the least time to a loss, and their bounds."""
+
+    key: ClassVar[str] = "auto"
+    section: ClassVar[str] = "auto"
+    stage: ClassVar[str] = "adloco.lab.auto.stage:AutoStage"
+    trainer_metrics: ClassVar[tuple[Metric, ...]] = ()
+    worker_metrics: ClassVar[tuple[Metric, ...]] = ()
+
+    chooses: tuple[Literal["sync_every", "eta", "multiplier"], ...] = ()
+    """Settings that the run chooses from its own seconds of steps and syncs, and its noise scale:
+    sync_every (of [method]), eta (of batch.rule norm-test), multiplier (of [switch]). It begins
+    with what the recipe says of them.
+    """
+
+    every: int = 5
+    """Rounds from one choice to the next. A choice uses the medians of the rounds since the last.
+    """
+    eta_minimum: float = 0.2
+    """Smallest batch.eta that is chosen."""
+    eta_maximum: float = 5.0
+    """Largest batch.eta that is chosen."""
+    multiplier_maximum: float = 4.0
+    """Largest switch.multiplier that is chosen; the smallest is 1."""
+    sync_every_minimum: int = 1
+    """Smallest method.sync_every that is chosen. With streaming it is at least fragments x
+    (tau + 1)."""
+    sync_every_maximum: int = 500
+    """Largest method.sync_every that is chosen."""
+    sync_cost: float = 0.1
+    """Exponent with which the samples to a loss grow with H: 0.1 means that a doubled H needs 7%
+    more samples. It is also the share of the time that syncs take at the best H. Our runs needed
+    samples as H^0.04 between H = 1 and 50, and as H^0.13 between 50 and 150."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"every must be >= 1, got {self.every}")
+        require(self.eta_minimum > 0, f"eta_minimum must be > 0, got {self.eta_minimum}")
+        require(
+            self.eta_maximum >= self.eta_minimum,
+            f"eta_maximum must be >= eta_minimum = {self.eta_minimum}, got {self.eta_maximum}",
+        )
+        require(
+            self.multiplier_maximum >= 1,
+            f"multiplier_maximum must be >= 1, got {self.multiplier_maximum}",
+        )
+        require(
+            self.sync_every_minimum >= 1,
+            f"sync_every_minimum must be >= 1, got {self.sync_every_minimum}",
+        )
+        require(
+            self.sync_every_maximum >= self.sync_every_minimum,
+            f"sync_every_maximum must be >= sync_every_minimum = {self.sync_every_minimum}, got "
+            f"{self.sync_every_maximum}",
+        )
+        require(0 < self.sync_cost < 1, f"sync_cost must be in (0, 1), got {self.sync_cost}")
+
+    @property
+    def active(self) -> bool:
+        return bool(self.chooses)
+
+    def check(
+        self, method: Method, batching: Batching, streaming: Streaming, policy: MergePolicy
+    ) -> None:
+        rule, switch = batching.rule, batching.switch
+        if "eta" in self.chooses:
+            require(
+                isinstance(rule, NormTest) and rule.metric == "euclidean",
+                "auto.chooses must not have eta without batch.rule norm-test and batch.metric "
+                "euclidean, whose noise scale the least time is computed from",
+            )
+        if "multiplier" in self.chooses:
+            require(
+                switch.mode == "switch",
+                f"auto.chooses must not have multiplier where switch.mode is {switch.mode}, which "
+                "does not use it",
+            )
+            require(
+                rule.needs_moments,
+                "auto.chooses must not have multiplier with a batch rule that measures no noise "
+                "scale; set batch.rule to norm-test",
+            )
+        if "sync_every" not in self.chooses:
+            return
+        require(
+            method.syncs(policy),
+            "auto.chooses must not have sync_every where no trainer ever has two workers, because "
+            "nothing is synced; give method.workers_per_trainer more than 1",
+        )
+        require(
+            method.sync_growth == 0,
+            "method.sync_growth must be 0 where auto.chooses has sync_every, because only one of "
+            f"them can set the length of a round, got {method.sync_growth}",
+        )
+        require(
+            self.sync_every_maximum >= streaming.fewest_steps,
+            f"auto.sync_every_maximum must be >= {streaming.fewest_steps}, the fewest inner steps "
+            f"of a round with streaming.fragments = {streaming.fragments} and streaming.tau = "
+            f"{streaming.tau}, got {self.sync_every_maximum}",
+        )
+
+    def unused(self, largest: int) -> str:
+        return ""
+
+    def copies(self, outer: int, workers: int, *, feedback: bool) -> int:
+        return 0
+
+    @staticmethod
+    def events(record: Mapping[str, Any]) -> Iterator[str]:
+        """Changes are part of every record, which says them."""
+        yield from ()
+
+    @staticmethod
+    def signs(record: Mapping[str, Any]) -> Iterator[Sign]:
+        yield from ()

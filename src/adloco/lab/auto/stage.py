@@ -1,0 +1,88 @@
+"""Chooses settings after a round, from what the round measured."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from adloco.algorithms.reporting import WorkerRound
+from adloco.algorithms.reports import RoundReport, TrainerReport
+from adloco.algorithms.round_task import RoundTask
+from adloco.algorithms.run_state import RunState
+from adloco.algorithms.stage import RunSections, Stage
+from adloco.lab.auto.controller import AutoController, MeasuredRound
+from adloco.lab.auto.option import Auto
+from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.chosen import Change
+
+
+class AutoStage(Stage):
+    """Sets the run's numbers in force for the rounds to come."""
+
+    key = Auto.key
+
+    def __init__(self, auto: Auto, sections: RunSections, state: RunState) -> None:
+        rule = sections.batching.rule
+        self._state, self._sections = state, sections
+        self._controller = AutoController(
+            auto,
+            state.chosen,
+            norm_test=rule if isinstance(rule, NormTest) else None,
+            fewest_steps=sections.syncing.streaming.fewest_steps,
+        )
+        state.chosen = self._controller.chosen
+
+    def after_report(
+        self,
+        tasks: Mapping[int, RoundTask],
+        done: Mapping[int, WorkerRound],
+        report: RoundReport,
+    ) -> tuple[Change, ...]:
+        if report.merges:  # Other workers serve the trainers from now on.
+            self._controller.forget()
+            return ()
+        fits = self._sections.placement.ranks_per_worker * self._sections.batching.switch.b_max
+        measured = measured_round(tasks, done, report.trainers, fits)
+        changes = self._controller.update(measured, report.round)
+        self._state.chosen = self._controller.chosen
+        return changes
+
+    def numbers(self) -> Any:
+        return self._controller.state_dict()
+
+    def load_numbers(self, numbers: Any) -> None:
+        self._controller.load_state_dict(self._state.chosen, numbers)
+
+
+def measured_round(
+    tasks: Mapping[int, RoundTask],
+    done: Mapping[int, WorkerRound],
+    trainers: Sequence[TrainerReport],
+    fits: int,
+) -> MeasuredRound:
+    """What a round tells about the time of others.
+
+    Args:
+        tasks: The tasks of every worker of the run, by id.
+        done: Their numbers of the round, by id.
+        trainers: Reports of all trainers.
+        fits: Samples that fit in one pass of a worker's ranks.
+    """
+    steps = max(task.inner_steps for task in tasks.values())
+    several = {trainer.trainer for trainer in trainers if trainer.workers > 1}
+    syncs = [
+        row.sync.exposed_seconds for worker, row in done.items() if tasks[worker].trainer in several
+    ]
+    return MeasuredRound(
+        trainer_batch=fmean(trainer.trainer_batch for trainer in trainers),
+        fits=fits * fmean(trainer.workers for trainer in trainers),
+        noise_scale=_noise_scale(trainers),
+        step_seconds=max(row.turn_seconds for row in done.values()) / steps,
+        sync_seconds=min(syncs, default=None),
+    )
+
+
+def _noise_scale(trainers: Sequence[TrainerReport]) -> float | None:
+    """The mean S over the mean |G|^2 of the trainers; None if it is not measured or not finite."""
+    variance = fmean(trainer.grad_variance or 0.0 for trainer in trainers)
+    norm_sq = fmean(trainer.grad_norm_sq or 0.0 for trainer in trainers)
+    return variance / norm_sq if variance > 0 and norm_sq > 0 else None

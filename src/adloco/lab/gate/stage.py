@@ -1,0 +1,111 @@
+"""The gate before a sync: workers whose pseudo-gradients are far from the others' are left out.
+
+All ranks judge by the same numbers: sketches of the pseudo-gradients (`trainer_distance`), which
+are gathered from all workers before anything is summed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from adloco.algorithms.run_state import RunState
+from adloco.algorithms.stage import RunSections, Stage, Weights
+from adloco.algorithms.trainer import Trainer
+from adloco.algorithms.trainer_distance import sketch
+from adloco.algorithms.worker import Worker
+from adloco.distributed.placement.placement import Placement
+from adloco.lab.gate.option import SMALLEST, Gate, Verdict
+from adloco.rules.sync_schedule import SyncEvent
+
+
+class GateStage(Stage):
+    """Gives workers whose pseudo-gradients are far from the others' no weight in a sync."""
+
+    key = Gate.key
+
+    def __init__(self, gate: Gate, sections: RunSections, state: RunState) -> None:
+        self._gate, self._state, self._placement = gate, state, sections.placement
+        self._verdicts: dict[int, list[Verdict]] = {}
+        """What was said of each worker in the round, by id."""
+
+    def begin_round(self) -> None:
+        self._verdicts = {}
+
+    def weights(self, event: SyncEvent, weights: Weights) -> Weights:
+        verdicts = self._judge(event.fragment)
+        for worker, verdict in verdicts.items():
+            self._verdicts.setdefault(worker, []).append(verdict)
+        return {
+            worker: 0.0 if worker in verdicts and verdicts[worker].left_out else weight
+            for worker, weight in weights.items()
+        }
+
+    def _judge(self, fragment: int) -> dict[int, Verdict]:
+        """A verdict on each worker of the run before a fragment is synced, by worker id.
+
+        The workers here that are left out go back to the global parameters, so that they have
+        nothing to send.
+        """
+        state, placement = self._state, self._placement
+        trainers = state.trainers.values()
+        if all(len(trainer.worker_ids) < SMALLEST for trainer in trainers):
+            return {}
+        owners = {worker: trainer for trainer in trainers for worker in trainer.worker_ids}
+        here = list(state.workers.values())
+        rows = placement.map(
+            lambda worker: _sketched(worker, owners[worker.id], fragment, placement),
+            here,
+            on_failure=lambda: None,
+        )
+        sketches = placement.gather(
+            {worker.id: row for worker, row in zip(here, rows, strict=True)}
+        )
+        verdicts = {
+            worker: verdict
+            for trainer in trainers
+            for worker, verdict in self._gate.judge(
+                {worker: sketches[worker] for worker in trainer.worker_ids}
+            ).items()
+        }
+        for worker in here:
+            if verdicts[worker.id].left_out:
+                owners[worker.id].outer.restart(fragment, worker.replica)
+        return verdicts
+
+    def of_worker(self, worker: int) -> Mapping[str, Any]:
+        """How often it was left out; of several fragments, the norm that is furthest from the
+        median's and the lowest cosine.
+        """
+        verdicts = self._verdicts.get(worker, ())
+        norms = [verdict.relative_norm for verdict in verdicts if verdict.relative_norm is not None]
+        cosines = [verdict.cosine for verdict in verdicts if verdict.cosine is not None]
+        furthest = max(norms, key=lambda norm: max(norm, 1 / max(norm, 1e-30)), default=None)
+        return {
+            "syncs_left_out": sum(verdict.left_out for verdict in verdicts),
+            "relative_norm": furthest,
+            "cosine_with_others": min(cosines, default=None),
+        }
+
+    def numbers(self) -> Any:
+        return {
+            str(worker): [asdict(verdict) for verdict in verdicts]
+            for worker, verdicts in self._verdicts.items()
+        }
+
+    def load_numbers(self, numbers: Any) -> None:
+        self._verdicts = {
+            int(worker): [Verdict(**verdict) for verdict in verdicts]
+            for worker, verdicts in numbers.items()
+        }
+
+
+@torch.no_grad()
+def _sketched(worker: Worker, trainer: Trainer, fragment: int, placement: Placement) -> list[float]:
+    """The sketch of a worker's pseudo-gradient, the difference of two sketches."""
+    start, params = trainer.outer.fragment_of(fragment, worker.replica)
+    if worker.engine.rank >= placement.shards:  # Further ranks of an island are replicas.
+        start, params = [], []
+    whole = sketch(start, placement.device) - sketch(params, placement.device)
+    return worker.engine.sum(whole.tolist())

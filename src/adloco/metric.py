@@ -1,0 +1,90 @@
+"""A number of a run: its name, what people call it, and its unit."""
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+Record = dict[str, Any]
+"""One line of metrics.jsonl; docs/run-folder.md lists its fields."""
+Per = Literal["round", "sync", "trainer", "worker", "phase"]
+"""What a number in a line belongs to: the round, its syncs, a trainer, a worker, or a phase (of
+memory_use.PHASES).
+"""
+Aggregation = Literal["last", "mean", "mean by bytes", "sum", "max"]
+"""How the numbers of all rounds are combined into one number of the run.
+
+last: the last round that has a number (mean over trainers).
+mean: the mean of the rounds where it is not 0.
+mean by bytes: the mean weighted by the bytes of each round's syncs.
+"""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit, and how numbers in it are shown."""
+
+    name: str
+    """The unit in metrics.jsonl."""
+    form: str = ","
+    """Format specification with which a number is shown."""
+    _: KW_ONLY
+    shown: str = ""
+    """The unit that is shown after a number."""
+    scale: float = 1
+    """A number is divided by this before it is shown: 1e6 for bytes shown as MB."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a run: its name in metrics.jsonl, what people call it, and its unit."""
+
+    name: str
+    label: str
+    unit: Unit
+    _: KW_ONLY
+    per: Per = "round"
+    aggregation: Aggregation = "last"
+    better: Literal["lower", "higher"] = "lower"
+    """Which values of a measure are better."""
+    always: bool = False
+    """True if no line has null for it."""
+    panel: str = ""
+    """Name of the panel of the report that shows it; empty for none."""
+    short: str = ""
+    """Name of a measure in a line about a round; empty for its label."""
+    of_loss: Callable[[float], float] | None = None
+    """A measure as a function of the loss, by which it is also known in training; None if it needs
+    more than the loss."""
+
+    def text(self, value: float | None) -> str:
+        """The value with its unit; `-` for None."""
+        return "-" if value is None else f"{self.number(value)} {self.unit.shown}".rstrip()
+
+    def number(self, value: float) -> str:
+        """The value without its unit."""
+        return format(value / self.unit.scale if self.unit.scale != 1 else value, self.unit.form)
+
+    @property
+    def axis(self) -> str:
+        """Label of an axis that shows the metric."""
+        unit = self.unit.shown or self.unit.name
+        return f"{self.label} ({unit})" if unit not in ("", self.label) else self.label
+
+    @property
+    def leading(self) -> bool:
+        """True for a measure that is shown with every round: it has a panel or a short name."""
+        return bool(self.panel or self.short)
+
+    @property
+    def whole(self) -> bool:
+        """True if the number is a count."""
+        return self.unit.form == ","
+
+
+COUNT, RATIO = Unit(""), Unit("", ",.1f", shown="x")
+TOKENS, SAMPLES, NATS = Unit("tokens"), Unit("samples"), Unit("nats", ".4f")
+SECONDS, MEMORY = (
+    Unit("seconds", ",.1f", shown="s"),
+    Unit("bytes", ",.0f", shown="MiB", scale=2**20),
+)
+TRAFFIC = Unit("bytes", ",.1f", shown="MB", scale=1e6)
