@@ -58,9 +58,10 @@ from adloco.distributed.codecs.int8 import Int8
 from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.comm.compressed import in_pieces
 from adloco.distributed.testing import run_on_ranks
+from adloco.lab.optimizer_norms.batch_rules import StepNormTest
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
-from adloco.rules.batch_rules.norm_test import Metric, NormTest
+from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.sync_schedule import SyncEvent
 
 NESTEROV = OuterOptimizer(lr=0.7, options={"momentum": 0.9, "nesterov": True})
@@ -256,8 +257,11 @@ def metric_times(turns: int) -> dict[str, float]:
             ),
         ).round
 
-    metrics: tuple[Metric, ...] = ("euclidean", "sign", "muon")
-    tests = {metric: side(NormTest(metric=metric)) for metric in metrics}
+    tests = {
+        "euclidean": side(NormTest()),
+        "sign": side(StepNormTest(metric="sign")),
+        "muon": side(StepNormTest(metric="muon")),
+    }
     return medians(in_turns({"constant": side(ConstantBatch()), **tests}, turns))
 
 

@@ -49,7 +49,6 @@ NAVIGATION = {
         "reproduce/LOG": "Lab book",
         "benchmarks/bytes_to_loss": "Bytes to a loss",
         "benchmarks/frontier": "Loss with fewer bytes",
-        "benchmarks/batch_metrics": "Rules for the batch",
         "benchmarks/studies": "Each part alone",
     },
 }

@@ -34,6 +34,7 @@ class DoublingBatch:
 
     needs_moments = False
     inner_products = None
+    measurement = ""
 
     def __post_init__(self) -> None:
         if self.every_samples <= 0:

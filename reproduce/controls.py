@@ -17,9 +17,9 @@ from pathlib import Path
 
 from adloco import BatchController, BatchGuards
 from adloco.cli.main import main
+from adloco.lab.batch_controls.batch_rules import RandomBatch
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.ramp import RampBatch
-from adloco.rules.batch_rules.random_batch import RandomBatch
 
 FOLDER = Path("runs/reproduce/controls")
 TOKENS, CONTEXT, STEPS, FIRST, LARGEST, SEEDS = 600_000, 128, 20, 8, 200, 3

@@ -28,7 +28,7 @@ from adloco import (
 from adloco.algorithms.reporting import WorkerRound, report_sync
 from adloco.algorithms.trainer_distance import BUCKETS
 from adloco.distributed.codecs.int4 import Int4
-from adloco.rules.batch_rules.random_batch import RandomBatch
+from adloco.lab.batch_controls.batch_rules import RandomBatch
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (

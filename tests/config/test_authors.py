@@ -108,7 +108,6 @@ def test_the_shipped_configuration_is_adloco_paper(tmp_path: Path) -> None:
         "batch.theta": (0.9, None),
         "batch.nu": (5.84, None),
         "batch.eta": (None, 0.8),
-        "batch.metric": (None, "euclidean"),
     }
 
 

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,29 @@ from adloco.rules.batch_rules.batch_rule import Estimator
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 
+Passes = Callable[[BatchPlan], Iterator[Tensor]]
+"""Returns an iterator over this rank's micro-batches. Each `next` runs the forward and backward
+pass of one, and returns its part of the batch's mean loss."""
+
+
+class TestStep(Protocol):
+    """An inner step that takes statistics."""
+
+    def backward(self) -> tuple[Tensor, Moments]:
+        """As `MeasuredStep.backward`."""
+        ...
+
+
+class Measurement(Protocol):
+    """Another way than `MeasuredStep` to measure a worker's test steps, which its batch rule names.
+
+    It is made with (rule, trainable parameters, optimizers).
+    """
+
+    def step(self, plan: BatchPlan, passes: Passes, engine: Engine) -> TestStep:
+        """A test step with these micro-batches, which are the groups."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
@@ -29,9 +53,7 @@ class MeasuredStep:
 
     plan: BatchPlan
     """The micro-batches of the step."""
-    passes: Callable[[BatchPlan], Iterator[Tensor]]
-    """Returns an iterator over this rank's micro-batches. Each `next` runs the forward and backward
-    pass of one, and returns its part of the batch's mean loss."""
+    passes: Passes
     engine: Engine
     """The worker's model on the ranks of its island."""
     params: Sequence[Tensor]

@@ -1,8 +1,8 @@
 """A worker: one model copy, one inner optimizer, one data stream, and its inner steps (AdLoCo
 algorithm 1, arXiv 2508.18182).
 
-H counts inner optimizer steps, not micro-batches. Gradient statistics are taken on the first inner
-step of a round, when all workers of a trainer have the same parameters.
+H counts inner optimizer steps, not micro-batches. Gradient statistics are taken on the test steps
+of a round (`GradientTest`): on the first one all workers of a trainer have the same parameters.
 """
 
 import contextlib
@@ -16,23 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.dropout import own_dropout, uses_dropout
-from adloco.algorithms.dual_stats import DualStep
-from adloco.algorithms.gradient_stats import MeasuredStep
+from adloco.algorithms.gradient_stats import MeasuredStep, Measurement, TestStep
 from adloco.algorithms.method import Execution, GradientTest, Problem
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, counters, load_optimizer
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.round_task import RoundTask
-from adloco.algorithms.step_geometry import StepGeometry
 from adloco.distributed.comm.metered import SyncStats
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.dtensor import copied
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
+from adloco.dotted_path import load_object
 from adloco.errors import NonFiniteLossError, OutOfMemoryError
 from adloco.rules.batch_rules.batch_rule import BatchRule
-from adloco.rules.batch_rules.norm_test import Metric, NormTest
 from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
 
@@ -53,11 +51,6 @@ class InnerSettings:
     """True if a worker keeps what a lossy sync did not send, and sends it at the next."""
     on_host: bool
     """True if residuals, and parameters swapped out for an evaluation, are kept in host memory."""
-
-    @property
-    def metric(self) -> Metric:
-        """The norm in which the statistics are taken."""
-        return self.rule.metric if isinstance(self.rule, NormTest) else "euclidean"
 
 
 class Worker:
@@ -84,7 +77,10 @@ class Worker:
         self.base_rates = [
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]
-        self._geometry = StepGeometry.of(settings.metric, self.replica.params, self.optimizers)
+        self._measurement: Measurement | None = None
+        if settings.rule.measurement:
+            measurement = load_object(settings.rule.measurement)
+            self._measurement = measurement(settings.rule, self.replica.params, self.optimizers)
         self.stream = worker
         self.position = 0
         self.inner_step = 0
@@ -288,15 +284,9 @@ class Worker:
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
         """Compute the gradients, add the step's moments to the round's, and return the losses."""
-        step: MeasuredStep | DualStep
-        if self._geometry:
-            step = DualStep(
-                plan=plan,
-                passes=self._micro_steps,
-                engine=self.engine,
-                params=self.replica.params,
-                geometry=self._geometry,
-            )
+        step: TestStep
+        if self._measurement:
+            step = self._measurement.step(plan, self._micro_steps, self.engine)
         else:
             step = MeasuredStep(
                 plan=plan,

@@ -6,7 +6,8 @@ of the per-sample gradient covariance, for any sizes of the groups. Workers that
 parameters are pooled by adding their numbers; no vector is exchanged. Source: AdLoCo (arXiv
 2508.18182) section 3, McCandlish et al. (arXiv 1812.06162) appendix A.
 
-S and |G|^2 are Euclidean here; `dual_norms.py` makes moments of their counterparts in other norms.
+S and |G|^2 are Euclidean here; `lab/optimizer_norms` makes moments of their counterparts in other
+norms.
 """
 
 import math

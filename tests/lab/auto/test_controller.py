@@ -162,7 +162,7 @@ def test_a_restored_controller_goes_on() -> None:
     whole, part, other = (of_sync_every(every=2) for _ in range(3))
     expected = values(whole, syncs)
     values(part, syncs[:3])
-    other.load_state_dict(json.loads(json.dumps(part.state_dict())))
+    other.load_state_dict(part.chosen, json.loads(json.dumps(part.state_dict())))
     assert values(other, syncs[3:], begin=5) == expected[3:]
     assert other.state_dict() == whole.state_dict()
 

@@ -192,7 +192,7 @@ class _MeasuringReduceScatter:
         if rows.size(1) != sum(lengths):
             raise ValueError(
                 "some parameters got no gradient, so the others cannot be told apart on shards; "
-                "freeze them (requires_grad False), or use batch.metric euclidean"
+                "freeze them (requires_grad False), or use batch.rule norm-test"
             )
         transformed = []
         for index, shape, part in zip(

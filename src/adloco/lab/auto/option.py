@@ -80,9 +80,9 @@ class Auto:
         rule, switch = batching.rule, batching.switch
         if "eta" in self.chooses:
             require(
-                isinstance(rule, NormTest) and rule.metric == "euclidean",
-                "auto.chooses must not have eta without batch.rule norm-test and batch.metric "
-                "euclidean, whose noise scale the least time is computed from",
+                isinstance(rule, NormTest) and not rule.measurement,
+                "auto.chooses must not have eta without batch.rule norm-test, whose "
+                "noise scale the least time is computed from",
             )
         if "multiplier" in self.chooses:
             require(

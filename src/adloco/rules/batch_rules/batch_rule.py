@@ -62,6 +62,13 @@ class BatchRule(Protocol):
         """
         ...
 
+    @property
+    def measurement(self) -> str:
+        """Dotted path of a `Measurement`, for statistics in another than the Euclidean norm; empty
+        for `MeasuredStep`.
+        """
+        ...
+
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         """The batch that the trainer should request, in samples per inner step over its workers.
 

@@ -15,6 +15,7 @@ class ConstantBatch:
 
     needs_moments = False
     inner_products = None
+    measurement = ""
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         return point.requested_batch

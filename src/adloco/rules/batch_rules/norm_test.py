@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import (
@@ -13,9 +13,6 @@ from adloco.rules.batch_rules.batch_rule import (
     samples_needed,
 )
 from adloco.rules.moments import GradientEstimate
-
-Metric = Literal["euclidean", "sign", "adam", "muon"]
-"""The norm in which a norm test measures the error of the gradient; see `NormTest.metric`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +36,14 @@ class NormTest:
     """How |G|^2 is estimated. unbiased: corrected for the batch's own noise; plug-in: not
     corrected, as published.
     """
-    metric: Metric = "euclidean"
-    """Norm that S and |G|^2 are measured in. euclidean: as published; sign: S = (sum of all
-    elements' standard deviations)^2, |G|^2 = (sum of their absolute means)^2; adam: the same after
-    dividing by the root of AdamW's second moments; muon: singular values of the matrices that Muon
-    updates, and the form of adam for the rest. They fit the steps of the optimizer of that name."""
 
     needs_moments = True
     inner_products = None
+    measurement = ""
 
     def __post_init__(self) -> None:
         require(self.eta > 0, f"eta must be > 0, got {self.eta}")
         check_estimator(self.estimator)
-        known = get_args(Metric)
-        require(
-            self.metric in known, f"metric must be one of {', '.join(known)}, got {self.metric!r}"
-        )
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:

@@ -26,6 +26,7 @@ class RampBatch:
 
     needs_moments = False
     inner_products = None
+    measurement = ""
 
     def __post_init__(self) -> None:
         require(self.first > 0, f"first must be > 0, got {self.first}")

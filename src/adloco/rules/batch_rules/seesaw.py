@@ -19,6 +19,7 @@ class Seesaw:
 
     needs_moments = False
     inner_products = None
+    measurement = ""
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if point.decay <= 0:

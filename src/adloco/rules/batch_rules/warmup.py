@@ -22,6 +22,7 @@ class BatchWarmup:
 
     needs_moments = False
     inner_products = None
+    measurement = ""
 
     def __post_init__(self) -> None:
         require(

@@ -1,8 +1,10 @@
-"""The batches of another run, replayed: the same curve without the gradients that led to it."""
+"""Batches that change without a reason: controls for batches that follow the gradient."""
 
 import bisect
 import functools
 import json
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -10,6 +12,60 @@ from typing import ClassVar
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicBatch:
+    """The batch goes through a list of sizes, each for the same number of samples."""
+
+    key: ClassVar[str] = "cyclic"
+
+    cycle: Sequence[int]
+    """Requested batches of one cycle, in samples."""
+    each_samples: int
+    """Samples of the trainer for which each of them is requested."""
+
+    needs_moments = False
+    inner_products = None
+    measurement = ""
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.cycle) and min(self.cycle) > 0,
+            f"cycle must hold batches > 0, and at least one, got {list(self.cycle)}",
+        )
+        require(self.each_samples > 0, f"each_samples must be > 0, got {self.each_samples}")
+
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
+        return self.cycle[point.samples // self.each_samples % len(self.cycle)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomBatch:
+    """The batch is drawn after each round, evenly between two sizes. A draw depends on the run's
+    seed and on the samples that the trainer has seen.
+    """
+
+    key: ClassVar[str] = "random"
+
+    lowest: int
+    """Smallest batch, in samples."""
+    highest: int
+    """Largest batch, in samples; the mean is halfway between both."""
+
+    needs_moments = False
+    inner_products = None
+    measurement = ""
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.lowest <= self.highest,
+            f"lowest must be > 0 and <= highest = {self.highest}, got {self.lowest}",
+        )
+
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
+        draw = random.Random(f"{point.seed} {point.samples}")
+        return draw.randint(self.lowest, self.highest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +81,7 @@ class ReplayBatch:
 
     needs_moments = False
     inner_products = None
+    measurement = ""
 
     def __post_init__(self) -> None:
         require(

@@ -1,4 +1,4 @@
-"""Which norm belongs to the inner optimizer's step on each parameter (rules/dual_norms.py).
+"""Which norm belongs to the inner optimizer's step on each parameter (dual_norms.py).
 
 **Adam.** With its second moments v held fixed, Adam is seen as a method that steps by signs in the
 coordinates y_i = sqrt(v_i) x_i. The gradient in these is g_i / sqrt(v_i), so the dual norm of such
@@ -25,7 +25,7 @@ from adloco.algorithms.muon_step import Muon, blocks_of, step_length
 from adloco.distributed.dtensor import local
 from adloco.distributed.parallel.gradient_norms import Block
 from adloco.errors import require
-from adloco.rules.batch_rules.norm_test import Metric
+from adloco.lab.optimizer_norms.batch_rules import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,17 +87,12 @@ class StepGeometry:
     @staticmethod
     def of(
         metric: Metric, params: Sequence[Tensor], optimizers: Sequence[Optimizer]
-    ) -> StepGeometry | None:
+    ) -> StepGeometry:
         """The geometry of a metric for these parameters and their optimizers.
-
-        Returns:
-            None for the Euclidean metric.
 
         Raises:
             ValueError: The optimizers take no steps of the kind that the metric measures.
         """
-        if metric == "euclidean":
-            return None
         if metric == "sign":
             return StepGeometry()
         indices = {parameter: index for index, parameter in enumerate(params)}
@@ -110,7 +105,7 @@ class StepGeometry:
                 by_muon or isinstance(optimizer, torch.optim.Adam),
                 f"batch.metric {metric} needs second moments of the gradient, which the inner "
                 f"optimizer {type(optimizer).__name__} does not have; use "
-                f"{'muon' if isinstance(optimizer, Muon) else 'sign or euclidean'}",
+                f"{'muon' if isinstance(optimizer, Muon) else 'sign'}",
             )
             for group in optimizer.param_groups:
                 rate = float(group["lr"]) / unit

@@ -20,7 +20,7 @@ from adloco import (
     TensorSource,
 )
 from adloco.algorithms.optimizers import InnerFactory
-from adloco.rules.batch_rules.norm_test import Metric
+from adloco.lab.optimizer_norms.batch_rules import Metric, StepNormTest
 from tests.problems import make_run
 
 SHAPES = {"hidden": (24, 32), "embedding": (100, 30), "bias": (40,)}
@@ -55,16 +55,17 @@ def samples(count: int = ROUNDS * STEPS * BATCH) -> Tensor:
 
 
 def run_on(
-    x: Tensor, metric: Metric, inner: InnerFactory | None = None, **changes: object
+    x: Tensor, metric: Metric | None, inner: InnerFactory | None = None, **changes: object
 ) -> AdLoCo:
+    """A run with the norm test of a metric; None: with the Euclidean one."""
     settings = {
         "build_model": Bowl,
         "loss_fn": lambda model, x: model(x),
         "data": TensorSource(x, num_streams=1),
         "workers_per_trainer": 1,
-        "inner": inner or INNER[metric],
+        "inner": inner or INNER[metric or "sign"],
         "sync_every": STEPS,
-        "batch": NormTest(metric=metric),
+        "batch": StepNormTest(metric=metric) if metric else NormTest(),
         "guards": BatchGuards(initial=BATCH, minimum=BATCH, maximum=BATCH),
         "switch": SwitchMode(max_micro_batch=BATCH),
     }
@@ -115,7 +116,7 @@ def test_the_noise_scale_is_that_of_the_samples(metric: Metric) -> None:
 
 def test_the_test_leaves_the_training_as_it_is() -> None:
     ends = []
-    for metric in ("euclidean", "muon"):
+    for metric in (None, "muon"):
         run = run_on(samples(), metric, InnerMuon(lr=0.01))  # type: ignore[arg-type]
         list(run.rounds(3))
         ends.append([parameter.detach() for parameter in run.workers[0].replica.params])
@@ -140,7 +141,7 @@ def test_numbers_that_are_not_finite_are_no_statistics() -> None:
 @pytest.mark.parametrize(
     ("metric", "inner", "sentence"),
     [
-        ("adam", InnerSGD(), "batch.metric adam needs second moments.* SGD does not.*use sign or"),
+        ("adam", InnerSGD(), "batch.metric adam needs second moments.* SGD does not.*use sign"),
         ("adam", InnerMuon(), "batch.metric adam needs .* Muon does not have; use muon"),
         ("muon", InnerAdamW(), "batch.metric muon measures the steps of Muon.*is AdamW; use adam"),
     ],
@@ -153,5 +154,5 @@ def test_a_metric_that_does_not_fit_the_optimizer(
 
 
 def test_metrics_that_the_rule_refuses() -> None:
-    with pytest.raises(ValueError, match="metric must be one of euclidean, sign, adam, muon, got"):
-        NormTest(metric="l2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="metric must be one of sign, adam, muon, got"):
+        StepNormTest(metric="l2")  # type: ignore[arg-type]

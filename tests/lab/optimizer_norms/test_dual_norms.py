@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from adloco.rules.dual_norms import DualNorms, by_elements, by_singular_values, c4
+from adloco.lab.optimizer_norms.dual_norms import DualNorms, by_elements, by_singular_values, c4
 from adloco.rules.moments import estimate
 
 

@@ -1,6 +1,6 @@
 """The gradient statistics of a test step in the norm of the inner optimizer's steps.
 
-The groups are those of `gradient_stats.py`; `rules/dual_norms.py` has the formulas, and
+The groups are those of `gradient_stats.py`; `dual_norms.py` has the formulas, and
 `step_geometry.py` says how each parameter is measured. One tensor of a parameter's shape is summed
 over the groups j of m_j samples, b in all, while gradients come in:
 
@@ -17,20 +17,44 @@ gathered, one matrix at a time. Each rank of an island takes the eigenvalues of 
 matrices, and only scalars leave the island.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from adloco.algorithms.step_geometry import MeasuredBlock, StepGeometry
+from adloco.algorithms.gradient_stats import Passes
 from adloco.distributed.dtensor import local, zeros_like
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import Block, gram
-from adloco.rules.dual_norms import DualNorms, by_elements, by_singular_values
+from adloco.lab.optimizer_norms.batch_rules import StepNormTest
+from adloco.lab.optimizer_norms.dual_norms import DualNorms, by_elements, by_singular_values
+from adloco.lab.optimizer_norms.step_geometry import MeasuredBlock, StepGeometry
 from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
+
+
+class DualMeasurement:
+    """How a worker measures its test steps in the norm of its optimizers' steps."""
+
+    def __init__(
+        self, rule: StepNormTest, params: Sequence[Tensor], optimizers: Sequence[Optimizer]
+    ) -> None:
+        self._params = params
+        self._geometry = StepGeometry.of(rule.metric, params, optimizers)
+
+    def step(self, plan: BatchPlan, passes: Passes, engine: Engine) -> DualStep:
+        return DualStep(
+            plan=plan,
+            passes=passes,
+            engine=engine,
+            params=self._params,
+            geometry=self._geometry,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +63,7 @@ class DualStep:
 
     plan: BatchPlan
     """The micro-batches of the step, which are the groups; at least two."""
-    passes: Callable[[BatchPlan], Iterator[Tensor]]
+    passes: Passes
     """Returns an iterator over this rank's micro-batches; see `MeasuredStep.passes`."""
     engine: Engine
     """The worker's model on the ranks of its island."""

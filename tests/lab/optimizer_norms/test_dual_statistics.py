@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from adloco import InnerAdamW, InnerMuon, InnerSGD, SwitchMode
-from adloco.algorithms.dual_stats import DualStep
 from adloco.algorithms.optimizers import InnerFactory
-from adloco.algorithms.step_geometry import StepGeometry
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.testing import run_on_ranks
-from adloco.rules.batch_rules.norm_test import Metric
+from adloco.lab.optimizer_norms.batch_rules import Metric
+from adloco.lab.optimizer_norms.dual_stats import DualStep
+from adloco.lab.optimizer_norms.step_geometry import StepGeometry
 from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
 from tests.problems import cases, next_token, tokens

@@ -1,0 +1,1 @@
+"""Controls for the norm test: cyclic, random and replayed batches."""

@@ -1,0 +1,1 @@
+"""The norm test in the norm of the inner optimizer's steps."""

@@ -1,0 +1,77 @@
+"""Folders of lab/ can be removed: what is left imports, and trains."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adloco
+
+SOURCE = Path(adloco.__file__).parent
+FOLDERS = sorted(path.parent.name for path in (SOURCE / "lab").glob("*/__init__.py"))
+IMPORTS = """
+import pkgutil, importlib, adloco
+for module in pkgutil.walk_packages(adloco.__path__, "adloco."):
+    # Their libraries are optional.
+    if not module.name.startswith("adloco.tracking.") and module.name != "adloco.__main__":
+        importlib.import_module(module.name)
+from adloco.config.shipped import shipped_recipes
+from adloco.config.recipe import build_recipe, read_values
+for name in shipped_recipes():
+    build_recipe(read_values(name))
+"""
+SMALL = [
+    *("--model.hidden_size", "16", "--model.num_layers", "1", "--model.num_heads", "2"),
+    *("--model.intermediate_size", "32", "--data.context_tokens", "16", "--run.tokens", "4k"),
+    *("--run.trackers", "none", "--evaluation.windows", "4"),
+]
+
+
+def without(folder: Path, removed: Path) -> dict[str, str]:
+    """The environment of a copy of the package that lacks a folder of lab/, or all of it."""
+    shutil.copytree(SOURCE, folder / "adloco", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(folder / "adloco" / removed)
+    return {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "HOME": str(Path.home())}
+
+
+def run(words: list[str], environment: dict[str, str], folder: Path) -> str:
+    found = subprocess.run(
+        [sys.executable, *words], env=environment, cwd=folder, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_without_lab_all_recipes_are_read_and_the_default_one_trains(tmp_path: Path) -> None:
+    environment = without(tmp_path, Path("lab"))
+    run(["-c", IMPORTS], environment, tmp_path)
+    said = run(["-m", "adloco", "train", *SMALL, "--run.folder", "run"], environment, tmp_path)
+    assert "validation loss" in said
+    refused = subprocess.run(
+        [sys.executable, "-m", "adloco", "config", "diloco", "--outer.gate", "true"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "outer.gate is not a setting of [outer]" in refused.stderr
+
+
+@pytest.mark.parametrize("option", FOLDERS)
+def test_each_folder_of_lab_has_a_short_readme(option: str) -> None:
+    """What it is for, its result with its seeds and date, its cost and limits."""
+    lines = (SOURCE / "lab" / option / "README.md").read_text().splitlines()
+    assert lines[0] == f"# {option}" and len(lines) <= 12
+    bold = [line.partition("**")[2].partition("**")[0] for line in lines if line.startswith("- **")]
+    assert {"For", "Result", "Cost", "Remove"} <= {*bold}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("option", FOLDERS)
+def test_without_one_folder_of_lab_the_rest_is_there(option: str, tmp_path: Path) -> None:
+    environment = without(tmp_path, Path("lab") / option)
+    run(["-c", IMPORTS], environment, tmp_path)
+    run(["-m", "adloco", "train", *SMALL, "--run.folder", "run"], environment, tmp_path)
