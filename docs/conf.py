@@ -24,7 +24,6 @@ NAVIGATION = {
     },
     "Use": {
         "docs/python": "From Python",
-        "docs/your-loop": "In your own loop",
         "docs/data": "Data",
         "docs/models": "Models and tasks",
         "docs/studies": "Studies",
@@ -41,7 +40,6 @@ NAVIGATION = {
         "docs/settings": "Settings",
         "docs/run-folder": "Files and metrics of a run",
         "docs/api": "Python API",
-        "docs/extending": "Pieces of your own",
     },
     "Project": {
         "CONTRIBUTING": "Contributing",

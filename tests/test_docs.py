@@ -25,8 +25,10 @@ from adloco.plan.cluster import read_cluster
 from adloco.study.arms import parse_arm
 from tests.pages import PAGES, README, ROOT, blocks, console_lines
 
-LOOPS = ROOT / "docs" / "your-loop.md"
-PYTHON = blocks(ROOT / "docs" / "python.md", "python")
+PYTHON_PAGE = ROOT / "docs" / "python.md"
+PYTHON = blocks(PYTHON_PAGE, "python")
+OF_RECIPES, LOOPS = PYTHON[:3], PYTHON[3:]
+"""The blocks over recipes and run folders, which follow from one another, and the loops."""
 CHOOSING = ROOT / "docs" / "choosing.md"
 SOURCES = ("bytes_to_loss", "frontier")
 SCRIPT = (ROOT / "docs" / "from-the-authors-script.md").read_text()
@@ -34,8 +36,7 @@ SCRIPT = (ROOT / "docs" / "from-the-authors-script.md").read_text()
 
 CHECKED = {
     "README": {"python"},
-    "python": {"python"},
-    "your-loop": {"python", ""},
+    "python": {"python", ""},
     "plan": {"python", "toml"},
     "models": {"yaml"},
 }
@@ -127,9 +128,19 @@ def test_the_page_of_the_python_api_has_all_names_with_what_their_docstrings_say
     assert sorted(lines) == sorted(said)
 
 
-@pytest.mark.parametrize("code", blocks(LOOPS, "python"), ids=["outer step", "batch control"])
-def test_python_blocks_run(code: str) -> None:
-    exec(code, {})
+@pytest.mark.parametrize("code", LOOPS, ids=["rounds", "outer step", "batch control"])
+def test_loops_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The loop over rounds learns, and merges four trainers into one."""
+    namespace: dict[str, object] = {}
+    exec(code, namespace)
+    if "run" in namespace:
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 15
+        assert float(lines[-1].split()[1]) < float(lines[0].split()[1]) / 2
+        assert sum("Merge(" in line for line in lines) == 3
+        assert len([line for line in code.splitlines() if line.strip()]) < 20, (
+            "a user's own model, data and loss train in under 20 lines"
+        )
 
 
 def test_the_python_page_runs(
@@ -147,8 +158,7 @@ def test_the_python_page_runs(
         return train(recipe, **sizes | given)
 
     monkeypatch.setattr(adloco, "train", smaller, raising=False)
-    assert len(PYTHON) == 3
-    for code in PYTHON:
+    for code in OF_RECIPES:
         exec(code, {})
     plt.close("all")
 
@@ -166,7 +176,7 @@ def test_excerpts_stand_in_the_examples() -> None:
         for path in (ROOT / "examples").glob("*.py")
         for line in path.read_text().splitlines()
     }
-    excerpts = blocks(LOOPS, "")
+    excerpts = blocks(PYTHON_PAGE, "")
     assert len(excerpts) == 2
     for excerpt in excerpts:
         assert set(excerpt.splitlines()) <= lines
