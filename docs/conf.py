@@ -33,7 +33,6 @@ NAVIGATION = {
     "When it fails": {"docs/failures": "Failures", "docs/security": "Security"},
     "Method": {
         "docs/method": "Paper and code",
-        "docs/theory": "Number of communications",
         "docs/from-the-authors-script": "From the authors' script",
     },
     "Reference": {
