@@ -33,6 +33,8 @@ NAVIGATION = {
     "When it fails": {"docs/failures": "Failures", "docs/security": "Security"},
     "Method": {
         "docs/method": "Paper and code",
+        "docs/wire": "What workers exchange",
+        "docs/options": "Optional mechanisms",
         "docs/from-the-authors-script": "From the authors' script",
     },
     "Reference": {

@@ -188,6 +188,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
+def test_the_files_that_the_page_of_the_method_names_exist() -> None:
+    page = (ROOT / "docs" / "method.md").read_text()
+    named = re.findall(r"`([a-z_/]+(?:\.py|/))`", page.split("|---|")[-1])
+    assert len(named) > 50
+    assert [name for name in named if not (ROOT / "src" / "adloco" / name).exists()] == []
+
+
 def test_settings_named_for_those_who_come_from_the_script_exist() -> None:
     known = set()
     for name, section in SECTIONS.items():
