@@ -18,19 +18,18 @@ NAPOLEON = 500
 NAVIGATION = {
     "Start": {
         "docs/quick-start": "Quick start",
-        "docs/choosing": "Which method for which cluster",
-        "docs/faq": "FAQ",
+        "docs/choosing": "Which method, and questions",
+        "docs/results": "Results",
         "docs/glossary": "Glossary",
     },
     "Use": {
         "docs/python": "From Python",
-        "docs/data": "Data",
-        "docs/models": "Models and tasks",
+        "docs/data-and-models": "Data, models and tasks",
         "docs/studies": "Studies",
         "docs/plan": "Planning",
         "docs/clusters": "Clusters",
     },
-    "When it fails": {"docs/failures": "Failures", "docs/security": "Security"},
+    "When it fails": {"docs/failures": "Failures"},
     "Method": {
         "docs/method": "Paper and code",
         "docs/wire": "What workers exchange",
@@ -44,8 +43,10 @@ NAVIGATION = {
     },
     "Project": {
         "CONTRIBUTING": "Contributing",
+        "SECURITY": "Security",
         "CHANGELOG": "Changelog",
         "reproduce/LOG": "Lab book",
+        "benchmarks/performance": "Performance",
         "benchmarks/bytes_to_loss": "Bytes to a loss",
         "benchmarks/frontier": "Loss with fewer bytes",
         "benchmarks/batch_metrics": "Rules for the batch",
