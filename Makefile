@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 train: install
 	$(VENV)/bin/adloco train $(ARGS)
 
-# Measures adloco beside bare loops and other libraries, and writes docs/performance.md.
+# Measures adloco beside bare loops and other libraries, and writes benchmarks/performance.md.
 bench: install
 	$(VENV)/bin/python benchmarks/bench.py $(ARGS)
 

@@ -6,8 +6,8 @@ beside other libraries.
 Both sides of a comparison take turns in one process (or on the same ranks), because the speed of a
 machine changes with what else it does. The result is the median of the pairs' ratios, with its
 quartiles. Each part runs in a process of its own and replaces its rows in benchmarks/bench.json,
-with the commit, the machine and its load; then the tables of docs/performance.md are written from
-that file.
+with the commit, the machine and its load; then the tables of benchmarks/performance.md are written
+from that file.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--part", choices=PARTS, help="measure this part only")
     parser.add_argument("--quick", action="store_true", help="the smallest cases only")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "bench.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "benchmarks" / "performance.md")
     given = parser.parse_args()
     if given.part is None:
         return all_parts()

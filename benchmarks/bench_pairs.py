@@ -14,7 +14,7 @@ Seconds = dict[str, list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A comparison: a line of the first table of docs/performance.md."""
+    """A comparison: a line of the first table of benchmarks/performance.md."""
 
     what: str
     against: str

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, from benchmarks/bench.json alone."""
+"""The tables of benchmarks/performance.md, from benchmarks/bench.json alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -29,7 +29,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A library's numbers: a line of the second table of docs/performance.md.
+    """A library's numbers: a line of the second table of benchmarks/performance.md.
 
     Medians over the turns; of those fields that `Turn` has too, see there.
     """

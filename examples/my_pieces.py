@@ -1,4 +1,4 @@
-"""Pieces of your own for `adloco train`, one of each kind (docs/extending.md).
+"""Pieces of your own for `adloco train`, one of each kind (docs/python.md).
 
 PYTHONPATH=examples adloco train diloco --batch.rule my_pieces:DoublingBatch
 """

@@ -4,7 +4,7 @@ from these follow the steps, syncs and samples of adaptive batches, which are th
 .venv/bin/python reproduce/estimate.py
     # 24 runs, three seeds of each arm
 
-docs/theory.md derives the formulas, plan/steps_to_loss.py has them. All arms: two workers that
+docs/plan.md derives the formulas, plan/steps_to_loss.py has them. All arms: two workers that
 average every 5 steps (LocalSGD); a rate that is constant after its warm-up and goes with the square
 root of the batch. A noise scale is also measured by the tests of the adaptive runs themselves: the
 median of their rounds until the target. Further words are those of `adloco compare`.

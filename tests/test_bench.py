@@ -70,7 +70,7 @@ def test_the_numbers_of_a_turn(bench: Any) -> None:
 
 
 def test_the_page_has_the_tables_of_the_measurements(bench: Any) -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "benchmarks" / "performance.md").read_text()
     parts = json.loads((ROOT / "benchmarks" / "bench.json").read_text())
     told = "write them again with `make bench`"
     assert bench("bench_tables").with_tables(parts, page) == page, told

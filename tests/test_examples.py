@@ -1,4 +1,4 @@
-"""The pieces in others' loops (docs/your-loop.md): what the examples print is what a plain loop
+"""The pieces in others' loops (docs/python.md): what the examples print is what a plain loop
 over models in one process computes. And the notebook.
 """
 

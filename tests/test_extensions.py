@@ -1,4 +1,4 @@
-"""Pieces of the user's own by dotted path (docs/extending.md, examples/my_pieces.py), trained with
+"""Pieces of the user's own by dotted path (docs/python.md, examples/my_pieces.py), trained with
 by the command line.
 """
 
@@ -19,7 +19,7 @@ from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 FLAGS = {
     "batch.rule": "my_pieces:DoublingBatch",
     "batch.every_samples": "64",

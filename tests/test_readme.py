@@ -12,7 +12,8 @@ import pytest
 from adloco.cli.main import main
 from tests.pages import README, ROOT, blocks, console_lines
 
-START, *PYTHON = blocks(README, "python")
+QUICK_START = ROOT / "docs" / "quick-start.md"
+START, LOOP = blocks(README, "python")
 RECIPE_COMMANDS = {"train", "prepare", "probe", "compare"}
 
 
@@ -23,11 +24,15 @@ def commands(page: Path) -> list[str]:
 
 
 def test_there_is_something_to_test() -> None:
-    assert len(PYTHON) == 2
-    assert len(commands(README)) == 14
-    assert len([line for line in PYTHON[0].splitlines() if line.strip()]) < 20, (
-        "a user's own model, data and loss train in under 20 lines"
-    )
+    assert len(commands(README)) == 5
+    assert len(commands(QUICK_START)) == 18
+
+
+def test_the_readme_is_short_and_begins_with_the_simplest() -> None:
+    assert len(README.read_text().splitlines()) <= 130
+    assert commands(README)[0] == "adloco train"
+    for page in (README, QUICK_START):
+        assert console_lines(page)[0].startswith("make install")
 
 
 def test_the_first_example_runs(
@@ -46,15 +51,8 @@ def test_the_first_example_runs(
     assert " The " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=["own model", "own loop"])
-def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
-    namespace: dict[str, object] = {}
-    exec(code, namespace)
-    if "run" in namespace:
-        lines = capsys.readouterr().out.splitlines()
-        assert len(lines) == 15
-        assert float(lines[-1].split()[1]) < float(lines[0].split()[1]) / 2
-        assert sum("Merge(" in line for line in lines) == 3
+def test_the_loop_runs() -> None:
+    exec(LOOP, {})
 
 
 @pytest.mark.parametrize("file", ["own_loop.py", "own_model.py"])
@@ -128,17 +126,20 @@ def run_commands(lines: list[str], small: list[str]) -> None:
         assert main([*words, *(sizes if of_a_recipe else [])]) == 0, line
 
 
-def test_commands_run(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that start processes are left to tests/cli/test_ranks.py and the nightly job."""
+@pytest.mark.parametrize("page", [README, QUICK_START], ids=lambda page: page.stem)
+def test_commands_run(
+    page: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that start processes are left to tests of their own and the nightly job."""
     monkeypatch.chdir(tmp_path)
-    run_commands([line for line in commands(README) if "--ranks" not in line], small)
-    assert (tmp_path / "runs" / "my-diloco" / "report.html").exists()
+    alone = [line for line in commands(page) if not re.search("--ranks|compare", line)]
+    run_commands(alone, small)
+    folder = "my-diloco" if page == README else "first"
+    assert (tmp_path / "runs" / folder / "report.html").exists()
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "page", [README, ROOT / "docs" / "quick-start.md"], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", [README, QUICK_START], ids=lambda page: page.stem)
 def test_all_commands_run(
     page: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

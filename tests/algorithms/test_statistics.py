@@ -117,7 +117,7 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(
 
 
 def unbiased_inner_variance(sizes: list[int], means: np.ndarray) -> float:
-    """The formula of docs/method.md, with loops over all pairs of groups in the Gram matrix."""
+    """The formula of docs/options.md, with loops over all pairs of groups in the Gram matrix."""
     gram, halves = means @ means.T, [range(0, len(sizes), 2), range(1, len(sizes), 2)]
     within, shared, crossed, inverse, samples = [], [], [], [], []
     for half, other in (halves, halves[::-1]):

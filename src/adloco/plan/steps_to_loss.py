@@ -13,7 +13,7 @@ while B grows, so that
     steps   = min_steps (1 + eta^2)        samples = min_samples (1 + 1 / eta^2)    (unbiased)
     steps   = min_steps / (1 - eta^2)      samples = min_samples / eta^2            (plug-in)
 
-and syncs = steps / H. docs/theory.md derives this and says where it breaks.
+and syncs = steps / H. docs/plan.md derives this and says where it breaks.
 """
 
 from collections.abc import Sequence

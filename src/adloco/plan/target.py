@@ -45,7 +45,7 @@ def tokens_target(
     """The progress that the candidates' common budget in tokens makes in data-parallel training
     with the smallest of their batches.
 
-    Larger batches and more local steps make less progress with each token (docs/theory.md).
+    Larger batches and more local steps make less progress with each token (docs/plan.md).
 
     Args:
         found: The candidates.

@@ -1,4 +1,4 @@
-"""What a worker does when its numbers are not finite (docs/method.md)."""
+"""What a worker does when its numbers are not finite (docs/options.md)."""
 
 from typing import Literal
 

@@ -26,7 +26,7 @@ class ModuleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainModule:
-    """A plain torch.nn.Module of your own, for language modelling; see docs/extending.md."""
+    """A plain torch.nn.Module of your own, for language modelling; see docs/python.md."""
 
     key: ClassVar[str] = "module"
     for_transformers: ClassVar[bool] = False
