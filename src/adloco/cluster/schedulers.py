@@ -5,6 +5,7 @@ before they end, and starts them again after a node was lost.
 
 import re
 import shlex
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,7 @@ class Scheduler:
             keep_trailing_newline=True,
         )
         environment.filters["quote"] = shlex.quote
+        environment.filters["indented"] = _indented
         fields = vars(job) | vars(surroundings)
         if "storage" in self.takes:  # The nodes do not see the files here.
             fields["carried"], fields["recipe"] = job.carried_recipe()
@@ -106,3 +108,8 @@ SCHEDULERS = {
     ),
 }
 """By the name that `adloco launch --on` takes."""
+
+
+def _indented(text: str, width: int) -> str:
+    """The text as a block of YAML, whose lines of spaces and U+2028 stay what they are."""
+    return textwrap.indent(text, " " * width, lambda line: line != "\n")
