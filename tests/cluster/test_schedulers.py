@@ -185,7 +185,7 @@ def test_a_task_follows_the_schema_of_skypilot() -> None:
 @pytest.mark.parametrize("name", ["kubernetes", "skypilot"])
 def test_a_recipe_of_ones_own_travels_with_the_job(name: str, tmp_path: Path) -> None:
     """Where nodes see no files of this machine, the shell writes it; torchrun only echoes."""
-    text = '# It\'s mine.\n[run]\nname = "my $HOME"\n\n[method]\nnum_trainers = 1\n'
+    text = '# It\'s mine,\u2028all.\n[run]\n  \nname = "my $HOME"\n\n[method]\nnum_trainers = 1\n'
     own = tmp_path / "my own.toml"
     own.write_text(text)
     script = shell(name, yaml.safe_load(written(name, job(str(own), islands=1))))

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from adloco.metrics import NATS, ROUND, Metric
 from adloco.report.compare_files import differences_csv, to_csv, to_json
-from adloco.report.compare_page import tables
-from adloco.report.compare_plots import draw_comparison
+from adloco.report.compare_page import comparison_chart, tables
+from adloco.report.pictures import draw_comparison
 from adloco.study.arms import plan_runs
 from adloco.study.comparison import Comparison, RunCurves
 
@@ -77,7 +77,8 @@ def test_every_arm_of_a_picture_looks_different(
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     found = against((2.0, 2.0))
     arms = {f"arm {number}": found.arms["a"] for number in range(24)}
-    draw_comparison(replace(found, arms=arms), tmp_path)
+    found = replace(found, arms=arms)
+    draw_comparison(found, comparison_chart(found), tmp_path)
     (figure,) = drawn
     shown = figure.legends[0].get_lines(), figure.axes[0].get_lines(), figure.axes[1].get_lines()
     for lines in shown:

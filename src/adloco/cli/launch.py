@@ -84,7 +84,7 @@ def run(arguments: Namespace) -> int:
     if arguments.dry_run:
         print(text, end="")
         return 0
-    file = arguments.to or Path(f"{job.name}-{arguments.on}{scheduler.suffix}")
+    file = arguments.to or Path(f"{job.name}-{arguments.on}{Path(scheduler.template).suffix}")
     submit = [*scheduler.submit, str(file)]
     require(
         not file.exists(),

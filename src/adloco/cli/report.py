@@ -20,7 +20,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: Namespace) -> int:
     from adloco.report.page import panels_of, write_report
-    from adloco.report.run_plots import draw_run
+    from adloco.report.pictures import draw_run
     from adloco.run.folder import run_folder
 
     console = open_console()

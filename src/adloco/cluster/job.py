@@ -1,6 +1,4 @@
-"""A training job over the nodes of a cluster: how its ranks divide into islands, and the command
-that every node runs.
-"""
+"""A training job over the nodes of a cluster, and how its ranks divide into islands."""
 
 import re
 import shlex
@@ -21,8 +19,6 @@ MARGIN_SECONDS = 20
 """From the end of the grace to the end that the scheduler puts to the job."""
 PORT = 29400
 """Where torchrun's agents meet; its default."""
-RESTARTS = 3
-"""How often torchrun starts the ranks again on the nodes that there are."""
 LONGEST_NAME = 40
 """Kubernetes adds to a job's name, and allows 63 characters."""
 END = "END_OF_RECIPE"
@@ -45,23 +41,18 @@ class Job:
     gpus_per_node: int
     grace_seconds: int
 
-    def torchrun(self, first: str, more: Sequence[str], recipe: str) -> str:
-        """The command of every node, on several lines, in the words of a shell.
+    @property
+    def summary(self) -> str:
+        """A line on the job's shape."""
 
-        Args:
-            first: The first node's address, as a word of a shell.
-            more: Options of torchrun that only this scheduler needs, likewise.
-            recipe: The recipe as the nodes name it.
-        """
-        lines = [
-            f"torchrun --nnodes {self.nodes} --nproc-per-node {self.gpus_per_node}",
-            f"    --rdzv-backend c10d --rdzv-endpoint {first}:{PORT}",
-            *(f"    {option}" for option in more),
-            f"    --max-restarts {RESTARTS} --shutdown-timeout {self.grace_seconds}",
-            f"    -m adloco train {shlex.quote(recipe)} --restart",
-            *(f"    --{name} {shlex.quote(value)}" for name, value in self.settings),
-        ]
-        return " \\\n".join(lines)
+        def count(number: int, what: str) -> str:
+            return f"{number} {what}{'s' if number > 1 else ''}"
+
+        gpus = self.nodes * self.gpus_per_node // self.islands
+        return (
+            f"{self.name}: {count(self.islands, 'island')} of {count(gpus, 'GPU')} on "
+            f"{count(self.nodes, 'node')}, written by `adloco launch`."
+        )
 
     def carried_recipe(self) -> tuple[str, str]:
         """For a scheduler whose nodes do not see the files here: lines of a shell that write the
@@ -114,7 +105,7 @@ def plan_job(
     defaults: dict[str, str] = {}
     if not asked.run.folder:
         defaults["run.folder"] = f"runs/{name}-{started}"
-    if not {"run.grace_seconds"} & {*dict(settings), *(f"run.{key}" for key in values["run"])}:
+    if "run.grace_seconds" not in dict(settings) and "grace_seconds" not in values["run"]:
         defaults["run.grace_seconds"] = str(GRACE_SECONDS)
     shape = asked.placement
     if (shape.shard_size, shape.replica_size) == (1, 1) and gpus_per_island > 1:

@@ -1,11 +1,10 @@
 """compare.json, compare.csv and compare_differences.csv: a comparison for programs."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from adloco.report.table import csv_text
 from adloco.study.comparison import Comparison
 from adloco.study.statistics import Difference
 
@@ -35,32 +34,20 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 def to_csv(comparison: Comparison) -> str:
     """A row for each run: its final measures, totals, and what it needed for each target."""
-    names = [f"{axis}_to_{target:g}" for target in comparison.targets for axis in comparison.axes]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
+    measures = [metric.name for metric in comparison.measures]
+    reached = [(axis, target) for target in comparison.targets for axis in comparison.axes]
+    names = [*measures, *comparison.axes, *(f"{axis}_to_{target:g}" for axis, target in reached)]
+    rows = [
         [
-            "arm",
-            "seed",
-            "folder",
-            "problem",
-            *(metric.name for metric in comparison.measures),
-            *comparison.axes,
-            *names,
+            *(arm, run.run.seed, run.run.folder, run.problem),
+            *(run.final(name) for name in measures),
+            *(run.total(axis) for axis in comparison.axes),
+            *(comparison.reached(run, axis, target) for axis, target in reached),
         ]
-    )
-    for arm, runs in comparison.arms.items():
-        for run in runs:
-            reached = (
-                comparison.reached(run, axis, target)
-                for target in comparison.targets
-                for axis in comparison.axes
-            )
-            finals = (run.final(metric.name) for metric in comparison.measures)
-            totals = (run.total(axis) for axis in comparison.axes)
-            about = [arm, run.run.seed, run.run.folder, run.problem]
-            writer.writerow([*about, *finals, *totals, *reached])
-    return out.getvalue()
+        for arm, runs in comparison.arms.items()
+        for run in runs
+    ]
+    return csv_text(["arm", "seed", "folder", "problem", *names], rows)
 
 
 def differences_csv(comparison: Comparison) -> str:
@@ -71,13 +58,13 @@ def differences_csv(comparison: Comparison) -> str:
         for target in comparison.targets
         for axis in comparison.axes
     }
-    out = io.StringIO()
     names = [field.name for field in fields(Difference)]
-    writer = csv.DictWriter(out, ["number", *names], lineterminator="\n")
-    writer.writeheader()
-    for number, differences in found.items():
-        writer.writerows({"number": number} | asdict(difference) for difference in differences)
-    return out.getvalue()
+    rows = [
+        [number, *asdict(difference).values()]
+        for number, differences in found.items()
+        for difference in differences
+    ]
+    return csv_text(["number", *names], rows)
 
 
 def _differences_json(differences: Sequence[Difference]) -> list[dict[str, Any]]:

@@ -81,35 +81,37 @@ def write_comparison(
         title: Heading of the page.
         draw: Draws further pictures, which the page shows.
     """
-    from adloco.report.compare_plots import draw_comparison  # Late, for matplotlib.
+    from adloco.report.pictures import draw_comparison  # Late, for matplotlib.
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "compare.json", to_json(comparison))
     write_text(folder / "compare.csv", to_csv(comparison))
     write_text(folder / "compare_differences.csv", differences_csv(comparison))
-    images = draw_comparison(comparison, folder)
+    chart = comparison_chart(comparison)
+    images = draw_comparison(comparison, chart, folder)
     path = folder / "compare.html"
-    write_page(path, "compare.html", _content(comparison, images, draw(comparison), title))
+    write_page(path, "compare.html", _content(comparison, chart, images, draw(comparison), title))
     return path
 
 
+def comparison_chart(comparison: Comparison) -> Chart:
+    """The measures of all runs against every axis, with a line per seed."""
+    curves = [
+        Curve(name=arm, detail=f"seed {run.run.seed}", axes=run.axes, measures=run.measures)
+        for arm, runs in comparison.arms.items()
+        for run in runs
+    ]
+    return Chart(axes=comparison.axes, measures=comparison.measures, curves=curves)
+
+
 def _content(
-    comparison: Comparison, images: Sequence[Path], further: Sequence[Path], title: str
+    comparison: Comparison,
+    chart: Chart,
+    images: Sequence[Path],
+    further: Sequence[Path],
+    title: str,
 ) -> dict[str, Any]:
     runs = [run for found in comparison.arms.values() for run in found]
-    chart = Chart(
-        axes=comparison.axes,
-        measures=comparison.measures,
-        curves=[
-            Curve(
-                name=run.run.arm,
-                detail=f"seed {run.run.seed}",
-                axes=run.axes,
-                measures=run.measures,
-            )
-            for run in runs
-        ],
-    )
     curves = Panel(title="", caption=f"A line is one seed.{comparison.warning}", charts=[chart])
     return charts_content([curves]) | {
         "title": title,

@@ -39,7 +39,13 @@ def label_axis(axis: Axes, x: Metric, y: str) -> None:
     axis.xaxis.set_major_formatter(FuncFormatter(_short))
     if axis.get_yscale() == "linear":
         axis.ticklabel_format(axis="y", useOffset=False)
+    plain(axis)
+
+
+def plain(axis: Axes) -> None:
+    """A light grid under what is drawn, and no lines above and at the right."""
     axis.grid(alpha=0.25)
+    axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from adloco.report.drawing import COLOURS, GREY, MARKS, save_figure
+from adloco.report.drawing import COLOURS, GREY, MARKS, plain, save_figure
 
 ROW = 0.24
 """Height of a bar, in inches."""
@@ -46,19 +46,15 @@ def _histogram(axis: Axes, content: Mapping[str, Any], name: str, label: str) ->
         bins = max(5, min(60, round(2 * len(values) ** 0.5)))
         axis.hist(values, bins=bins, color=COLOURS[0], alpha=0.75)
         axis.axvline(spread["mean"], color=COLOURS[1], label=f"mean {spread['mean']:.3g}")
-        axis.axvline(
-            spread["median"],
-            color=MARKS,
-            linestyle="--",
-            label=f"median {spread['median']:.3g}",
-        )
+        median = f"median {spread['median']:.3g}"
+        axis.axvline(spread["median"], color=MARKS, linestyle="--", label=median)
         if spread["excess_kurtosis"] is not None:
             axis.plot([], [], " ", label=f"excess kurtosis {spread['excess_kurtosis']:.2f}")
         _legend(axis)
     axis.set_xlabel(label)
     axis.set_ylabel("batches")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _plain(axis)
+    plain(axis)
 
 
 def _bars(axis: Axes, parts: Sequence[Mapping[str, Any]], total: float | None, where: str) -> None:
@@ -78,15 +74,9 @@ def _bars(axis: Axes, parts: Sequence[Mapping[str, Any]], total: float | None, w
     axis.invert_yaxis()
     axis.set_xlim(right=1.15 * max([scale or 0.0 for scale in scales] + [total or 0.0, 1e-12]))
     axis.set_xlabel(f"noise scale S / |G|² in samples, {where}")
-    _plain(axis)
+    plain(axis)
 
 
 def _legend(axis: Axes) -> None:
     """A line above the panel, where it covers nothing."""
     axis.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-
-
-def _plain(axis: Axes) -> None:
-    axis.grid(alpha=0.25)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco.report.html import embedded
-from adloco.report.table import Table, table_of
+from adloco.report.table import Table, table_by
 from adloco.run.gradient_files import read_gradients
 
 NOTE = (
@@ -38,9 +38,10 @@ def gradient_content(run: Path) -> tuple[list[Table], list[dict[str, str]]]:
         "its excess kurtosis": lambda each: _shown(each["deviation"]["excess_kurtosis"]),
         "cosine (median)": lambda each: _shown(each["cosine"]["median"]),
     }
-    rows = [[show(each) for show in columns.values()] for each in measured.values()]
     pictures = (draw_gradients(each, path.with_suffix(".png")) for path, each in measured.items())
-    return [table_of("Gradients", NOTE, list(columns), rows)], [embedded(it) for it in pictures]
+    return [table_by("Gradients", NOTE, columns, measured.values())], [
+        embedded(it) for it in pictures
+    ]
 
 
 def _shown(value: float | None) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from adloco.report.readable import TIMES, readable
-from adloco.report.table import Table, table_of
+from adloco.report.table import Table, table_by
 from adloco.run.starts import Start, losses
 
 GOING_ON = {"resume": "resumed", "regroup": "ranks regrouped", "join": "ranks joined"}
@@ -38,16 +38,14 @@ def interruption_tables(starts: Sequence[Start]) -> list[Table]:
         "time repeated": lambda start: readable(start.seconds_repeated, TIMES),
         "time down": lambda start: readable(start.seconds_down, TIMES),
     }
-    rows = [
-        [show(start) for show in columns.values()] for start in starts if start.kind in GOING_ON
-    ]
+    after = [start for start in starts if start.kind in GOING_ON]
     note = (
         "Time repeated is what rounds that are trained again took the first time. Time down is "
         "the rest of the time in which nothing that counts was trained: lost after a failure, a "
         "pause after a stop. Goodput is the time that counts, divided by that time plus the time "
         "lost."
     )
-    return [table_of("Interruptions", note, list(columns), rows)] if rows else []
+    return [table_by("Interruptions", note, columns, after)] if after else []
 
 
 def _what(start: Start) -> str:

@@ -2,8 +2,6 @@
 `adloco train`.
 """
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -15,6 +13,7 @@ from adloco.plan.advice import pareto
 from adloco.plan.cluster_plan import BANDWIDTHS, Plan
 from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction
+from adloco.report.table import csv_text
 from adloco.run.records import finite
 
 
@@ -47,21 +46,18 @@ def to_csv(plan: Plan) -> str:
     """A row for each candidate; empty where it lacks a setting or a number."""
     axes = dict.fromkeys(name for one in plan.predictions for name, _ in one.candidate.settings)
     front = pareto(plan.predictions)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", *axes, *_numbers(plan.advice.chosen), "pareto", "recommended"])
-    for one in plan.predictions:
-        settings = dict(one.candidate.settings)
-        writer.writerow(
-            [
-                one.candidate.name,
-                *(settings.get(name, "") for name in axes),
-                *_numbers(one).values(),
-                int(one in front),
-                int(one is plan.advice.chosen),
-            ]
-        )
-    return out.getvalue()
+    rows = [
+        [
+            one.candidate.name,
+            *(dict(one.candidate.settings).get(name, "") for name in axes),
+            *_numbers(one).values(),
+            int(one in front),
+            int(one is plan.advice.chosen),
+        ]
+        for one in plan.predictions
+    ]
+    names = ["method", *axes, *_numbers(plan.advice.chosen), "pareto", "recommended"]
+    return csv_text(names, rows)
 
 
 def recommended_recipe(plan: Plan) -> Recipe:

@@ -1,7 +1,7 @@
 """plan.html, and with it plan.png, plan.json, plan.csv and recipe.toml: a plan for its users."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,6 @@ def _workload_words(workload: Workload) -> str:
 def _content(plan: Plan, measured: Sequence[MeasuredPoint], folder: Path) -> dict[str, Any]:
     chosen = plan.advice.chosen
     command = f"adloco train {shlex.quote(str(folder / RECIPE))}"
-    cells = zip(_columns(plan), _row(plan, chosen, ""), strict=True)
     ranks = ranks_of_island(plan.advice.chosen.candidate.recipe)
     return charts_content([plan_curves(plan, measured)]) | {
         "about": [
@@ -129,7 +128,7 @@ def _content(plan: Plan, measured: Sequence[MeasuredPoint], folder: Path) -> dic
             ("Cluster", " ".join(cluster_words(plan.cluster))),
         ],
         "chosen": chosen.candidate.label,
-        "cards": [(column, cell.text) for column, cell in list(cells)[1:]],
+        "cards": [(column, show(chosen)) for column, show in _columns(plan).items()],
         "reasons": [*plan.advice.reasons, *filter(None, [crossing_text(plan)])],
         "command": command,
         "on_islands": f"torchrun --nnodes {plan.cluster.islands} --nproc-per-node {ranks} "
@@ -145,7 +144,9 @@ def _all_table(plan: Plan) -> Table:
     shown = sorted(plan.predictions, key=lambda one: one.seconds)[:ROWS]
     of = f"the fastest {ROWS} of {len(plan.predictions):,}" if len(shown) == ROWS else "all"
     front = pareto(plan.predictions)
-    numbers = "time, bytes, tokens and loss" if _further(plan)[1] else "time, bytes and tokens"
+    numbers = (
+        "time, bytes, tokens and loss" if "loss" in _columns(plan) else "time, bytes and tokens"
+    )
     note = (
         f"These are {of} candidates by time; plan.csv has every one with more digits. No other "
         f"candidate is better than one of the Pareto front in {numbers} at once."
@@ -164,38 +165,28 @@ def _table(
         marks = {"recommended": one is plan.advice.chosen, "Pareto front": one in front}
         return ", ".join(name for name, true in marks.items() if true)
 
-    return Table(
-        title=title,
-        note=note,
-        columns=_columns(plan),
-        rows=[_row(plan, one, mark(one)) for one in shown],
-    )
-
-
-def _columns(plan: Plan) -> list[str]:
-    priced, with_loss = _further(plan)
-    columns = ["candidate", "time", "sent", "tokens", "batch", "steps", "syncs", "busy"]
-    return [*columns, "memory", *["price"] * priced, *["loss"] * with_loss]
-
-
-def _row(plan: Plan, one: Prediction, mark: str) -> list[Cell]:
-    """The cells below `_columns`."""
-    priced, with_loss = _further(plan)
-    texts = [
-        readable(one.seconds, TIMES),
-        readable(one.bytes_sent, BYTES),
-        readable(one.tokens, COUNTS),
-        f"{one.batch:,.0f}",
-        readable(one.inner_steps, COUNTS),
-        readable(one.syncs, COUNTS),
-        f"{one.round.utilisation:.0%}",
-        readable(one.memory_bytes, BYTES),
-        *[readable(one.price, COUNTS)] * priced,
-        *["-" if one.loss is None else f"{one.loss:.4f}"] * with_loss,
+    columns = _columns(plan)
+    rows = [
+        [Cell(one.candidate.label, mark(one)), *(Cell(show(one)) for show in columns.values())]
+        for one in shown
     ]
-    return [Cell(one.candidate.label, mark), *(Cell(text) for text in texts)]
+    return Table(title=title, note=note, columns=["candidate", *columns], rows=rows)
 
 
-def _further(plan: Plan) -> tuple[bool, bool]:
-    """Whether there are a price and a loss to show."""
-    return plan.cluster.price_per_hour > 0, plan.advice.chosen.loss is not None
+def _columns(plan: Plan) -> dict[str, Callable[[Prediction], str]]:
+    """What is shown of a candidate, and how."""
+    columns: dict[str, Callable[[Prediction], str]] = {
+        "time": lambda one: readable(one.seconds, TIMES),
+        "sent": lambda one: readable(one.bytes_sent, BYTES),
+        "tokens": lambda one: readable(one.tokens, COUNTS),
+        "batch": lambda one: f"{one.batch:,.0f}",
+        "steps": lambda one: readable(one.inner_steps, COUNTS),
+        "syncs": lambda one: readable(one.syncs, COUNTS),
+        "busy": lambda one: f"{one.round.utilisation:.0%}",
+        "memory": lambda one: readable(one.memory_bytes, BYTES),
+    }
+    if plan.cluster.price_per_hour > 0:
+        columns["price"] = lambda one: readable(one.price, COUNTS)
+    if plan.advice.chosen.loss is not None:
+        columns["loss"] = lambda one: "-" if one.loss is None else f"{one.loss:.4f}"
+    return columns

@@ -8,7 +8,7 @@ from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, NullLo
 
 from adloco.plan.cluster_plan import Plan
 from adloco.plan.measured_rows import MeasuredPoint
-from adloco.report.drawing import COLOURS, MARKS, save_figure
+from adloco.report.drawing import COLOURS, MARKS, plain, save_figure
 from adloco.report.plan_curves import method_lines
 from adloco.report.readable import RATES, TIMES, readable
 
@@ -68,8 +68,7 @@ def draw_plan(plan: Plan, measured: Sequence[MeasuredPoint], path: Path) -> None
     )
     axis.set_xlabel("bandwidth of the link between islands")
     axis.set_ylabel("time to the target")
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
+    plain(axis)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(
         f"{plan.target}: each method with its best settings at each bandwidth",

@@ -1,7 +1,12 @@
-"""Tables for a page and for the terminal."""
+"""Tables for a page, for the terminal and for programs."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Of = TypeVar("Of")
 
 
 @dataclass(frozen=True)
@@ -36,3 +41,18 @@ def table_of(
     """
     cells = [[Cell(str(value)) for value in row] for row in rows]
     return Table(title=title, note=note, columns=list(columns), rows=cells)
+
+
+def table_by(
+    title: str, note: str, columns: Mapping[str, Callable[[Of], object]], each: Iterable[Of]
+) -> Table:
+    """A table with a row for each of the things: what every column shows of it."""
+    rows = [[show(one) for show in columns.values()] for one in each]
+    return table_of(title, note, list(columns), rows)
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """The rows as CSV, below the names of their columns."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([columns, *rows])
+    return out.getvalue()

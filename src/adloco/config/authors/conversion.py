@@ -12,25 +12,14 @@ from typing import Any
 import pydantic
 
 from adloco.config.authors.entries import Entry, read_entries
-from adloco.config.authors.row import Given, Row, Settings, Table, nothing
-from adloco.config.authors.setup_keys import SETUP
-from adloco.config.authors.training_keys import TRAINING
+from adloco.config.authors.keys import KEYS, Given, Settings, read_words
 from adloco.config.recipe import Values, build_recipe
 from adloco.config.recipe_text import toml_line
 from adloco.config.sections import SECTIONS
 from adloco.errors import require
 
-TABLE: Table = SETUP | TRAINING
-"""Every key of the authors' configuration, and what it is here."""
-ROWS = [row for rows in TABLE.values() for row in rows]
-DEFAULTS = {key: row.default for row in ROWS for key in row.keys if row.default is not None}
-NAMES = {key: key for row in ROWS for key in row.keys} | {
-    old: row.keys[0] for row in ROWS for old in row.older
-}
+NAMES = {name: name for name in KEYS} | {key.older: name for name, key in KEYS.items() if key.older}
 """Name of a key, current or older -> its current name."""
-CURRENT = tuple(dict.fromkeys(NAMES.values()))
-CONVERTED = {key: row for row in ROWS for key in row.keys if row.settings is not nothing}
-"""The keys that give settings."""
 DATASETS = {"microllama": ("c4", None), "bert": ("imdb",)}
 """model_type -> the datasets that fit it; None: our default corpus, where the file names none."""
 
@@ -40,7 +29,7 @@ class Converted:
     """What became of a key."""
 
     entry: Entry
-    known: bool
+    known: bool = True
     """False if the authors' script has no such key."""
     settings: Settings
     """The settings that it gives; empty if it has no counterpart here."""
@@ -126,25 +115,20 @@ def convert(path: Path) -> Conversion:
         f"{', '.join(list(NAMES)[:4])}; docs/from-the-authors-script.md lists all",
     )
     # A current name goes before an older one; of equal names the last one counts, as in their YAML.
-    used = {_name(entry): entry for entry in sorted(known, key=lambda one: one.key in CURRENT)}
-    absent = [
-        Entry(line=0, key=name, value=value, text=str(value))
-        for name, value in DEFAULTS.items()
-        if name not in used
-    ]
-    given = Given(
-        dict.fromkeys(CURRENT)
-        | DEFAULTS
-        | {name: _typed(path, entry) for name, entry in used.items() if not _without_value(entry)}
-    )
+    used = {_name(entry): entry for entry in sorted(known, key=lambda one: one.key in KEYS)}
+    given = {name: key.default for name, key in KEYS.items()}
+    # `pretrained=True` in braces is a key of that name without a value, for YAML.
+    given |= {name: _typed(path, entry) for name, entry in used.items() if "=" not in entry.key}
     keys = [_converted(path, entry, used, given) for entry in entries]
-    keys += [key for entry in absent if (key := _converted(path, entry, used, given)).settings]
+    missing = []
+    for name, key in KEYS.items():
+        if name not in used and (key.gives or key.choices):
+            entry = Entry(line=0, key=name, value=key.default, text=str(key.default))
+            found = _converted(path, entry, used, given) if key.default is not None else None
+            keys += [found] if found and found.settings else []
+            missing += [] if found else [name]
     _check_model(path, given)
-    conversion = Conversion(
-        name=path.name,
-        keys=tuple(keys),
-        missing=tuple(name for name in CONVERTED if name not in used and name not in DEFAULTS),
-    )
+    conversion = Conversion(name=path.name, keys=tuple(keys), missing=tuple(missing))
     try:
         build_recipe(conversion.values)
     except ValueError as error:
@@ -157,13 +141,8 @@ def _name(entry: Entry) -> str:
     return NAMES.get(entry.key.partition("=")[0], "")
 
 
-def _without_value(entry: Entry) -> bool:
-    """True for `pretrained=True` in braces, which YAML reads as a key of that name."""
-    return "=" in entry.key
-
-
 def _typed(path: Path, entry: Entry) -> Any:
-    kind = next(row.kind for row in ROWS if _name(entry) in row.keys)
+    kind = KEYS[_name(entry)].kind
     wrong_bool = isinstance(entry.value, bool) and kind not in (bool, object)
     try:
         return pydantic.TypeAdapter(kind).validate_python([] if wrong_bool else entry.value)
@@ -175,32 +154,28 @@ def _typed(path: Path, entry: Entry) -> Any:
 
 
 def _converted(path: Path, entry: Entry, used: Mapping[str, Entry], given: Given) -> Converted:
-    name, settings, remark = _name(entry), Settings(), ""
+    name = _name(entry)
     if not name:
         nearest = difflib.get_close_matches(entry.key, NAMES, n=1)
         meant = f"; did you mean {nearest[0]}?" if nearest else "."
         remark = f"The authors' script has no such key{meant}"
-    elif used.get(name, entry) is not entry:
-        other = used[name]
+        return Converted(entry=entry, known=False, settings={}, remark=remark)
+    other = used.get(name, entry)
+    if other is not entry:
         remark = f"Not used, because {other.key} is given in line {other.line}."
-    else:
-        row = _row(path, entry, name, given)
-        settings = {} if given[name] is None else row.settings(given)
-        here = "" if settings or row.ours == "none" else f"Here: {row.ours}. "
-        first = next((key for key in row.keys if key in used), name)
-        remark = f"{here}{row.differs}".replace("`", "") if name == first else f"As {first}."
-    return Converted(entry=entry, known=bool(name), settings=settings, remark=remark)
-
-
-def _row(path: Path, entry: Entry, name: str, given: Given) -> Row:
-    rows = [row for row in ROWS if name in row.keys]
-    fitting = [row for row in rows if row.only in ("", given[name])]
+        return Converted(entry=entry, settings={}, remark=remark)
+    key, value, rows = KEYS[name], given[name], read_words()
     require(
-        bool(fitting),
-        f"{path} line {entry.line}: {entry.key} must be one of "
-        f"{', '.join(row.only for row in rows)}, got {entry.text!r}",
+        not key.choices or "" in key.choices or value in key.choices,
+        f"{path} line {entry.line}: {entry.key} must be one of {', '.join(key.choices)}, "
+        f"got {entry.text!r}",
     )
-    return fitting[0]
+    settings = key.settings(value, given)
+    row = rows.get(f"{name}: {value}") or rows[name]
+    first = next((one for one in row.keys if one in used), name)
+    here = "" if settings or row.ours == "none" else f"Here: {row.ours}. "
+    remark = f"{here}{row.differs}".replace("`", "") if name == first else f"As {first}."
+    return Converted(entry=entry, settings=settings, remark=remark)
 
 
 def _check_model(path: Path, given: Given) -> None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from adloco.cli.main import main
 from adloco.metrics import ROUND
 from adloco.report.curves import Chart, Curve, Panel
-from adloco.report.run_plots import draw_run
+from adloco.report.pictures import draw_run
 
 
 def test_each_panel_is_a_picture(small: list[str], tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chart = Chart(axes={"tokens": tokens}, measures=[sent], curves=curves, marks={"tokens": [2]})
     drawn: list[Figure] = []
     monkeypatch.setattr(
-        "adloco.report.run_plots.save_figure", lambda figure, path: drawn.append(figure)
+        "adloco.report.pictures.save_figure", lambda figure, path: drawn.append(figure)
     )
     panel = Panel(title="What is sent", caption="", charts=[chart])
     assert draw_run([panel], tmp_path / "plots") == [tmp_path / "plots" / "what_is_sent.png"]
