@@ -2,20 +2,21 @@
 are added up in float32 alike, and must not share the memory of their buckets.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import MergeFates, MergeSmallest
+from adloco import Int4, MergeFates, MergeSmallest, OuterMemory
 from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
 from tests.distributed.test_compression import FORMATS
-from tests.problems import adamw, make_run, outer_sgd, round_with_ends
+from tests.problems import adamw, cases, make_run, outer_sgd, round_with_ends
 
 TYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
@@ -124,15 +125,40 @@ def test_a_merge_leaves_the_course_of_the_loss(inner_state: str) -> None:
     assert losses(TwoTypes, inner_state) == pytest.approx(single, rel=0.05)
 
 
-def params_on_ranks() -> list[list[float]]:
-    run = run_of(num_trainers=2, placement=place(4, torch.device("cpu"), 1))
-    list(run.rounds(3))
-    return [each.detach().flatten().tolist() for each in run.trainers[0].outer.global_params]
+def merging_run(changes: Mapping[str, Any], **more: Any) -> Any:
+    told = {"num_trainers": 2, "outer": outer_sgd(0.7, 0.6, True)}
+    return run_of(**told | {"merge": MergeSmallest(every=1, first_round=2)} | changes | more)
 
 
-def test_the_same_on_two_ranks() -> None:
-    run = run_of(num_trainers=2)
+def params_on_ranks(changes: Mapping[str, Any]) -> list[list[float]]:
+    run = merging_run(changes, placement=place(4, torch.device("cpu"), 1))
     list(run.rounds(3))
-    expected = [each.flatten().tolist() for each in run.trainers[0].outer.global_params]
-    first, _ = run_on_ranks(params_on_ranks, 2)
-    assert first == expected
+    (trainer,) = run.trainers.values()
+    return [each.detach().flatten().tolist() for each in trainer.outer.global_params]
+
+
+@pytest.mark.parametrize(
+    ("changes",),
+    cases(
+        {
+            "fp32": ({},),
+            **{name: ({"wire": codec},) for name, codec in FORMATS.items()},
+            "survivor": ({"fates": MergeFates(parameters="survivor", outer_momentum="survivor")},),
+            "mean": ({"fates": MergeFates(inner_state="mean"), "wire": Int4()},),
+            "on host": ({"memory": OuterMemory(on_host=True), "wire": Int4()},),
+            "model's type": ({"memory": OuterMemory(dtype="model")},),
+        },
+        default=("int1", "mean", "model's type"),
+    ),
+)
+def test_the_same_on_two_ranks(changes: dict[str, Any]) -> None:
+    """Every format with its feedback, every merge fate, and every place of the global parameters:
+    the bits of one process, and the losses of a float32 model.
+    """
+    run, single = merging_run(changes), merging_run(changes, build_model=lambda: TwoTypes().float())
+    found, expected = ([row.train_loss for row in each.rounds(3)] for each in (run, single))
+    assert found == pytest.approx(expected, rel=0.05)
+    (trainer,) = run.trainers.values()
+    params = [each.flatten().tolist() for each in trainer.outer.global_params]
+    first, _ = run_on_ranks(params_on_ranks, 2, changes)
+    assert first == params

@@ -78,6 +78,10 @@ def test_precise_tests_are_believed() -> None:
         assert estimate is not None
         assert estimate.noise_scale == pytest.approx(variance / norm_sq, rel=0.01)
         assert estimate.norm_factor < 1.01
+        # Both are known to within a little, and their ratio to within a little more.
+        both = math.log(estimate.norm_factor) ** 2 + math.log(estimate.variance_factor) ** 2
+        assert estimate.noise_scale_factor == pytest.approx(math.exp(both**0.5))
+        assert estimate.noise_scale_factor > estimate.norm_factor > 1
         assert controller.requested_batch in (expected, expected + 1)
     before = controller.estimate
     controller.update(None, 160)

@@ -6,8 +6,10 @@ import statistics
 
 import pytest
 
-from adloco.rules.controller import NORM_FALL, NORM_NOISE, NORM_WANDER
+from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.controller import NORM_NOISE, BatchController, BatchGuards
 from adloco.rules.level import PAST_TESTS, Level, merged
+from adloco.rules.moments import GradientEstimate
 
 UNSEEN = Level(log_mean=None, log_variance=0.0, test_variance=0.01)
 
@@ -84,17 +86,19 @@ def test_a_merge_has_the_mean_of_the_logarithms_and_the_variance_of_the_mixture(
     )
 
 
-@pytest.mark.parametrize(("rounds", "goal"), [(20, 0.6), (60, 0.75), (300, 0.85)])
+@pytest.mark.parametrize(("rounds", "goal"), [(20, 0.6), (60, 0.75), (300, 0.95)])
 def test_the_beginning_of_a_run_is_forgotten(rounds: int, goal: float) -> None:
-    """|G|^2 falls 300-fold within a tenth of the run, then 4-fold; S = 4, and tests of 8 samples.
+    """|G|^2 falls 300-fold within a tenth of the run, then 4-fold; S = 4, and a round has eight
+    tests of 8 samples, each of 64 in all that are trained on.
 
-    The share of rounds after the first tenth within 1.5 times of the truth, over 20 courses. The
-    arithmetic average of before, with a weight of 0.8 on the past, is tried beside it.
+    The share of rounds after the first tenth in which a controller's |G|^2 is within 1.5 times of
+    the truth, over 20 courses. The arithmetic average of before, with a weight of 0.8 on the past,
+    sees the same tests.
     """
     close, average_close, ratios = [], [], []
     for seed in range(20):
         draw = random.Random(seed)
-        level = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
+        controller = BatchController(NormTest(), BatchGuards())
         average = weight = 0.0
         for index in range(1, rounds + 1):
             part = index / rounds
@@ -102,16 +106,19 @@ def test_the_beginning_of_a_run_is_forgotten(rounds: int, goal: float) -> None:
             late = math.log(4) * max(0.0, (part - 0.1) / 0.9)
             truth = 30 * math.exp(-early - late)
             tests = [truth + draw.gauss(0, (truth + 4 / 8) * NORM_NOISE**0.5) for _ in range(8)]
-            elapsed = math.log(index / (index - 1)) if index > 1 else 0.0
-            level = level.later(elapsed, wander=NORM_WANDER, fall=NORM_FALL).seen(
-                statistics.fmean(tests),
-                scale=truth + 4 / 8,
-                spread=statistics.variance(tests),
+            mean = statistics.fmean(tests)
+            measured = GradientEstimate(
+                grad_variance=4.0,
+                grad_norm_sq=mean,
+                plugin_norm_sq=mean + 4 / 8,
                 tests=8,
+                norm_spread=statistics.variance(tests),
             )
-            weight, average = 0.8 * weight + 1, 0.8 * average + tests[0]
+            controller.update(measured, 64 * index)
+            weight, average = 0.8 * weight + 1, 0.8 * average + mean
             if part > 0.1:
-                ratios.append(level.value / truth)
+                assert controller.estimate is not None
+                ratios.append(controller.estimate.grad_norm_sq / truth)
                 close.append(1 / 1.5 < ratios[-1] < 1.5)
                 average_close.append(1 / 1.5 < average / weight / truth < 1.5)
     assert statistics.fmean(close) > goal

@@ -182,7 +182,7 @@ class Batching:
     rule: BatchRule = field(default_factory=ConstantBatch)
     """The batch rule, for instance `NormTest`."""
     guards: BatchGuards = field(default_factory=BatchGuards)
-    """First batch, limits and smoothing around the rule."""
+    """First batch and limits around the rule."""
     test: GradientTest = field(default_factory=GradientTest)
     """How the statistics for the rule are taken."""
     switch: SwitchMode = field(default_factory=SwitchMode)

@@ -19,7 +19,7 @@ from adloco.rules.switch import smallest_share
 AXES: Mapping[str, tuple[str, ...]] = {
     "method.sync_every": ("10", "20", "50", "100", "200", "500"),
     "wire.format": ("fp32", "int8", "int4"),
-    "batch.eta": ("0.5", "0.7", "1.0", "1.5"),
+    "batch.eta": ("0.5", "0.7", "1.0", "1.5", "2.0", "3.5"),
 }
 """Values that are tried where none are given."""
 BATCHES = (1, 2, 4, 8)

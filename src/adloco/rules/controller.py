@@ -21,7 +21,7 @@ MOST_SAMPLES = 1 << 24
 NORM_WANDER = 1.5
 """Variance that the logarithm of |G|^2 gains as the samples seen grow e-fold. A tenth more samples
 change |G|^2 by a factor of 1.5, up or down (one standard deviation). Of 0.7, 1.5 and 3, this value
-had the smallest errors over three recipes (reproduce/LOG.md)."""
+had the smallest mean error over three recipes, 0.7 nearly the same (reproduce/LOG.md)."""
 NORM_FALL = 0.5
 """|G|^2 falls about as one over the root of the samples in all runs that were measured."""
 VARIANCE_WANDER = 1.0
@@ -30,7 +30,8 @@ MERGE_WANDER = 1.0
 """Variance that a merge adds to the logarithms: it averages models, whose gradient is another."""
 NORM_NOISE = 0.02
 """Variance of a test's |G|^2 over |gbar|^4 until it has been measured. With 2 J / ((J - 1) r), J
-groups and an effective rank r of the covariance: 0.01 with J = 4 in models of a million parameters.
+groups and an effective rank r of the covariance: 0.01 with J = 4 in models of a million parameters;
+twice that, because norms of samples have heavier tails than normal ones.
 """
 VARIANCE_NOISE = 0.5
 """Variance of a test's S over S^2 until it has been measured."""
@@ -47,7 +48,8 @@ class BatchGuards:
 
     initial: int = setting(8, aliases=("batch", "batch_size"))
     """Requested batch at the start, in samples per inner step over all workers of a trainer. A rule
-    with a schedule (cyclic, ramp, random, replay, warmup) replaces it by its own first batch."""
+    with a schedule (cyclic, ramp, random, replay; warmup if its first stage begins at 0 samples)
+    replaces it by its own first batch."""
     minimum: int = 1
     """Smallest requested batch, in samples."""
     maximum: int = 512
@@ -166,6 +168,7 @@ class BatchController:
             plugin_norm_sq=variance * ratio if ratio else last.plugin_norm_sq,
             inner_variance=self._inner.value,
             norm_factor=self._norm.factor,
+            variance_factor=self._variance.factor,
         )
 
     def merge(self, members: Mapping[int, "BatchController"], weights: Mapping[int, float]) -> None:

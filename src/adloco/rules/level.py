@@ -20,6 +20,8 @@ VAGUE = 9.0
 """Variance of the logarithm before the first test: a factor of 20 up or down."""
 PAST_TESTS = 4
 """Tests for which the relative noise of earlier rounds counts, beside the tests of a round."""
+MOST_ZOOMS = 10
+"""Grids of a product: the first spans a factor of 10^15, and each is about 30 times finer."""
 POINTS = 200
 """Points of the grid on which a likelihood is multiplied by the distribution."""
 
@@ -170,8 +172,9 @@ def merged(levels: Mapping[int, Level], weights: Mapping[int, float], added: flo
 def _product(mean: float, variance: float, value: float, error: float) -> tuple[float, float]:
     """Mean and variance of x, normal with these, given that exp(x) was measured.
 
-    The first grid spans what the distribution and the measurement allow, and the next two zoom in
-    on the result, because a precise measurement can fall between the points of the first.
+    The first grid spans what the distribution and the measurement allow. The next ones zoom in on
+    the result, at least twice and until it is wider than a step, because a precise measurement can
+    fall between the points.
 
     Args:
         mean, variance: Of x before.
@@ -181,8 +184,9 @@ def _product(mean: float, variance: float, value: float, error: float) -> tuple[
     low, high = mean - width, mean + width
     if value > 0:
         low, high = min(low, math.log(value) - 1), max(high, math.log(value) + 1)
-    for _ in range(3):
-        step = (high - low) / POINTS
+    zooms, step, spread, total = 0, math.inf, 0.0, 1.0
+    while zooms < 3 or (spread / total < step**2 and zooms < MOST_ZOOMS):
+        zooms, step = zooms + 1, (high - low) / POINTS
         points = [low + step * index for index in range(POINTS + 1)]
         logs = [
             -((x - mean) ** 2) / (2 * variance) - ((value - math.exp(x)) / error) ** 2 / 2

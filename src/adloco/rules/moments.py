@@ -168,6 +168,15 @@ class GradientEstimate:
     norm_factor: float = 1.0
     """|G|^2 is known to within this factor, one standard deviation up or down. A
     `BatchController`'s estimate has it, a single round's has 1."""
+    variance_factor: float = 1.0
+    """The same of S."""
+
+    @property
+    def noise_scale_factor(self) -> float:
+        """The noise scale is known to within this factor: the errors of the logarithms of S and
+        |G|^2, which have little in common, added as variances.
+        """
+        return math.exp(math.hypot(math.log(self.norm_factor), math.log(self.variance_factor)))
 
     @property
     def noise_scale(self) -> float:
