@@ -3,35 +3,30 @@
     .venv/bin/python benchmarks/batch_metrics.py --jobs 2    # trains what is not stored
     .venv/bin/python benchmarks/batch_metrics.py --table     # trains nothing
 
-**The problem** is that of `bytes_to_loss.py`, with data-parallel Muon as tuned in `frontier.py`:
-133,440 parameters, 3M tokens (`--tokens`), no weight decay, and 16 samples per inner step with a
-learning rate of 8e-3, which is the small batch here.
-
-**Arms.** Constant batches have the learning rate times the root of the batch over 16. All others
-begin with 16 samples, change the batch every 10 inner steps and never below 16 or above 256, and
-their learning rate follows the root of the batch in the same way. Euclidean and muon are the norm
-test in these norms (`batch.metric`), for several eta: 8 groups, at most twice the batch at a time,
-four test steps a round. Seesaw's batch grows as the cosine falls. A ramp grows by equal factors for
-equal tokens, and takes as many inner steps as the arm of metric muon that it is matched with (mean
-over the seeds): the same growth without a look at the gradient.
-
-Nothing was tuned for one arm alone. Each arm has the same seeds; differences are of runs of the
-same seed, with the same initial parameters and the same data in the same order.
-
-Every run is stored in the JSON file under a key of its settings, and stored runs are not repeated,
-so the program can be stopped at any time.
+The page (batch_metrics.md) has the problem and the arms. Norm tests take four test steps a round;
+those of its first runs smoothed by a moving average.
 """
 
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bytes_to_loss import OutOfTimeError, Result, Spec, Store, finish, provenance, train
-from frontier import Trial, add_options, checked, in_processes
+from frontier import Trial
+from stored_runs import (
+    Result,
+    Spec,
+    Store,
+    Trainer,
+    in_processes,
+    spread,
+    stored,
+    study_parser,
+    table,
+    write_page,
+)
 
 from adloco import BatchController, BatchGuards
 from adloco.errors import require
@@ -41,12 +36,10 @@ from adloco.run.training_run import TrainingRun
 
 TOKENS, CONTEXT, SEEDS = 3_000_000, 64, (0, 1, 2)
 SMALL, LARGEST, LR, STEPS = 16, 256, 8e-3, 10
-GROWING = " ".join(
-    (
-        f"batch.initial={SMALL} batch.minimum={SMALL} batch.maximum={LARGEST}",
-        f"switch.max_micro_batch={LARGEST} learning_rate.coupling=sqrt",
-        f"learning_rate.reference_batch={SMALL}",
-    )
+GROWING = (
+    f"batch.initial={SMALL} batch.minimum={SMALL} batch.maximum={LARGEST} "
+    f"switch.max_micro_batch={LARGEST} learning_rate.coupling=sqrt "
+    f"learning_rate.reference_batch={SMALL}"
 )
 
 
@@ -65,8 +58,7 @@ def norm_test(metric: str, eta: float) -> Trial:
 
 MUON = {f"muon, eta {eta:g}": norm_test("muon", eta) for eta in (1.5, 2.0, 3.0)}
 ARMS = {
-    f"constant {SMALL}": constant(SMALL),
-    **{f"constant {batch}": constant(batch) for batch in (32, 64, 128)},
+    **{f"constant {batch}": constant(batch) for batch in (SMALL, 32, 64, 128)},
     **{f"euclidean, eta {eta:g}": norm_test("euclidean", eta) for eta in (1.5, 2.0, 3.0)},
     **MUON,
     "seesaw": growing("batch.rule=seesaw"),
@@ -92,11 +84,11 @@ def specs_of(trial: Trial, tokens: int) -> list[Spec]:
     return [replace(trial.spec(seed), tokens=tokens) for seed in SEEDS]
 
 
-def ramps(runs: Mapping[str, Result], tokens: int) -> dict[str, Trial]:
+def ramps(runs: Mapping[Spec, Result], tokens: int) -> dict[str, Trial]:
     """The ramps that are matched with arms of which all runs are stored."""
     found = {}
     for name, trial in MUON.items():
-        own = [runs[spec.key] for spec in specs_of(trial, tokens) if spec.key in runs]
+        own = [runs[spec] for spec in specs_of(trial, tokens) if spec in runs]
         if len(own) == len(SEEDS) and not any(run["diverged"] for run in own):
             samples = tokens // CONTEXT
             last = matched(statistics.fmean(steps(run) for run in own), samples)
@@ -126,48 +118,35 @@ def steps(run: Result) -> int:
     return int(run["curve"]["syncs"][-1])  # Of data-parallel training, a sync is an inner step.
 
 
-def work(json: Path, tokens: int, deadline: float) -> None:
+def work(options: argparse.Namespace, deadline: float) -> None:
     """Train what nobody has stored or begun: first the arms, then the ramps that they determine."""
-    store = Store(json)
+    finish = Trainer(store=Store(options.json), deadline=deadline, watch=Batches)
 
-    def finish_all(trials: Mapping[str, Trial]) -> None:
-        by_arm = [specs_of(trial, tokens) for trial in trials.values()]
+    def trained(arms: Mapping[str, Trial]) -> dict[Spec, Result]:
+        by_arm = [specs_of(trial, options.tokens) for trial in arms.values()]
         specs = [spec for of_seed in zip(*by_arm, strict=True) for spec in of_seed]
-        finish(specs, store, 1, deadline, lambda spec, threads: train(spec, threads, Batches()))
+        return dict(zip(specs, finish(specs), strict=True))
 
-    try:
-        finish_all(ARMS)
-        finish_all(ramps(store.read(), tokens))
-    except OutOfTimeError:
-        print("out of time; the same command continues from here", flush=True)
+    trained(ramps(trained(ARMS), options.tokens))
 
 
-def page(runs: Mapping[str, Result], tokens: int) -> str:
-    """The stored runs as Markdown."""
-    arms = ARMS | ramps(runs, tokens)
-    keys = {name: [spec.key for spec in specs_of(trial, tokens)] for name, trial in arms.items()}
-    known = [runs[key] for own in keys.values() for key in own if key in runs]
-    text = [f"# Rules for the batch, {tokens / 1e6:g}M tokens", *__doc__.split("\n\n")[2:]]
-    return "\n\n".join([*text, table(keys, runs), provenance(known).strip()]) + "\n"
-
-
-def table(keys: Mapping[str, Sequence[str]], runs: Mapping[str, Result]) -> str:
+def comparison(arms: Mapping[str, Sequence[Spec]], runs: Mapping[Spec, Result]) -> str:
     """A row for each arm with stored runs, against those of the small batch.
 
-    keys: By arm, those of its runs, a seed after the other.
+    Args:
+        arms: By name, the runs of each arm, a seed after the other.
+        runs: Those that are stored.
     """
-    small = [runs.get(key) for key in keys[f"constant {SMALL}"]]
+    small = [runs.get(spec) for spec in arms[f"constant {SMALL}"]]
     heads = ["arm", "seeds", "inner steps", "fewer", "mean batch", "last batch", "loss"]
-    lines = [[*heads, "against the small batch (each seed)"]]
-    lines.append(["---"] * len(lines[0]))
-    for name, own in keys.items():
-        found = [(runs[key], base) for key, base in zip(own, small, strict=True) if key in runs]
+    rows = []
+    for name, own in arms.items():
+        found = [(runs[one], base) for one, base in zip(own, small, strict=True) if one in runs]
         good = [(run, base) for run, base in found if not run["diverged"]]
         diverged = f" ({len(found) - len(good)} diverged)" if len(good) < len(found) else ""
         if not good:
-            lines += [[name, f"0{diverged}", *["-"] * 6]] if found else []
+            rows += [[name, f"0{diverged}", *["-"] * 6]] if found else []
             continue
-        losses = [run["final_loss"] for run, _ in good]
         taken = statistics.fmean(steps(run) for run, _ in good)
         pairs = [(run, base) for run, base in good if base and not base["diverged"]]
         gaps = [100 * (run["final_loss"] / base["final_loss"] - 1) for run, base in pairs]
@@ -175,37 +154,32 @@ def table(keys: Mapping[str, Sequence[str]], runs: Mapping[str, Result]) -> str:
         samples = statistics.fmean(run["curve"]["tokens"][-1] / CONTEXT for run, _ in good)
         last = statistics.fmean(run["rounds"][-1][1] for run, _ in good)
         each = ", ".join(f"{gap:+.1f}" for gap in gaps)
-        lines.append(
+        rows.append(
             [
                 *(name, f"{len(good)}{diverged}", f"{taken:,.0f}"),
                 f"{statistics.fmean(fewer):.0%}" if fewer else "-",
                 *(f"{samples / taken:.0f}", f"{last:.0f}"),
-                f"{statistics.fmean(losses):.4f} ({min(losses):.4f} to {max(losses):.4f})",
+                spread([run["final_loss"] for run, _ in good]),
                 f"{statistics.fmean(gaps):+.2f}% ({each})" if gaps else "-",
             ]
         )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table([*heads, "against the small batch (each seed)"], rows)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    options = parse(words)
-    if not options.table:
-        deadline = time.monotonic() + 60 * options.minutes
-        in_processes(options.jobs, work, options.json, options.tokens, deadline)
-    runs = Store(options.json).read()
-    require(bool(runs), f"there are no runs in {options.json}; run without --table first")
-    options.json.with_suffix(".md").write_text(text := page(runs, options.tokens))
-    print(text)
-
-
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__, Path("benchmarks/batch_metrics.json"))
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each run")
     parser.add_argument("--table", action="store_true", help="only write the table")
-    add_options(parser, Path("benchmarks/batch_metrics.json"))
-    return checked(parser, words)
+    options = parser.parse_args(words)
+    if not options.table:
+        in_processes(options, work)
+    runs, tokens = Store(options.json).read(), options.tokens
+    require(bool(runs), f"there are no runs in {options.json}; run without --table first")
+    arms = {name: specs_of(trial, tokens) for name, trial in ARMS.items()}
+    found = stored((spec for own in arms.values() for spec in own), runs)
+    arms |= {name: specs_of(trial, tokens) for name, trial in ramps(found, tokens).items()}
+    found = stored((spec for own in arms.values() for spec in own), runs)
+    write_page(options.json, "batch_metrics", [comparison(arms, found)], [*found.values()])
 
 
 if __name__ == "__main__":

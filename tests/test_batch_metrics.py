@@ -48,5 +48,6 @@ def test_the_table(study: Any, tmp_path: Path) -> None:
     # 40 steps of 100, 1,600 samples in 40 steps; 0.5% on one of three seeds.
     expected = ["3", "40", "60%", "40", "64", "2.1033 (2.0100 to 2.2000)"]
     assert row.split(" | ")[1:] == [*expected, "+0.17% (+0.5, +0.0, +0.0) |"]
-    ramp = study.ramps(store.read(), tokens)
+    specs = [spec for trial in study.ARMS.values() for spec in study.specs_of(trial, tokens)]
+    ramp = study.ramps(study.stored(specs, store.read()), tokens)
     assert [name.partition(", as ")[2] for name in ramp] == ["muon, eta 2"]
