@@ -15,10 +15,8 @@ import torch
 import torch.distributed as dist
 from bench_pairs import Row, chosen
 from links_network import (
-    DEVICE,
     LinkShape,
     Network,
-    address,
     die_with_parent,
     enter_private_namespaces,
     parse_bandwidth,
@@ -26,7 +24,6 @@ from links_network import (
 from sync import sync_times
 
 RANKS, MILLIONS = 2, 10
-MTU = 1500
 
 
 def outer_sync(*, quick: bool) -> Iterator[Row]:
@@ -34,8 +31,7 @@ def outer_sync(*, quick: bool) -> Iterator[Row]:
     enter_private_namespaces()
     for bandwidth, turns in chosen([("1gbit", 12), ("100mbit", 4)], quick):
         rate = parse_bandwidth(bandwidth)
-        shape = LinkShape(bits_per_second=rate, latency_seconds=0.0, loss=0.0, mtu=MTU)
-        seconds = over_link(shape, MILLIONS * 10**6, turns)
+        seconds = over_link(rate, MILLIONS * 10**6, turns)
         yield Row.of(
             f"outer sync (Nesterov), {MILLIONS}M parameters, {RANKS} ranks, {bandwidth}/s",
             "a bare `all_reduce`",
@@ -45,26 +41,19 @@ def outer_sync(*, quick: bool) -> Iterator[Row]:
         )
 
 
-def over_link(shape: LinkShape, parameters: int, turns: int) -> dict[str, list[float]]:
-    """Seconds of each side of `sync_times` on rank 0."""
-    meeting = {"MASTER_ADDR": address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": DEVICE}
-    environment = os.environ | meeting | {"OMP_NUM_THREADS": "1"}
-    with TemporaryDirectory() as folder, Network(RANKS, shape) as network:
+def over_link(rate: int, parameters: int, turns: int) -> dict[str, list[float]]:
+    """Seconds of each side of `sync_times` on rank 0, over links of so many bits per second."""
+    with TemporaryDirectory() as folder, Network(RANKS, LinkShape(bits_per_second=rate)) as network:
         found = Path(folder) / "seconds.json"
-        words = [sys.executable, __file__, str(os.getpid()), str(parameters), str(turns), found]
-        ranks = [
-            network.start(rank, [*map(str, words), str(rank)], environment, sys.stderr.buffer)
-            for rank in range(RANKS)
-        ]
-        if max(rank.wait() for rank in ranks):
-            raise RuntimeError("a rank failed; see above")
+        words = (__file__, parameters, turns, found)
+        network.run_ranks([sys.executable, *map(str, words)], os.getpid())
         seconds: dict[str, list[float]] = json.loads(found.read_text())
     return seconds
 
 
 def main() -> None:
     """One rank: write its seconds if it is the first."""
-    parent, parameters, turns, found, rank = sys.argv[1:]
+    parameters, turns, found, rank, parent = sys.argv[1:]
     die_with_parent(int(parent))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=int(rank), world_size=RANKS)

@@ -19,10 +19,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from links_network import (
-    DEVICE,
     LinkShape,
     Network,
-    address,
+    die_with_parent,
     enter_private_namespaces,
     parse_bandwidth,
 )
@@ -36,26 +35,19 @@ PAYLOAD = 1448 / 1514
 
 
 def main() -> None:
+    if len(sys.argv) == 4 and sys.argv[1].isdigit():
+        rate, rank, parent = map(int, sys.argv[1:])
+        die_with_parent(parent)
+        measure(rank, PAYLOAD * rate / 8)
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--bandwidth", default="10mbit")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    known = parser.parse_args()
-    rate = parse_bandwidth(known.bandwidth)
-    if known.rank is not None:
-        measure(known.rank, PAYLOAD * rate / 8)
-        return
+    rate = parse_bandwidth(parser.parse_args().bandwidth)
     enter_private_namespaces()
-    shape = LinkShape(bits_per_second=rate, latency_seconds=0.0, loss=0.0, mtu=1500)
-    meeting = {"MASTER_ADDR": address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": DEVICE}
-    with Network(2, shape) as network:
-        command = [sys.executable, __file__, "--bandwidth", known.bandwidth, "--rank"]
-        ranks = [
-            network.start(rank, [*command, str(rank)], os.environ | meeting, sys.stderr.buffer)
-            for rank in range(2)
-        ]
-        sys.exit(max(rank.wait() for rank in ranks))
+    with Network(2, LinkShape(bits_per_second=rate)) as network:
+        network.run_ranks([sys.executable, __file__, str(rate)], os.getpid())
 
 
 def measure(rank: int, bytes_per_second: float) -> None:
