@@ -16,9 +16,9 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from adloco.cli.arguments import take_settings
 from adloco.config.recipe import build_recipe, override, read_values
@@ -40,25 +40,10 @@ def main() -> None:
     every, rounds = [int(number) for number in known.every.split(",")], known.rounds
     if uneven := [number for number in every if rounds % number]:
         parser.error(f"--rounds must be a multiple of each --every, got {rounds} and {uneven}")
+    base = override(read_values(known.recipe), settings)
     with TemporaryDirectory() as folder:
         runs = {
-            number: TrainingRun.create(
-                build_recipe(
-                    override(
-                        read_values(known.recipe),
-                        [
-                            *settings,
-                            ("run.folder", f"{folder}/{number}"),
-                            ("run.checkpoint_every", str(number)),
-                            # The last round saves in all runs, so it is not trained.
-                            ("run.rounds", str(rounds * (known.blocks + 1) + 1)),
-                            ("run.tokens", "1000000000"),
-                            ("run.trackers", "none"),
-                        ],
-                    )
-                )
-            )
-            for number in [NEVER, *every]
+            number: started(base, f"{folder}/{number}", number, known) for number in [NEVER, *every]
         }
         blocks = in_turns(runs, rounds, known.blocks)
         sizes = {number: size(Path(run.folder)) for number, run in runs.items()}
@@ -74,13 +59,24 @@ def main() -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """What a block of rounds took."""
+def started(values: Any, folder: str, every: int, known: argparse.Namespace) -> TrainingRun:
+    """A run of these settings with a checkpoint once in so many rounds."""
+    own = {
+        "run.folder": folder,
+        "run.checkpoint_every": str(every),
+        # The last round saves in all runs, so it is not trained.
+        "run.rounds": str(known.rounds * (known.blocks + 1) + 1),
+        "run.tokens": "1000000000",
+        "run.trackers": "none",
+    }
+    return TrainingRun.create(build_recipe(override(values, list(own.items()))))
+
+
+class Block(NamedTuple):
+    """What a block of rounds took; busy seconds are of all threads of this process."""
 
     seconds: float
     busy_seconds: float
-    """Of all threads of this process."""
 
 
 def in_turns(runs: dict[int, TrainingRun], rounds: int, blocks: int) -> dict[int, list[Block]]:
@@ -99,9 +95,7 @@ def in_turns(runs: dict[int, TrainingRun], rounds: int, blocks: int) -> dict[int
             for _ in range(rounds):
                 next(under_way[number])
             runs[number].saving.wait()
-            taken = Block(
-                seconds=time.perf_counter() - began, busy_seconds=time.process_time() - busy
-            )
+            taken = Block(time.perf_counter() - began, time.process_time() - busy)
             found[number].append(taken)
             print(f"block {block}, every {number}: {taken.seconds:.2f} s", flush=True)
     return {number: of_run[1:] for number, of_run in found.items()}

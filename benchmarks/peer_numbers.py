@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -89,22 +89,15 @@ def summed_up(method: str, library: str, turns: Sequence[Turn], base: Sequence[T
         base: Those of adloco with the same method; the n-th of both were taken one soon after the
             other.
     """
-
-    def median(name: str) -> float:
-        return statistics.median(getattr(turn, name) for turn in turns)
-
     ratios = [
         mine.steps_per_second / other.steps_per_second
         for mine, other in zip(turns, base, strict=True)
     ]
+    names = [field.name for field in fields(Turn) if field.name != "version"]
     return Peer(
         method=method,
         library=library,
         version=turns[0].version,
-        steps_per_second=median("steps_per_second"),
-        sync_seconds=median("sync_seconds"),
-        start_seconds=median("start_seconds"),
-        round_megabytes=median("round_megabytes"),
-        loss=median("loss"),
+        **{name: statistics.median(getattr(turn, name) for turn in turns) for name in names},
         **spread(ratios),
     )
