@@ -35,10 +35,10 @@ ROOT = Path(__file__).absolute().parents[1]
 PARTS = {
     "single": "bench_steps:single",
     "norm-test": "bench_steps:norm_test",
-    "muon": "bench_muon:muon",
-    "outer-sync": "bench_sync:outer_sync",
+    "muon": "bench_steps:muon",
+    "outer-sync": "bench_steps:outer_sync",
     "outer-sync-links": "bench_links:outer_sync",
-    "ddp": "bench_sync:ddp",
+    "ddp": "bench_steps:ddp",
     "co-located": "bench_steps:co_located",
     "recompiles": "bench_steps:recompiles",
     "prepare": "bench_prepare:prepare_text",

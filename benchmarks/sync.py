@@ -31,17 +31,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bench_loop import BATCH, BareLoop, batching, problem
+from bench_loop import BATCH, BareLoop, batching, plain_run, problem
 from bench_pairs import Seconds, in_turns
 from torch import Tensor, nn
 
 from adloco import (
-    AdLoCo,
     BatchGuards,
     Batching,
-    InnerAdamW,
     InnerMuon,
-    Method,
     OuterOptimizer,
     SwitchMode,
     Syncing,
@@ -197,14 +194,8 @@ def step_times(width: int, turns: int) -> tuple[Seconds, int]:
     """Seconds of STEPS inner steps on each side, and the model's number of parameters."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     given, batch = problem(width), BATCH * ranks // 2
-    run = AdLoCo(
-        given,
-        Method(sync_every=STEPS),
-        inner=InnerAdamW(),
-        syncing=Syncing(outer=None),
-        batching=batching(batch),
-        placement=place(1, replica_size=0),
-    )
+    own = {"batching": batching(batch), "placement": place(1, replica_size=0)}
+    run = plain_run(given, STEPS, **own)
     model = given.build_model()
     ddp = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     bare = BareLoop(model, given.data, forward=ddp, batch=batch, rank=rank, ranks=ranks)
@@ -216,17 +207,12 @@ def metric_times(turns: int) -> dict[str, float]:
     """Seconds of a round with each metric of the norm test, and their ratio to a constant batch."""
 
     def side(rule: BatchRule) -> Callable[[], Any]:
-        return AdLoCo(
-            problem(128),
-            Method(),
-            inner=InnerMuon(),
-            syncing=Syncing(outer=None),
-            batching=Batching(
-                rule=rule,
-                guards=BatchGuards(initial=BATCH, minimum=BATCH, maximum=BATCH),
-                switch=SwitchMode(max_micro_batch=4, mode="always"),
-            ),
-        ).round
+        batches = Batching(
+            rule=rule,
+            guards=BatchGuards(initial=BATCH, minimum=BATCH, maximum=BATCH),
+            switch=SwitchMode(max_micro_batch=4, mode="always"),
+        )
+        return plain_run(problem(128), STEPS, inner=InnerMuon(), batching=batches).round
 
     metrics: tuple[Metric, ...] = ("euclidean", "sign", "muon")
     tests = {metric: side(NormTest(metric=metric)) for metric in metrics}
