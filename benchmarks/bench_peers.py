@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 from peer_job import BATCH, CONTEXT, STEPS, WORKERS
-from peer_numbers import Peer, Turn, measured, summed_up
+from peer_numbers import Peer, Turn, measured, summed_up, without
 
 from adloco.data.standard_library import StandardLibrary
 
@@ -51,12 +51,10 @@ ARMS = (
     Arm("diloco", "adloco"),
     Arm("diloco", "torchft", ("torchft==0.2.0",)),
 )
-NOT_RUN = (
-    Peer(
-        method="diloco",
-        library="exo-gym",
-        failed="not run: its only release on PyPI, `exogym` 0.0.0a0, contains no code",
-    ),
+NOT_RUN = without(
+    "diloco",
+    "exo-gym",
+    "not run: its only release on PyPI, `exogym` 0.0.0a0, contains no code",
 )
 
 
@@ -80,10 +78,10 @@ def peers(*, quick: bool) -> Iterator[Peer]:
     for arm in ARMS:
         base = turns[next(other for other in ARMS if other.method == arm.method)]
         if arm in failures:
-            yield Peer(method=arm.method, library=arm.library, failed=failures[arm])
+            yield without(arm.method, arm.library, failures[arm])
         else:
             yield summed_up(arm.method, arm.library, turns[arm], base)
-    yield from NOT_RUN
+    yield NOT_RUN
 
 
 class PeerError(Exception):

@@ -99,10 +99,7 @@ def adloco(flags: str) -> Arm:
 
 ARMS = {
     "ddp": Arm(
-        recipe="ddp",
-        flags=flags_of(f"batch.initial={BATCH}"),
-        has_outer=False,
-        data_parallel=True,
+        recipe="ddp", flags=flags_of(f"batch.initial={BATCH}"), has_outer=False, data_parallel=True
     ),
     "outer-alone": diloco("method.workers_per_trainer=1", data_parallel=True),
     "local-sgd": Arm(recipe="local-sgd", flags=flags_of(SPREAD), has_outer=False),

@@ -35,15 +35,7 @@ from bench_loop import BATCH, BareLoop, batching, plain_run, problem
 from bench_pairs import Seconds, in_turns
 from torch import Tensor, nn
 
-from adloco import (
-    BatchGuards,
-    Batching,
-    InnerMuon,
-    OuterOptimizer,
-    SwitchMode,
-    Syncing,
-    place,
-)
+from adloco import BatchGuards, Batching, InnerMuon, OuterOptimizer, SwitchMode, Syncing, place
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.codecs.bf16 import Bf16
