@@ -84,41 +84,22 @@ class Mechanisms:
         return PUMP in asdict(self).values()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counters:
-    """The kernel's counters of an island's link. As on a cable, no packet exceeds the MTU."""
-
-    tx_bytes: int
-    tx_packets: int
-    rx_bytes: int
-    rx_packets: int
-    tx_dropped: int
-    retransmitted: int
-    """TCP segments that were sent again."""
-
-    def __sub__(self, before: "Counters") -> "Counters":
-        return Counters(**{name: value - vars(before)[name] for name, value in vars(self).items()})
-
-    @staticmethod
-    def read() -> "Counters":
-        """Read the counters of the island in which this process runs."""
-        devices = Path("/proc/net/dev").read_text()
-        (line,) = re.findall(rf"^\s*{DEVICE}:(.*)$", devices, re.MULTILINE)
-        words = [int(word) for word in line.split()]
-        rx_bytes, rx_packets, *_, tx_bytes, tx_packets, _, tx_dropped = words[:12]
-        names, values = (
-            words.split()[1:]
-            for words in Path("/proc/net/snmp").read_text().splitlines()
-            if words.startswith("Tcp:")
-        )
-        return Counters(
-            tx_bytes=tx_bytes,
-            tx_packets=tx_packets,
-            rx_bytes=rx_bytes,
-            rx_packets=rx_packets,
-            tx_dropped=tx_dropped,
-            retransmitted=int(dict(zip(names, values, strict=True))["RetransSegs"]),
-        )
+def read_counters() -> dict[str, int]:
+    """The kernel's counters of the link of the island in which this process runs. As on a cable, no
+    packet exceeds the MTU. `retransmitted`: TCP segments that were sent again.
+    """
+    (line,) = re.findall(rf"^\s*{DEVICE}:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE)
+    received, sent = (list(map(int, words)) for words in (line.split()[:8], line.split()[8:]))
+    tcp = re.findall(r"^Tcp: (.*)$", Path("/proc/net/snmp").read_text(), re.MULTILINE)
+    of_tcp = dict(zip(*(words.split() for words in tcp), strict=True))
+    return {
+        "tx_bytes": sent[0],
+        "tx_packets": sent[1],
+        "rx_bytes": received[0],
+        "rx_packets": received[1],
+        "tx_dropped": sent[3],
+        "retransmitted": int(of_tcp["RetransSegs"]),
+    }
 
 
 def parse_bandwidth(text: str) -> int:

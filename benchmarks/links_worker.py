@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from links_network import Counters, die_with_parent, wait_until_sent
+from links_network import die_with_parent, read_counters, wait_until_sent
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
@@ -42,14 +42,15 @@ def main() -> None:
 
 def train(run: TrainingRun, order: dict[str, Any], lines: Any) -> None:
     drain()
-    before, began = Counters.read(), time.monotonic()
+    before, began = read_counters(), time.monotonic()
     for record in run.rounds():
         seconds = time.monotonic() - began
         late = bool(order["max_seconds"]) and run.placement.agree(seconds > order["max_seconds"])
         last = record["tokens"] >= order["tokens"] or late
         if last:
             drain()
-        line = measure(record, Counters.read() - before, seconds)
+        kernel = {name: value - before[name] for name, value in read_counters().items()}
+        line = measure(record, kernel, seconds)
         lines.write(json.dumps(line) + "\n")
         lines.flush()
         if this_rank() == 0:
@@ -65,7 +66,7 @@ def drain() -> None:
     dist.barrier()
 
 
-def measure(record: Record, kernel: Counters, seconds: float) -> dict[str, Any]:
+def measure(record: Record, kernel: dict[str, int], seconds: float) -> dict[str, Any]:
     """A line of the results; bytes, packets and seconds are those since the first round began."""
     names = "round tokens inner_steps syncs train_loss val_loss bytes_communicated bytes_inside"
     busy = [worker["busy_seconds"] for worker in record["workers"]]
@@ -73,7 +74,7 @@ def measure(record: Record, kernel: Counters, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "busy_seconds": sum(busy) / len(busy),
         "counted_bytes": counted(record),
-        "kernel": vars(kernel),
+        "kernel": kernel,
     }
 
 

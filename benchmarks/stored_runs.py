@@ -68,57 +68,35 @@ TRAINERS = (
     f"method.num_trainers=2 method.workers_per_trainer=2 batch.initial={BATCH // 2} "
     "batch.grow_only=true merge.requested_batch=sum wire.format=fp32"
 )
-STREAMING = "streaming.fragments=2 streaming.tau=5 streaming.alpha=0.5"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """A method under comparison: a recipe and its flags."""
-
-    recipe: str
-    flags: Mapping[str, str]
-    has_outer: bool = True
-    """True if it has an outer learning rate and momentum."""
-    data_parallel: bool = False
-    """True if its one worker stands for four that reduce their gradients at every step."""
-
-
-def diloco(more: str = "", **others: bool) -> Arm:
-    """DiLoCo with four workers and these flags."""
-    recipe = str(REPRODUCE / "diloco.toml")
-    return Arm(recipe=recipe, flags=flags_of(f"{SPREAD} {more}"), **others)
-
-
-def topk(density: float, error_feedback: float = 0.9) -> str:
-    return f"wire.format=topk wire.density={density} wire.error_feedback={error_feedback}"
-
-
-def adloco(flags: str) -> Arm:
-    return Arm(recipe=str(REPRODUCE / "adloco.toml"), flags=flags_of(flags))
-
-
+STREAMING = f"{SPREAD} streaming.fragments=2 streaming.tau=5 streaming.alpha=0.5"
+TOPK = f"{SPREAD} wire.format=topk"
+ADLOCO, DILOCO = (str(REPRODUCE / f"{name}.toml") for name in ("adloco", "diloco"))
+FORMATS = ("bf16", "int8", "int4", "int2", "int1")
 ARMS = {
-    "ddp": Arm(
-        recipe="ddp", flags=flags_of(f"batch.initial={BATCH}"), has_outer=False, data_parallel=True
-    ),
-    "outer-alone": diloco("method.workers_per_trainer=1", data_parallel=True),
-    "local-sgd": Arm(recipe="local-sgd", flags=flags_of(SPREAD), has_outer=False),
-    "diloco": diloco(),
-    "adloco": adloco(TRAINERS),
-    **{
-        f"diloco-{name}": diloco(f"wire.format={name}")
-        for name in ("bf16", "int8", "int4", "int2", "int1")
-    },
-    "diloco-topk": diloco(topk(1 / 16)),
-    "diloco-topk-64": diloco(topk(1 / 64)),
+    "ddp": ("ddp", f"batch.initial={BATCH}"),
+    "outer-alone": (DILOCO, f"{SPREAD} method.workers_per_trainer=1"),
+    "local-sgd": ("local-sgd", SPREAD),
+    "diloco": (DILOCO, SPREAD),
+    "adloco": (ADLOCO, TRAINERS),
+    **{f"diloco-{name}": (DILOCO, f"{SPREAD} wire.format={name}") for name in FORMATS},
+    "diloco-topk": (DILOCO, f"{TOPK} wire.density={1 / 16} wire.error_feedback=0.9"),
+    "diloco-topk-64": (DILOCO, f"{TOPK} wire.density={1 / 64} wire.error_feedback=0.9"),
     # Residuals are in memory of their own, as is usual, not in the parameters.
-    "diloco-topk-64-behind": diloco(f"{topk(1 / 64, 0.95)} wire.residual_in_params=false"),
+    "diloco-topk-64-behind": (
+        DILOCO,
+        f"{TOPK} wire.density={1 / 64} wire.error_feedback=0.95 wire.residual_in_params=false",
+    ),
     # One trainer from the start: the norm test alone.
-    "norm-test": adloco(f"{SPREAD} batch.minimum={BATCH} merge.policy=none"),
-    "adloco-int4": adloco(f"{TRAINERS} wire.format=int4"),
-    "streaming": diloco(STREAMING),
-    "streaming-int4": diloco(f"{STREAMING} wire.format=int4"),
+    "norm-test": (ADLOCO, f"{SPREAD} batch.minimum={BATCH} merge.policy=none"),
+    "adloco-int4": (ADLOCO, f"{TRAINERS} wire.format=int4"),
+    "streaming": (DILOCO, STREAMING),
+    "streaming-int4": (DILOCO, f"{STREAMING} wire.format=int4"),
 }
+"""Methods under comparison: the recipe and the flags of each."""
+WITHOUT_OUTER = ("ddp", "local-sgd")
+"""Arms without an outer learning rate and momentum."""
+DATA_PARALLEL = ("ddp", "outer-alone")
+"""Arms whose one worker stands for four that reduce their gradients at every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,31 +117,21 @@ class Spec:
 
     @property
     def flags(self) -> dict[str, str]:
-        arm = ARMS[self.arm]
         options = f"{{ momentum = {self.momentum}, nesterov = true }}" if self.momentum else "{}"
-        outer = {
-            "outer.update": "optimizer",
-            "outer.optimizer": "SGD",
-            "outer.lr": str(self.outer_lr),
-            "outer.options": options,
-        }
-        own = {
-            "run.tokens": str(self.tokens),
-            "run.seed": str(self.seed),
-            "inner.optimizer": self.inner,
-            "inner.lr": str(self.inner_lr),
-            "method.sync_every": str(self.sync_every),
-            "evaluation.every": str(max(1, round(EVALUATION_STEPS / self.sync_every))),
-        }
-        return (
-            PROBLEM | own | (outer if arm.has_outer else {}) | dict(arm.flags) | dict(self.problem)
+        outer = flags_of(f"outer.update=optimizer outer.optimizer=SGD outer.lr={self.outer_lr}")
+        own = flags_of(
+            f"run.tokens={self.tokens} run.seed={self.seed} inner.optimizer={self.inner} "
+            f"inner.lr={self.inner_lr} method.sync_every={self.sync_every} "
+            f"evaluation.every={max(1, round(EVALUATION_STEPS / self.sync_every))}"
         )
+        if self.arm not in WITHOUT_OUTER:
+            own |= outer | {"outer.options": options}
+        return PROBLEM | own | flags_of(ARMS[self.arm][1]) | dict(self.problem)
 
     @property
     def key(self) -> str:
         """A digest of all settings, those of the recipe's file included."""
-        values = override(read_values(ARMS[self.arm].recipe), list(self.flags.items()))
-        text = json.dumps(values, sort_keys=True, default=str)
+        text = json.dumps(self._values({}), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def recipe(self, **more: str) -> Recipe:
@@ -172,14 +140,18 @@ class Spec:
         Raises:
             ValueError: This version of adloco refuses a flag of the arm.
         """
-        flags = self.flags | {name.replace("_", ".", 1): value for name, value in more.items()}
         try:
-            return build_recipe(override(read_values(ARMS[self.arm].recipe), list(flags.items())))
+            named = {name.replace("_", ".", 1): value for name, value in more.items()}
+            return build_recipe(self._values(named))
         except ValueError as error:
             raise ValueError(f"this version refuses arm {self.arm!r}: {error}") from error
 
+    def _values(self, more: Mapping[str, str]) -> dict[str, Any]:
+        return override(read_values(ARMS[self.arm][0]), [*self.flags.items(), *more.items()])
+
     def __str__(self) -> str:
-        outer = f", outer {self.outer_lr:g} / {self.momentum:g}" if ARMS[self.arm].has_outer else ""
+        outer = f", outer {self.outer_lr:g} / {self.momentum:g}"
+        outer = "" if self.arm in WITHOUT_OUTER else outer
         interval = f", H {self.sync_every}" if self.arm != "ddp" else ""
         return f"{self.arm}, {self.inner} {self.inner_lr:g}{interval}{outer}, seed {self.seed}"
 
@@ -188,7 +160,9 @@ def train(spec: Spec, threads: int, watch: Watch | None = None) -> Result:
     """Train in this process, in a temporary run folder. Divergence is a result; every other failure
     is an error. What `watch` returns after each round is added to the result.
     """
-    arm, more, curve = ARMS[spec.arm], {}, {}
+    more: Result = {}
+    curve: dict[str, list[float]] = {}
+    parallel = spec.arm in DATA_PARALLEL
     seconds, tokens, diverged = 0.0, 0, ""
     torch.set_num_threads(threads)  # With which a run of a single worker computes.
     with tempfile.TemporaryDirectory(prefix="adloco-stored-runs-") as folder:
@@ -200,7 +174,7 @@ def train(spec: Spec, threads: int, watch: Watch | None = None) -> Result:
                 if watch:
                     more |= watch(run, record)
                 if record["val_loss"] is not None:
-                    for name, value in point(record, seconds, arm.data_parallel).items():
+                    for name, value in point(record, seconds, parallel).items():
                         curve.setdefault(name, []).append(value)
         except NonFiniteLossError as error:
             diverged = str(error)
