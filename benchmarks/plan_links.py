@@ -34,7 +34,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,6 @@ BATCH_PER_ISLAND, CONTEXT, STEPS_PER_ROUND_OF_DDP = 4, 128, 20
 LEAST_ROUNDS, LEAST_STEPS = 5, 80
 PAYLOAD = 1448 / 1514
 """Part of a full packet on the link that is not headers."""
-Cells = Mapping[str, str]
-"""A row of the CSV."""
 
 
 def main() -> None:
@@ -108,19 +107,24 @@ def train_for_losses(known: argparse.Namespace, settings: Sequence[str]) -> None
 def measure_all(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Append the rows that the CSV lacks."""
     formats, every = known.formats.split(","), map(int, known.every.split(","))
-    grid = itertools.product((f"diloco-{wire}" for wire in formats), every)
-    arms = [("ddp", 1), *grid]
+    arms = [("ddp", 1), *itertools.product((f"diloco-{wire}" for wire in formats), every)]
     for bandwidth in ["0bit", *known.bandwidths.split(",")]:  # 0bit: unlimited.
         for arm, steps in arms:
-            about = (known.islands, parameters(), steps, parse_bandwidth(bandwidth))
-            key = (arm, *map(str, about))
-            have = read(known.csv) if known.csv.exists() else []
-            if not any(tuple(row[name] for name in KEY) == key for row in have):
-                cells = [*key, *measure(arm, steps, bandwidth, known.islands, settings)]
+            key = row_of(arm, known.islands, parameters(), steps, parse_bandwidth(bandwidth))
+            have = read(known.csv) if known.csv.exists() else {}
+            if key not in [replace(row, value=None) for row in have]:
+                found = measure(arm, steps, bandwidth, known.islands, settings)
+                cells = [
+                    arm,
+                    known.islands,
+                    parameters(),
+                    steps,
+                    parse_bandwidth(bandwidth),
+                    *found,
+                ]
                 with known.csv.open("a", newline="") as file:
-                    csv.writer(file, lineterminator="\n").writerows(
-                        [cells] if have else [COLUMNS, cells]
-                    )
+                    writer = csv.writer(file, lineterminator="\n")
+                    writer.writerows([cells] if have else [COLUMNS, cells])
 
 
 def measure(
@@ -154,9 +158,22 @@ def median_seconds(lines: Sequence[Mapping[str, Any]]) -> float:
     )
 
 
-def read(file: Path) -> list[dict[str, str]]:
+def row_of(method: str, *numbers: float, value: float | None = None) -> Row:
+    """A row from a method, and islands, parameters, H and bandwidth; perhaps with its seconds."""
+    islands, parameters, every, bits = map(float, numbers)
+    group = (method, islands, parameters)
+    return Row(group=group, sync_every=every, bits_per_second=bits, value=value)
+
+
+def read(file: Path) -> dict[Row, float]:
+    """The rows of the CSV, and the utilisation of each."""
     with file.open() as opened:
-        return list(csv.DictReader(opened))
+        return {
+            row_of(*(row[name] for name in KEY), value=float(row["round_seconds"])): float(
+                row["compute_utilisation"]
+            )
+            for row in csv.DictReader(opened)
+        }
 
 
 def parameters() -> int:
@@ -167,31 +184,29 @@ def parameters() -> int:
 def compare(file: Path, png: Path) -> None:
     """Print and draw measured rounds beside predicted ones."""
     table = read(file)
-    limited = [row for row in table if row["bandwidth_bits_per_second"] != "0"]
-    closed = [closed_form(row, *without_link(table, row["method"])) for row in limited]
+    limited = [row for row in table if row.bits_per_second]
+    closed = [closed_form(row, *without_link(table, row.group[0])) for row in limited]
     predictions: dict[str, Sequence[float | None]] = {
         "closed form, before": closed,
-        "fitted without its H": left_out(limited, "sync_every"),
-        "fitted without its bandwidth": left_out(limited, "bandwidth_bits_per_second"),
+        "fitted without its H": left_out(limited, lambda row: row.sync_every),
+        "fitted without its bandwidth": left_out(limited, lambda row: row.bits_per_second),
     }
     for name, predicted in predictions.items():
-        print(f"{name}: {errors(limited, predicted, 'rows')}")
+        print(f"{name}: {errors(limited, predicted)} rows)")
     draw(limited, predictions, png)
 
 
-def errors(rows: Sequence[Cells], predicted: Sequence[float | None], what: str = "") -> str:
+def errors(rows: Sequence[Row], predicted: Sequence[float | None]) -> str:
     """The median and the worst error of predictions, in words."""
-    pairs = zip(predicted, rows, strict=True)
-    found = Errors.of([abs(to / float(row["round_seconds"]) - 1) for to, row in pairs if to])
+    pairs = [(guess, row.value) for guess, row in zip(predicted, rows, strict=True)]
+    found = Errors.of([abs(guess / value - 1) for guess, value in pairs if guess and value])
     assert found
-    return f"off by {found.median:.1%} (median), {found.worst:.1%} (worst of {found.count}" + (
-        f" {what})" if what else ")"
-    )
+    return f"off by {found.median:.1%} (median), {found.worst:.1%} (worst of {found.count}"
 
 
 def compare_stored(png: Path) -> None:
     """Print and draw stored rounds beside predicted ones; the formats of the fit are marked."""
-    rows: list[dict[str, str]] = []
+    rows: list[Row] = []
     predicted: list[float] = []
     for name in ("links.json", "links_latency.json"):
         results = json.loads((HERE / name).read_text())
@@ -199,32 +214,29 @@ def compare_stored(png: Path) -> None:
         measured = {arm: arms[arm]["rounds"] for arm in arms if arm in FITTED + HELD_OUT}
         local = [lines for arm, lines in measured.items() if arm != "ddp"]
         busy = statistics.median(line["busy_seconds"] for lines in local for line in lines[1:])
-        here, times = [], []
+        here: dict[Row, float] = {}
         for arm, lines in measured.items():
-            rounds, every = (20, "1") if arm == "ddp" else (1, "20")
-            key = (arm, results["islands"], parameters(), every, link["bits_per_second"])
-            row = dict(zip(KEY, map(str, key), strict=True))
-            here.append(row | {"round_seconds": str(median_seconds(lines))})
-            times.append(rounds * closed_form(row, busy / 20, latency=link["latency_seconds"]))
-        pairs = [(float(row["round_seconds"]), time) for row, time in zip(here, times, strict=True)]
-        fit = [pair for pair, row in zip(pairs, here, strict=True) if row["method"] in FITTED]
-        rest = statistics.mean(seconds - time for seconds, time in fit)
+            rounds, every = (20, 1) if arm == "ddp" else (1, 20)
+            about = (results["islands"], parameters(), every, link["bits_per_second"])
+            row = row_of(arm, *about, value=median_seconds(lines))
+            here[row] = rounds * closed_form(row, busy / 20, latency=link["latency_seconds"])
+        rest = statistics.mean(row.value - here[row] for row in here if row.group[0] in FITTED)
         formats = ", ".join(arm.removeprefix("diloco-") for arm in FITTED)
         print(f"{name}: {rest:.2f} s a round besides steps and transfers, by {formats}")
-        for row, (seconds, time) in zip(here, pairs, strict=True):
-            kind = "fitted" if row["method"] in FITTED else "predicted"
+        for row, time in here.items():
+            kind = "fitted" if row.group[0] in FITTED else "predicted"
             print(
-                f"  {row['method']}: {seconds:.2f} s measured, {time + rest:.2f} s {kind} "
-                f"({(time + rest) / seconds - 1:+.1%})"
+                f"  {row.group[0]}: {row.value:.2f} s measured, {time + rest:.2f} s {kind} "
+                f"({(time + rest) / row.value - 1:+.1%})"
             )
         rows += here
-        predicted += [time + rest for time in times]
-    held = [pair for pair in zip(rows, predicted, strict=True) if pair[0]["method"] in HELD_OUT]
-    print(f"held out: {errors(*zip(*held, strict=True))}")
+        predicted += [time + rest for time in here.values()]
+    held = [pair for pair in zip(rows, predicted, strict=True) if pair[0].group[0] in HELD_OUT]
+    print(f"held out: {errors(*zip(*held, strict=True))})")
     draw(rows, {"closed form and one constant a link": predicted}, png)
 
 
-def closed_form(row: Cells, step: float, sync_seconds: float = 0.0, latency: float = 0.0) -> float:
+def closed_form(row: Row, step: float, sync_seconds: float = 0.0, latency: float = 0.0) -> float:
     """Seconds of a round by the closed form.
 
     Args:
@@ -233,25 +245,26 @@ def closed_form(row: Cells, step: float, sync_seconds: float = 0.0, latency: flo
         sync_seconds: What a sync takes besides its transfer.
         latency: One way, in seconds.
     """
-    islands = int(row["workers"])
-    name, _, wire = row["method"].partition("-")
+    method, workers, size = row.group
+    islands = int(workers)
+    name, _, wire = method.partition("-")
     flags = {
         "wire.format": wire,
-        "method.sync_every": row["sync_every"],
-        "method.workers_per_trainer": row["workers"],
+        "method.sync_every": f"{row.sync_every:g}",
+        "method.workers_per_trainer": str(islands),
         "batch.initial": str(islands * BATCH_PER_ISLAND),
     }
     values = override(read_values(name), list(flags.items()) if wire else [])
     cluster = Cluster(
         islands=islands,
-        bandwidth=f"{PAYLOAD * int(row['bandwidth_bits_per_second']) / 1e3:.6f}kbit",
+        bandwidth=f"{PAYLOAD * row.bits_per_second / 1e3:.6f}kbit",
         latency=f"{1e3 * latency:.3f}ms",
         sync_seconds=sync_seconds,
         samples_per_second={BATCH_PER_ISLAND: BATCH_PER_ISLAND / step},
     )
     found = predict(
-        Candidate(name=row["method"], settings=(), recipe=build_recipe(values)),
-        Workload(parameters=float(row["parameters"]), tokens_per_sample=CONTEXT, noise_scale=None),
+        Candidate(name=method, settings=(), recipe=build_recipe(values)),
+        Workload(parameters=size, tokens_per_sample=CONTEXT, noise_scale=None),
         cluster,
         Target(name="any", tokens=lambda recipe, batch: 1e6),
     )
@@ -274,13 +287,16 @@ def choose(known: argparse.Namespace) -> None:
             recipe = build_recipe(read_values(f"{arm['runs'][0]['folder']}/recipe.toml"))
             every = recipe.method.given_sync_every
             method = f"diloco-{named_settings(recipe)['wire.format']}"
-            wanted = {"method": method, "sync_every": str(every)}
-            wanted["bandwidth_bits_per_second"] = str(bits)
-            found = [row for row in table if wanted.items() <= row.items()]
+            wanted = (method, every, bits)
+            found = [
+                row
+                for row in table
+                if (row.group[0], row.sync_every, row.bits_per_second) == wanted
+            ]
             tokens = arm["to_target"][f"{target:g}"]["tokens"]["mean"]
             if found and tokens is not None:
                 key, per_round = (method, every), batch * CONTEXT * every
-                measured[key] = tokens / per_round * float(found[0]["round_seconds"])
+                measured[key] = tokens / per_round * found[0].value
                 needed = law.tokens_to(
                     target, method=method_of(recipe), batch=batch, sync_every=every
                 )
@@ -296,33 +312,24 @@ def choose(known: argparse.Namespace) -> None:
         )
 
 
-def without_link(table: Sequence[Cells], method: str) -> tuple[float, float]:
+def without_link(table: Mapping[Row, float], method: str) -> tuple[float, float]:
     """(seconds of an inner step, seconds of a sync besides its transfer), on an unlimited link."""
-    parallel = method == "ddp"
-    rows = [
-        (float(row["round_seconds"]), float(row["compute_utilisation"]), int(row["sync_every"]))
-        for row in table
-        if row["bandwidth_bits_per_second"] == "0"
-        and (row["method"] != "ddp" if parallel else row["method"] == method)
-    ]
-    steps = statistics.median(seconds * busy / every for seconds, busy, every in rows)
+    names = {row.group[0] for row in table} - {"ddp"} if method == "ddp" else {method}
+    rows = [row for row in table if not row.bits_per_second and row.group[0] in names]
+    steps = statistics.median(row.value * table[row] / row.sync_every for row in rows)
     # A sync encodes and takes the outer step, which data-parallel training does not.
-    besides = statistics.median(seconds * (1 - busy) for seconds, busy, _ in rows)
-    return steps, 0.0 if parallel else besides
+    besides = statistics.median(row.value * (1 - table[row]) for row in rows)
+    return steps, 0.0 if method == "ddp" else besides
 
 
-def left_out(limited: Sequence[Cells], column: str) -> list[float | None]:
+def left_out(rows: Sequence[Row], column: Callable[[Row], float]) -> list[float | None]:
     """Seconds of each row's round, by constants fitted to the method's rows with other values in a
     column; None where too few are left.
     """
-    rows = {index: as_row(cells) for index, cells in enumerate(limited)}
     found: list[float | None] = []
-    for index, row in rows.items():
-        others = [
-            other
-            for number, other in rows.items()
-            if other.group == row.group and limited[number][column] != limited[index][column]
-        ]
+    for row in rows:
+        of_method = [other for other in rows if other.group == row.group]
+        others = [other for other in of_method if column(other) != column(row)]
         found.append(None)
         if len(others) >= LEAST_ROWS:
             fit = calibrate(Rows(rows=others, measure="round_seconds", cells=[]))
@@ -330,31 +337,22 @@ def left_out(limited: Sequence[Cells], column: str) -> list[float | None]:
     return found
 
 
-def as_row(cells: Cells) -> Row:
-    return Row(
-        group=(cells["method"], float(cells["workers"]), float(cells["parameters"])),
-        sync_every=float(cells["sync_every"]),
-        bits_per_second=float(cells["bandwidth_bits_per_second"]),
-        value=float(cells["round_seconds"]),
-    )
-
-
 def draw(
-    limited: Sequence[Cells], predictions: Mapping[str, Sequence[float | None]], png: Path
+    limited: Sequence[Row], predictions: Mapping[str, Sequence[float | None]], png: Path
 ) -> None:
     """Draw predicted against measured seconds, a panel for each kind of prediction."""
     figure = Figure(figsize=(max(5.5, 4.2 * len(predictions)), 4.8), layout="constrained")
     panels = figure.subplots(1, len(predictions), sharex=True, sharey=True, squeeze=False)[0]
-    measured = [float(row["round_seconds"]) for row in limited]
+    measured = [row.value for row in limited]
     ends = [min(measured) * 0.8, max(measured) * 1.25]
     for panel, (name, predicted) in zip(panels, predictions.items(), strict=True):
         panel.plot(ends, ends, color="#b0b7c3", linewidth=1)
         panel.fill_between(ends, *([part * end for end in ends] for part in (0.9, 1.1)), alpha=0.1)
-        for method in dict.fromkeys(row["method"] for row in limited):
+        for method in dict.fromkeys(row.group[0] for row in limited):
             points = [
                 (value, guess)
                 for row, value, guess in zip(limited, measured, predicted, strict=True)
-                if row["method"] == method and guess is not None
+                if row.group[0] == method and guess is not None
             ]
             panel.plot(*(zip(*points, strict=True) if points else ([], [])), "o", label=method)
         panel.set(xscale="log", yscale="log", title=name, xlabel="measured seconds of a round")
