@@ -342,7 +342,12 @@ def main(words: Sequence[str] | None = None) -> None:
             replace(one, problem=options.problem).recipe()
         in_processes(options, work)
     store = Store(options.json)
-    tuned = {inner: tune(options, inner, store.of) for inner in options.inner}
+    try:
+        tuned = {inner: tune(options, inner, store.of) for inner in options.inner}
+    except ValueError:
+        if options.stage in ("tune", "all"):
+            return  # It was out of time.
+        raise
     found = stored(final_specs(options, tuned), store.read())
     rows = rows_of(found)
     write_page(options.json, "bytes_to_loss", tables(rows, tuned, options), [*found.values()])

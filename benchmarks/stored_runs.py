@@ -260,7 +260,7 @@ class Store:
 
 def stored(specs: Iterable[Spec], runs: Mapping[str, Result]) -> dict[Spec, Result]:
     """Those of these runs that are stored. A run whose recipe file has changed since is found by
-    its flags, so that tables keep it; the page says so.
+    its flags, so that tables keep it until it is trained again; the page's last line names commits.
     """
     by_flags = {_flags(run["arm"], run["flags"]): run for run in runs.values() if "flags" in run}
     found = (
@@ -359,6 +359,8 @@ def _work(work: Callable[..., None], *arguments: Any) -> None:
         work(*arguments)
     except OutOfTimeError:
         print("out of time; the same command continues from here", flush=True)
+    except ValueError as error:
+        sys.exit(str(error))
 
 
 def _end_with_parent() -> None:
