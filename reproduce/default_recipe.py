@@ -27,5 +27,6 @@ ARMS = [
 ]
 
 if __name__ == "__main__":
-    folder, *words = sys.argv[1:] or ["runs/reproduce/default"]
+    words = sys.argv[1:]
+    folder = words.pop(0) if words and not words[0].startswith("-") else "runs/reproduce/default"
     sys.exit(main(["compare", *ARMS, "--seeds", "3", "--run.folder", folder, *words]))
