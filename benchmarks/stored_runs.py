@@ -333,7 +333,8 @@ def study_parser(doc: str, file: Path) -> argparse.ArgumentParser:
 
 
 def in_processes(options: argparse.Namespace, work: Callable[..., None]) -> None:
-    """Call work(options, deadline) in --jobs processes at once, and wait for all of them.
+    """Call work(options, deadline) in --jobs processes at once, and wait for all of them; a single
+    one is this process.
 
     They end when this process ends, even if it is killed.
 
@@ -341,9 +342,12 @@ def in_processes(options: argparse.Namespace, work: Callable[..., None]) -> None
         ValueError: --jobs cannot work, or one of the processes failed.
     """
     require(options.jobs >= 1, f"--jobs must be >= 1, got {options.jobs}")
-    context = multiprocessing.get_context("spawn")
     arguments = (work, options, time.monotonic() + 60 * options.minutes)
-    jobs = [context.Process(target=_work, args=arguments) for _ in range(options.jobs)]
+    if options.jobs == 1:
+        _in_time(*arguments)
+        return
+    context = multiprocessing.get_context("spawn")
+    jobs = [context.Process(target=_child, args=arguments) for _ in range(options.jobs)]
     for job in jobs:
         job.start()
     for job in jobs:
@@ -351,14 +355,19 @@ def in_processes(options: argparse.Namespace, work: Callable[..., None]) -> None
     require(not any(job.exitcode for job in jobs), "a process failed; see above")
 
 
-def _work(work: Callable[..., None], *arguments: Any) -> None:
-    # By SystemExit, a run that is cut off removes its temporary folder.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _in_time(work: Callable[..., None], *arguments: Any) -> None:
     try:
         work(*arguments)
     except OutOfTimeError:
         print("out of time; the same command continues from here", flush=True)
+
+
+def _child(*arguments: Any) -> None:
+    # By SystemExit, a run that is cut off removes its temporary folder.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _in_time(*arguments)
     except ValueError as error:
         sys.exit(str(error))
 

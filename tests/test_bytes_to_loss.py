@@ -4,6 +4,7 @@ invented runs, and the whole of it on a tiny problem.
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -103,15 +104,22 @@ def test_a_key_says_what_a_run_is_and_nothing_else(runs: Any) -> None:
     assert local.key == replace(local, outer_lr=0.5).key
 
 
-def test_the_stored_runs_of_the_page_are_found(runs: Any, study: Any) -> None:
-    """Keys and flags are those of the day on which they were trained: 69 final runs, and 2 x 17
-    tuning runs.
-    """
-    options = study.parse(["--stage", "table"])
-    store = runs.Store(Path(__file__).parents[1] / "benchmarks" / "bytes_to_loss.json")
-    tuned = {inner: study.tune(options, inner, store.of) for inner in options.inner}
-    assert [len(choice.losses) for choice in tuned.values()] == [17, 17]
-    assert len(runs.stored(study.final_specs(options, tuned), store.read())) == 69
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bytes_to_loss", ["--stage", "table"]),
+        ("frontier", ["--stage", "table"]),
+        ("batch_metrics", ["--table"]),
+    ],
+)
+def test_a_page_is_that_of_its_stored_runs(
+    name: str, words: list[str], runs: Any, tmp_path: Path
+) -> None:
+    """Keys and flags of runs are those of the day on which they were trained."""
+    page = Path(runs.__file__).with_name(f"{name}.md")
+    file = shutil.copy(page.with_suffix(".json"), tmp_path)
+    import_module(name).main([*words, "--json", str(file)])
+    assert (tmp_path / page.name).read_text() == page.read_text()
 
 
 def test_an_arm_that_this_version_does_not_know_is_refused_before_anything_is_trained(

@@ -23,7 +23,7 @@ def wait(*arguments: object) -> None:
     time.sleep(600)
 
 if __name__ == "__main__":
-    in_processes(Namespace(jobs=1, minutes=1), wait)
+    in_processes(Namespace(jobs=2, minutes=1), wait)
 """
 
 
@@ -61,11 +61,6 @@ def test_the_processes_of_a_study_end_when_it_is_killed(tmp_path: Path) -> None:
 def test_every_trial_is_another_run(frontier: Any) -> None:
     keys = [trial.spec(1000).key for model in frontier.PROBLEMS for trial in frontier.trials(model)]
     assert len(set(keys)) == len(keys)
-    # Also the runs that are stored are found by their keys: 151 trials, 54 final runs.
-    stored = frontier.Store(BENCHMARKS / "frontier.json").read()
-    assert set(keys) <= set(stored)
-    finals = [trial for model in frontier.PROBLEMS for trial in frontier.finals(model)]
-    assert sum(trial.spec(seed).key in stored for trial in finals for seed in (0, 1, 2)) == 54
 
 
 def test_the_tables(frontier: Any, tmp_path: Path) -> None:
