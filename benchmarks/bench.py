@@ -35,10 +35,11 @@ ROOT = Path(__file__).absolute().parents[1]
 PARTS = {
     "single": "bench_steps:single",
     "norm-test": "bench_steps:norm_test",
-    "muon": "bench_muon:muon",
-    "outer-sync": "bench_sync:outer_sync",
+    "muon": "bench_steps:muon",
+    "outer-sync": "bench_steps:outer_sync",
     "outer-sync-links": "bench_links:outer_sync",
-    "ddp": "bench_sync:ddp",
+    "exchange-links": "bench_links:exchange",
+    "ddp": "bench_steps:ddp",
     "co-located": "bench_steps:co_located",
     "recompiles": "bench_steps:recompiles",
     "prepare": "bench_prepare:prepare_text",
@@ -86,7 +87,7 @@ def measure(part: str, *, quick: bool) -> dict[str, Any]:
     began, load = time.monotonic(), os.getloadavg()[0]
     rows = []
     for row in getattr(importlib.import_module(module), function)(quick=quick):
-        rows.append(asdict(row))
+        rows.append(row if isinstance(row, dict) else asdict(row))
         print(f"  {json.dumps(rows[-1])}", flush=True)
     import torch
 

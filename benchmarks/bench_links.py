@@ -1,4 +1,5 @@
-"""The part of bench.py that needs slow links: an outer sync against a bare all_reduce over them.
+"""The parts of bench.py that need slow links: an outer sync against a bare all_reduce, and the
+exchange of a sync by `adloco.distributed.all_to_all` against gloo's collectives.
 
 Two ranks sit in network namespaces with a shaped link between them (`links_network.py`), which root
 may make, and others where user namespaces are allowed.
@@ -7,35 +8,33 @@ may make, and others where user namespaces are allowed.
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from bench_pairs import Row, chosen
+from bench_pairs import Row, Seconds, chosen, in_turns
 from links_network import (
-    DEVICE,
     LinkShape,
     Network,
-    address,
     die_with_parent,
     enter_private_namespaces,
     parse_bandwidth,
 )
 from sync import sync_times
 
-RANKS, MILLIONS = 2, 10
-MTU = 1500
+from adloco.distributed.all_to_all import start_all_to_all, wait_for
+
+RANKS, MILLIONS, LATER = 2, 10, 0.02
 
 
 def outer_sync(*, quick: bool) -> Iterator[Row]:
     """An outer sync against all_reduce of as many bytes, over links of two bandwidths."""
     enter_private_namespaces()
     for bandwidth, turns in chosen([("1gbit", 12), ("100mbit", 4)], quick):
-        rate = parse_bandwidth(bandwidth)
-        shape = LinkShape(bits_per_second=rate, latency_seconds=0.0, loss=0.0, mtu=MTU)
-        seconds = over_link(shape, MILLIONS * 10**6, turns)
+        seconds = over_link("sync", bandwidth, MILLIONS * 10**6, turns)
         yield Row.of(
             f"outer sync (Nesterov), {MILLIONS}M parameters, {RANKS} ranks, {bandwidth}/s",
             "a bare `all_reduce`",
@@ -45,30 +44,65 @@ def outer_sync(*, quick: bool) -> Iterator[Row]:
         )
 
 
-def over_link(shape: LinkShape, parameters: int, turns: int) -> dict[str, list[float]]:
-    """Seconds of each side of `sync_times` on rank 0."""
-    meeting = {"MASTER_ADDR": address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": DEVICE}
-    environment = os.environ | meeting | {"OMP_NUM_THREADS": "1"}
+def exchange(*, quick: bool) -> Iterator[Row]:
+    """Each rank sends a half of its bytes to the other one, and then the sum of its own half; one
+    rank comes 20 ms later, as ranks do.
+    """
+    enter_private_namespaces()
+    sizes = (64_000, 512_000, 3_500_000)
+    cases = [(bandwidth, size, 7) for bandwidth in ("100mbit", "10mbit") for size in sizes]
+    for bandwidth, size, turns in chosen(cases, quick):
+        seconds = over_link("exchange", bandwidth, size, turns)
+        yield Row.of(
+            f"exchange of {size / 1e3:,.0f} kB between {RANKS} ranks, {bandwidth}/s",
+            "gloo's `all_to_all` and `all_gather`",
+            seconds["ours"],
+            seconds["collectives"],
+        )
+
+
+def exchange_times(size: int, turns: int) -> Seconds:
+    """Seconds of both ways to exchange so many bytes."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    assert group is not None
+    mine, theirs, both = (
+        torch.zeros(part, dtype=torch.uint8) for part in (size // 2, size // 2, size)
+    )
+    halves = torch.split(both, len(mine))
+    sizes = [0, len(mine)] if rank == 0 else [len(mine), 0]
+
+    def collectives() -> None:
+        time.sleep(LATER * rank)
+        dist.all_to_all_single(theirs, mine, sizes, sizes)
+        dist.all_gather_single(both, mine)
+
+    def ours() -> None:
+        time.sleep(LATER * rank)
+        wait_for(start_all_to_all([mine] * RANKS, [theirs] * RANKS, group))
+        wait_for(start_all_to_all([mine] * RANKS, halves, group))
+
+    return in_turns({"collectives": collectives, "ours": ours}, turns, meet=dist.barrier)
+
+
+def over_link(what: str, bandwidth: str, size: int, turns: int) -> Seconds:
+    """Seconds of each side on rank 0, over links of this bandwidth."""
+    shape = LinkShape(bits_per_second=parse_bandwidth(bandwidth))
     with TemporaryDirectory() as folder, Network(RANKS, shape) as network:
         found = Path(folder) / "seconds.json"
-        words = [sys.executable, __file__, str(os.getpid()), str(parameters), str(turns), found]
-        ranks = [
-            network.start(rank, [*map(str, words), str(rank)], environment, sys.stderr.buffer)
-            for rank in range(RANKS)
-        ]
-        if max(rank.wait() for rank in ranks):
-            raise RuntimeError("a rank failed; see above")
-        seconds: dict[str, list[float]] = json.loads(found.read_text())
+        words = (__file__, what, size, turns, found)
+        network.run_ranks([sys.executable, *map(str, words)], os.getpid())
+        seconds: Seconds = json.loads(found.read_text())
     return seconds
 
 
 def main() -> None:
     """One rank: write its seconds if it is the first."""
-    parent, parameters, turns, found, rank = sys.argv[1:]
+    what, size, turns, found, rank, parent = sys.argv[1:]
     die_with_parent(int(parent))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=int(rank), world_size=RANKS)
-    seconds = sync_times(int(parameters), int(turns))
+    times = sync_times if what == "sync" else exchange_times
+    seconds = times(int(size), int(turns))
     if rank == "0":
         Path(found).write_text(json.dumps(seconds))
     dist.barrier()

@@ -6,7 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adloco import BatchGuards, Batching, InnerAdamW, Problem, SwitchMode, TensorSource
+from adloco import (
+    AdLoCo,
+    BatchGuards,
+    Batching,
+    InnerAdamW,
+    Method,
+    Problem,
+    SwitchMode,
+    Syncing,
+    TensorSource,
+)
 from adloco.algorithms.method import Source
 from adloco.models.sources.llama import LlamaShape, build_llama
 from adloco.rules.batch_rules.batch_rule import BatchRule
@@ -40,6 +50,15 @@ def batching(
         guards=BatchGuards(initial=batch, minimum=batch, maximum=maximum or batch),
         switch=SwitchMode(max_micro_batch=max(batch, BATCH), mode="always"),
     )
+
+
+def plain_run(given: Problem, steps: int, *, trainers: int = 1, **others: Any) -> AdLoCo:
+    """Rounds of so many steps without an outer optimizer: AdamW and a constant batch, unless an
+    argument of AdLoCo says otherwise.
+    """
+    standard = {"inner": InnerAdamW(), "batching": batching()}
+    method = Method(num_trainers=trainers, sync_every=steps)
+    return AdLoCo(given, method, syncing=Syncing(outer=None), **standard | others)
 
 
 class BareLoop:

@@ -100,7 +100,7 @@ def in_turns(
     *,
     meet: Callable[[], Any] = lambda: None,
     warm_up: int = 2,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], Any] = time.perf_counter,
 ) -> Seconds:
     """Time several functions in turns, in the opposite order every other time.
 
@@ -109,7 +109,7 @@ def in_turns(
         turns: How often each is measured.
         meet: Called before and after each function; on several ranks, a barrier.
         warm_up: Turns before these that are not measured.
-        clock: () -> seconds.
+        clock: () -> seconds, or an array of several clocks.
     """
     seconds: Seconds = {name: [] for name in sides}
     for turn in range(-warm_up, turns):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 from peer_job import BATCH, CONTEXT, STEPS, WORKERS
-from peer_numbers import Peer, Turn, measured, summed_up
+from peer_numbers import Peer, Turn, measured, summed_up, without
 
 from adloco.data.standard_library import StandardLibrary
 
@@ -33,41 +33,28 @@ ALONE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
 @dataclass(frozen=True)
-class Library:
-    """A library under comparison, and what pip installs for it."""
-
-    name: str
-    packages: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Arm:
     """A method trained with a library."""
 
     method: str
-    library: Library
-
-    @property
-    def name(self) -> str:
-        return f"{self.library.name}-{self.method}"
+    library: str
+    packages: tuple[str, ...] = ()
+    """What pip installs for the library; nothing: it is in this environment."""
 
 
-ADLOCO, TORCH = Library("adloco", ()), Library("torch", ())
 ARMS = (
-    Arm("ddp", ADLOCO),
-    Arm("ddp", TORCH),
-    Arm("local-sgd", ADLOCO),
-    Arm("local-sgd", Library("accelerate", ("accelerate==1.15.0",))),
-    Arm("local-sgd", Library("torchft", ("torchft==0.2.0",))),
-    Arm("diloco", ADLOCO),
-    Arm("diloco", Library("torchft", ("torchft==0.2.0",))),
+    Arm("ddp", "adloco"),
+    Arm("ddp", "torch"),
+    Arm("local-sgd", "adloco"),
+    Arm("local-sgd", "accelerate", ("accelerate==1.15.0",)),
+    Arm("local-sgd", "torchft", ("torchft==0.2.0",)),
+    Arm("diloco", "adloco"),
+    Arm("diloco", "torchft", ("torchft==0.2.0",)),
 )
-NOT_RUN = (
-    Peer(
-        method="diloco",
-        library="exo-gym",
-        failed="not run: its only release on PyPI, `exogym` 0.0.0a0, contains no code",
-    ),
+NOT_RUN = without(
+    "diloco",
+    "exo-gym",
+    "not run: its only release on PyPI, `exogym` 0.0.0a0, contains no code",
 )
 
 
@@ -81,46 +68,43 @@ def peers(*, quick: bool) -> Iterator[Peer]:
             for arm in ARMS:
                 if arm in failures:
                     continue
-                print(f"  turn {number + 1}: {arm.method} with {arm.library.name}", flush=True)
+                print(f"  turn {number + 1}: {arm.method} with {arm.library}", flush=True)
                 try:
-                    turns[arm].append(one_turn(arm, environment(arm.library), Path(name)))
+                    turns[arm].append(one_turn(arm, environment(arm), Path(name)))
                 except PeerError as error:
-                    if arm.library == ADLOCO:
+                    if arm.library == "adloco":
                         raise
                     failures[arm] = str(error)
     for arm in ARMS:
         base = turns[next(other for other in ARMS if other.method == arm.method)]
-        yield (
-            Peer(method=arm.method, library=arm.library.name, failed=failures[arm])
-            if arm in failures
-            else summed_up(arm.method, arm.library.name, turns[arm], base)
-        )
-    yield from NOT_RUN
+        if arm in failures:
+            yield without(arm.method, arm.library, failures[arm])
+        else:
+            yield summed_up(arm.method, arm.library, turns[arm], base)
+    yield NOT_RUN
 
 
 class PeerError(Exception):
     """A library cannot be installed, or its arm cannot be run. The message says why."""
 
 
-def environment(library: Library) -> Path:
+def environment(arm: Arm) -> Path:
     """The interpreter of a library's environment, which is made if it is not there."""
-    if not library.packages:
+    if not arm.packages:
         return Path(sys.executable)
-    folder = ENVIRONMENTS / library.name
+    folder = ENVIRONMENTS / arm.library
     python = folder / "bin" / "python"
     done = folder / "installed.txt"
-    wanted = "\n".join(library.packages) + "\n"
+    wanted = "\n".join(arm.packages) + "\n"
     if done.exists() and done.read_text() == wanted:
         return python
-    print(f"  installing {', '.join(library.packages)} in {folder}: 1 GB, minutes", flush=True)
+    print(f"  installing {', '.join(arm.packages)} in {folder}: 1 GB, minutes", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     constraints = folder / "constraints.txt"
     constraints.write_text(f"torch=={torch.__version__.split('+')[0]}\n")
     pip = [str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints)]
-    result = subprocess.run(
-        [*pip, "torch", "numpy", *library.packages], capture_output=True, text=True
-    )
+    result = subprocess.run([*pip, "torch", "numpy", *arm.packages], capture_output=True, text=True)
     if result.returncode:
         raise PeerError(f"pip cannot install it: {last_line(result.stderr)}")
     done.write_text(wanted)
@@ -146,7 +130,7 @@ def one_turn(arm: Arm, python: Path, folder: Path) -> Turn:
     """Train with an arm once."""
     for name in ("readings.json", "result.json"):
         (folder / name).unlink(missing_ok=True)
-    command = [str(python), str(PROGRAM), str(WORKERS), arm.name, str(folder)]
+    command = [str(python), str(PROGRAM), str(WORKERS), f"{arm.library}-{arm.method}", str(folder)]
     began = time.time()
     with (folder / "output.txt").open("w+") as output:
         process = subprocess.Popen(

@@ -142,7 +142,7 @@ def main() -> int:
     die_with_parent(0)  # Process 1 sees no parent.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    call("mount", "-t", "proc", "proc", "/proc")
+    call("mount -t proc proc /proc")
     kinds = {
         mode: [kind for kind in MODES[mode].kinds if kind in arguments.kinds]
         for mode in arguments.modes
@@ -251,13 +251,13 @@ class Campaign:
         disk.mkdir(exist_ok=True)
         temporary.mkdir(exist_ok=True)
         shared = names_below(SHARED_MEMORY)
-        call("mount", "-t", "tmpfs", "-o", f"size={DISK}", "chaos", disk)
+        call(f"mount -t tmpfs -o size={DISK} chaos {disk}")
         words = ["-m", "adloco", "train", "adloco", "--restart", "--run.folder", f"{disk}/run"]
         words += [*self._settings, "--run.rounds", str(rounds), *mode.flags.split()]
         lines = [[sys.executable, *launcher.split(), *words] for launcher in mode.launchers]
         with ExitStack() as network:
             if len(lines) > 1:
-                cable = LinkShape(bits_per_second=0, latency_seconds=0, loss=0, mtu=1500)
+                cable = LinkShape()
                 network.enter_context(Network(len(lines), cable))
                 lines = [
                     ["ip", "netns", "exec", namespace(node), *line]

@@ -296,18 +296,15 @@ class DisturbedRun:
 
     def cut_link(self, rank: Process, node: int) -> Callable[[], object]:
         """Nothing passes the link of a node for a while."""
-        link = ("ip", "-n", namespace(node), "link", "set", DEVICE)
-        call(*link, "down")
-        return lambda: call(*link, "up")
+        link = f"ip -n {namespace(node)} link set {DEVICE}"
+        call(f"{link} down")
+        return lambda: call(f"{link} up")
 
     def half_open_link(self, rank: Process, node: int) -> Callable[[], object]:
         """Nothing that a node sends arrives for a while, but it receives."""
-        neighbour, other = (
-            ("ip", "-n", namespace(node), "neigh"),
-            (address(1 - node), "dev", DEVICE),
-        )
-        call(*neighbour, "replace", *other, "lladdr", NOWHERE, "nud", "permanent")
-        return lambda: call(*neighbour, "del", *other)
+        neighbour, other = f"ip -n {namespace(node)} neigh", f"{address(1 - node)} dev {DEVICE}"
+        call(f"{neighbour} replace {other} lladdr {NOWHERE} nud permanent")
+        return lambda: call(f"{neighbour} del {other}")
 
 
 def kill(process: Process) -> None:

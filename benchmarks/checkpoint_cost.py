@@ -12,13 +12,16 @@ upper bounds. The first block warms up and does not count. The goal is at most 2
 """
 
 import argparse
-import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from bench_pairs import in_turns
 
 from adloco.cli.arguments import take_settings
 from adloco.config.recipe import build_recipe, override, read_values
@@ -40,77 +43,50 @@ def main() -> None:
     every, rounds = [int(number) for number in known.every.split(",")], known.rounds
     if uneven := [number for number in every if rounds % number]:
         parser.error(f"--rounds must be a multiple of each --every, got {rounds} and {uneven}")
+    values = override(read_values(known.recipe), settings)
     with TemporaryDirectory() as folder:
-        runs = {
-            number: TrainingRun.create(
-                build_recipe(
-                    override(
-                        read_values(known.recipe),
-                        [
-                            *settings,
-                            ("run.folder", f"{folder}/{number}"),
-                            ("run.checkpoint_every", str(number)),
-                            # The last round saves in all runs, so it is not trained.
-                            ("run.rounds", str(rounds * (known.blocks + 1) + 1)),
-                            ("run.tokens", "1000000000"),
-                            ("run.trackers", "none"),
-                        ],
-                    )
-                )
-            )
-            for number in [NEVER, *every]
-        }
-        blocks = in_turns(runs, rounds, known.blocks)
-        sizes = {number: size(Path(run.folder)) for number, run in runs.items()}
-    usual = statistics.median(block.seconds for block in blocks[NEVER]) / rounds
-    print(f"a round takes {usual:.3f} s without checkpoints")
+        runs = {number: Path(folder, str(number)) for number in (NEVER, *every)}
+        sides = {str(number): side(values, run, number, known) for number, run in runs.items()}
+        blocks = in_turns(sides, known.blocks, warm_up=1, clock=clocks)
+        sizes = {number: size(run) for number, run in runs.items()}
+    usual = np.array(blocks[str(NEVER)])
+    print(f"a round takes {np.median(usual[:, 0]) / rounds:.3f} s without checkpoints")
     for number in every:
-        pairs = list(zip(blocks[number], blocks[NEVER], strict=True))
-        seconds = more([ours.seconds / theirs.seconds for ours, theirs in pairs])
-        busy = more([ours.busy_seconds / theirs.busy_seconds for ours, theirs in pairs])
-        megabytes = sizes[number] / 1e6
+        seconds, busy = map(more, (np.array(blocks[str(number)]) / usual).T)
         print(
-            f"every {number:>3} rounds, {megabytes:.1f} MB: seconds {seconds}, busy seconds {busy}"
+            f"every {number:>3} rounds, {sizes[number] / 1e6:.1f} MB: seconds {seconds}, "
+            f"busy seconds {busy}"
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """What a block of rounds took."""
-
-    seconds: float
-    busy_seconds: float
-    """Of all threads of this process."""
+def clocks() -> Any:
+    """Seconds, and seconds in which threads of this process were busy."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
-def in_turns(runs: dict[int, TrainingRun], rounds: int, blocks: int) -> dict[int, list[Block]]:
-    """The blocks of each run, without the first.
-
-    Args:
-        runs: By the number of rounds from one checkpoint to the next.
-        rounds: Of a block.
-        blocks: That count.
-    """
-    under_way = {number: run.rounds() for number, run in runs.items()}
-    found: dict[int, list[Block]] = {number: [] for number in runs}
-    for block in range(blocks + 1):
-        for number in [*runs] if block % 2 else [*reversed(runs)]:
-            began, busy = time.perf_counter(), time.process_time()
-            for _ in range(rounds):
-                next(under_way[number])
-            runs[number].saving.wait()
-            taken = Block(
-                seconds=time.perf_counter() - began, busy_seconds=time.process_time() - busy
-            )
-            found[number].append(taken)
-            print(f"block {block}, every {number}: {taken.seconds:.2f} s", flush=True)
-    return {number: of_run[1:] for number, of_run in found.items()}
+def side(values: Any, folder: Path, every: int, known: argparse.Namespace) -> Callable[[], None]:
+    """A function that trains the next block of a run with a checkpoint once in so many rounds."""
+    own = {
+        "run.folder": str(folder),
+        "run.checkpoint_every": str(every),
+        # The last round saves in all runs, so it is not trained.
+        "run.rounds": str(known.rounds * (known.blocks + 1) + 1),
+        "run.tokens": "1000000000",
+        "run.trackers": "none",
+    }
+    run = TrainingRun.create(build_recipe(override(values, list(own.items()))))
+    return partial(block, run, run.rounds(), known.rounds)
 
 
-def more(ratios: Sequence[float]) -> str:
+def block(run: TrainingRun, under_way: Iterator[Any], rounds: int) -> None:
+    for _ in range(rounds):
+        next(under_way)
+    run.saving.wait()
+
+
+def more(ratios: Any) -> str:
     """By how much ratios are above 1, in words: their median, and the least and the most."""
-    least, most = min(ratios) - 1, max(ratios) - 1
-    return f"{statistics.median(ratios) - 1:+.1%} ({least:+.1%} to {most:+.1%})"
+    return f"{np.median(ratios) - 1:+.1%} ({min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%})"
 
 
 def size(folder: Path) -> int:

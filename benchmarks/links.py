@@ -20,6 +20,9 @@ start-up and checkpoints (`links_worker.py`).
 Seconds are those since the first round began, evaluations included. Arms that are in the JSON
 already, from the same link and settings, stay there. Every flag of the form --section.key VALUE is
 a setting of adloco for all arms, for instance --model.hidden_size 64.
+
+The arm diloco-auto chooses H itself. What a run would take if its steps took as long as another's
+is in the table too: the seconds outside of inner steps, and those of a step.
 """
 
 import argparse
@@ -33,26 +36,41 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from links_network import (
-    DEVICE,
     PRIVATE_FOLDER,
     LinkShape,
     LinksRefusedError,
     Network,
-    address,
     enter_private_namespaces,
+    meeting,
     parse_bandwidth,
     stop,
 )
 
+from adloco.cli.arguments import take_settings
+from adloco.config.recipe import build_recipe, override, read_values
+
 WORKER = Path(__file__).with_name("links_worker.py")
-PORT, FAILING_SECONDS, TOLERANCE = 29500, 5.0, 0.05
-BATCH_PER_ISLAND = 4
+FAILING_SECONDS, TOLERANCE, BATCH_PER_ISLAND = 5.0, 0.05, 4
+FORMATS = ("fp32", "bf16", "int8", "int4", "int2", "topk")
+OVERLAP = (("streaming.fragments", "4"), ("streaming.tau", "4"))
+Flags = list[tuple[str, str]]
+ARMS: dict[str, tuple[str, Flags]] = {
+    "ddp": ("ddp", []),
+    **{
+        f"{recipe}-{name}": (recipe, [("wire.format", name)])
+        for recipe in ("diloco", "adloco")
+        for name in FORMATS
+    },
+    "diloco-int4-overlap": ("diloco", [("wire.format", "int4"), *OVERLAP]),
+    "diloco-auto": ("diloco", [("wire.format", "fp32"), ("auto.chooses", "[sync_every]")]),
+}
+"""The recipe and the flags of each arm."""
 
 
 class ArmRefusedError(Exception):
@@ -63,41 +81,15 @@ class ArmFailedError(Exception):
     """A rank ended with an error."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """A method under comparison: a recipe with flags."""
-
-    recipe: str
-    flags: tuple[tuple[str, str], ...] = ()
-
-    def all_flags(self, islands: int) -> list[tuple[str, str]]:
-        """The arm's flags, with those that put one worker (for ddp one replica) on each island."""
-        spread = {
-            "ddp": [("batch.initial", str(BATCH_PER_ISLAND * islands))],
-            "diloco": [
-                ("method.workers_per_trainer", str(islands)),
-                ("batch.initial", str(BATCH_PER_ISLAND * islands)),
-            ],
-            "adloco": [("method.num_trainers", str(islands))],
-        }
-        return [*spread[self.recipe], *self.flags]
-
-
-def wire(name: str) -> tuple[tuple[str, str], ...]:
-    return (("wire.format", name),)
-
-
-OVERLAP = (("streaming.fragments", "4"), ("streaming.tau", "4"))
-FORMATS = ("fp32", "bf16", "int8", "int4", "int2", "topk")
-ARMS = {
-    "ddp": Arm(recipe="ddp"),
-    **{
-        f"{recipe}-{name}": Arm(recipe=recipe, flags=wire(name))
-        for recipe in ("diloco", "adloco")
-        for name in FORMATS
-    },
-    "diloco-int4-overlap": Arm(recipe="diloco", flags=wire("int4") + OVERLAP),
-}
+def flags_of(arm: str, islands: int) -> Flags:
+    """The arm's flags, with those that put one worker (for ddp one replica) on each island."""
+    recipe, flags = ARMS[arm]
+    if recipe == "adloco":
+        return [("method.num_trainers", str(islands)), *flags]
+    spread = [("batch.initial", str(BATCH_PER_ISLAND * islands))]
+    if recipe == "diloco":
+        spread.insert(0, ("method.workers_per_trainer", str(islands)))
+    return [*spread, *flags]
 
 
 def main() -> None:
@@ -118,89 +110,39 @@ def main() -> None:
             tempfile.TemporaryDirectory(dir=PRIVATE_FOLDER) as folder,
         ):
             run_arms(known, settings, network, Path(folder))
-    except (LinksRefusedError, ArmRefusedError) as error:
+    except (LinksRefusedError, ArmRefusedError, ArmFailedError) as error:
         print(f"links: {error}", file=sys.stderr)
-        sys.exit(2)
-    except ArmFailedError as error:
-        print(f"links: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(1 if isinstance(error, ArmFailedError) else 2)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
+def parse() -> tuple[argparse.Namespace, Flags]:
     """The options of this program, and the settings of adloco among its flags."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--bandwidth",
-        default="10mbit",
-        help="bandwidth out of each island, as tc writes it; 0bit: unlimited (default: 10mbit)",
-    )
-    parser.add_argument(
-        "--latency-ms", type=float, default=0.0, help="latency one way, in milliseconds (0)"
-    )
-    parser.add_argument(
-        "--loss", type=float, default=0.0, help="percent of packets that are lost (0)"
-    )
-    parser.add_argument("--mtu", type=int, default=1500, help="bytes of the longest packet (1500)")
-    parser.add_argument(
-        "--without-tc",
-        action="store_true",
-        help="let our own process carry packets even if the kernel can shape the links",
-    )
-    parser.add_argument("--islands", type=int, default=2, help="islands, with one rank each (2)")
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        default=200_000,
-        help="tokens of each arm, which ends after the round that reaches them (200000)",
-    )
-    parser.add_argument(
-        "--max-seconds",
-        type=float,
-        default=0.0,
-        help="seconds of each arm, which ends after the round that passes them; 0: no limit (0)",
-    )
-    parser.add_argument(
-        "--arms",
-        type=lambda text: text.split(","),
-        default=list(ARMS),
-        help=f"arms, separated by commas (all): {', '.join(ARMS)}",
-    )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        default=Path("benchmarks/links.json"),
-        help="file of the results (benchmarks/links.json)",
-    )
-    parser.add_argument(
-        "--png",
-        type=Path,
-        default=Path("benchmarks/links.png"),
-        help="file of the picture (benchmarks/links.png)",
-    )
-    known, rest = parser.parse_known_args()
-    names, values = rest[::2], rest[1::2]
-    if len(names) != len(values) or not all(
-        name.startswith("--") and "." in name for name in names
-    ):
-        parser.error(
-            f"unknown arguments {' '.join(rest)}; "
-            "settings of adloco are given as --section.key VALUE"
-        )
+    add = parser.add_argument
+    add("--bandwidth", default="10mbit", help="out of each island; 0bit: unlimited (10mbit)")
+    add("--latency-ms", type=float, default=0.0, help="one way, in milliseconds (0)")
+    add("--loss", type=float, default=0.0, help="percent of packets that are lost (0)")
+    add("--mtu", type=int, default=1500, help="bytes of the longest packet (1500)")
+    add("--without-tc", action="store_true", help="let our own process carry packets in any case")
+    add("--islands", type=int, default=2, help="islands, with one rank each (2)")
+    add("--tokens", type=int, default=200_000, help="after which an arm ends (200000)")
+    add("--max-seconds", type=float, default=0.0, help="after which an arm ends; 0: no limit (0)")
+    arms = ", ".join(ARMS)
+    add("--arms", type=lambda text: text.split(","), default=[*ARMS], help=f"(all): {arms}")
+    add("--json", type=Path, default=Path("benchmarks/links.json"), help="file of the results")
+    add("--png", type=Path, default=Path("benchmarks/links.png"), help="file of the picture")
+    settings, words = take_settings(sys.argv[1:])
+    known = parser.parse_args(words)
     if unknown := [arm for arm in known.arms if arm not in ARMS]:
-        parser.error(f"there is no arm {unknown[0]!r}; arms are {', '.join(ARMS)}")
-    if not (
-        2 <= known.islands <= 200
-        and known.tokens > 0
-        and known.latency_ms >= 0
-        and 0 <= known.loss < 100
-        and known.mtu >= 576
-    ):
+        parser.error(f"there is no arm {unknown[0]!r}; arms are {arms}")
+    numbers = known.tokens > 0 and known.latency_ms >= 0 and 0 <= known.loss < 100
+    if not (2 <= known.islands <= 200 and known.mtu >= 576 and numbers):
         parser.error(
             "--islands must be in 2 to 200, --tokens > 0, --latency-ms >= 0, "
             "--loss in [0, 100), --mtu >= 576"
@@ -209,31 +151,23 @@ def parse() -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         known.bandwidth = parse_bandwidth(known.bandwidth)
     except ValueError as error:
         parser.error(str(error))
-    return known, [
-        (name.removeprefix("--"), value) for name, value in zip(names, values, strict=True)
-    ]
+    return known, list(settings)
 
 
-def check_arms(arms: Sequence[str], islands: int, settings: Sequence[tuple[str, str]]) -> None:
+def check_arms(arms: Sequence[str], islands: int, settings: Flags) -> None:
     """Raise ArmRefusedError for the first arm with a setting that this version of adloco refuses,
     before any arm is trained.
     """
-    from adloco.config.recipe import build_recipe, override, read_values
-
     for arm in arms:
         try:
-            build_recipe(
-                override(read_values(ARMS[arm].recipe), [*ARMS[arm].all_flags(islands), *settings])
-            )
+            build_recipe(override(read_values(ARMS[arm][0]), [*flags_of(arm, islands), *settings]))
         except ValueError as error:
             raise ArmRefusedError(
                 f"arm {arm} cannot run with this version of adloco: {error}"
             ) from error
 
 
-def run_arms(
-    known: argparse.Namespace, settings: list[tuple[str, str]], network: Network, folder: Path
-) -> None:
+def run_arms(known: argparse.Namespace, settings: Flags, network: Network, folder: Path) -> None:
     results = begin(known, settings, network)
     about = results["link"]
     print(
@@ -245,9 +179,8 @@ def run_arms(
     )
     for arm in known.arms:
         lines = run_arm(arm, known, settings, network, folder / arm)
-        results["arms"][arm] = {"flags": ARMS[arm].all_flags(known.islands)} | summarise(
-            lines, network.header_bytes
-        )
+        found = summarise(lines, network.header_bytes)
+        results["arms"][arm] = {"flags": flags_of(arm, known.islands)} | found
         # Written after each arm, so that the results stay if the next arm fails.
         known.json.write_text(json.dumps(results, indent=2) + "\n")
         draw(results, known.png)
@@ -255,16 +188,11 @@ def run_arms(
     print(f"\nwritten to {known.json} and {known.png}")
 
 
-def begin(
-    known: argparse.Namespace, settings: list[tuple[str, str]], network: Network
-) -> dict[str, Any]:
+def begin(known: argparse.Namespace, settings: Flags, network: Network) -> dict[str, Any]:
     """The start of the results, with the arms in the file if its link and settings are the same."""
-    by = {f"{name}_by": mechanism for name, mechanism in asdict(network.mechanisms).items()}
-    link = (
-        asdict(network.shape)
-        | by
-        | {"congestion_control": network.congestion_control, "header_bytes": network.header_bytes}
-    )
+    link: dict[str, Any] = asdict(network.shape)
+    link |= {f"{name}_by": used for name, used in asdict(network.mechanisms).items()}
+    link |= {name: getattr(network, name) for name in ("congestion_control", "header_bytes")}
     same = {
         "torch": metadata.version("torch"),
         "islands": known.islands,
@@ -279,11 +207,7 @@ def begin(
 
 
 def run_arm(
-    arm: str,
-    known: argparse.Namespace,
-    settings: list[tuple[str, str]],
-    network: Network,
-    folder: Path,
+    arm: str, known: argparse.Namespace, settings: Flags, network: Network, folder: Path
 ) -> list[list[dict[str, Any]]]:
     """Train an arm and return the lines of each island.
 
@@ -291,36 +215,25 @@ def run_arm(
         ArmFailedError: A rank failed; the message has what the first such rank wrote to stderr.
     """
     folder.mkdir()
-    quiet = {
-        "run.folder": str(folder / "run"),
-        "run.checkpoint_every": "1000000000",
-        "run.trackers": "none",
-        "run.threads": "1",
-    }
+    quiet = [
+        *(("run.folder", str(folder / "run")), ("run.checkpoint_every", "1000000000")),
+        *(("run.trackers", "none"), ("run.threads", "1")),
+    ]
     order = {
         "arm": arm,
-        "recipe": ARMS[arm].recipe,
-        "flags": [*quiet.items(), *ARMS[arm].all_flags(known.islands), *settings],
+        "recipe": ARMS[arm][0],
+        "flags": [*quiet, *flags_of(arm, known.islands), *settings],
         "tokens": known.tokens,
         "max_seconds": known.max_seconds,
-    }
-    meeting = {
-        "MASTER_ADDR": address(0),
-        "MASTER_PORT": str(PORT),
-        "WORLD_SIZE": str(known.islands),
-        "GLOO_SOCKET_IFNAME": DEVICE,
     }
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for island in range(known.islands):
-            mine = order | {"lines": str(folder / f"{island}.jsonl")}
-            environment = (
-                os.environ
-                | meeting
-                | {"RANK": str(island), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
-            )
+            mine = json.dumps(order | {"lines": str(folder / f"{island}.jsonl")})
+            own = {"RANK": str(island), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
             with (folder / f"{island}.stderr").open("wb") as errors:
-                command = [sys.executable, str(WORKER), json.dumps(mine), str(os.getpid())]
+                command = [sys.executable, str(WORKER), mine, str(os.getpid())]
+                environment = os.environ | meeting(known.islands) | own
                 ranks.append(network.start(island, command, environment, errors))
         failed = wait(ranks, network)
     finally:
@@ -333,10 +246,8 @@ def run_arm(
             f"{ranks[failed].returncode}:\n{text}"
         )
     shutil.rmtree(folder / "run")
-    return [
-        [json.loads(line) for line in (folder / f"{island}.jsonl").read_text().splitlines()]
-        for island in range(known.islands)
-    ]
+    files = [folder / f"{island}.jsonl" for island in range(known.islands)]
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
 def wait(ranks: Sequence["subprocess.Popen[bytes]"], network: Network) -> int | None:
@@ -353,11 +264,8 @@ def wait(ranks: Sequence["subprocess.Popen[bytes]"], network: Network) -> int | 
         bad = [number for number, rank in enumerate(ranks) if rank.poll()]
         if bad and first is None:
             first, deadline = bad[0], time.monotonic() + FAILING_SECONDS
-    return (
-        first
-        if first is not None
-        else next((number for number, rank in enumerate(ranks) if rank.poll()), None)
-    )
+    bad = [number for number, rank in enumerate(ranks) if rank.poll()]
+    return bad[0] if first is None and bad else first
 
 
 def summarise(lines: list[list[dict[str, Any]]], header_bytes: int) -> dict[str, Any]:
@@ -409,44 +317,23 @@ def payload(kernel: dict[str, int], header_bytes: int) -> int:
 
 def table(results: dict[str, Any]) -> str:
     """A Markdown table with a row for each arm and link."""
-    titles = [
-        "arm",
-        "island",
-        "val loss",
-        "seconds",
-        "outside of steps",
-        "syncs",
-        "counted MB",
-        "payload by the kernel MB",
-        "counted / payload",
-        "mean within 5%",
-        "all bytes by the kernel MB",
-        "counted / all",
-        "uncounted bytes per round",
-        "sent again",
-    ]
-    rows = [titles, ["---"] * len(titles)]
+    titles = "arm, island, val loss, seconds, outside of steps, s a step, syncs, counted MB, "
+    titles += "payload by the kernel MB, counted / payload, mean within 5%, "
+    titles += "all bytes by the kernel MB, counted / all, uncounted bytes per round, sent again"
+    heads = titles.split(", ")
+    rows = [heads, ["---"] * len(heads)]
     for arm, result in results["arms"].items():
+        seconds, outside = result["seconds"], result["outside_inner_steps"]
+        step = (1 - outside) * seconds / result["rounds"][-1]["inner_steps"]
         loss = "-" if result["val_loss"] is None else f"{result['val_loss']:.4f}"
+        of_arm = [f"{seconds:.1f}", f"{outside:.0%}", f"{step:.4f}", str(result["syncs"])]
+        of_arm.append(f"{result['counted_bytes'] / 1e6:.3f}")
         for island, link in enumerate(result["links"]):
-            rows.append(
-                [
-                    arm,
-                    str(island),
-                    loss,
-                    f"{result['seconds']:.1f}",
-                    f"{result['outside_inner_steps']:.0%}",
-                    str(result["syncs"]),
-                    f"{result['counted_bytes'] / 1e6:.3f}",
-                    f"{link['payload_bytes'] / 1e6:.3f}",
-                    f"{link['counted_per_payload']:.3f}",
-                    "yes" if result["within_5_percent"] else "NO",
-                    f"{link['tx_bytes'] / 1e6:.3f}",
-                    f"{link['counted_per_tx_bytes']:.3f}",
-                    f"{link['uncounted_bytes_per_round']:,.0f}",
-                    f"{link['retransmitted']:,}",
-                ]
-            )
+            rows.append([arm, str(island), loss, *of_arm, f"{link['payload_bytes'] / 1e6:.3f}"])
+            rows[-1] += [f"{link['counted_per_payload']:.3f}"]
+            rows[-1] += ["yes" if result["within_5_percent"] else "NO"]
+            rows[-1] += [f"{link['tx_bytes'] / 1e6:.3f}", f"{link['counted_per_tx_bytes']:.3f}"]
+            rows[-1] += [f"{link['uncounted_bytes_per_round']:,.0f}", f"{link['retransmitted']:,}"]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -459,28 +346,21 @@ def draw(results: dict[str, Any], file: Path) -> None:
 
     figure = Figure(figsize=(14, 5), layout="constrained")
     by_time, by_bytes = figure.subplots(1, 2, sharey=True)
-    dashes = {"ddp": "-", "diloco": "-", "adloco": "--"}
     for arm, result in results["arms"].items():
         rounds = [line for line in result["rounds"] if line["val_loss"] is not None]
         losses = [line["val_loss"] for line in rounds]
-        style = {
-            "color": colormaps["tab20"](list(ARMS).index(arm)),
-            "linestyle": dashes[ARMS[arm].recipe],
-        }
-        by_time.plot([line["seconds"] for line in rounds], losses, label=arm, marker=".", **style)
         sent = [
-            sum(kernel["tx_bytes"] for kernel in line["kernel"]) / len(line["kernel"]) / 1e6
+            statistics.mean(kernel["tx_bytes"] for kernel in line["kernel"]) / 1e6
             for line in rounds
         ]
-        by_bytes.plot(sent, losses, label=arm, marker=".", **style)
+        style = {"color": colormaps["tab20"](list(ARMS).index(arm)), "label": arm, "marker": "."}
+        style |= {"linestyle": "--" if arm.startswith("adloco") else "-"}
+        by_time.plot([line["seconds"] for line in rounds], losses, **style)
+        by_bytes.plot(sent, losses, **style)
     by_time.set(xlabel="seconds", ylabel="validation loss")
     by_bytes.set(xlabel="MB sent per island, by the kernel, headers included", xscale="log")
-    figure.legend(
-        *by_time.get_legend_handles_labels(),
-        loc="outside right upper",
-        frameon=False,
-        fontsize="small",
-    )
+    lines = by_time.get_legend_handles_labels()
+    figure.legend(*lines, loc="outside right upper", frameon=False, fontsize="small")
     link = results["link"]
     figure.suptitle(
         f"{results['islands']} islands, {link['bits_per_second'] / 1e6:g} Mbit/s, "

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,12 +31,8 @@ DEVICE = "wan0"
 PRIVATE_FOLDER = Path("/run")
 """A file system in memory that only this process and its children see."""
 NAMESPACE_FOLDER = PRIVATE_FOLDER / "netns"
-TBF, NETEM, PUMP, NOTHING = (
-    "tc tbf",
-    "tc netem",
-    "userspace pump between TUN devices",
-    "not asked for",
-)
+TBF, NETEM, NOTHING = "tc tbf", "tc netem", "not asked for"
+PUMP = "userspace pump between TUN devices"
 IP_HEADER, TCP_HEADER, TIMESTAMPS, ETHERNET_HEADER = 20, 20, 12, 14
 QUEUE_SECONDS, BURST_SECONDS, LEAST_BURST = 0.1, 0.005, 16_000
 """The time that a packet may wait for a link before it is dropped; the length of a burst at the
@@ -57,13 +53,13 @@ class LinksRefusedError(Exception):
 class LinkShape:
     """The properties of the link from any island to any other."""
 
-    bits_per_second: int
+    bits_per_second: int = 0
     """Bandwidth out of an island, headers included; 0: unlimited."""
-    latency_seconds: float
+    latency_seconds: float = 0.0
     """Latency one way."""
-    loss: float
+    loss: float = 0.0
     """Probability that a packet is lost."""
-    mtu: int
+    mtu: int = 1500
     """Bytes of the longest packet."""
 
     @property
@@ -88,49 +84,22 @@ class Mechanisms:
         return PUMP in asdict(self).values()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counters:
-    """The kernel's counters of an island's link. As on a cable, no packet exceeds the MTU."""
-
-    tx_bytes: int
-    tx_packets: int
-    rx_bytes: int
-    rx_packets: int
-    tx_dropped: int
-    retransmitted: int
-    """TCP segments that were sent again."""
-
-    def __sub__(self, before: "Counters") -> "Counters":
-        return Counters(
-            **{
-                field.name: getattr(self, field.name) - getattr(before, field.name)
-                for field in fields(self)
-            }
-        )
-
-    @staticmethod
-    def read() -> "Counters":
-        """Read the counters of the island in which this process runs."""
-        (line,) = re.findall(
-            rf"^\s*{DEVICE}:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE
-        )
-        rx_bytes, rx_packets, *_, tx_bytes, tx_packets, _, tx_dropped = [
-            int(word) for word in line.split()
-        ][:12]
-        names, values = (
-            words.split()[1:]
-            for words in Path("/proc/net/snmp").read_text().splitlines()
-            if words.startswith("Tcp:")
-        )
-        retransmitted = int(dict(zip(names, values, strict=True))["RetransSegs"])
-        return Counters(
-            tx_bytes=tx_bytes,
-            tx_packets=tx_packets,
-            rx_bytes=rx_bytes,
-            rx_packets=rx_packets,
-            tx_dropped=tx_dropped,
-            retransmitted=retransmitted,
-        )
+def read_counters() -> dict[str, int]:
+    """The kernel's counters of the link of the island in which this process runs. As on a cable, no
+    packet exceeds the MTU. `retransmitted`: TCP segments that were sent again.
+    """
+    (line,) = re.findall(rf"^\s*{DEVICE}:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE)
+    received, sent = (list(map(int, words)) for words in (line.split()[:8], line.split()[8:]))
+    tcp = re.findall(r"^Tcp: (.*)$", Path("/proc/net/snmp").read_text(), re.MULTILINE)
+    of_tcp = dict(zip(*(words.split() for words in tcp), strict=True))
+    return {
+        "tx_bytes": sent[0],
+        "tx_packets": sent[1],
+        "rx_bytes": received[0],
+        "rx_packets": received[1],
+        "tx_dropped": sent[3],
+        "retransmitted": int(of_tcp["RetransSegs"]),
+    }
 
 
 def parse_bandwidth(text: str) -> int:
@@ -165,15 +134,25 @@ def enter_private_namespaces() -> None:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1")
         Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1")
-    call("mount", "--make-rprivate", "/")
-    call("mount", "-t", "tmpfs", "adloco-links", PRIVATE_FOLDER)
+    call("mount --make-rprivate /")
+    call(f"mount -t tmpfs adloco-links {PRIVATE_FOLDER}")
     NAMESPACE_FOLDER.mkdir(exist_ok=True)
-    call("ip", "link", "set", "lo", "up")
+    call("ip link set lo up")
 
 
 def address(island: int) -> str:
     """The IP address of an island's end of its link."""
     return f"10.77.0.{island + 1}"
+
+
+def meeting(islands: int) -> dict[str, str]:
+    """Variables by which the ranks of all islands find each other."""
+    return {
+        "MASTER_ADDR": address(0),
+        "MASTER_PORT": "29500",
+        "WORLD_SIZE": str(islands),
+        "GLOO_SOCKET_IFNAME": DEVICE,
+    }
 
 
 def namespace(island: int) -> str:
@@ -198,12 +177,12 @@ class Network:
     def __enter__(self) -> "Network":
         with ExitStack() as cleanup:
             if not self.mechanisms.pump:
-                call("ip", "link", "add", "switch", "type", "bridge")
-                cleanup.callback(call, "ip", "link", "del", "switch")
-                call("ip", "link", "set", "switch", "up")
+                call("ip link add switch type bridge")
+                cleanup.callback(call, "ip link del switch")
+                call("ip link set switch up")
             for island in range(self.islands):
-                call("ip", "netns", "add", namespace(island))
-                cleanup.callback(call, "ip", "netns", "del", namespace(island))
+                call(f"ip netns add {namespace(island)}")
+                cleanup.callback(call, f"ip netns del {namespace(island)}")
                 self._add_device(island)
                 self._set_up(island)
             if self.mechanisms.pump:
@@ -219,18 +198,13 @@ class Network:
     def header_bytes(self) -> int:
         """Bytes of the headers of a packet with TCP data, as far as the interface counts them."""
         timestamps = Path("/proc/sys/net/ipv4/tcp_timestamps").read_text().strip() != "0"
-        return (
-            IP_HEADER
-            + TCP_HEADER
-            + TIMESTAMPS * timestamps
-            + ETHERNET_HEADER * (not self.mechanisms.pump)
-        )
+        ethernet = ETHERNET_HEADER * (not self.mechanisms.pump)
+        return IP_HEADER + TCP_HEADER + TIMESTAMPS * timestamps + ethernet
 
     @property
     def congestion_control(self) -> str:
-        return call(
-            "ip", "netns", "exec", namespace(0), "cat", "/proc/sys/net/ipv4/tcp_congestion_control"
-        ).strip()
+        file = "/proc/sys/net/ipv4/tcp_congestion_control"
+        return call(f"ip netns exec {namespace(0)} cat {file}").strip()
 
     @property
     def works(self) -> bool:
@@ -246,71 +220,52 @@ class Network:
         words = ["ip", "netns", "exec", namespace(island), *command]
         return subprocess.Popen(words, start_new_session=True, env=environment, stderr=errors)
 
+    def run_ranks(self, command: Sequence[str], stop_with: int) -> None:
+        """Run a command on every island until all have ended. Its last words are the rank, and a
+        process id with which it ends.
+
+        Raises:
+            RuntimeError: A rank failed.
+        """
+        environment = os.environ | meeting(self.islands) | {"OMP_NUM_THREADS": "1"}
+        ranks = [
+            self.start(rank, [*command, str(rank), str(stop_with)], environment, sys.stderr.buffer)
+            for rank in range(self.islands)
+        ]
+        if max(rank.wait() for rank in ranks):
+            raise RuntimeError("a rank failed; see above")
+
     def _add_device(self, island: int) -> None:
         name, mtu = namespace(island), str(self.shape.mtu)
         if self.mechanisms.pump:
-            call("ip", "-n", name, "tuntap", "add", "dev", DEVICE, "mode", "tun")
-            call("ip", "-n", name, "link", "set", DEVICE, "mtu", mtu, "txqueuelen", str(TUN_QUEUE))
+            call(f"ip -n {name} tuntap add dev {DEVICE} mode tun")
+            call(f"ip -n {name} link set {DEVICE} mtu {mtu} txqueuelen {TUN_QUEUE}")
             return
         port = f"port{island}"
         # One segment per buffer: otherwise the interface would count 64 KiB with one header, which
         # no cable carries as one packet.
-        size = ("mtu", mtu, "gso_max_segs", "1")
-        call(
-            "ip",
-            "link",
-            "add",
-            DEVICE,
-            *size,
-            "netns",
-            name,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            port,
-            *size,
-        )
-        call("ip", "link", "set", port, "master", "switch", "up")
+        size = f"mtu {mtu} gso_max_segs 1"
+        call(f"ip link add {DEVICE} {size} netns {name} type veth peer name {port} {size}")
+        call(f"ip link set {port} master switch up")
         if self.shape.delays:
-            call("tc", "qdisc", "add", "dev", port, "root", "netem", *netem_words(self.shape))
+            call(f"tc qdisc add dev {port} root {netem(self.shape)}")
 
     def _set_up(self, island: int) -> None:
         name = namespace(island)
         # No IPv6, which would send packets of its own.
-        call("ip", "-n", name, "link", "set", DEVICE, "addrgenmode", "none")
-        call("ip", "-n", name, "addr", "add", f"{address(island)}/24", "dev", DEVICE)
+        call(f"ip -n {name} link set {DEVICE} addrgenmode none")
+        call(f"ip -n {name} addr add {address(island)}/24 dev {DEVICE}")
         for device in ("lo", DEVICE):
-            call("ip", "-n", name, "link", "set", device, "up")
+            call(f"ip -n {name} link set {device} up")
         if self.mechanisms.bandwidth == TBF:
-            call(
-                "tc",
-                "-n",
-                name,
-                "qdisc",
-                "add",
-                "dev",
-                DEVICE,
-                "root",
-                "tbf",
-                *tbf_words(self.shape),
-            )
+            call(f"tc -n {name} qdisc add dev {DEVICE} root {tbf(self.shape)}")
 
     def _start_pump(self) -> "subprocess.Popen[bytes]":
         rate = self.shape.bits_per_second if self.mechanisms.bandwidth == PUMP else 0
-        links = [
-            word
-            for island in range(self.islands)
-            for word in ("--link", f"{namespace(island)}={address(island)}")
-        ]
-        settings = [
-            f"--rate={rate}",
-            f"--delay={self.shape.latency_seconds}",
-            f"--loss={self.shape.loss}",
-            f"--queue={QUEUE_SECONDS}",
-        ]
-        program = Path(__file__).with_name("links_pump.py")
-        command = [sys.executable, str(program), f"--parent={os.getpid()}", *links, *settings]
+        numbers = (os.getpid(), rate, self.shape.latency_seconds, self.shape.loss, QUEUE_SECONDS)
+        links = [f"{namespace(island)}={address(island)}" for island in range(self.islands)]
+        program = str(Path(__file__).with_name("links_pump.py"))
+        command = [sys.executable, program, *map(str, numbers), *links]
         pump = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
@@ -328,16 +283,12 @@ def choose_mechanisms(shape: LinkShape, *, use_tc: bool) -> Mechanisms:
     """Choose tc where the kernel supports it, and the pump elsewhere, after a try on a temporary
     device.
     """
-    call("ip", "link", "add", "trial", "type", "veth", "peer", "name", "trial-peer")
+    call("ip link add trial type veth peer name trial-peer")
     try:
-        shapes = use_tc and accepted(
-            "tc", "qdisc", "add", "dev", "trial", "root", "tbf", *tbf_words(shape)
-        )
-        delays = use_tc and accepted(
-            "tc", "qdisc", "add", "dev", "trial-peer", "root", "netem", *netem_words(shape)
-        )
+        shapes = use_tc and accepted(f"tc qdisc add dev trial root {tbf(shape)}")
+        delays = use_tc and accepted(f"tc qdisc add dev trial-peer root {netem(shape)}")
     finally:
-        call("ip", "link", "del", "trial")
+        call("ip link del trial")
     return Mechanisms(
         bandwidth=(TBF if shapes else PUMP) if shape.bits_per_second else NOTHING,
         latency=(NETEM if delays else PUMP) if shape.latency_seconds else NOTHING,
@@ -345,47 +296,40 @@ def choose_mechanisms(shape: LinkShape, *, use_tc: bool) -> Mechanisms:
     )
 
 
-def tbf_words(shape: LinkShape) -> list[str]:
-    return [
-        "rate",
-        f"{shape.bits_per_second}bit",
-        "burst",
-        str(shape.burst_bytes),
-        "latency",
-        f"{1000 * QUEUE_SECONDS:g}ms",
-    ]
+def tbf(shape: LinkShape) -> str:
+    burst, wait = shape.burst_bytes, f"{1000 * QUEUE_SECONDS:g}ms"
+    return f"tbf rate {shape.bits_per_second}bit burst {burst} latency {wait}"
 
 
-def netem_words(shape: LinkShape) -> list[str]:
-    return [
-        "delay",
-        f"{1000 * shape.latency_seconds:g}ms",
-        "loss",
-        f"{100 * shape.loss:g}%",
-        "limit",
-        "100000",
-    ]
+def netem(shape: LinkShape) -> str:
+    delay, loss = f"{1000 * shape.latency_seconds:g}ms", f"{100 * shape.loss:g}%"
+    return f"netem delay {delay} loss {loss} limit 100000"
 
 
-def accepted(*words: str) -> bool:
+def accepted(line: str) -> bool:
+    """True if a command exists and succeeds."""
+    words = line.split()
     return (
-        bool(shutil.which(words[0]))
-        and subprocess.run(words, capture_output=True, check=False).returncode == 0
+        bool(shutil.which(words[0])) and not subprocess.run(words, capture_output=True).returncode
     )
 
 
-def call(*words: str | Path) -> str:
-    """Run a command and return what it prints; LinksRefusedError with its message if it fails."""
+def call(line: str) -> str:
+    """Run a command, whose words have no blanks, and return what it prints.
+
+    Raises:
+        LinksRefusedError: It failed; the message has what it said.
+    """
+    words = line.split()
     try:
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
     except FileNotFoundError as error:
         raise LinksRefusedError(
-            f"virtual links need the command {str(words[0])!r}, which is not installed."
+            f"virtual links need the command {words[0]!r}, which is not installed."
         ) from error
     except subprocess.CalledProcessError as error:
         raise LinksRefusedError(
-            f"virtual links cannot be made here: {' '.join(map(str, words))}: "
-            f"{error.stderr.strip()}"
+            f"virtual links cannot be made here: {line}: {error.stderr.strip()}"
         ) from error
 
 

@@ -4,16 +4,18 @@ kernel has no tbf, a token bucket.
 A packet that an island sends waits for its turn at the bucket (and is dropped if that takes longer
 than the queue allows), then for the latency; then it is written to the device that has its
 destination address. The devices have no offloads, so packets are as long as on a cable.
-`links_network` starts this program.
+`links_network` starts this program:
+
+    python links_pump.py PARENT BITS_PER_SECOND DELAY LOSS QUEUE NAMESPACE=ADDRESS ...
 """
 
-import argparse
 import fcntl
 import os
 import random
 import select
 import socket
 import struct
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -36,33 +38,15 @@ class Lane:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--link",
-        action="append",
-        required=True,
-        help="NAMESPACE=ADDRESS of an island with a TUN device",
-    )
-    parser.add_argument(
-        "--parent", type=int, required=True, help="process id; the pump ends with it"
-    )
-    parser.add_argument("--rate", type=int, default=0, help="bits per second; 0: no bucket")
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds")
-    parser.add_argument("--loss", type=float, default=0.0, help="probability")
-    parser.add_argument(
-        "--queue", type=float, default=0.1, help="seconds that a packet may wait at the bucket"
-    )
-    known = parser.parse_args()
-    die_with_parent(known.parent)
+    parent, rate, *numbers = sys.argv[1:6]
+    die_with_parent(int(parent))
     lanes: dict[bytes, Lane] = {}
-    for link in known.link:
+    for link in sys.argv[6:]:
         name, _, address = link.partition("=")
         join_namespace(name)
         lanes[socket.inet_aton(address)] = Lane(open_tun())
     print("ready", flush=True)
-    carry(lanes, known.rate, known.delay, known.loss, known.queue)
+    carry(lanes, int(rate), *map(float, numbers))
 
 
 def open_tun() -> int:

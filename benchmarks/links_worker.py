@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from links_network import Counters, die_with_parent, wait_until_sent
+from links_network import die_with_parent, read_counters, wait_until_sent
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
@@ -31,13 +31,9 @@ ENOUGH = 1_000
 def main() -> None:
     die_with_parent(int(sys.argv[2]))
     order: dict[str, Any] = json.loads(sys.argv[1])
-    budget = [
-        ("run.tokens", str(ENOUGH * order["tokens"])),
-        ("learning_rate.total_tokens", str(order["tokens"])),
-    ]
-    recipe = build_recipe(
-        override(read_values(order["recipe"]), [*map(tuple, order["flags"]), *budget])
-    )
+    budget = {"run.tokens": ENOUGH * order["tokens"], "learning_rate.total_tokens": order["tokens"]}
+    flags = [*map(tuple, order["flags"]), *((name, str(count)) for name, count in budget.items())]
+    recipe = build_recipe(override(read_values(order["recipe"]), flags))
     with process_group():
         run = TrainingRun.create(recipe)
         with Path(order["lines"]).open("w") as lines:
@@ -46,14 +42,15 @@ def main() -> None:
 
 def train(run: TrainingRun, order: dict[str, Any], lines: Any) -> None:
     drain()
-    before, began = Counters.read(), time.monotonic()
+    before, began = read_counters(), time.monotonic()
     for record in run.rounds():
         seconds = time.monotonic() - began
         late = bool(order["max_seconds"]) and run.placement.agree(seconds > order["max_seconds"])
         last = record["tokens"] >= order["tokens"] or late
         if last:
             drain()
-        line = measure(record, Counters.read() - before, seconds)
+        kernel = {name: value - before[name] for name, value in read_counters().items()}
+        line = measure(record, kernel, seconds)
         lines.write(json.dumps(line) + "\n")
         lines.flush()
         if this_rank() == 0:
@@ -69,37 +66,27 @@ def drain() -> None:
     dist.barrier()
 
 
-def measure(record: Record, kernel: Counters, seconds: float) -> dict[str, Any]:
+def measure(record: Record, kernel: dict[str, int], seconds: float) -> dict[str, Any]:
     """A line of the results; bytes, packets and seconds are those since the first round began."""
-    return {
-        "round": record["round"],
-        "tokens": record["tokens"],
-        "inner_steps": record["inner_steps"],
-        "syncs": record["syncs"],
-        "train_loss": record["train_loss"],
-        "val_loss": record["val_loss"],
+    names = "round tokens inner_steps syncs train_loss val_loss bytes_communicated bytes_inside"
+    busy = [worker["busy_seconds"] for worker in record["workers"]]
+    return {name: record[name] for name in names.split()} | {
         "seconds": seconds,
-        "busy_seconds": sum(worker["busy_seconds"] for worker in record["workers"])
-        / len(record["workers"]),
-        "bytes_communicated": record["bytes_communicated"],
-        "bytes_inside": record["bytes_inside"],
+        "busy_seconds": sum(busy) / len(busy),
         "counted_bytes": counted(record),
-        "kernel": vars(kernel),
+        "kernel": kernel,
     }
 
 
 def counted(record: Record) -> float:
     """The payload that a rank has sent by the run's count, as a mean over ranks.
 
-    `bytes_sent` is the part between workers. A record without it has the payload of the reductions,
-    of which a ring of N ranks sends 2 (N - 1) / N (1 for two ranks); that is exact if all ranks
-    reduce together. ddp's reductions inside its one island use a ring too.
+    `bytes_sent` is the part between workers. ddp's reductions inside its one island use a ring of N
+    ranks, which sends 2 (N - 1) / N of their payload (1 for two ranks).
     """
-    ring = 2 * (num_ranks() - 1) / num_ranks()
-    between = (
-        record["bytes_sent"] if "bytes_sent" in record else ring * record["bytes_communicated"]
+    return float(
+        record["bytes_sent"] + 2 * (num_ranks() - 1) / num_ranks() * record["bytes_inside"]
     )
-    return float(between + ring * record["bytes_inside"])
 
 
 def show(arm: str, line: dict[str, Any]) -> None:

@@ -2,53 +2,18 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from bench_pairs import spread
 from peer_job import ROUNDS, STEPS, SYNC_EVERY
 
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What one turn of a library measured."""
-
-    version: str
-    steps_per_second: float
-    """Inner steps of a worker, syncs included."""
-    sync_seconds: float
-    """What a sync adds to the steps around it."""
-    start_seconds: float
-    """From the start of the process until the first step is done."""
-    round_megabytes: float
-    """What crosses the loopback in a round, from both ranks together."""
-    loss: float
-    """Of the final model, on held-out windows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peer:
-    """A library's numbers: a line of the second table of benchmarks/performance.md.
-
-    Medians over the turns; of those fields that `Turn` has too, see there.
-    """
-
-    method: str
-    library: str
-    failed: str = ""
-    """Why there are no numbers; else empty."""
-    version: str = ""
-    steps_per_second: float = 0.0
-    ratio: float = 0.0
-    """Its steps per second over those of adloco's arm in the same turn."""
-    low: float = 0.0
-    high: float = 0.0
-    pairs: int = 0
-    sync_seconds: float = 0.0
-    start_seconds: float = 0.0
-    round_megabytes: float = 0.0
-    loss: float = 0.0
+Turn = dict[str, Any]
+"""What one turn of a library measured; what each number is, `measured` says."""
+Peer = dict[str, Any]
+"""A library's numbers, medians over its turns: a line of the second table of performance.md.
+`failed` says why there are none, and `ratio` is that of steps per second to adloco's."""
+MEDIANS = ("steps_per_second", "sync_seconds", "start_seconds", "round_megabytes", "loss")
 
 
 def measured(readings: Sequence[dict[str, Any]], result: dict[str, Any], began: float) -> Turn:
@@ -56,27 +21,29 @@ def measured(readings: Sequence[dict[str, Any]], result: dict[str, Any], began: 
 
     Args:
         readings: When each step's batch was asked for, and the loopback's bytes by then.
-        result: The final loss, and the library's version.
+        result: The final loss on held-out windows, and the library's version.
         began: When the process was started.
     """
     times = [reading["time"] for reading in readings]
     steps = [after - before for before, after in pairwise(times)]
+    # A sync follows step H, or in one library step H + 1; it adds to the steps around it.
+    ends = range(SYNC_EVERY, len(steps), SYNC_EVERY)
     usual = statistics.median(steps)
-    # A sync follows step H, or in one library step H + 1.
-    syncs = [
-        steps[at - 1] + steps[at] - 2 * usual for at in range(SYNC_EVERY, len(steps), SYNC_EVERY)
-    ]
+    syncs = [steps[at - 1] + steps[at] - 2 * usual for at in ends]
     # Whole rounds, from the middle of the first one to the middle of the last.
     first, last = SYNC_EVERY // 2, STEPS - SYNC_EVERY // 2
     sent = readings[last]["loopback_bytes"] - readings[first]["loopback_bytes"]
-    return Turn(
-        version=result["version"],
-        steps_per_second=(last - first) / (times[last] - times[first]),
-        sync_seconds=statistics.median(syncs),
-        start_seconds=times[1] - began,
-        round_megabytes=sent / (ROUNDS - 1) / 1e6,
-        loss=result["loss"],
-    )
+    return {
+        "version": result["version"],
+        # Inner steps of a worker, syncs included.
+        "steps_per_second": (last - first) / (times[last] - times[first]),
+        "sync_seconds": statistics.median(syncs),
+        # Until the first step is done.
+        "start_seconds": times[1] - began,
+        # Of both ranks together.
+        "round_megabytes": sent / (ROUNDS - 1) / 1e6,
+        "loss": result["loss"],
+    }
 
 
 def summed_up(method: str, library: str, turns: Sequence[Turn], base: Sequence[Turn]) -> Peer:
@@ -89,22 +56,14 @@ def summed_up(method: str, library: str, turns: Sequence[Turn], base: Sequence[T
         base: Those of adloco with the same method; the n-th of both were taken one soon after the
             other.
     """
+    speeds = ([turn["steps_per_second"] for turn in of_side] for of_side in (turns, base))
+    ratios = [mine / other for mine, other in zip(*speeds, strict=True)]
+    medians = {name: statistics.median(turn[name] for turn in turns) for name in MEDIANS}
+    version = turns[0]["version"]
+    about = {"method": method, "library": library, "failed": "", "version": version}
+    return about | spread(ratios) | medians
 
-    def median(name: str) -> float:
-        return statistics.median(getattr(turn, name) for turn in turns)
 
-    ratios = [
-        mine.steps_per_second / other.steps_per_second
-        for mine, other in zip(turns, base, strict=True)
-    ]
-    return Peer(
-        method=method,
-        library=library,
-        version=turns[0].version,
-        steps_per_second=median("steps_per_second"),
-        sync_seconds=median("sync_seconds"),
-        start_seconds=median("start_seconds"),
-        round_megabytes=median("round_megabytes"),
-        loss=median("loss"),
-        **spread(ratios),
-    )
+def without(method: str, library: str, failed: str) -> Peer:
+    """The line of a library that has no numbers."""
+    return {"method": method, "library": library, "failed": failed}

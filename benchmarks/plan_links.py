@@ -34,8 +34,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from links_network import parse_bandwidth
 from matplotlib.figure import Figure
@@ -44,7 +46,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from adloco.cli.main import main as main_of_adloco
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings
-from adloco.plan.calibration import LEAST_ROWS, calibrate
+from adloco.plan.calibration import LEAST_ROWS, Errors, calibrate
 from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
 from adloco.plan.loss_law import fit_loss_law
@@ -54,20 +56,13 @@ from adloco.plan.short_runs import method_of, read_short_runs
 from adloco.plan.target import Target
 from adloco.run.recipe_probe import count_parameters
 
-DILOCO = str(Path(__file__).parents[1] / "reproduce" / "diloco.toml")
-FITTED, HELD_OUT = ("fp32", "int2", "topk"), ("bf16", "int8", "int4")
+HERE = Path(__file__).parent
+DILOCO = str(HERE.parent / "reproduce" / "diloco.toml")
+FITTED = ("diloco-fp32", "diloco-int2", "diloco-topk")
+HELD_OUT = ("ddp", "diloco-bf16", "diloco-int8", "diloco-int4")
 STUDIES, SHORT, LONG = Path("runs/benchmarks/plan-links"), (100_000, 200_000), 500_000
-LINKS = Path(__file__).with_name("links.py")
-COLUMNS = (
-    "method",
-    "workers",
-    "parameters",
-    "sync_every",
-    "bandwidth_bits_per_second",
-    "compute_utilisation",
-    "round_seconds",
-    "rounds",
-)
+KEY = ("method", "workers", "parameters", "sync_every", "bandwidth_bits_per_second")
+COLUMNS = (*KEY, "compute_utilisation", "round_seconds", "rounds")
 BATCH_PER_ISLAND, CONTEXT, STEPS_PER_ROUND_OF_DDP = 4, 128, 20
 LEAST_ROUNDS, LEAST_STEPS = 5, 80
 PAYLOAD = 1448 / 1514
@@ -83,172 +78,165 @@ def main() -> None:
     parser.add_argument("--formats", default="fp32,int4", help="wire formats")
     parser.add_argument("--stage", choices=("losses", "rounds", "stored"), default="rounds")
     parser.add_argument("--islands", type=int, default=2)
-    parser.add_argument("--csv", type=Path, default=Path("benchmarks/plan_links.csv"))
+    parser.add_argument("--csv", type=Path, default=HERE / "plan_links.csv")
     parser.add_argument("--png", type=Path)
     known, settings = parser.parse_known_args()
     if known.stage == "stored":
-        compare_stored(known.png or Path("benchmarks/plan_links.png"))
-        return
-    if known.stage == "losses":
+        compare_stored(known.png or HERE / "plan_links.png")
+    elif known.stage == "losses":
         train_for_losses(known, settings)
-        return
-    parameters = count_parameters(build_recipe(read_values("diloco")))
-    arms = [("ddp", 1)] + [
-        (f"diloco-{wire}", int(every))
-        for wire in known.formats.split(",")
-        for every in known.every.split(",")
-    ]
-    for bandwidth in ["0bit", *known.bandwidths.split(",")]:  # 0bit: unlimited.
-        for arm, every in arms:
-            measure(arm, every, bandwidth, parameters, known, settings)
-    compare(known.csv, known.png or Path("benchmarks/plan_links_grid.png"))
-    if all((STUDIES / f"{tokens}" / "compare.json").is_file() for tokens in (*SHORT, LONG)):
-        choose(known)
+    else:
+        measure_all(known, settings)
+        compare(known.csv, known.png or HERE / "plan_links_grid.png")
+        if all((STUDIES / f"{tokens}" / "compare.json").is_file() for tokens in (*SHORT, LONG)):
+            choose(known)
 
 
 def train_for_losses(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Train DiLoCo with every H and format on three budgets."""
-    workers = ["--method.workers_per_trainer", str(known.islands)]
-    workers += ["--batch.initial", str(known.islands * BATCH_PER_ISLAND)]
+    words = ["--method.workers_per_trainer", str(known.islands)]
+    words += ["--batch.initial", str(known.islands * BATCH_PER_ISLAND)]
+    words += ["--method.sync_every", *known.every.split(",")]
+    words += ["--wire.format", *known.formats.split(","), "--seeds", "3", "--parallel", "2"]
+    words += ["--outer.options", "{ momentum = 0.6, nesterov = true }", "--inner.lr", "2e-3"]
     for tokens in (*SHORT, LONG):
-        words = ["sweep", DILOCO, "--run.tokens", str(tokens), *workers]
-        words += ["--method.sync_every", *known.every.split(",")]
-        words += ["--wire.format", *known.formats.split(","), "--seeds", "3", "--parallel", "2"]
-        words += ["--outer.options", "{ momentum = 0.6, nesterov = true }", "--inner.lr", "2e-3"]
-        main_of_adloco([*words, "--run.folder", str(STUDIES / f"{tokens}"), *settings])
+        own = ["--run.tokens", str(tokens), "--run.folder", str(STUDIES / f"{tokens}")]
+        main_of_adloco(["sweep", DILOCO, *own, *words, *settings])
+
+
+def measure_all(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Append the rows that the CSV lacks."""
+    formats, every = known.formats.split(","), map(int, known.every.split(","))
+    arms = [("ddp", 1), *itertools.product((f"diloco-{wire}" for wire in formats), every)]
+    for bandwidth in ["0bit", *known.bandwidths.split(",")]:  # 0bit: unlimited.
+        for arm, steps in arms:
+            key = row_of(arm, known.islands, parameters(), steps, parse_bandwidth(bandwidth))
+            have = read(known.csv) if known.csv.exists() else {}
+            if key not in [replace(row, value=None) for row in have]:
+                found = measure(arm, steps, bandwidth, known.islands, settings)
+                cells = [
+                    arm,
+                    known.islands,
+                    parameters(),
+                    steps,
+                    parse_bandwidth(bandwidth),
+                    *found,
+                ]
+                with known.csv.open("a", newline="") as file:
+                    writer = csv.writer(file, lineterminator="\n")
+                    writer.writerows([cells] if have else [COLUMNS, cells])
 
 
 def measure(
-    arm: str,
-    every: int,
-    bandwidth: str,
-    parameters: int,
-    known: argparse.Namespace,
-    settings: Sequence[str],
-) -> None:
-    """Append a row to the CSV, unless it has it."""
-    bits = parse_bandwidth(bandwidth)
-    have = list(csv.DictReader(known.csv.open())) if known.csv.exists() else []
-    key = (arm, str(known.islands), str(parameters), str(every), str(bits))
-    if any(tuple(row[name] for name in COLUMNS[:5]) == key for row in have):
-        return
+    arm: str, every: int, bandwidth: str, islands: int, settings: Sequence[str]
+) -> tuple[str, str, int]:
+    """Compute utilisation, seconds of a round, and the number of rounds."""
     steps = STEPS_PER_ROUND_OF_DDP if arm == "ddp" else every
     rounds = max(LEAST_ROUNDS, -(-LEAST_STEPS // steps)) + 1
-    tokens = rounds * steps * known.islands * BATCH_PER_ISLAND * CONTEXT
+    tokens = rounds * steps * islands * BATCH_PER_ISLAND * CONTEXT
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "links.json"
-        command = [sys.executable, str(LINKS), "--bandwidth", bandwidth, "--arms", arm]
-        command += ["--islands", str(known.islands), "--tokens", str(tokens)]
+        command = [sys.executable, str(HERE / "links.py"), "--bandwidth", bandwidth, "--arms", arm]
+        command += ["--islands", str(islands), "--tokens", str(tokens)]
         command += ["--json", str(file), "--png", str(file.with_suffix(".png"))]
         command += ["--method.sync_every", str(steps), "--evaluation.every", "1000000", *settings]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         lines = json.loads(file.read_text())["arms"][arm]["rounds"]
-    seconds = [after["seconds"] - before["seconds"] for before, after in itertools.pairwise(lines)]
     # Medians, because a machine of two cores is disturbed now and then.
-    whole, busy = (
-        statistics.median(seconds),
-        statistics.median(line["busy_seconds"] for line in lines[1:]),
-    )
+    whole = median_seconds(lines)
+    busy = statistics.median(line["busy_seconds"] for line in lines[1:])
     if arm == "ddp":  # Its exchanges are part of its steps, so its utilisation is not known here.
-        whole, busy = whole / steps, whole / steps
-    new = not known.csv.exists()
-    with known.csv.open("a", newline="") as file_of_rows:
-        writer = csv.writer(file_of_rows, lineterminator="\n")
-        if new:
-            writer.writerow(COLUMNS)
-        writer.writerow([*key, f"{busy / whole:.5f}", f"{whole:.5f}", len(seconds)])
+        whole = busy = whole / steps
     print(f"{arm}, H = {every}, {bandwidth}: {whole:.3f} s a round", flush=True)
+    return f"{busy / whole:.5f}", f"{whole:.5f}", len(lines) - 1
+
+
+def median_seconds(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Median seconds of the rounds, without the first one."""
+    return statistics.median(
+        after["seconds"] - before["seconds"] for before, after in itertools.pairwise(lines)
+    )
+
+
+def row_of(method: str, *numbers: float, value: float | None = None) -> Row:
+    """A row from a method, and islands, parameters, H and bandwidth; perhaps with its seconds."""
+    islands, parameters, every, bits = map(float, numbers)
+    group = (method, islands, parameters)
+    return Row(group=group, sync_every=every, bits_per_second=bits, value=value)
+
+
+def read(file: Path) -> dict[Row, float]:
+    """The rows of the CSV, and the utilisation of each."""
+    with file.open() as opened:
+        return {
+            row_of(*(row[name] for name in KEY), value=float(row["round_seconds"])): float(
+                row["compute_utilisation"]
+            )
+            for row in csv.DictReader(opened)
+        }
+
+
+def parameters() -> int:
+    """Those of the model that all methods train."""
+    return count_parameters(build_recipe(read_values("diloco")))
 
 
 def compare(file: Path, png: Path) -> None:
     """Print and draw measured rounds beside predicted ones."""
-    table = list(csv.DictReader(file.open()))
-    limited = [row for row in table if row["bandwidth_bits_per_second"] != "0"]
+    table = read(file)
+    limited = [row for row in table if row.bits_per_second]
+    closed = [closed_form(row, *without_link(table, row.group[0])) for row in limited]
     predictions: dict[str, Sequence[float | None]] = {
-        "closed form, before": [
-            closed_form(row, *without_link(table, row["method"])) for row in limited
-        ],
-        "fitted without its H": left_out(limited, "sync_every"),
-        "fitted without its bandwidth": left_out(limited, "bandwidth_bits_per_second"),
+        "closed form, before": closed,
+        "fitted without its H": left_out(limited, lambda row: row.sync_every),
+        "fitted without its bandwidth": left_out(limited, lambda row: row.bits_per_second),
     }
     for name, predicted in predictions.items():
-        errors = [
-            abs(guess / float(row["round_seconds"]) - 1)
-            for guess, row in zip(predicted, limited, strict=True)
-            if guess is not None
-        ]
-        print(
-            f"{name}: off by {statistics.median(errors):.1%} (median), {max(errors):.1%} "
-            f"(worst of {len(errors)} rows)"
-        )
+        print(f"{name}: {errors(limited, predicted)} rows)")
     draw(limited, predictions, png)
-    print(png)
+
+
+def errors(rows: Sequence[Row], predicted: Sequence[float | None]) -> str:
+    """The median and the worst error of predictions, in words."""
+    pairs = [(guess, row.value) for guess, row in zip(predicted, rows, strict=True)]
+    found = Errors.of([abs(guess / value - 1) for guess, value in pairs if guess and value])
+    assert found
+    return f"off by {found.median:.1%} (median), {found.worst:.1%} (worst of {found.count}"
 
 
 def compare_stored(png: Path) -> None:
     """Print and draw stored rounds beside predicted ones; the formats of the fit are marked."""
-    rows, predicted = [], []
-    parameters = count_parameters(build_recipe(read_values("diloco")))
-    for file in ("links.json", "links_latency.json"):
-        results = json.loads(LINKS.with_name(file).read_text())
-        link = results["link"]
-        measured = {
-            arm: found["rounds"]
-            for arm, found in results["arms"].items()
-            if arm == "ddp" or arm.removeprefix("diloco-") in (*FITTED, *HELD_OUT)
-        }
-        busy = statistics.median(
-            line["busy_seconds"]
-            for arm, lines in measured.items()
-            if arm != "ddp"
-            for line in lines[1:]
-        )
-        here, times = [], []
+    rows: list[Row] = []
+    predicted: list[float] = []
+    for name in ("links.json", "links_latency.json"):
+        results = json.loads((HERE / name).read_text())
+        link, arms = results["link"], results["arms"]
+        measured = {arm: arms[arm]["rounds"] for arm in arms if arm in FITTED + HELD_OUT}
+        local = [lines for arm, lines in measured.items() if arm != "ddp"]
+        busy = statistics.median(line["busy_seconds"] for lines in local for line in lines[1:])
+        here: dict[Row, float] = {}
         for arm, lines in measured.items():
-            row = {
-                "method": arm,
-                "workers": str(results["islands"]),
-                "parameters": str(parameters),
-                "sync_every": "1" if arm == "ddp" else "20",
-                "bandwidth_bits_per_second": str(link["bits_per_second"]),
-            }
-            seconds = [
-                after["seconds"] - before["seconds"] for before, after in itertools.pairwise(lines)
-            ]
-            rounds = 20 if arm == "ddp" else 1
-            here.append(row | {"round_seconds": str(statistics.median(seconds))})
-            times.append(rounds * closed_form(row, busy / 20, latency=link["latency_seconds"]))
-        rest = statistics.mean(
-            float(row["round_seconds"]) - time
-            for row, time in zip(here, times, strict=True)
-            if row["method"].removeprefix("diloco-") in FITTED
-        )
-        print(f"{file}: {rest:.2f} s a round besides steps and transfers, by {', '.join(FITTED)}")
-        for row, time in zip(here, times, strict=True):
-            value = float(row["round_seconds"])
-            kind = "fitted" if row["method"].removeprefix("diloco-") in FITTED else "predicted"
+            rounds, every = (20, 1) if arm == "ddp" else (1, 20)
+            about = (results["islands"], parameters(), every, link["bits_per_second"])
+            row = row_of(arm, *about, value=median_seconds(lines))
+            here[row] = rounds * closed_form(row, busy / 20, latency=link["latency_seconds"])
+        rest = statistics.mean(row.value - here[row] for row in here if row.group[0] in FITTED)
+        formats = ", ".join(arm.removeprefix("diloco-") for arm in FITTED)
+        print(f"{name}: {rest:.2f} s a round besides steps and transfers, by {formats}")
+        for row, time in here.items():
+            kind = "fitted" if row.group[0] in FITTED else "predicted"
             print(
-                f"  {row['method']}: {value:.2f} s measured, {time + rest:.2f} s {kind} "
-                f"({(time + rest) / value - 1:+.1%})"
+                f"  {row.group[0]}: {row.value:.2f} s measured, {time + rest:.2f} s {kind} "
+                f"({(time + rest) / row.value - 1:+.1%})"
             )
         rows += here
-        predicted += [time + rest for time in times]
-    errors = [
-        abs(guess / float(row["round_seconds"]) - 1)
-        for row, guess in zip(rows, predicted, strict=True)
-        if row["method"].removeprefix("diloco-") not in FITTED
-    ]
-    print(
-        f"held out: off by {statistics.median(errors):.1%} (median), {max(errors):.1%} "
-        f"(worst of {len(errors)})"
-    )
+        predicted += [time + rest for time in here.values()]
+    held = [pair for pair in zip(rows, predicted, strict=True) if pair[0].group[0] in HELD_OUT]
+    print(f"held out: {errors(*zip(*held, strict=True))})")
     draw(rows, {"closed form and one constant a link": predicted}, png)
-    print(png)
 
 
-def closed_form(
-    row: dict[str, str], step: float, sync_seconds: float = 0.0, latency: float = 0.0
-) -> float:
+def closed_form(row: Row, step: float, sync_seconds: float = 0.0, latency: float = 0.0) -> float:
     """Seconds of a round by the closed form.
 
     Args:
@@ -257,28 +245,26 @@ def closed_form(
         sync_seconds: What a sync takes besides its transfer.
         latency: One way, in seconds.
     """
-    parallel = row["method"] == "ddp"
-    islands = int(row["workers"])
-    name, _, wire = row["method"].partition("-")
-    values = read_values(name)
-    if not parallel:
-        flags = {
-            "wire.format": wire,
-            "method.sync_every": row["sync_every"],
-            "method.workers_per_trainer": row["workers"],
-            "batch.initial": str(islands * BATCH_PER_ISLAND),
-        }
-        values = override(values, list(flags.items()))
+    method, workers, size = row.group
+    islands = int(workers)
+    name, _, wire = method.partition("-")
+    flags = {
+        "wire.format": wire,
+        "method.sync_every": f"{row.sync_every:g}",
+        "method.workers_per_trainer": str(islands),
+        "batch.initial": str(islands * BATCH_PER_ISLAND),
+    }
+    values = override(read_values(name), list(flags.items()) if wire else [])
     cluster = Cluster(
         islands=islands,
-        bandwidth=f"{PAYLOAD * int(row['bandwidth_bits_per_second']) / 1e3:.6f}kbit",
+        bandwidth=f"{PAYLOAD * row.bits_per_second / 1e3:.6f}kbit",
         latency=f"{1e3 * latency:.3f}ms",
         sync_seconds=sync_seconds,
         samples_per_second={BATCH_PER_ISLAND: BATCH_PER_ISLAND / step},
     )
     found = predict(
-        Candidate(name=row["method"], settings=(), recipe=build_recipe(values)),
-        Workload(parameters=float(row["parameters"]), tokens_per_sample=CONTEXT, noise_scale=None),
+        Candidate(name=method, settings=(), recipe=build_recipe(values)),
+        Workload(parameters=size, tokens_per_sample=CONTEXT, noise_scale=None),
         cluster,
         Target(name="any", tokens=lambda recipe, batch: 1e6),
     )
@@ -287,132 +273,89 @@ def closed_form(
 
 def choose(known: argparse.Namespace) -> None:
     """Print, for each link, the fastest H and format by the plan and by measurement."""
-    studies = {
-        tokens: json.loads((STUDIES / f"{tokens}" / "compare.json").read_text())
-        for tokens in (*SHORT, LONG)
-    }
-    short = [
-        Path(run["folder"])
-        for tokens in SHORT
-        for arm in studies[tokens]["arms"]
-        for run in arm["runs"]
-    ]
-    fit = fit_loss_law(read_short_runs(short).points)
-    (target,) = studies[LONG]["targets"]
-    table = list(csv.DictReader(known.csv.open()))
-    per_step = known.islands * BATCH_PER_ISLAND * CONTEXT
-    for bandwidth in map(parse_bandwidth, known.bandwidths.split(",")):
+    short, long = (
+        [json.loads((STUDIES / f"{tokens}" / "compare.json").read_text()) for tokens in budgets]
+        for budgets in (SHORT, (LONG,))
+    )
+    runs = [run for study in short for arm in study["arms"] for run in arm["runs"]]
+    law = fit_loss_law(read_short_runs([Path(run["folder"]) for run in runs]).points).law
+    (target,) = long[0]["targets"]
+    table, batch = read(known.csv), known.islands * BATCH_PER_ISLAND
+    for bits in map(parse_bandwidth, known.bandwidths.split(",")):
         measured, predicted = {}, {}
-        for arm in studies[LONG]["arms"]:
-            folder = Path(arm["runs"][0]["folder"])
-            recipe = build_recipe(read_values(str(folder / "recipe.toml")))
-            wire = named_settings(recipe)["wire.format"]
+        for arm in long[0]["arms"]:
+            recipe = build_recipe(read_values(f"{arm['runs'][0]['folder']}/recipe.toml"))
             every = recipe.method.given_sync_every
+            method = f"diloco-{named_settings(recipe)['wire.format']}"
+            wanted = (method, every, bits)
             found = [
                 row
                 for row in table
-                if (row["method"], row["sync_every"], row["bandwidth_bits_per_second"])
-                == (f"diloco-{wire}", str(every), str(bandwidth))
+                if (row.group[0], row.sync_every, row.bits_per_second) == wanted
             ]
             tokens = arm["to_target"][f"{target:g}"]["tokens"]["mean"]
-            if not found or tokens is None:
-                continue
-            name = (wire, every)
-            seconds = float(found[0]["round_seconds"])
-            measured[name] = tokens / per_step / every * seconds
-            wanted = fit.law.tokens_to(
-                target,
-                method=method_of(recipe),
-                batch=known.islands * BATCH_PER_ISLAND,
-                sync_every=every,
-            )
-            round_seconds = closed_form(found[0], *without_link(table, f"diloco-{wire}"))
-            predicted[name] = wanted / per_step / every * round_seconds
-        fastest, chosen = (
-            min(measured, key=measured.__getitem__),
-            min(predicted, key=predicted.__getitem__),
-        )
+            if found and tokens is not None:
+                key, per_round = (method, every), batch * CONTEXT * every
+                measured[key] = tokens / per_round * found[0].value
+                needed = law.tokens_to(
+                    target, method=method_of(recipe), batch=batch, sync_every=every
+                )
+                seconds = closed_form(found[0], *without_link(table, method))
+                predicted[key] = needed / per_round * seconds
+        fastest = min(measured, key=measured.__getitem__)
+        chosen = min(predicted, key=predicted.__getitem__)
         print(
-            f"{bandwidth / 1e6:g} Mbit/s, loss {target:g}: the plan chooses {chosen[0]}, "
+            f"{bits / 1e6:g} Mbit/s, loss {target:g}: the plan chooses {chosen[0]}, "
             f"H = {chosen[1]} ({predicted[chosen]:.0f} s predicted, {measured[chosen]:.0f} s "
             f"measured); fastest is {fastest[0]}, H = {fastest[1]} ({measured[fastest]:.0f} s); "
             f"{measured[chosen] / measured[fastest] - 1:.1%} longer"
         )
 
 
-def without_link(table: Sequence[dict[str, str]], method: str) -> tuple[float, float]:
+def without_link(table: Mapping[Row, float], method: str) -> tuple[float, float]:
     """(seconds of an inner step, seconds of a sync besides its transfer), on an unlimited link."""
-    parallel = method == "ddp"
-    rows = [
-        (float(row["round_seconds"]), float(row["compute_utilisation"]), int(row["sync_every"]))
-        for row in table
-        if row["bandwidth_bits_per_second"] == "0"
-        and (row["method"] != "ddp" if parallel else row["method"] == method)
-    ]
-    steps = statistics.median(seconds * busy / every for seconds, busy, every in rows)
+    names = {row.group[0] for row in table} - {"ddp"} if method == "ddp" else {method}
+    rows = [row for row in table if not row.bits_per_second and row.group[0] in names]
+    steps = statistics.median(row.value * table[row] / row.sync_every for row in rows)
     # A sync encodes and takes the outer step, which data-parallel training does not.
-    besides = statistics.median(seconds * (1 - busy) for seconds, busy, _ in rows)
-    return steps, 0.0 if parallel else besides
+    besides = statistics.median(row.value * (1 - table[row]) for row in rows)
+    return steps, 0.0 if method == "ddp" else besides
 
 
-def left_out(limited: Sequence[dict[str, str]], column: str) -> list[float | None]:
+def left_out(rows: Sequence[Row], column: Callable[[Row], float]) -> list[float | None]:
     """Seconds of each row's round, by constants fitted to the method's rows with other values in a
     column; None where too few are left.
     """
-    rows = [as_row(row) for row in limited]
     found: list[float | None] = []
-    for row, cells in zip(rows, limited, strict=True):
-        others = [
-            other
-            for other, theirs in zip(rows, limited, strict=True)
-            if other.group == row.group and theirs[column] != cells[column]
-        ]
-        if len(others) < LEAST_ROWS:
-            found.append(None)
-            continue
-        fit = calibrate(Rows(rows=others, measure="round_seconds", cells=[]))
-        found.append(fit[row.group].constants.value(row))
+    for row in rows:
+        of_method = [other for other in rows if other.group == row.group]
+        others = [other for other in of_method if column(other) != column(row)]
+        found.append(None)
+        if len(others) >= LEAST_ROWS:
+            fit = calibrate(Rows(rows=others, measure="round_seconds", cells=[]))
+            found[-1] = fit[row.group].constants.value(row)
     return found
 
 
-def as_row(row: dict[str, str]) -> Row:
-    return Row(
-        group=(row["method"], float(row["workers"]), float(row["parameters"])),
-        sync_every=float(row["sync_every"]),
-        bits_per_second=float(row["bandwidth_bits_per_second"]),
-        value=float(row["round_seconds"]),
-    )
-
-
 def draw(
-    limited: Sequence[dict[str, str]],
-    predictions: Mapping[str, Sequence[float | None]],
-    png: Path,
+    limited: Sequence[Row], predictions: Mapping[str, Sequence[float | None]], png: Path
 ) -> None:
     """Draw predicted against measured seconds, a panel for each kind of prediction."""
     figure = Figure(figsize=(max(5.5, 4.2 * len(predictions)), 4.8), layout="constrained")
     panels = figure.subplots(1, len(predictions), sharex=True, sharey=True, squeeze=False)[0]
-    measured = [float(row["round_seconds"]) for row in limited]
+    measured = [row.value for row in limited]
     ends = [min(measured) * 0.8, max(measured) * 1.25]
     for panel, (name, predicted) in zip(panels, predictions.items(), strict=True):
         panel.plot(ends, ends, color="#b0b7c3", linewidth=1)
-        panel.fill_between(
-            ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color="#eef1f5"
-        )
-        for index, method in enumerate(dict.fromkeys(row["method"] for row in limited)):
+        panel.fill_between(ends, *([part * end for end in ends] for part in (0.9, 1.1)), alpha=0.1)
+        for method in dict.fromkeys(row.group[0] for row in limited):
             points = [
                 (value, guess)
                 for row, value, guess in zip(limited, measured, predicted, strict=True)
-                if row["method"] == method and guess is not None
+                if row.group[0] == method and guess is not None
             ]
-            if points:
-                panel.plot(
-                    *zip(*points, strict=True), "o", color=f"C{index}", markersize=4, label=method
-                )
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.set_title(name)
-        panel.set_xlabel("measured seconds of a round")
+            panel.plot(*(zip(*points, strict=True) if points else ([], [])), "o", label=method)
+        panel.set(xscale="log", yscale="log", title=name, xlabel="measured seconds of a round")
         panel.grid(alpha=0.25)
         for axis in (panel.xaxis, panel.yaxis):
             axis.set_major_locator(FixedLocator([0.5, 1, 2, 3, 5, 10, 20, 40]))
@@ -421,6 +364,7 @@ def draw(
     panels[0].set_ylabel("predicted seconds (band: 10%)")
     panels[0].legend(frameon=False)
     figure.savefig(png, dpi=110)
+    print(png)
 
 
 if __name__ == "__main__":

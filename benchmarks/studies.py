@@ -5,75 +5,45 @@
     .venv/bin/python benchmarks/studies.py --study small-english --against "norm test, eta 1"
         # trains and writes nothing: the differences from another arm
 
-**The problem** is that of `bytes_to_loss.py`, shorter: 133,440 parameters, bytes of the default
-corpus, windows of 64, 600k tokens over all trainers, cosine learning rate. Four workers in all arms
-but ddp, whose one worker has the gradient of four. H = 20 where workers sync. The trainers of an
-arm begin with 16 samples a step together; where they merge, two do so after rounds 2, 4 and 6,
-until one is left, and the merged trainer asks for the sum of their batches. In the study ddp-norm
-and the last four all arms are data-parallel. Those four ask whether the batch has to follow the
-gradient, with this model and the default one (869,504 parameters), on the default corpus and on
-English (Shakespeare).
-
-**Batches.** Constant ones are of all workers. Norm tests ask for B / eta^2, at least two samples a
-worker and at most 256. A ramp grows by equal factors for equal tokens, from 16; Seesaw's batch
-grows as the cosine falls; the warm-up has the stages of arXiv 2412.21124. Where the batch changes,
-the learning rate follows its root.
-
-**Protocol.** Every arm has six trials with seed 1000 (three where its name says the batches): three
-learning rates (0.5, 1 and 2 times the optimizer's base rate, 8e-3 for Muon and 2e-3 for AdamW,
-times the root of the batch over 16 where it is constant) with each of two batches: constant 16 and
-64; eta 2 and 3.5; a ramp to 64 and to 256; Seesaw from 16 and from 32. The best trial has the final
-runs, seeds 0 to 7 (default model: 0 to 4). Differences are of runs of one seed, with the 95%
-interval of Student's t; "n" is their number. The outer learning rate is 0.7 with Nesterov momentum,
-and 1 without momentum.
-
-**Numbers.** Steps are those of a worker, MB what a worker hands to reductions with others (ddp: at
-each step). Modelled seconds are 50 ms for a step, whatever its batch, and for each sync the MB at
-100 Mbit/s and 2 (W - 1) times 20 ms, with W = 4: a cluster of GPUs that are not full, on a slow
-link.
-
-Every run is stored in the JSON file under a key of its settings, and stored runs are not repeated,
-so the program can be stopped at any time.
+The page (studies.md) has the problem, the batches, the protocol and the numbers.
 """
 
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bytes_to_loss import (
+from stored_runs import (
     TUNING_SEED,
-    OutOfTimeError,
+    WORKERS,
     Result,
     Spec,
     Store,
-    finish,
-    provenance,
-    train,
+    Trainer,
+    flags_of,
+    in_processes,
+    study_parser,
+    table,
+    write_page,
 )
-from frontier import add_options, checked, in_processes
 
 from adloco.errors import require
 from adloco.metrics import Record
 from adloco.run.training_run import TrainingRun
 from adloco.study.statistics import paired_difference
 
-TOKENS, CONTEXT, EVERY, SMALL, LARGEST, WORKERS = 600_000, 64, 20, 16, 256, 4
+TOKENS, CONTEXT, EVERY, SMALL, LARGEST = 600_000, 64, 20, 16, 256
 ENGLISH = "../shared/data/tinyshakespeare/input.txt"
 """The file input.txt of github.com/karpathy/char-rnn, by its path from the repository."""
 BASE = {"muon": 8e-3, "adamw": 2e-3}
 RATES = (0.5, 1.0, 2.0)
 STEP_SECONDS, BANDWIDTH, LATENCY = 0.05, 100e6 / 8, 0.02
-MERGES = {
-    "merge.policy": "smallest",
-    "merge.count": "2",
-    "merge.every": "2",
-    "merge.first_round": "2",
-    "merge.requested_batch": "sum",
-}
+MERGES = flags_of(
+    "merge.policy=smallest merge.count=2 merge.every=2 merge.first_round=2 "
+    "merge.requested_batch=sum"
+)
 
 Batches = Sequence[Mapping[str, str]]
 """The settings of a batch that an arm tries."""
@@ -126,10 +96,11 @@ class Arm:
 
     def _trial(self, batch: Mapping[str, str], rate: float) -> Spec:
         start = int(batch.get("batch.initial", SMALL))
-        each = str(start // self.trainers)
-        flags = {"batch.maximum": str(LARGEST), "switch.max_micro_batch": str(LARGEST)}
-        flags |= {"evaluation.every": "1000000", "inner.weight_decay": "0"}
-        flags |= {**batch, "batch.initial": each}
+        flags = flags_of(
+            f"batch.maximum={LARGEST} switch.max_micro_batch={LARGEST} evaluation.every=1000000 "
+            "inner.weight_decay=0"
+        )
+        flags |= {**batch, "batch.initial": str(start // self.trainers)}
         if "batch.eta" in batch:
             flags["batch.minimum"] = str(8 // self.trainers)
         # Seesaw's rate must be that of its first batch.
@@ -138,10 +109,10 @@ class Arm:
             flags["learning_rate.coupling"] = "sqrt"
             flags["learning_rate.reference_batch"] = str(start if own else SMALL)
         if self.trainers > 1:
-            flags |= {
-                "method.num_trainers": str(self.trainers),
-                "method.workers_per_trainer": str(WORKERS // self.trainers),
-            }
+            each = WORKERS // self.trainers
+            flags |= flags_of(
+                f"method.num_trainers={self.trainers} method.workers_per_trainer={each}"
+            )
             flags |= MERGES if self.merging else {}
         flags |= self.problem
         scale = (start / SMALL) ** 0.5 if own else 1.0
@@ -265,68 +236,43 @@ def best(arm: Arm, runs: Mapping[str, Result]) -> Spec | None:
     return trials[losses.index(min(losses))]
 
 
-def work(json: Path, names: Sequence[str], deadline: float) -> None:
+def work(options: argparse.Namespace, deadline: float) -> None:
     """Train what nobody has stored or begun: the trials, then all arms, a seed after the other."""
-    store = Store(json)
-
-    def done(specs: Sequence[Spec]) -> None:
-        finish(specs, store, 1, deadline, lambda spec, threads: train(spec, threads, watch))
-
-    try:
-        for name in names:
-            study = STUDIES[name]
-            done([spec for arm in study.arms.values() for spec in arm.trials()])
-            runs = store.read()
-            chosen = [spec for arm in study.arms.values() if (spec := best(arm, runs))]
-            done([replace(spec, seed=seed) for seed in study.seeds for spec in chosen])
-    except OutOfTimeError:
-        print("out of time; the same command continues from here", flush=True)
+    trained = Trainer(store=Store(options.json), deadline=deadline, watch=lambda: watch)
+    for study in (STUDIES[name] for name in options.study):
+        trained([spec for arm in study.arms.values() for spec in arm.trials()])
+        runs = trained.store.read()
+        chosen = [spec for arm in study.arms.values() if (spec := best(arm, runs))]
+        trained([replace(spec, seed=seed) for seed in study.seeds for spec in chosen])
 
 
-def page(runs: Mapping[str, Result]) -> str:
-    """The stored runs as Markdown."""
-    text = ["# The papers' claims, each part alone", *__doc__.split("\n\n")[2:]]
-    for name, study in STUDIES.items():
-        if rows := table(study, runs):
-            text += [f"## {name}", rows]
-    return "\n\n".join([*text, provenance(list(runs.values())).strip()]) + "\n"
-
-
-def table(study: Study, runs: Mapping[str, Result]) -> str:
+def comparison(study: Study, runs: Mapping[str, Result]) -> str:
     """A row for each arm with stored runs; empty if no arm has any."""
-    specs = {name: spec for name, arm in study.arms.items() if (spec := best(arm, runs))}
-    found = {
-        name: {
-            seed: runs[key]
-            for seed in study.seeds
-            if (key := replace(spec, seed=seed).key) in runs and not runs[key]["diverged"]
-        }
-        for name, spec in specs.items()
-    }
-    if not any(found.values()):
-        return ""
-    heads = ["arm", "chosen", "n", "steps", "syncs", "MB", "modelled s", "loss"]
-    lines = [[*heads, f"against {study.against}"]]
-    lines.append(["---"] * len(lines[0]))
-    base = {seed: run["final_loss"] for seed, run in found.get(study.against, {}).items()}
-    for name, good in found.items():
+    found: dict[str, tuple[Spec, dict[int, Result]]] = {}
+    for name, arm in study.arms.items():
+        if spec := best(arm, runs):
+            keys = {seed: replace(spec, seed=seed).key for seed in study.seeds}
+            known = {seed: runs[key] for seed, key in keys.items() if key in runs}
+            found[name] = spec, {seed: run for seed, run in known.items() if not run["diverged"]}
+    _, against = found.get(study.against, (None, {}))
+    base = {seed: run["final_loss"] for seed, run in against.items()}
+    rows = []
+    for name, (spec, good) in found.items():
         if not good:
             continue
         losses = {seed: run["final_loss"] for seed, run in good.items()}
         percent = {seed: 100 * x / base[seed] for seed, x in losses.items() if seed in base}
         steps = statistics.fmean(run["inner_steps"] for run in good.values())
-        syncs = statistics.fmean(run["curve"]["syncs"][-1] for run in good.values())
-        size = statistics.fmean(run["curve"]["bytes"][-1] for run in good.values())
-        seconds = steps * STEP_SECONDS + size / BANDWIDTH + syncs * 2 * (WORKERS - 1) * LATENCY
-        lines.append(
-            [
-                *(name, _chosen(specs[name]), str(len(good)), f"{steps:,.0f}", f"{syncs:,.0f}"),
-                *(f"{size / 1e6:,.1f}", f"{seconds:,.0f}"),
-                f"{statistics.fmean(losses.values()):.4f}",
-                _difference(percent),
-            ]
+        syncs, size = (
+            statistics.fmean(run["curve"][column][-1] for run in good.values())
+            for column in ("syncs", "bytes")
         )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        seconds = steps * STEP_SECONDS + size / BANDWIDTH + syncs * 2 * (WORKERS - 1) * LATENCY
+        counts = [str(len(good)), f"{steps:,.0f}", f"{syncs:,.0f}", f"{size / 1e6:,.1f}"]
+        loss = f"{statistics.fmean(losses.values()):.4f}"
+        rows.append([name, _chosen(spec), *counts, f"{seconds:,.0f}", loss, _difference(percent)])
+    heads = ["arm", "chosen", "n", "steps", "syncs", "MB", "modelled s", "loss"]
+    return table([*heads, f"against {study.against}"], rows) if rows else ""
 
 
 def _chosen(spec: Spec) -> str:
@@ -346,10 +292,14 @@ def _difference(percent: Mapping[int, float]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    options = parse(words)
+    parser = study_parser(__doc__, Path("benchmarks/studies.json"))
+    add = parser.add_argument
+    add("--table", action="store_true", help="only write the table")
+    add("--against", default="", help="arm whose differences are only printed")
+    add("--study", nargs="+", choices=STUDIES, default=list(STUDIES), help="which to train")
+    options = parser.parse_args(words)
     if not (options.table or options.against):
-        deadline = time.monotonic() + 60 * options.minutes
-        in_processes(options.jobs, work, options.json, options.study, deadline)
+        in_processes(options, work)
     runs = Store(options.json).read()
     require(bool(runs), f"there are no runs in {options.json}; run without --table first")
     if options.against:
@@ -359,23 +309,13 @@ def main(words: Sequence[str] | None = None) -> None:
                 options.against in arms,
                 f"--against must be an arm of {name}, one of: {'; '.join(arms)}",
             )
-            print(table(replace(STUDIES[name], against=options.against), runs))
+            print(comparison(replace(STUDIES[name], against=options.against), runs))
         return
-    options.json.with_suffix(".md").write_text(text := page(runs))
-    print(text)
-
-
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--table", action="store_true", help="only write the table")
-    parser.add_argument("--against", default="", help="arm whose differences are only printed")
-    parser.add_argument(
-        "--study", nargs="+", choices=STUDIES, default=list(STUDIES), help="which to train"
-    )
-    add_options(parser, Path("benchmarks/studies.json"))
-    return checked(parser, words)
+    parts: list[str] = []
+    for name, study in STUDIES.items():
+        if rows := comparison(study, runs):
+            parts += [f"## {name}", rows]
+    write_page(options.json, "studies", parts, list(runs.values()))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ formats with int8, and rounds with a norm test with those without.
    on one thread. The goal is at most twice its time for int4 and int2.
 
 4. Rounds of 20 inner steps of the default model, with Muon and 8 samples a step, the smallest batch
-   of the default recipe, with a norm test in each metric on the first step, are compared with those
+   of the default recipe, with four test steps in each metric, are compared with those
    of a constant batch. The goal is at most 1.03 of their time.
 
 The sides of each comparison take turns within one start of the ranks. Reported are medians of
@@ -31,22 +31,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bench_loop import BATCH, BareLoop, batching, problem
+from bench_loop import BATCH, BareLoop, batching, plain_run, problem
 from bench_pairs import Seconds, in_turns
 from torch import Tensor, nn
 
-from adloco import (
-    AdLoCo,
-    BatchGuards,
-    Batching,
-    InnerAdamW,
-    InnerMuon,
-    Method,
-    OuterOptimizer,
-    SwitchMode,
-    Syncing,
-    place,
-)
+from adloco import BatchGuards, Batching, InnerMuon, OuterOptimizer, SwitchMode, Syncing, place
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.codecs.bf16 import Bf16
@@ -74,47 +63,40 @@ def main() -> None:
     )
     parser.add_argument(
         "--part",
-        choices=("outer_sync", "ddp_steps", "codecs", "metrics"),
+        choices=tuple(PARTS),
         help="run this part only; the others' rows stay in the JSON file",
     )
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/sync.json"))
     known = parser.parse_args()
-    sizes, ranks = ([1], [2]) if known.quick else ([1, 10, 100], [2, 3, 4])
     rows: dict[str, Any] = json.loads(known.json.read_text()) if known.json.exists() else {}
     rows["torch"] = torch.__version__
-    if known.part in (None, "outer_sync"):
-        rows["outer_sync"] = [sync_row(millions, count) for millions in sizes for count in ranks]
-    if known.part in (None, "ddp_steps"):
-        rows["ddp_steps"] = [
-            step_row(width, count)
-            for width in ([128] if known.quick else [128, 512])
-            for count in ranks[:1] + ranks[2:]
-        ]
-    if known.part in (None, "codecs"):
-        rows["codecs"] = run_on_ranks(codec_times, 1, 1 << (20 if known.quick else 23))[0]
-        print("codecs, one thread:", json.dumps(rows["codecs"]), flush=True)
-    if known.part in (None, "metrics"):
-        rows["metrics"] = run_on_ranks(
-            metric_times, 1, 3 if known.quick else 15, timeout_seconds=3600
-        )[0]
-        print("norm tests, one thread:", json.dumps(rows["metrics"]), flush=True)
+    for part in PARTS if known.part is None else [known.part]:
+        rows[part] = PARTS[part](known.quick)
+        print(f"{part}: {json.dumps(rows[part])}", flush=True)
     known.json.write_text(json.dumps(rows, indent=2) + "\n")
     print(f"written to {known.json}")
 
 
-def sync_row(millions: int, ranks: int) -> dict[str, Any]:
-    turns = {1: 40, 10: 15, 100: 5}[millions]
-    seconds = run_on_ranks(sync_times, ranks, millions * 1_000_000, turns, timeout_seconds=600)[0]
-    row = {"parameters": millions * 1_000_000, "ranks": ranks} | medians(seconds)
-    print(
-        f"outer sync  {millions:>4}M parameters  {ranks} ranks"
-        f"  all_reduce {1e3 * row['all_reduce_seconds']:8.1f} ms"
-        f"  sync {1e3 * row['sync_seconds']:8.1f} ms  ratio {row['sync_ratio']:.2f}"
-        f"  plain mean {row['mean_ratio']:.2f}  by hand {row['by_hand_ratio']:.2f}",
-        flush=True,
-    )
-    return row
+def sync_rows(quick: bool) -> list[dict[str, Any]]:
+    return [
+        {"parameters": millions * 10**6, "ranks": ranks}
+        | medians(run_on_ranks(sync_times, ranks, millions * 10**6, turns, timeout_seconds=600)[0])
+        for millions, turns in ([(1, 40)] if quick else [(1, 40), (10, 15), (100, 5)])
+        for ranks in ([2] if quick else [2, 3, 4])
+    ]
+
+
+def step_rows(quick: bool) -> list[dict[str, Any]]:
+    rows = []
+    for width, turns in [(128, 12)] if quick else [(128, 12), (512, 5)]:
+        for ranks in [2] if quick else [2, 4]:
+            found = run_on_ranks(step_times, ranks, width, turns, timeout_seconds=600)[0]
+            row = {"width": width, "ranks": ranks} | medians(found[0]) | {"parameters": found[1]}
+            rows.append(
+                row | {name: row[name] / STEPS for name in ("torch_seconds", "ours_seconds")}
+            )
+    return rows
 
 
 def sync_times(parameters: int, turns: int) -> Seconds:
@@ -177,11 +159,12 @@ def codec_times(count: int) -> dict[str, float]:
     # What has been freed once is kept by the allocator, as in a process that trains.
     torch.zeros(1 << 22)
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
+    found = medians(in_turns(wire_formats(values), 15))
     return {
         name.replace("_seconds", "_ns"): round(
             number if name.endswith("_ratio") else number / count * 1e9, 2
         )
-        for name, number in medians(in_turns(wire_formats(values), 15)).items()
+        for name, number in found.items()
     }
 
 
@@ -196,44 +179,16 @@ def wire_formats(values: Tensor) -> dict[str, Callable[[], None]]:
         for piece in in_pieces(rows, codec):
             codec.decode(codec.encode(rows[piece]))
 
-    kinds: list[type[Int8 | Bf16 | Int4 | Int2 | Int1 | TopK]] = [
-        Int8,
-        Bf16,
-        Int4,
-        Int2,
-        Int1,
-        TopK,
-    ]
-    return {kind.key: partial(there_and_back, kind()) for kind in kinds}
-
-
-def step_row(width: int, ranks: int) -> dict[str, Any]:
-    turns = 12 if width == 128 else 5
-    seconds, parameters = run_on_ranks(step_times, ranks, width, turns, timeout_seconds=600)[0]
-    row = {"width": width, "ranks": ranks} | medians(seconds) | {"parameters": parameters}
-    row |= {name: row[name] / STEPS for name in ("torch_seconds", "ours_seconds")}
-    print(
-        f"ddp step    {parameters / 1e6:>4.1f}M parameters  {ranks} ranks"
-        f"  torch DDP {1e3 * row['torch_seconds']:8.1f} ms"
-        f"  ours {1e3 * row['ours_seconds']:8.1f} ms"
-        f"  steps/s {1 / row['ours_ratio']:.3f} of torch's",
-        flush=True,
-    )
-    return row
+    codecs = (Int8(), Bf16(), Int4(), Int2(), Int1(), TopK())
+    return {codec.key: partial(there_and_back, codec) for codec in codecs}
 
 
 def step_times(width: int, turns: int) -> tuple[Seconds, int]:
     """Seconds of STEPS inner steps on each side, and the model's number of parameters."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     given, batch = problem(width), BATCH * ranks // 2
-    run = AdLoCo(
-        given,
-        Method(sync_every=STEPS),
-        inner=InnerAdamW(),
-        syncing=Syncing(outer=None),
-        batching=batching(batch),
-        placement=place(1, replica_size=0),
-    )
+    own = {"batching": batching(batch), "placement": place(1, replica_size=0)}
+    run = plain_run(given, STEPS, **own)
     model = given.build_model()
     ddp = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     bare = BareLoop(model, given.data, forward=ddp, batch=batch, rank=rank, ranks=ranks)
@@ -245,17 +200,12 @@ def metric_times(turns: int) -> dict[str, float]:
     """Seconds of a round with each metric of the norm test, and their ratio to a constant batch."""
 
     def side(rule: BatchRule) -> Callable[[], Any]:
-        return AdLoCo(
-            problem(128),
-            Method(),
-            inner=InnerMuon(),
-            syncing=Syncing(outer=None),
-            batching=Batching(
-                rule=rule,
-                guards=BatchGuards(initial=BATCH, minimum=BATCH, maximum=BATCH),
-                switch=SwitchMode(max_micro_batch=4, mode="always"),
-            ),
-        ).round
+        batches = Batching(
+            rule=rule,
+            guards=BatchGuards(initial=BATCH, minimum=BATCH, maximum=BATCH),
+            switch=SwitchMode(max_micro_batch=4, mode="always"),
+        )
+        return plain_run(problem(128), STEPS, inner=InnerMuon(), batching=batches).round
 
     tests = {
         "euclidean": side(NormTest()),
@@ -278,6 +228,16 @@ def medians(seconds: Seconds) -> dict[str, float]:
     }
     return {f"{name}_seconds": statistics.median(times) for name, times in seconds.items()} | ratios
 
+
+PARTS: dict[str, Callable[[bool], Any]] = {
+    "outer_sync": sync_rows,
+    "ddp_steps": step_rows,
+    "codecs": lambda quick: run_on_ranks(codec_times, 1, 1 << (20 if quick else 23))[0],
+    "metrics": lambda quick: run_on_ranks(
+        metric_times, 1, 3 if quick else 15, timeout_seconds=3600
+    )[0],
+}
+"""() -> the rows of each part, with the smallest sizes only if quick."""
 
 if __name__ == "__main__":
     main()

@@ -11,12 +11,11 @@ BERT reads them, and once on all. Finished runs in the folder of --to are not re
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
+import adloco
 from adloco.data.data_settings import DataSettings
 from adloco.data.rows import read_rows
 from adloco.data.tokenizers import make_tokenizer
@@ -25,6 +24,19 @@ SEEDS = (0, 1, 2)
 BERT = (
     "{ hidden_size = 128, num_hidden_layers = 2, num_attention_heads = 2, intermediate_size = 256 }"
 )
+SETTINGS = {
+    "task.kind": "classification",
+    "model.source": "transformers",
+    "model.name": "bert",
+    "model.pretrained": False,
+    "model.overrides": BERT,
+    "data.validation_split": "test",
+    "batch.initial": 16,
+    "batch.minimum": 16,
+    "switch.max_micro_batch": 16,
+    "inner.lr": 5e-4,
+    "run.tokens": 1_000_000,
+}
 
 
 def main() -> None:
@@ -34,52 +46,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--to", type=Path, default=Path("runs/reproduce/imdb"))
     known = parser.parse_args()
-    imdb, tokenizer = (
-        str(known.data / "hub_like/stanfordnlp/imdb"),
-        str(known.data / "tokenizers/bert-base-uncased"),
-    )
+    imdb = str(known.data / "hub_like/stanfordnlp/imdb")
+    tokenizer = str(known.data / "tokenizers/bert-base-uncased")
+    data = {"data.dataset": imdb, "data.tokenizer": tokenizer}
     accuracies = []
     for seed in SEEDS:
         folder = known.to / f"seed-{seed}"
         if not (folder / "summary.json").exists():
-            command = [
-                sys.executable,
-                "-m",
-                "adloco",
-                "train",
-                str(Path(__file__).with_name("adloco.toml")),
-                "--task.kind",
-                "classification",
-                "--model.source",
-                "transformers",
-                "--model.name",
-                "bert",
-                "--model.pretrained",
-                "false",
-                "--model.overrides",
-                BERT,
-                "--data.dataset",
-                imdb,
-                "--data.validation_split",
-                "test",
-                "--data.tokenizer",
-                tokenizer,
-                "--batch.initial",
-                "16",
-                "--batch.minimum",
-                "16",
-                "--switch.max_micro_batch",
-                "16",
-                "--inner.lr",
-                "5e-4",
-                "--run.tokens",
-                "1000000",
-                "--run.seed",
-                str(seed),
-                "--run.folder",
-                str(folder),
-            ]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            own = {"run.seed": seed, "run.folder": str(folder)}
+            adloco.train(str(Path(__file__).with_name("adloco.toml")), **SETTINGS, **data, **own)
         summary = json.loads((folder / "summary.json").read_text())
         accuracies.append(summary["final_val_accuracy"])
         print(

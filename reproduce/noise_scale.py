@@ -139,12 +139,9 @@ def weighted(values: list[float]) -> float:
 
 def share(rows: list[Row], when: str, name: str = "noise_scale") -> str:
     """How often a number is near the full gradient's, and its median ratio to it."""
+    pairs = [(row[when][name], row["full"]["noise_scale"]) for row in rows if row[when]]
     # Where |G|^2 of 512 samples is not above zero, the noise scale is not known: that is far.
-    ratios = [
-        row[when][name] / row["full"]["noise_scale"] if row["full"]["noise_scale"] else 0.0
-        for row in rows
-        if row[when]
-    ]
+    ratios = [seen / full if full else 0.0 for seen, full in pairs]
     near = fmean(1 / NEAR <= ratio <= NEAR for ratio in ratios)
     return f"{near:.0%}, {median(ratios):.2f}"
 
@@ -158,12 +155,10 @@ def show(store: dict[str, list[Row]]) -> None:
     print("| --- " * 7 + "|")
     pairs = dict.fromkeys(key.rpartition(" ")[0] for key in store)
     for name in [*pairs, *dict.fromkeys(pair.partition(" ")[0] for pair in pairs), ""]:
-        rows = [
-            row
-            for key, found in store.items()
-            if not name or key.startswith(f"{name} ")
-            for row in found
+        own = [
+            found for key, found in store.items() if f"{key} ".startswith(f"{name} " * bool(name))
         ]
+        rows = [row for found in own for row in found]
         shares = (share(rows, "same"), share(rows, "used"), share(rows, "same", "average"))
         errors = list(stated(rows))
         within = (fmean(abs(error) <= most for _, error in errors) for most in (1, 2))

@@ -65,35 +65,26 @@ def train(by_speed: bool) -> list[list[tuple[int, float, float]]]:
         source.slow = 0 if index < ROUNDS // 2 else 1
         report = run.round()
         assert report is not None
-        rows.append(
-            [
-                (worker.worker_batch, worker.busy_seconds, worker.wait_seconds)
-                for worker in report.workers
-            ]
-        )
+        workers = report.workers
+        rows.append([(each.worker_batch, each.busy_seconds, each.wait_seconds) for each in workers])
     return rows
 
 
 def main() -> None:
     results = {name: run_on_ranks(train, 2, name == "speed")[0] for name in ("equal", "speed")}
-    print(
-        "round  slow  " + "  ".join(f"{name:>5}: samples  round s  waiting s" for name in results)
-    )
+    heads = (f"{name:>5}: samples  round s  waiting s" for name in results)
+    print(f"round  slow  {'  '.join(heads)}")
     for index in range(ROUNDS):
         cells = []
         for rows in results.values():
-            first, second = rows[index]
-            length, waiting = max(first[1], second[1]), max(first[2], second[2])
-            cells.append(f"     {first[0]:>4} + {second[0]:<4} {length:7.2f}  {waiting:9.2f}")
-        print(
-            f"{index + 1:>5}  {'first' if index < ROUNDS // 2 else 'second':<6}" + "  ".join(cells)
-        )
+            (first, *_), (second, *_) = rows[index]
+            _, length, waiting = map(max, *rows[index])
+            cells.append(f"     {first:>4} + {second:<4} {length:7.2f}  {waiting:9.2f}")
+        slow = "first" if index < ROUNDS // 2 else "second"
+        print(f"{index + 1:>5}  {slow:<6}" + "  ".join(cells))
     for name, rows in results.items():
-        total = sum(max(busy for _, busy, _ in row) for row in rows)
-        print(
-            f"{name}: {total:.1f} s for all rounds; in "
-            f"{sum(max(wait for *_, wait in row) for row in rows):.1f} s of them a worker waited"
-        )
+        busy, waits = (sum(max(each[at] for each in row) for row in rows) for at in (1, 2))
+        print(f"{name}: {busy:.1f} s for all rounds; in {waits:.1f} s of them a worker waited")
 
 
 if __name__ == "__main__":

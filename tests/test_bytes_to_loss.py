@@ -4,30 +4,30 @@ invented runs, and the whole of it on a tiny problem.
 
 import json
 import math
+import shutil
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.bytes_to_loss import (
-    DEFAULT_ARMS,
-    Point,
-    Spec,
-    Store,
-    crossing,
-    draw,
-    final_specs,
-    main,
-    mean_curve,
-    parse,
-    point,
-    rows_of,
-    tables,
-    tune,
-)
 from tests.conftest import SMALL
 
 
-def curve(*losses: float, every: int = 100, size: int = 10) -> list[Point]:
+@pytest.fixture(scope="module")
+def runs() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+        yield import_module("stored_runs")
+
+
+@pytest.fixture(scope="module")
+def study(runs: Any) -> Any:
+    return import_module("bytes_to_loss")
+
+
+def curve(*losses: float, every: int = 100, size: int = 10) -> list[dict[str, float]]:
     return [
         {
             "tokens": every * step,
@@ -40,17 +40,17 @@ def curve(*losses: float, every: int = 100, size: int = 10) -> list[Point]:
     ]
 
 
-def test_a_target_is_reached_at_the_first_point_at_or_below_it() -> None:
-    at = crossing(curve(3.0, 2.0, 2.5, 1.0), target=2.0)
+def test_a_target_is_reached_at_the_first_point_at_or_below_it(study: Any) -> None:
+    at = study.crossing(curve(3.0, 2.0, 2.5, 1.0), target=2.0)
     assert at is not None
     assert (at["tokens"], at["bytes"], at["syncs"], at["seconds"]) == (200, 20, 2, 1.0)
-    assert crossing(curve(3.0, 2.0), target=1.999) is None
-    assert crossing([], target=9.0) is None
+    assert study.crossing(curve(3.0, 2.0), target=1.999) is None
+    assert study.crossing([], target=9.0) is None
 
 
-def test_the_mean_curve_takes_each_seed_as_last_evaluated() -> None:
+def test_the_mean_curve_takes_each_seed_as_last_evaluated(study: Any) -> None:
     # Tokens 100, 200 and 150, 300: from 150 on both have begun.
-    mean = mean_curve([curve(4.0, 2.0), curve(3.0, 1.0, every=150)])
+    mean = study.mean_curve([curve(4.0, 2.0), curve(3.0, 1.0, every=150)])
     assert [(each["tokens"], each["loss"], each["bytes"]) for each in mean] == [
         (150, 3.5, 10),
         (200, 2.5, 15),
@@ -58,7 +58,9 @@ def test_the_mean_curve_takes_each_seed_as_last_evaluated() -> None:
     ]
 
 
-def test_the_bytes_of_ddp_are_those_of_four_workers_that_reduce_at_every_step() -> None:
+def test_the_bytes_of_ddp_are_those_of_four_workers_that_reduce_at_every_step(
+    runs: Any,
+) -> None:
     record = {
         "tokens": 64,
         "bytes_communicated": 7.0,
@@ -67,7 +69,7 @@ def test_the_bytes_of_ddp_are_those_of_four_workers_that_reduce_at_every_step() 
         "syncs": 2,
         "val_loss": 1.5,
     }
-    assert point(record, 3.0, data_parallel=True) == {
+    assert runs.point(record, 3.0, data_parallel=True) == {
         "tokens": 64,
         "bytes": 4000,
         "syncs": 10,
@@ -75,103 +77,66 @@ def test_the_bytes_of_ddp_are_those_of_four_workers_that_reduce_at_every_step() 
         "seconds": 3.0,
         "loss": 1.5,
     }
-    assert point(record, 3.0, data_parallel=False) == {
+    assert runs.point(record, 3.0, data_parallel=False) == {
         "tokens": 64,
         "bytes": 7,
         "syncs": 2,
         "seconds": 3.0,
         "loss": 1.5,
     }
-    assert point(record | {"bytes_sent": 10.5}, 3.0, data_parallel=False)["sent"] == 10
+    assert runs.point(record | {"bytes_sent": 10.5}, 3.0, data_parallel=False)["sent"] == 10
 
 
-def test_a_key_says_what_a_run_is_and_nothing_else() -> None:
-    spec = Spec(
-        arm="diloco",
-        inner="adamw",
-        inner_lr=4e-3,
-        seed=0,
-        tokens=1000,
-        sync_every=50,
-        outer_lr=0.7,
-        momentum=0.6,
+def test_a_key_says_what_a_run_is_and_nothing_else(runs: Any) -> None:
+    spec = runs.Spec(
+        arm="diloco", inner="adamw", inner_lr=4e-3, seed=0, tokens=1000, outer_lr=0.7, momentum=0.6
     )
-    same = Spec(
-        arm="diloco",
-        inner="adamw",
-        inner_lr=0.004,
-        seed=0,
-        tokens=1000,
-        sync_every=50,
-        outer_lr=0.7,
-        momentum=0.6,
-    )
+    local = replace(spec, arm="local-sgd")
     others = [
-        Spec(
-            arm="diloco",
-            inner="adamw",
-            inner_lr=4e-3,
-            seed=1,
-            tokens=1000,
-            sync_every=50,
-            outer_lr=0.7,
-            momentum=0.6,
-        ),
-        Spec(
-            arm="diloco",
-            inner="adamw",
-            inner_lr=4e-3,
-            seed=0,
-            tokens=1000,
-            sync_every=50,
-            outer_lr=0.7,
-            momentum=0.9,
-        ),
-        Spec(
-            arm="diloco-int8",
-            inner="adamw",
-            inner_lr=4e-3,
-            seed=0,
-            tokens=1000,
-            sync_every=50,
-            outer_lr=0.7,
-            momentum=0.6,
-        ),
-        Spec(arm="local-sgd", inner="adamw", inner_lr=4e-3, seed=0, tokens=1000, sync_every=50),
+        replace(spec, seed=1),
+        replace(spec, momentum=0.9),
+        replace(spec, arm="diloco-int8"),
+        local,
     ]
-    assert spec.key == same.key
+    assert spec.key == replace(spec, inner_lr=0.004).key
     assert len({spec.key, *(other.key for other in others)}) == 5
     # Without an outer optimizer its settings are no part of the run.
-    assert (
-        others[3].key
-        == Spec(
-            arm="local-sgd",
-            inner="adamw",
-            inner_lr=4e-3,
-            seed=0,
-            tokens=1000,
-            sync_every=50,
-            outer_lr=0.5,
-        ).key
-    )
+    assert local.key == replace(local, outer_lr=0.5).key
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bytes_to_loss", ["--stage", "table"]),
+        ("frontier", ["--stage", "table"]),
+    ],
+)
+def test_a_page_is_that_of_its_stored_runs(
+    name: str, words: list[str], runs: Any, tmp_path: Path
+) -> None:
+    """Keys and flags of runs are those of the day on which they were trained."""
+    page = Path(runs.__file__).with_name(f"{name}.md")
+    file = shutil.copy(page.with_suffix(".json"), tmp_path)
+    import_module(name).main([*words, "--json", str(file)])
+    assert (tmp_path / page.name).read_text() == page.read_text()
 
 
 def test_an_arm_that_this_version_does_not_know_is_refused_before_anything_is_trained(
-    tmp_path: Path,
+    study: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(
         ValueError, match=r"this version refuses arm 'ddp': there is no recipe section \[no\]"
     ):
-        main(["--arms", "ddp", "--no.such", "1", "--json", str(tmp_path / "runs.json")])
+        study.main(["--arms", "ddp", "--no.such", "1", "--json", str(tmp_path / "runs.json")])
     with pytest.raises(ValueError, match="run --stage tune first"):
-        main(["--stage", "table", "--json", str(tmp_path / "runs.json")])
+        study.main(["--stage", "table", "--json", str(tmp_path / "runs.json")])
 
 
-def invented(words: list[str], store: Store) -> None:
+def invented(study: Any, words: list[str], store: Any) -> None:
     """Fill the store with runs whose loss follows from their tokens and bytes; ddp ends at 2 + 1 /
     (1 + 3) = 2.25, plus 0.1 x seed.
     """
-    options = parse(words)
+    options = study.parse(words)
 
     def finish(specs):  # type: ignore[no-untyped-def]
         for spec in specs:
@@ -207,12 +172,16 @@ def invented(words: list[str], store: Store) -> None:
                     "curve": columns,
                 },
             )
-        return store.stored(specs)
+        return store.of(specs)
 
-    finish(final_specs(options, {inner: tune(options, inner, finish) for inner in options.inner}))
+    finish(
+        study.final_specs(
+            options, {inner: study.tune(options, inner, finish) for inner in options.inner}
+        )
+    )
 
 
-def test_the_table_of_invented_runs(tmp_path: Path) -> None:
+def test_the_table_of_invented_runs(runs: Any, study: Any, tmp_path: Path) -> None:
     words = [
         "--json",
         str(tmp_path / "runs.json"),
@@ -226,9 +195,9 @@ def test_the_table_of_invented_runs(tmp_path: Path) -> None:
         "diloco",
         "diloco-int8",
     ]
-    store = Store(tmp_path / "runs.json")
-    invented(words, store)
-    main(["--stage", "table", *words])
+    store = runs.Store(tmp_path / "runs.json")
+    invented(study, words, store)
+    study.main(["--stage", "table", *words])
     first, second = (tmp_path / "runs.md").read_text().split("## Against ddp with ")[1:]
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
@@ -255,7 +224,7 @@ def test_the_table_of_invented_runs(tmp_path: Path) -> None:
 
 
 def test_a_tiny_problem_from_tuning_to_table_and_nothing_twice(
-    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+    study: Any, tmp_path: Path, corpus: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {
         name: value
@@ -291,30 +260,30 @@ def test_a_tiny_problem_from_tuning_to_table_and_nothing_twice(
         str(tmp_path / "runs.json"),
     ]
     words += [word for name, value in problem.items() for word in (f"--{name}", value)]
-    main(["--limit-minutes", "10", *words])
-    printed = capsys.readouterr().out
+    study.main(["--minutes", "10", *words])
+    printed = capfd.readouterr().out
     assert (
         printed.count(" s)") == 4
     )  # ddp and diloco to tune (each grid has one point), ddp and adloco.
-    runs = json.loads((tmp_path / "runs.json").read_text())
-    ddp = next(run for run in runs.values() if run["arm"] == "ddp")
+    stored = json.loads((tmp_path / "runs.json").read_text())
+    ddp = next(run for run in stored.values() if run["arm"] == "ddp")
     # 5 inner steps of 16 windows of 32 tokens.
     assert (ddp["curve"]["tokens"], ddp["curve"]["syncs"], ddp["curve"]["bytes"]) == (
         [2560],
         [5],
         [5 * 4 * ddp["parameters"]],
     )
-    adloco = next(run for run in runs.values() if run["arm"] == "adloco")
+    adloco = next(run for run in stored.values() if run["arm"] == "adloco")
     assert (
         adloco["curve"]["tokens"][-1] >= 2560
         and adloco["curve"]["bytes"][-1] > 4 * adloco["parameters"]
     )
-    main(["--limit-minutes", "0", *words])
-    assert " s)" not in capsys.readouterr().out
-    assert json.loads((tmp_path / "runs.json").read_text()) == runs
+    study.main(["--minutes", "0", *words])
+    assert " s)" not in capfd.readouterr().out
+    assert json.loads((tmp_path / "runs.json").read_text()) == stored
 
 
-def test_the_plot_of_every_arm(tmp_path: Path) -> None:
+def test_the_plot_of_every_arm(runs: Any, study: Any, tmp_path: Path) -> None:
     words = [
         "--json",
         str(tmp_path / "runs.json"),
@@ -325,13 +294,13 @@ def test_the_plot_of_every_arm(tmp_path: Path) -> None:
         "--sync-every",
         "20",
         "--arms",
-        *DEFAULT_ARMS,
+        *study.DEFAULT_ARMS,
     ]
-    store = Store(tmp_path / "runs.json")
-    invented(words, store)
-    options = parse(words)
-    tuned = {"muon": tune(options, "muon", store.stored)}
-    rows = rows_of(final_specs(options, tuned), store.read())
-    assert [row.arm for row in rows] == list(DEFAULT_ARMS)
-    draw(rows, tmp_path / "plot.png")
-    assert "Against ddp with muon" in tables(rows, tuned, options)
+    store = runs.Store(tmp_path / "runs.json")
+    invented(study, words, store)
+    options = study.parse(words)
+    tuned = {"muon": study.tune(options, "muon", store.of)}
+    rows = study.rows_of(runs.stored(study.final_specs(options, tuned), store.read()))
+    assert [row.arm for row in rows] == list(study.DEFAULT_ARMS)
+    study.draw(rows, tmp_path / "plot.png")
+    assert "Against ddp with muon" in "".join(study.tables(rows, tuned, options))

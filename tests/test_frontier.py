@@ -15,14 +15,15 @@ from tests.conftest import SMALL
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 WAITING = """
 import time
-from frontier import in_processes
+from argparse import Namespace
+from stored_runs import in_processes
 
-def wait() -> None:
+def wait(*arguments: object) -> None:
     print("began", flush=True)
     time.sleep(600)
 
 if __name__ == "__main__":
-    in_processes(1, wait)
+    in_processes(Namespace(jobs=2, minutes=1), wait)
 """
 
 
@@ -58,9 +59,8 @@ def test_the_processes_of_a_study_end_when_it_is_killed(tmp_path: Path) -> None:
 
 
 def test_every_trial_is_another_run(frontier: Any) -> None:
-    keys = [trial.spec(1000).key for trial in frontier.TRIALS]
+    keys = [trial.spec(1000).key for model in frontier.PROBLEMS for trial in frontier.trials(model)]
     assert len(set(keys)) == len(keys)
-    assert {trial.spec(1000).key for trial in frontier.FINALS} <= set(keys)
 
 
 def test_the_tables(frontier: Any, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_tables(frontier: Any, tmp_path: Path) -> None:
     store = frontier.Store(tmp_path / "runs.json")
     with pytest.raises(ValueError, match=r"there are no runs in .*; run --stage trials first"):
         frontier.main(["--stage", "table", "--json", str(store.file)])
-    ddp, other, best = frontier.FINALS[0], frontier.FINALS[1], frontier.FINALS[2]
+    ddp, other, best = frontier.finals("small")[:3]
     store.add(ddp.spec(1000).key, run(2.0, 1500.0))
     store.add(other.spec(1000).key, run(0.0, 0.0, diverged="not finite"))
     for seed, (ddp_loss, loss) in enumerate([(1.9, 2.0), (2.1, 2.2)]):
@@ -97,7 +97,7 @@ def test_the_mean_of_a_tail_of_one_round_has_the_loss_of_its_end(
     trial = frontier.Trial(arm="outer-alone", sync_every=2, more="evaluation.windows=8")
     spec = trial.spec(0)
     spec = replace(spec, tokens=2048, problem=spec.problem + tuple(problem.items()))
-    result = frontier.train(spec, 1, frontier.TailMean())
+    result = import_module("stored_runs").train(spec, 1, frontier.TailMean())
     assert result["tail_loss"] == pytest.approx(result["final_loss"], abs=2e-5)
     # One worker stands for four that reduce at each step.
     steps = result["curve"]["syncs"][-1]
