@@ -99,6 +99,7 @@ class OuterSync:
             codec=self.syncing.codec,
             residuals=residuals,
         )
+        # Nobody waits here: with streaming, training goes on until `step` asks for the mean.
         self._in_flight = fragment, comm.pseudo_gradient(given, overlapped=overlapped)
 
     @torch.no_grad()
@@ -117,6 +118,7 @@ class OuterSync:
             if self.optimizer is None:
                 parameter.sub_(parameter.grad)
         if self.optimizer is not None:
+            # Parameters of other fragments have no grad, and torch's optimizers leave those alone.
             self.optimizer.step()
         for parameter in self.global_params:
             parameter.grad = None
@@ -137,12 +139,15 @@ class OuterSync:
                 start = local(self.global_params[index]).to(worker.device)
                 residual = local(replica.residuals[index]) if moves else None
                 if residual is not None:
+                    # The next difference is taken from the origin as the worker's type has it, so
+                    # the residual must be, too: otherwise each sync would lose a rounding.
                     start = rounded_origin(start, worker).to(start.dtype)
                     start = start - residual.to(worker.device)
                 if kept:
                     start = torch.lerp(worker.to(start.dtype), start, 1 - kept)
                 worker.copy_(start)
                 if residual is not None:
+                    # In bf16 the copy has lost up to 1/256 of each value; it is sent next time.
                     residual.copy_(worker.to(start.dtype) - start)
 
     def fragment_of(self, fragment: int, replica: Replica) -> tuple[list[Tensor], list[Tensor]]:
@@ -183,6 +188,7 @@ class OuterSync:
             if codec is None:
                 copy_all(comm.mean(per_worker, weights), targets)
                 continue
+            # A format's error is in proportion to what is sent, and differences are small.
             given = Contributions(
                 per_worker=per_worker, weights=weights, origin=targets, codec=codec
             )

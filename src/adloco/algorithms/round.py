@@ -92,6 +92,8 @@ class Round:
             The report of the round; None if it was stopped.
         """
         state, parts = self._state, self._parts
+        # A round that was stopped plans again: its steps have changed nothing that plans are made
+        # of, but for a cap on micro-batches.
         tasks = self._plan()
         samples = {worker: float(task.samples) for worker, task in tasks.items()}
         weights: Weights = samples
@@ -113,7 +115,10 @@ class Round:
             self._count_sync()
             state.events_done += 1
         with phase("sync"):
-            done: Mapping[int, WorkerRound] = self._end(tasks, weights)
+            self._agree_on_pass_limit()
+            self._average_buffers(weights)
+            done = self._gather(tasks)
+            self._count_round(done)
             for stage in state.stages:
                 done = stage.after_round(tasks, done)
             trainers = self._request_batches(tasks, done)
@@ -163,22 +168,31 @@ class Round:
         ):
             worker.count_sync(stats)
 
-    def _end(self, tasks: Tasks, weights: Mapping[int, float]) -> dict[int, WorkerRound]:
-        """Average buffers, gather every worker's numbers, and update the counters of the run."""
-        state, parts = self._state, self._parts
-        self._agree_on_pass_limit()
-        synced = state.synced(weights, parts.placement, parts.meter)
+    def _average_buffers(self, weights: Weights) -> None:
+        """Set running statistics to the mean over each trainer's workers."""
+        parts = self._parts
+        synced = self._state.synced(weights, parts.placement, parts.meter)
         for trainer, replicas, shares, comm in synced:
             trainer.outer.average_buffers(replicas, shares, comm)
-        longest = max(worker.busy_seconds for worker in state.workers.values())
+
+    def _gather(self, tasks: Tasks) -> Mapping[int, WorkerRound]:
+        """The numbers of all workers of the run in the round, by id. Waits for all ranks."""
+        workers = self._state.workers.values()
+        # A rank with more workers than cores trains them in turns. Its seconds over those of its
+        # slowest worker say how many; a clock that stood still must not divide by zero.
+        longest = max(worker.busy_seconds for worker in workers)
         turns = max(1.0, self._training_seconds / max(longest, 1e-9))
-        rows = parts.placement.gather(
+        rows = self._parts.placement.gather(
             {
                 worker.id: WorkerRound.of(worker, tasks[worker.id], turns).to_numbers()
-                for worker in state.workers.values()
+                for worker in workers
             }
         )
-        done = {worker: WorkerRound.from_numbers(row) for worker, row in rows.items()}
+        return {worker: WorkerRound.from_numbers(row) for worker, row in rows.items()}
+
+    def _count_round(self, done: Mapping[int, WorkerRound]) -> None:
+        """Update the run's counters, and the speeds by which batches are split."""
+        state, parts = self._state, self._parts
         state.last_samples = {worker: row.samples for worker, row in done.items()}
         state.rounds_done += 1
         state.inner_steps += state.round_steps
@@ -189,7 +203,6 @@ class Round:
         speeds = {worker: row.samples / row.turn_seconds for worker, row in done.items()}
         state.speeds = parts.batching.shares.update(state.speeds, speeds)
         state.round_steps = state.final_samples = 0
-        return done
 
     def _request_batches(
         self, tasks: Tasks, done: Mapping[int, WorkerRound]
@@ -202,6 +215,7 @@ class Round:
         distances = trainer_distances(state.trainers, state.workers, parts.placement)
         for trainer in state.trainers.values():
             rows = [done[worker] for worker in trainer.worker_ids]
+            # The report has the request that was trained, not the one that the test leads to.
             requested = trainer.requested_batch
             samples = int(sum(row.samples for row in rows))
             trainer.update_batch([row.moments for row in rows], samples, decay, eta)
@@ -224,6 +238,7 @@ class Round:
         state, parts = self._state, self._parts
         requests = {trainer.id: trainer.requested_batch for trainer in state.trainers.values()}
         merge = parts.merging.policy.decide(state.rounds_done, requests)
+        # A merge averages global parameters, which diverged workers do not have.
         if merge or last:
             average_replicas(state, parts)
         if merge:

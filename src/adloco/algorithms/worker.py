@@ -132,6 +132,7 @@ class Worker:
             return
         began = self._settings.execution.clock()
         self.model.train()
+        # Agreed on by the island: the collectives of a step would wait for a rank that has left.
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         while self.inner_step < until and not stopping:
             stopping = self._step(task, halted)
@@ -164,6 +165,7 @@ class Worker:
         stops = self._settings.execution.on_nonfinite == "stop"
         measured = self._settings.max_grad_norm > 0 or not stops
         norm_sq = self.engine.norm_sq_part() if measured else 0.0
+        # One reduction for all three, because each takes a round trip between the island's ranks.
         loss, norm_sq, halting = self.engine.sum(
             [float(parts.double().sum()), norm_sq, float(halted.is_set())]
         )
@@ -178,7 +180,7 @@ class Worker:
             self.moments = moments
             copy_all(statistics, self._statistics)
             self._leave_out(task)
-        self._drop_gradients()
+        self._drop_gradients()  # A sync needs their memory.
         self.position += plan.worker_batch
         self.round_samples += plan.worker_batch
         self.losses.append(loss)
@@ -202,6 +204,7 @@ class Worker:
     def _restart(self, task: RoundTask) -> None:
         """Start again from the parameters of the last sync, with fresh optimizer state."""
         copy_all(task.start, [*self.replica.params, *self.replica.buffers])
+        # Moments that are not finite would spoil the next steps, and so would a residual.
         for optimizer in self.optimizers:
             optimizer.state.clear()
         for residual in self.replica.residuals:

@@ -148,6 +148,7 @@ class CompressedSum:
         for worker, (entry, weight) in enumerate(zip(given.per_worker, given.weights, strict=True)):
             for index, place in places:
                 worker_params = local(entry[index])
+                # bf16 minus bf16 in bf16 would round away most of a small change.
                 exact = sum_dtype(worker_params.dtype)
                 if given.origin:
                     start = rounded_origin(local(given.origin[index]), worker_params)
@@ -157,6 +158,8 @@ class CompressedSum:
                 if given.residuals:
                     place.add_(local(given.residuals[worker][index]).to(first.device))
             for rows in in_pieces(values, self._codec):
+                # Weighted before it is encoded: receivers then only add, and the blocks of a sum
+                # are encoded like a worker's own.
                 wanted = values[rows] * weight
                 encoded[worker, rows] = self._codec.encode(wanted)
                 sent = about[rows].without_padding(self._codec.decode(encoded[worker, rows]))
@@ -204,6 +207,7 @@ class CompressedSum:
         for worker, weight, residuals in zip(
             self._workers, self._given.weights, self._given.residuals, strict=True
         ):
+            # Divided by the weight, with which the residual will be multiplied when it is sent.
             kept = self._codec.error_feedback / max(weight, 1 / self._num_workers)
             own = (owners == worker).to(lost.device, lost.dtype)[:, None] * kept
             for index, place in self._places(lost * own, indices):
