@@ -3,6 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
+from adloco.options import options
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -17,3 +21,8 @@ def blocks(page: Path, language: str) -> list[str]:
 def console_lines(page: Path) -> list[str]:
     """The lines of a page's console blocks, with continued lines joined."""
     return "".join(blocks(page, "console")).replace("\\\n", "").splitlines()
+
+
+DESCRIBES_LAB = pytest.mark.skipif(
+    not options(), reason="the pages describe lab/, which was removed here (make removable)"
+)

@@ -23,7 +23,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import SECTIONS
 from adloco.plan.cluster import read_cluster
 from adloco.study.arms import parse_arm
-from tests.pages import PAGES, README, ROOT, blocks, console_lines
+from tests.pages import DESCRIBES_LAB, PAGES, README, ROOT, blocks, console_lines
 
 PYTHON_PAGE = ROOT / "docs" / "python.md"
 PYTHON = blocks(PYTHON_PAGE, "python")
@@ -54,6 +54,7 @@ def test_every_block_is_of_a_kind_that_is_checked(page: Path) -> None:
     assert {*languages} <= {"console", *CHECKED.get(page.stem, ())}
 
 
+@DESCRIBES_LAB
 @pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
 def test_commands_name_what_exists(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +164,7 @@ def test_the_python_page_runs(
     plt.close("all")
 
 
+@DESCRIBES_LAB
 def test_the_reference_of_settings_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     make_settings = importlib.import_module("make_settings")
@@ -188,6 +190,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
+@DESCRIBES_LAB
 def test_the_files_that_the_page_of_the_method_names_exist() -> None:
     page = (ROOT / "docs" / "method.md").read_text()
     named = re.findall(r"`([a-z_/]+(?:\.py|/))`", page.split("|---|")[-1])

@@ -14,6 +14,7 @@ from adloco.config.sections import TASKS
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric, Unit, aggregate, validation
 from adloco.options import option_metrics
 from adloco.run.records import summarise
+from tests.pages import DESCRIBES_LAB
 
 PAGE = Path(__file__).parents[1] / "docs" / "run-folder.md"
 
@@ -39,6 +40,7 @@ def test_the_tables_name_what_is_reported() -> None:
     )
 
 
+@DESCRIBES_LAB
 def test_the_page_names_the_same_fields_and_units() -> None:
     page = PAGE.read_text()
     tables = re.findall(r"\| field \| unit \| meaning \|\n\|[-|]+\n((?:\|.*\n)+)", page)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import adloco
+from tests.pages import DESCRIBES_LAB
 
 SOURCE = Path(adloco.__file__).parent
 FOLDERS = sorted(path.parent.name for path in (SOURCE / "lab").glob("*/__init__.py"))
@@ -44,6 +45,7 @@ def run(words: list[str], environment: dict[str, str], folder: Path) -> str:
     return found.stdout
 
 
+@DESCRIBES_LAB
 def test_without_lab_all_recipes_are_read_and_the_default_one_trains(tmp_path: Path) -> None:
     environment = without(tmp_path, Path("lab"))
     run(["-c", IMPORTS], environment, tmp_path)

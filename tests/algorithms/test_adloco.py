@@ -28,7 +28,6 @@ from adloco import (
 from adloco.algorithms.reporting import WorkerRound, report_sync
 from adloco.algorithms.trainer_distance import BUCKETS
 from adloco.distributed.codecs.int4 import Int4
-from adloco.lab.batch_controls.batch_rules import RandomBatch
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
@@ -239,21 +238,6 @@ def test_seesaw_by_hand() -> None:
                 learning_rate=schedule(coupling),
                 guards=BatchGuards(initial=initial, maximum=64),
             )
-
-
-def test_random_batches_follow_the_seed_of_the_run() -> None:
-    def fresh(seed: int) -> AdLoCo:
-        return make_run(seed=seed, batch=RandomBatch(lowest=2, highest=20))
-
-    def requests(run: AdLoCo, rounds: int) -> list[int]:
-        return [report.trainers[0].requested_batch for report in run.rounds(rounds)]
-
-    drawn = requests(fresh(0), 8)
-    assert requests(fresh(1), 8) != drawn
-    begun, resumed = fresh(0), fresh(0)
-    first = requests(begun, 3)
-    resumed.load_state_dict(copy.deepcopy(begun.state_dict()))
-    assert first + requests(resumed, 5) == drawn
 
 
 def test_inner_state_persists_across_rounds() -> None:

@@ -26,7 +26,7 @@ def test_what_may_change_on_resume() -> None:
     free = {name for name, facts in setting_facts().items() if facts.resume == "free"}
     recorded = {name for name, facts in setting_facts().items() if facts.resume == "recorded"}
     assert {"run.tokens", "data.path", "outer.on_host", "switch.pass_limit"} <= free
-    assert {"inner.lr", "method.max_grad_norm", "data.skip_samples", "outer.gate"} <= recorded
+    assert {"inner.lr", "method.max_grad_norm", "data.skip_samples"} <= recorded
     assert {*changeable()} == (free | recorded) - {"run.folder", "run.name"}
     assert "inner.weight_decay" not in changeable()
 

@@ -1,14 +1,16 @@
 """Rules that serve as controls for adaptive batches, by hand."""
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
 
+from adloco import AdLoCo
 from adloco.lab.batch_controls.batch_rules import CyclicBatch, RandomBatch, ReplayBatch
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.controller import BatchController, BatchGuards
-from tests.problems import at
+from tests.problems import at, make_run
 
 
 def requests(rule: BatchRule, *samples: int) -> list[int]:
@@ -82,3 +84,18 @@ def test_bad_settings(make: object, message: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_random_batches_follow_the_seed_of_the_run() -> None:
+    def fresh(seed: int) -> AdLoCo:
+        return make_run(seed=seed, batch=RandomBatch(lowest=2, highest=20))
+
+    def requests(run: AdLoCo, rounds: int) -> list[int]:
+        return [report.trainers[0].requested_batch for report in run.rounds(rounds)]
+
+    drawn = requests(fresh(0), 8)
+    assert requests(fresh(1), 8) != drawn
+    begun, resumed = fresh(0), fresh(0)
+    first = requests(begun, 3)
+    resumed.load_state_dict(copy.deepcopy(begun.state_dict()))
+    assert first + requests(resumed, 5) == drawn

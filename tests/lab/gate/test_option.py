@@ -5,6 +5,7 @@ import math
 import pytest
 
 from adloco.lab.gate.option import Gate, Verdict, cosines_with_others
+from adloco.run.stored import changeable
 
 
 def test_norms_are_compared_with_their_median() -> None:
@@ -79,3 +80,7 @@ def test_a_worker_that_is_left_out_is_named() -> None:
     (event,) = Gate.events(record)
     assert event.startswith("worker 5 of trainer 0 was left out of 1 syncs")
     assert event.endswith("norm 104 times the median, cosine -")
+
+
+def test_it_may_be_switched_on_when_a_run_is_resumed() -> None:
+    assert {"outer.gate", "outer.gate_factor", "outer.gate_cosine"} <= {*changeable()}
