@@ -9,7 +9,15 @@ import pytest
 from adloco.config.recipe import build_recipe, named_in_section, override
 from adloco.config.recipe_text import settings, to_toml
 from adloco.config.register import Register
-from adloco.config.sections import BATCH_RULES, SECTIONS
+from adloco.config.sections import (
+    BATCH_RULES,
+    MERGE_POLICIES,
+    SECTIONS,
+    SHARES,
+    TASKS,
+    WIRE_FORMATS,
+)
+from adloco.distributed.codecs.plain import PlainWire
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.norm_test import NormTest
 from tests.problems import at
@@ -88,6 +96,13 @@ def test_a_folder_is_found_by_the_keys_of_its_classes() -> None:
     assert list(BATCH_RULES.classes) == sorted(BATCH_RULES.classes)
     assert BATCH_RULES.find("norm-test") is NormTest
     assert BATCH_RULES.name_of(NormTest) == "norm-test"
+
+
+@pytest.mark.parametrize("register", [BATCH_RULES, MERGE_POLICIES, SHARES, WIRE_FORMATS, TASKS])
+def test_every_choice_has_what_its_protocol_asks_for(register: Register) -> None:
+    """As is asked of a class of the user's own."""
+    for kind in register.classes.values():
+        assert register.missing(kind) == [] or kind is PlainWire, kind
 
 
 def test_a_new_file_in_a_folder_is_a_new_choice(

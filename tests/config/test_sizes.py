@@ -32,9 +32,9 @@ def test_a_size_of_memory(text: str, gib: float | None) -> None:
 
 def test_they_are_settings() -> None:
     flags = [("run.tokens", "1.5M"), ("memory.gib", "512MiB"), ("batch.initial", "1e1")]
-    recipe = build_recipe(override({"auto": {"every": "2k"}, "memory": {}}, flags))
+    recipe = build_recipe(override({"evaluation": {"every": "2k"}, "memory": {}}, flags))
     assert (recipe.run.tokens, recipe.memory.gib) == (1_500_000, 0.5)
-    assert (recipe.guards.initial, recipe.part("auto").every) == (10, 2000)
+    assert (recipe.guards.initial, recipe.evaluation.every) == (10, 2000)
     assert ("run.tokens", "600000") in until_settings(["tokens", "600k"])
 
 

@@ -54,6 +54,10 @@ class Register:
         keys = [key for key, kind in self.classes.items() if kind is owner]
         return keys[0] if keys else f"{owner.__module__}:{owner.__qualname__}"
 
+    def missing(self, kind: type) -> list[str]:
+        """What the protocol asks for and a class does not have."""
+        return sorted(_members(self.protocol) - set(dir(kind)) - get_type_hints(kind).keys())
+
     def _checked(self, path: str, found: Any) -> type:
         # vars, not getattr: a subclass without the decorator inherits the attribute, but its own
         # fields would be ignored.
@@ -64,12 +68,11 @@ class Register:
             "kw_only=True) above it",
         )
         try:
-            hints = get_type_hints(found)
+            missing = self.missing(found)
         except Exception as error:  # For instance an undefined name in an annotation.
             raise ValueError(
                 f"{path!r} has type hints that cannot be read ({error}); correct them"
             ) from error
-        missing = sorted(_members(self.protocol) - set(dir(found)) - hints.keys())
         require(
             not missing,
             f"{path!r} lacks {', '.join(missing)}, which {self.protocol.__name__} asks for; see "

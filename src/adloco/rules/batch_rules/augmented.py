@@ -36,6 +36,7 @@ class AugmentedInnerProductTest:
     Var<g_i, G>."""
 
     needs_moments = True
+    measurement = ""
 
     def __post_init__(self) -> None:
         require(self.theta > 0, f"theta must be > 0, got {self.theta}")
