@@ -29,6 +29,7 @@ from links_network import (
 from torch import Tensor
 
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
+from adloco.distributed.torch_versions import all_gather_single
 
 SIZES, REPEATS, LATER = (64_000, 512_000, 3_500_000), 7, 0.02
 PAYLOAD = 1448 / 1514
@@ -68,7 +69,7 @@ def measure(rank: int, bytes_per_second: float) -> None:
     def collectives(mine: Tensor, theirs: Tensor, both: Tensor) -> None:
         sizes = [0, len(mine)] if rank == 0 else [len(mine), 0]
         dist.all_to_all_single(theirs, mine, sizes, sizes)
-        dist.all_gather_single(both, mine)
+        all_gather_single(both, mine)
 
     def swaps(mine: Tensor, theirs: Tensor, both: Tensor) -> None:
         wait_for(start_all_to_all([mine] * 2, [theirs] * 2, group))
