@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from adloco.config.recipe import build_recipe, override, read_values
@@ -53,11 +54,12 @@ class Job:
             more: Options of torchrun that only this scheduler needs, likewise.
             recipe: The recipe as the nodes name it.
         """
+        wait = f" --shutdown-timeout {self.grace_seconds}" if torchrun_can_wait() else ""
         lines = [
             f"torchrun --nnodes {self.nodes} --nproc-per-node {self.gpus_per_node}",
             f"    --rdzv-backend c10d --rdzv-endpoint {first}:{PORT}",
             *(f"    {option}" for option in more),
-            f"    --max-restarts {RESTARTS} --shutdown-timeout {self.grace_seconds}",
+            f"    --max-restarts {RESTARTS}{wait}",
             f"    -m adloco train {shlex.quote(recipe)} --restart",
             *(f"    --{name} {shlex.quote(value)}" for name, value in self.settings),
         ]
@@ -114,7 +116,8 @@ def plan_job(
     defaults: dict[str, str] = {}
     if not asked.run.folder:
         defaults["run.folder"] = f"runs/{name}-{started}"
-    if not {"run.grace_seconds"} & {*dict(settings), *(f"run.{key}" for key in values["run"])}:
+    own_grace = "run.grace_seconds" in dict(settings) or "grace_seconds" in values["run"]
+    if torchrun_can_wait() and not own_grace:
         defaults["run.grace_seconds"] = str(GRACE_SECONDS)
     shape = asked.placement
     if (shape.shard_size, shape.replica_size) == (1, 1) and gpus_per_island > 1:
@@ -132,6 +135,17 @@ def plan_job(
         gpus_per_node=per_node,
         grace_seconds=round(whole.run.grace_seconds),
     )
+
+
+def torchrun_can_wait() -> bool:
+    """True if the torchrun that is installed here has --shutdown-timeout. Older ones (torch 2.11)
+    always kill their ranks 30 seconds after a signal, which is the default of `run.grace_seconds`.
+    """
+    torch = find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    # Read and not imported, which takes seconds.
+    launcher = Path(torch.origin).parent / "distributed" / "run.py"
+    return "--shutdown-timeout" in launcher.read_text(encoding="utf-8")
 
 
 def _check_islands(recipe: Recipe, islands: int, gpus_per_island: int) -> None:
