@@ -26,6 +26,7 @@ from links_network import (
 from sync import sync_times
 
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
+from adloco.distributed.torch_versions import all_gather_single
 
 RANKS, MILLIONS, LATER = 2, 10, 0.02
 
@@ -74,7 +75,7 @@ def exchange_times(size: int, turns: int) -> Seconds:
     def collectives() -> None:
         time.sleep(LATER * rank)
         dist.all_to_all_single(theirs, mine, sizes, sizes)
-        dist.all_gather_single(both, mine)
+        all_gather_single(both, mine)
 
     def ours() -> None:
         time.sleep(LATER * rank)

@@ -15,7 +15,7 @@ from torch.distributed.run import get_args_parser
 
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
-from adloco.cluster.job import Job, plan_job
+from adloco.cluster.job import Job, plan_job, torchrun_can_wait
 from adloco.cluster.schedulers import SCHEDULERS, VARIABLES, Surroundings
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch import restarts
@@ -26,6 +26,12 @@ LINE = ["launch", "diloco", "--on", "slurm", "--islands", "2", "--gpus-per-islan
 SBATCH = {"job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time"}
 SBATCH |= {"requeue", "signal", "open-mode", "output"}
 """Long options of sbatch, as its manual lists them, among them all that the script uses."""
+
+
+@pytest.fixture(autouse=True)
+def newer_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are the same with every version of torch that the tests run with."""
+    monkeypatch.setattr("adloco.cluster.job.torchrun_can_wait", lambda: True)
 
 
 def job(recipe: str = "diloco", *settings: tuple[str, str], **numbers: int) -> Job:
@@ -64,8 +70,12 @@ def shell(name: str, content: Any) -> str:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_torchrun_and_adloco_understand_the_command(name: str) -> None:
+def test_torchrun_and_adloco_understand_the_command(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its options are read by torchrun's own parser, the rest as `adloco train` reads a line."""
+    monkeypatch.undo()
+    grace = 110 if torchrun_can_wait() else 30
     asked = [("run.tokens", "10M"), ("run.name", "it's 8 $HOME")]
     planned = job("diloco", *asked, gpus_per_node=4)
     words = command(name, planned)
@@ -74,7 +84,8 @@ def test_torchrun_and_adloco_understand_the_command(name: str) -> None:
     words = shlex.split(re.sub(r"--rdzv-conf .*?--max", "--max", shlex.join(words)))
     options = get_args_parser().parse_args(words[1:])
     assert (options.nnodes, options.nproc_per_node, options.max_restarts) == ("4", "4", 3)
-    assert (options.rdzv_backend, options.shutdown_timeout) == ("c10d", 110)
+    assert options.rdzv_backend == "c10d"
+    assert getattr(options, "shutdown_timeout", 30) == grace
     assert options.rdzv_endpoint.endswith(":29400")
     assert (options.module, options.training_script) == (True, "adloco")
     settings, others = take_settings(options.training_script_args)
@@ -82,7 +93,15 @@ def test_torchrun_and_adloco_understand_the_command(name: str) -> None:
     recipe = build_recipe(override(read_values("diloco"), settings))
     assert (recipe.run.tokens, recipe.run.name) == (10_000_000, "it's 8 $HOME")
     assert recipe.run.folder == "runs/it-s-8-home-20261122-120000"
-    assert (recipe.placement.shard_size, recipe.run.grace_seconds) == (8, 110)
+    assert (recipe.placement.shard_size, recipe.run.grace_seconds) == (8, grace)
+
+
+def test_a_torchrun_that_cannot_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adloco.cluster.job.torchrun_can_wait", lambda: False)
+    planned = job()
+    assert planned.grace_seconds == 30
+    assert "grace_seconds" not in written("slurm", planned)
+    assert "--shutdown-timeout" not in written("slurm", planned)
 
 
 def test_ranks_that_are_started_again_have_a_new_store() -> None:

@@ -9,9 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from adloco import BatchGuards
+from adloco.distributed.parallel.ddp import ReplicatedModel
+from adloco.distributed.parallel.engine import IslandGroup
 from adloco.distributed.testing import run_on_ranks
+from adloco.distributed.traffic import Traffic
 from tests.distributed.test_islands import run_here
 from tests.problems import BlockLM, next_token, outer_sgd, sgd, tokens
 
@@ -101,6 +105,26 @@ def test_every_rank_starts_from_the_first_one_s_model(replicas: int, workers: in
     for theirs in run_on_ranks(trained, 2, Drawn, 1, replicas, workers):
         for mine, other in zip(alone, theirs, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9)
+
+
+def running_means() -> tuple[float, float]:
+    """A mean over batches: as it is copied to a replica, and after two passes of the replica's."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    assert group is not None
+    model = nn.BatchNorm1d(1, momentum=0.5)
+    assert model.running_mean is not None
+    model.running_mean.fill_(rank)
+    island = IslandGroup(init_device_mesh("cpu", (2, 1)), group, Traffic())
+    forward = ReplicatedModel(model, island, compile=False, fill=None).forward
+    copied = model.running_mean.item()
+    for _ in range(2):
+        forward(torch.full((2, 1), 4.0 * rank))
+    return copied, model.running_mean.item()
+
+
+def test_replicas_keep_their_own_buffers() -> None:
+    """A copy before each forward pass would end with (0 + 4) / 2 on the second one."""
+    assert run_on_ranks(running_means, 2) == [(0.0, 0.0), (0.0, 3.0)]
 
 
 class Scalar(BlockLM):

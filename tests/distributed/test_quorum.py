@@ -394,7 +394,8 @@ def test_a_rank_that_still_waits_for_a_lost_one_is_ended(store: Any) -> None:
     try:
         for process in processes:
             assert process.stdout is not None
-            assert process.stdout.readline() == "both are there\n"
+            # The gloo of torch 2.9 has a line of its own before it.
+            assert "both are there\n" in iter(process.stdout.readline, "")
         processes[1].communicate("x", timeout=60)
         report_death(store, 1, "has left")
         processes[0].communicate("x", timeout=60)

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from adloco.config.recipe import build_recipe, override, read_values
@@ -53,6 +54,11 @@ class Job:
             f"{self.name}: {count(self.islands, 'island')} of {count(gpus, 'GPU')} on "
             f"{count(self.nodes, 'node')}, written by `adloco launch`."
         )
+
+    @property
+    def can_wait(self) -> bool:
+        """True if the job's torchrun has an option for the time until it kills its ranks."""
+        return torchrun_can_wait()
 
     def carried_recipe(self) -> tuple[str, str]:
         """For a scheduler whose nodes do not see the files here: lines of a shell that write the
@@ -105,7 +111,8 @@ def plan_job(
     defaults: dict[str, str] = {}
     if not asked.run.folder:
         defaults["run.folder"] = f"runs/{name}-{started}"
-    if "run.grace_seconds" not in dict(settings) and "grace_seconds" not in values["run"]:
+    own_grace = "run.grace_seconds" in dict(settings) or "grace_seconds" in values["run"]
+    if torchrun_can_wait() and not own_grace:
         defaults["run.grace_seconds"] = str(GRACE_SECONDS)
     shape = asked.placement
     if (shape.shard_size, shape.replica_size) == (1, 1) and gpus_per_island > 1:
@@ -123,6 +130,17 @@ def plan_job(
         gpus_per_node=per_node,
         grace_seconds=round(whole.run.grace_seconds),
     )
+
+
+def torchrun_can_wait() -> bool:
+    """True if the torchrun that is installed here has --shutdown-timeout. Older ones (torch 2.11)
+    always kill their ranks 30 seconds after a signal, which is the default of `run.grace_seconds`.
+    """
+    torch = find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    # Read and not imported, which takes seconds.
+    launcher = Path(torch.origin).parent / "distributed" / "run.py"
+    return "--shutdown-timeout" in launcher.read_text(encoding="utf-8")
 
 
 def _check_islands(recipe: Recipe, islands: int, gpus_per_island: int) -> None:

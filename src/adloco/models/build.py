@@ -21,6 +21,7 @@ from adloco.algorithms.dropout import mixed_seed, recomputed_alike
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.errors import require
 from adloco.models.source import Head, ModelOptions, is_causal
+from adloco.models.transformers_versions import recompute_activations
 from adloco.models.weights import StoredWeights, find_weights
 
 
@@ -41,9 +42,7 @@ class ModelBuilder:
     def __call__(self) -> nn.Module:
         model = self._whole_from_library() if self.stored.only_whole else self._empty()
         if self.options.gradient_checkpointing:
-            model.activation_checkpointing_enable(
-                {"use_reentrant": False, "context_fn": recomputed_alike}
-            )
+            recompute_activations(model, {"use_reentrant": False, "context_fn": recomputed_alike})
         built: nn.Module = model
         return built
 
@@ -72,6 +71,9 @@ class ModelBuilder:
         return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.options.dtype]
 
     def _empty(self) -> Any:
+        # Older versions of transformers give this type to the head alone; the body takes the
+        # configuration's.
+        self.config.dtype = self._dtype
         try:
             with torch.device("meta"):
                 return self._auto.from_config(

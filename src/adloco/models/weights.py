@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from adloco.distributed.parallel.layers import blocks
+from adloco.models.transformers_versions import has_extra_files, known_changes
 
 DIGEST_ELEMENTS = 256
 """Number of first elements of each tensor that enter the digest of weights."""
@@ -150,7 +151,7 @@ def _files(name: str, config: Any) -> list[str]:
     special = (
         getattr(config, "quantization_config", None)
         or getattr(config, "transformers_weights", None)
-        or type(config).extra_files
+        or has_extra_files(config)
     )
     if special or find("adapter_config.json"):
         return []
@@ -168,20 +169,13 @@ def _places(model: Any, files: list[str]) -> tuple[dict[str, tuple[str, str]], s
         part; empty if they can.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import (
-        PrefixChange,
-        WeightConverter,
-        WeightRenaming,
-        rename_source_key,
-    )
+    from transformers.core_model_loading import WeightConverter, rename_source_key
 
     if not files:
         return {}, "they are not safetensors alone"
     tensors, prefix = model.state_dict(), model.base_model_prefix
     changes = get_model_conversion_mapping(model)
-    if any(
-        type(change) not in (WeightRenaming, PrefixChange, WeightConverter) for change in changes
-    ):
+    if not {type(change) for change in changes} <= {*known_changes()}:
         return {}, "their keys follow rules of their own"
     renamings = [change for change in changes if not isinstance(change, WeightConverter)]
     converters = [change for change in changes if isinstance(change, WeightConverter)]

@@ -16,6 +16,7 @@ from adloco.distributed.comm.comm import SumStats
 from adloco.distributed.comm.compressed import Join
 from adloco.distributed.comm.ordered_sum import OrderedSum
 from adloco.distributed.dtensor import with_local
+from adloco.distributed.torch_versions import all_gather_single
 
 
 class BucketExchange:
@@ -68,7 +69,7 @@ def gathered(mine: Tensor, longest: int, group: dist.ProcessGroup | None = None)
     """
     padded = torch.cat([mine, mine.new_zeros(longest - len(mine), *mine.shape[1:])])
     everyone = padded.new_empty(dist.get_world_size(group), *padded.shape)
-    dist.all_gather_single(everyone.view(-1), padded.view(-1), group=group)
+    all_gather_single(everyone.view(-1), padded.view(-1), group=group)
     return everyone
 
 

@@ -45,11 +45,13 @@ class ReplicatedModel:
         self._island = island
         self._parameters = trainable(model)
         self._ddp = DistributedDataParallel(
-            model,
-            process_group=island.group,
-            forward_sync_buffers=False,
-            gradient_as_bucket_view=True,
+            model, process_group=island.group, gradient_as_bucket_view=True
         )
+        # DDP copies buffers from the first replica when it is made, and would do so again in each
+        # forward pass. The argument that stops this was renamed after torch 2.11 (there it stops
+        # the first copy too), so both attributes are set: each version reads one of them.
+        self._ddp.forward_sync_buffers = False
+        self._ddp.broadcast_buffers = False
         self._ddp.register_comm_hook(island.group, self._sum_hook)
         self.forward: Callable[..., Any] = torch.compile(self._ddp) if compile else self._ddp
 

@@ -31,6 +31,7 @@ from adloco.distributed.parallel.gradient_norms import (
 )
 from adloco.distributed.parallel.layers import Fill, blocks
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
+from adloco.distributed.torch_versions import all_gather_single, reduce_scatter_single
 from adloco.distributed.traffic import Traffic, num_bytes
 
 
@@ -181,7 +182,7 @@ class _MeasuringReduceScatter:
         if self.added is not None:
             self._add(self.added, input_tensor, group, op)
         self._traffic.inside += num_bytes([input_tensor])
-        return dist.reduce_scatter_single(output_tensor, input_tensor, op, group, async_op)
+        return reduce_scatter_single(output_tensor, input_tensor, op, group, async_op)
 
     def _add(self, added: _Added, gradients: Tensor, group: dist.ProcessGroup, op: Any) -> None:
         """Reduce-scatter a transform of the unsharded gradients, and add it to the totals."""
@@ -206,7 +207,7 @@ class _MeasuringReduceScatter:
         sent = torch.cat(transformed, dim=1)
         own = sent.new_empty(sent.size(1))
         self._traffic.inside += num_bytes([sent])
-        dist.reduce_scatter_single(own, sent.flatten(), op, group)
+        reduce_scatter_single(own, sent.flatten(), op, group)
         for index, shape, part in zip(
             self._members, shapes, torch.split(own, lengths), strict=True
         ):
@@ -231,7 +232,7 @@ class _CountingAllGather:
         async_op: bool = False,
     ) -> Any:
         self._traffic.inside += num_bytes([input_tensor])
-        return dist.all_gather_single(output_tensor, input_tensor, group, async_op)
+        return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
 def _gathered_with(module: nn.Module) -> list[nn.Parameter]:

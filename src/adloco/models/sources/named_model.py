@@ -92,6 +92,11 @@ class NamedModel:
                 f"overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}"
             ) from error
         layers = getattr(config, "num_hidden_layers", 0)
+        # transformers checks types itself since 5.4.
+        require(
+            isinstance(layers, int) and isinstance(config.vocab_size, int),
+            f"overrides do not fit {self.name!r}: sizes must be whole numbers",
+        )
         require(
             layers <= MOST_LAYERS,
             f"name {self.name!r} has {layers:,} layers; at most {MOST_LAYERS:,} are allowed, set "

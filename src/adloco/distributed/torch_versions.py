@@ -1,0 +1,10 @@
+"""Functions of torch whose names differ between the versions that adloco supports."""
+
+import torch.distributed as dist
+
+if hasattr(dist, "all_gather_single"):
+    all_gather_single = dist.all_gather_single
+    reduce_scatter_single = dist.reduce_scatter_single
+else:  # torch 2.9 to 2.11. Newer versions still have these names, but warn of them.
+    all_gather_single = dist.all_gather_into_tensor
+    reduce_scatter_single = dist.reduce_scatter_tensor
