@@ -51,7 +51,7 @@ def test_two_arms_from_training_to_the_page(
     words += ["--parallel", "2", "--link", "8mbit", "--targets", "5,0.001"]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "Held equal: data, validation windows, tokenizer, model, task, 4,096 tokens" in out
+    assert "Held equal: task, validation windows, model, data, tokenizer, 4,096 tokens" in out
     content = compared(study)
     for arm, sync_every in zip(content["arms"], (4, 2), strict=True):
         (run,) = arm["runs"]
