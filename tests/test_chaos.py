@@ -186,7 +186,8 @@ def test_a_parameter_differs_in_its_last_bit(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "left", ["run/.lock", "run/checkpoints/.writing-a", "run/checkpoints/.replaced-b", "cache/.new"]
+    "left",
+    ["run/.other", "run/checkpoints/.writing-a", "run/checkpoints/.replaced-b", "cache/.new"],
 )
 def test_a_file_is_left_over(left: str, folder: Path) -> None:
     undisturbed = read(folder)

@@ -1,5 +1,7 @@
 """The folder of a new run: its name, and who may have it."""
 
+import fcntl
+import os
 import re
 from datetime import datetime
 from pathlib import Path
@@ -129,7 +131,19 @@ def test_what_a_kill_before_the_first_checkpoint_has_left_is_removed(tmp_path: P
         # Fails again, in a folder that it did not make.
         (run / "environment.json").touch()
         (run / "tokenizer").mkdir()
-    assert list(run.iterdir()) == []
+    assert [path.name for path in run.iterdir()] == [".lock"]
+
+
+def test_two_processes_never_hold_a_lock_of_one_folder(tmp_path: Path) -> None:
+    """One has opened the lock's file while another holds it, and gets it when that one ends."""
+    with locked(tmp_path):
+        opened = os.open(tmp_path / ".lock", os.O_RDWR)
+    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(ValueError, match="is in use"), locked(tmp_path):
+        pass
+    os.close(opened)
+    with locked(tmp_path):
+        pass
 
 
 def test_a_run_that_has_begun_is_not_removed(tmp_path: Path) -> None:

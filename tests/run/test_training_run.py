@@ -126,6 +126,7 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert main(["train", name, *small]) == 0
     folder = tmp_path / "run"
     assert {path.name for path in folder.iterdir()} == {
+        ".lock",
         "recipe.toml",
         "environment.json",
         "metrics.jsonl",

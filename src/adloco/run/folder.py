@@ -181,6 +181,9 @@ def finished(folder: Path) -> Path:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock while the context lasts.
 
+    The lock's file stays. If it were removed, a process that had opened it before could lock the
+    removed file while another one locks a new file of that name, and both would train the run.
+
     Raises:
         ValueError: Another process holds it.
     """
@@ -196,7 +199,6 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def is_locked(folder: Path) -> bool:
