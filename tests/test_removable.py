@@ -62,6 +62,19 @@ def test_without_lab_all_recipes_are_read_and_the_default_one_trains(tmp_path: P
     assert "outer.gate is not a setting of [outer]" in refused.stderr
 
 
+@DESCRIBES_LAB
+def test_a_run_is_read_whether_or_not_options_were_there_when_it_was_trained(
+    tmp_path: Path,
+) -> None:
+    """Trained without lab/ and read with it, and the other way round."""
+    bare = without(tmp_path, Path("lab"))
+    whole = bare | {"PYTHONPATH": str(SOURCE.parent)}
+    for trained, read, name in ((bare, whole, "bare"), (whole, bare, "whole")):
+        run(["-m", "adloco", "train", *SMALL, "--run.folder", name], trained, tmp_path)
+        for words in (["evaluate", name], ["report", name], ["runs", "."]):
+            assert "damaged" not in run(["-m", "adloco", *words], read, tmp_path)
+
+
 @pytest.mark.parametrize("option", FOLDERS)
 def test_each_folder_of_lab_has_a_short_readme(option: str) -> None:
     """What it is for, its result with its seeds and date, its cost and limits."""

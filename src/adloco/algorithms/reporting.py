@@ -259,7 +259,10 @@ def report_trainer(
         grad_variance=estimate.grad_variance if estimate else None,
         grad_norm_sq=estimate.grad_norm_sq if estimate else None,
         noise_scale=estimate.noise_scale if estimate else None,
-        noise_scale_factor=estimate.noise_scale_factor if estimate else None,
+        # An infinite noise scale is not written, and neither is its error.
+        noise_scale_factor=estimate.noise_scale_factor
+        if estimate and math.isfinite(estimate.noise_scale)
+        else None,
         measured_grad_variance=measured.grad_variance if measured else None,
         measured_grad_norm_sq=measured.grad_norm_sq if measured else None,
         train_loss=sum(row.loss_sum for row in done) / sum(row.samples for row in done),

@@ -27,6 +27,7 @@ from adloco.algorithms.trainer_distance import trainer_distances
 from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
+from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge import Merge
 
 Phase = Callable[[str], AbstractContextManager[object]]
@@ -211,7 +212,10 @@ class Round:
         state, parts = self._state, self._parts
         reports = []
         decay = parts.planner.decay(state.samples)
-        eta = state.chosen.eta
+        # None unless a stage has changed it: a rule of the user's own may set eta for each test.
+        rule = parts.batching.rule
+        changed = isinstance(rule, NormTest) and rule.eta != state.chosen.eta
+        eta = state.chosen.eta if changed else None
         distances = trainer_distances(state.trainers, state.workers, parts.placement)
         for trainer in state.trainers.values():
             rows = [done[worker] for worker in trainer.worker_ids]

@@ -114,6 +114,11 @@ class Option(Protocol):
         """True if the run has the stage."""
         ...
 
+    @property
+    def chooses(self) -> tuple[str, ...]:
+        """Fields of `Chosen` that the stage changes while the run trains."""
+        ...
+
     def check(
         self, method: Method, batching: Batching, streaming: Streaming, policy: MergePolicy
     ) -> None:

@@ -59,8 +59,21 @@ def named_settings(recipe: Recipe) -> dict[str, Any]:
     return {f"{setting.section}.{setting.key}": setting.value for setting in settings(recipe)}
 
 
+def idle_settings(recipe: Recipe) -> set[str]:
+    """section.key of the settings of options of which all have their defaults."""
+    return {
+        f"{option.section}.{name}"
+        for option in recipe.options.values()
+        if option == type(option)()
+        for name in defaults(type(option))
+    }
+
+
 def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
     """Write every setting as TOML; reading it back gives the same recipe.
+
+    Options of lab/ that have their defaults are left out unless meanings are wanted, so that a run
+    can be read where such an option was removed.
 
     Args:
         recipe: The recipe to write.
@@ -72,7 +85,10 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
     """
     lines: list[str] = []
     section = ""
+    left_out = set() if with_meanings else idle_settings(recipe)
     for setting in settings(recipe):
+        if f"{setting.section}.{setting.key}" in left_out:
+            continue
         if setting.section != section:
             section = setting.section
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]

@@ -229,6 +229,15 @@ class Recipe:
             f"{self.guards.initial}",
         )
 
+    def require_numbers(self) -> None:
+        """Raise ValueError if the run chooses H, eta or n itself."""
+        chosen = [name for option in self.options.values() for name in option.chooses]
+        require(
+            not chosen,
+            f"auto.chooses must be empty here, where numbers are needed, got {chosen}; only a run "
+            "chooses them",
+        )
+
     def part(self, name: str) -> Any:
         """The settings that a field of the recipe, or an option, has."""
         return self.options[name] if name in self.options else getattr(self, name)

@@ -131,6 +131,7 @@ def _on_cluster(
         although it is one of several numbers of fragments, or if the norm test holds no batch.
     """
     first = build_recipe(override(read_values(name), list(point.items())))
+    first.require_numbers()
     if first.switch.max_micro_batch == "auto":
         first = replace(
             first,

@@ -20,8 +20,10 @@ VAGUE = 9.0
 """Variance of the logarithm before the first test: a factor of 20 up or down."""
 PAST_TESTS = 4
 """Tests for which the relative noise of earlier rounds counts, beside the tests of a round."""
+LEAST_NOISE = 1e-12
+"""The least relative variance of a test that is believed."""
 MOST_ZOOMS = 10
-"""Grids of a product: the first spans a factor of 10^15, and each is about 30 times finer."""
+"""Grids of a product: the first spans a factor of 10^15, and each is about 17 times finer."""
 POINTS = 200
 """Points of the grid on which a likelihood is multiplied by the distribution."""
 
@@ -129,7 +131,9 @@ class Level:
             dof, wrong = 1, self.value**2 * math.expm1(self.log_variance)
             spread = max(0.0, (value - self.value) ** 2 - wrong)
         before = PAST_TESTS * self.test_variance
-        return (dof * spread / scale**2 + before) / (dof + PAST_TESTS)
+        # Tests that repeat exactly would make it vanish in the end, and squares may underflow.
+        relative = (math.sqrt(spread) / scale) ** 2
+        return max((dof * relative + before) / (dof + PAST_TESTS), LEAST_NOISE)
 
     def to_numbers(self) -> list[float | None]:
         """Its state, for a checkpoint."""

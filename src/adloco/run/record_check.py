@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric
+from adloco.options import option_metrics
 
 STEP = ("round", "trainer", "worker", "inner_step", "samples")
 LARGEST, LARGEST_FLOAT = 2**62, 1e100
+_OF_OPTIONS = {*option_metrics("trainer"), *option_metrics("worker")}
 
 
 def record_fault(line: Any) -> str:
@@ -71,7 +73,11 @@ def _fault(
 ) -> str:
     """The first name of a table whose value in a row is not what it should be."""
     for row in rows:
+        # A run may have been trained without an option that is there now.
+        absent = {name for name in _OF_OPTIONS if name not in row}
         for name in (*table, *others):
+            if name in absent:
+                continue
             value, metric = row.get(name, ""), table.get(name)
             fits = is_count if metric and metric.whole else is_number
             if metric and metric.always if value is None else not fits(value):

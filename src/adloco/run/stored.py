@@ -10,7 +10,7 @@ from typing import Any, Literal
 from adloco.algorithms.state_parts import RUN
 from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, override, read_values
-from adloco.config.recipe_text import named_settings
+from adloco.config.recipe_text import idle_settings, named_settings
 from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
@@ -107,7 +107,9 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
         "start another run",
     )
     # Another choice, for instance another batch.rule, has other settings; it is refused above.
-    unknown = [key for key in fixed if key not in begun]
+    # An option may have been added since, too; with its defaults it changes no number.
+    idle = idle_settings(recipe)
+    unknown = [key for key in fixed if key not in begun and key not in idle]
     require(
         not unknown,
         f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; resume "

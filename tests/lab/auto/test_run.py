@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from adloco.cli.main import main
+from adloco.plan.candidates import candidates
+from adloco.plan.cluster import Cluster
 
 
 def test_changes_are_written_where_people_look(
@@ -47,3 +49,9 @@ def test_what_cannot_be_chosen_is_refused(
     assert main(["config", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_plan_needs_numbers() -> None:
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
+    with pytest.raises(ValueError, match=r"auto.chooses must be empty here, .* \['sync_every'\]"):
+        candidates(["diloco"], [("auto.chooses", "[sync_every]")], cluster)

@@ -91,9 +91,9 @@ class Auto:
                 "does not use it",
             )
             require(
-                rule.needs_moments,
-                "auto.chooses must not have multiplier with a batch rule that measures no noise "
-                "scale; set batch.rule to norm-test",
+                rule.needs_moments and not rule.measurement,
+                "auto.chooses must not have multiplier with a batch rule that measures no "
+                "Euclidean noise scale; set batch.rule to norm-test",
             )
         if "sync_every" not in self.chooses:
             return

@@ -72,6 +72,10 @@ class Gate:
     def active(self) -> bool:
         return self.gate
 
+    @property
+    def chooses(self) -> tuple[str, ...]:
+        return ()
+
     def check(self, *sections: Any) -> None:
         """It works with all sections."""
 
@@ -89,7 +93,7 @@ class Gate:
     @staticmethod
     def events(record: Mapping[str, Any]) -> Iterator[str]:
         for row in record["workers"]:
-            if row["syncs_left_out"]:
+            if row.get("syncs_left_out"):
                 norm, cosine = (
                     METRICS[name].text(row[name])
                     for name in ("relative_norm", "cosine_with_others")

@@ -48,6 +48,10 @@ class Spikes:
     def active(self) -> bool:
         return self.on_spike != "off"
 
+    @property
+    def chooses(self) -> tuple[str, ...]:
+        return ()
+
     def check(self, *sections: Any) -> None:
         """It works with all sections."""
 
@@ -63,7 +67,7 @@ class Spikes:
     @staticmethod
     def events(record: Mapping[str, Any]) -> Iterator[str]:
         for row in record["trainers"]:
-            if row["spikes"]:
+            if row.get("spikes"):
                 yield _seen(row)
 
     @staticmethod
