@@ -131,9 +131,10 @@ class Level:
             dof, wrong = 1, self.value**2 * math.expm1(self.log_variance)
             spread = max(0.0, (value - self.value) ** 2 - wrong)
         before = PAST_TESTS * self.test_variance
-        # Tests that repeat exactly would make it vanish in the end, and squares may underflow.
-        relative = (math.sqrt(spread) / scale) ** 2
-        return max((dof * relative + before) / (dof + PAST_TESTS), LEAST_NOISE)
+        square = scale**2
+        found = dof * spread / square if square > 0 else 0.0  # A square may underflow.
+        # Tests that repeat exactly would make it vanish in the end.
+        return max((found + before) / (dof + PAST_TESTS), LEAST_NOISE)
 
     def to_numbers(self) -> list[float | None]:
         """Its state, for a checkpoint."""
