@@ -101,9 +101,7 @@ class AdLoCo:
         )
         self.state = RunState(workers=workers, trainers={}, chosen=chosen)
         """The run's trainers, workers and counters."""
-        sections = RunSections(
-            method=method, batching=self._batching, syncing=syncing, placement=self.placement
-        )
+        sections = RunSections(batching=self._batching, syncing=syncing, placement=self.placement)
         self.state.stages = [
             load_object(option.stage)(option, sections, self.state)
             for option in options

@@ -31,7 +31,6 @@ Weights = Mapping[int, float]
 class RunSections:
     """The sections of a run that stages may read."""
 
-    method: Method
     batching: Batching
     syncing: Syncing
     placement: Placement

@@ -208,7 +208,7 @@ class Recipe:
     memory: MemorySettings
     profile: ProfileSettings
     options: Mapping[str, Option]
-    """Those of lab/, by their keys."""
+    """The options of lab/, by their keys."""
 
     def __post_init__(self) -> None:
         others = self.run.tokens or self.run.rounds or self.run.inner_steps

@@ -169,7 +169,7 @@ class GradientEstimate:
     """|G|^2 is known to within this factor, one standard deviation up or down. A
     `BatchController`'s estimate has it, a single round's has 1."""
     variance_factor: float = 1.0
-    """The same of S."""
+    """S is known to within this factor, likewise."""
 
     @property
     def noise_scale_factor(self) -> float:
