@@ -87,6 +87,7 @@ class Arm:
     trainers: int = 1
     merging: bool = True
     every: int = EVERY
+    tokens: int = TOKENS
     problem: Mapping[str, str] = field(default_factory=dict)
     """Flags of another model or corpus."""
 
@@ -121,7 +122,7 @@ class Arm:
             inner=self.inner,
             inner_lr=rate * scale * BASE[self.inner],
             seed=TUNING_SEED,
-            tokens=TOKENS,
+            tokens=self.tokens,
             sync_every=self.every,
             outer_lr=0.7 if self.momentum else 1.0,
             momentum=self.momentum,
@@ -152,6 +153,19 @@ def factorial(inner: str) -> dict[str, Arm]:
         "AdLoCo without merging": replace(adloco, merging=False),
         "LocalSGD, norm test": Arm(method="local-sgd", batches=test, inner=inner),
     }
+
+
+def longer(times: int) -> dict[str, Arm]:
+    """Arms of the factorial with Muon on that many times its tokens."""
+    arms, tokens = factorial("muon"), times * TOKENS
+    one, test = constant(16), norm_test(3.5)
+    batches = {
+        "LocalSGD": one,
+        "DiLoCo 0.6": one,
+        "DiLoCo 0.6, norm test": test,
+        "AdLoCo: 4 trainers that merge, 0.6, norm test": test,
+    }
+    return {name: replace(arms[name], batches=own, tokens=tokens) for name, own in batches.items()}
 
 
 def ddp_norm(inner: str) -> dict[str, Arm]:
@@ -212,6 +226,8 @@ class Study:
 STUDIES = {
     "muon": Study(arms=factorial("muon"), against="DiLoCo 0.6"),
     "adamw": Study(arms=factorial("adamw"), against="DiLoCo 0.6"),
+    "twice-as-long": Study(arms=longer(2), against="DiLoCo 0.6", seeds=range(5)),
+    "three-times-as-long": Study(arms=longer(3), against="DiLoCo 0.6", seeds=range(5)),
     "ddp-norm": Study(arms=ddp_norm("adamw"), against="constant 16"),
     "small-python": Study(arms=following(), against="constant 16"),
     "small-english": Study(arms=following(data_path=ENGLISH), against="constant 16"),
