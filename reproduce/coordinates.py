@@ -16,8 +16,8 @@ import torch
 from noise_scale import trained
 from torch import Tensor
 
-from adloco.algorithms.full_gradient import cut_into_batches
 from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.lab.gradients.full_gradient import cut_into_batches
 from adloco.run.trained import Trained, load_trained, own_task
 
 ROUNDS, SAMPLES, SHARES = (3, 8, 14, 20), 2048, (0.1, 0.5, 0.9, 0.99)

@@ -29,9 +29,9 @@ from statistics import fmean, median
 from typing import Any
 
 import adloco
+from adloco.lab.gradients.measuring import measure_gradients
 from adloco.metrics import Record
 from adloco.run.trained import load_trained
-from adloco.run.trained_gradients import measure_gradients
 
 STORE = Path(__file__).with_suffix(".json")
 FOLDER = Path("runs/reproduce/noise-scale")

@@ -1,8 +1,9 @@
 """Finds the classes that a folder brings by declaring a `key`, so that a new one takes only a file.
 
 A folder of lab/ extends the rest by modules of known names: `option.py` has its settings, and a
-module named after a folder of the core (`batch_rules.py`) has more of what is in that one. Without
-lab/, or without one of its folders, they are not there.
+module named after a folder of the core (`batch_rules.py`) has more of what is in that one.
+`command.py` has a command of the line, `records.py` checks its files before a run resumes, and
+`page.py` shows them in the report. Without lab/, or without one of its folders, they are not there.
 """
 
 import functools

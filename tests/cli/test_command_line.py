@@ -20,10 +20,11 @@ from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
 from adloco.config.shipped import shipped_recipes
+from adloco.discovery import lab_modules
 
 NAMES = ["train", "compare", "sweep", "ablate", "plan", "runs", "recipes", "prepare", "probe"]
-NAMES += ["config", "convert", "evaluate", "generate", "gradients", "export", "report"]
-NAMES += ["launch", "doctor", "completion"]
+NAMES += ["config", "convert", "evaluate", "generate", "export", "report", "launch", "doctor"]
+NAMES += ["completion", *(each.__name__.split(".")[2] for each in lab_modules("command"))]
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

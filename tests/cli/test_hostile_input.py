@@ -16,6 +16,7 @@ from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.shipped import shipped_recipes
+from adloco.discovery import lab_modules
 from adloco.run.records import Records
 from tests.fuzzing import BITS, cheap_and, ends_well, files_in, flip, fuzz, put_back
 
@@ -144,7 +145,8 @@ def test_resume_with_flipped_bits(
     longer = ["--run.rounds", "2", "--inner.lr", "0.001"]
     assert main(["train", "--resume", run, *longer]) == 0
     Records(tmp_path / "run").add_out_of_memory(1, "memory ran out", 2)
-    assert main(["gradients", run, "--samples", "8", "--batch", "4"]) == 0
+    if lab_modules("command"):
+        assert main(["gradients", run, "--samples", "8", "--batch", "4"]) == 0
     kept = files_in(tmp_path)
     assert {"run/changes.jsonl", "run/out_of_memory.jsonl", "run/starts.jsonl"} <= kept.keys()
 
@@ -166,9 +168,10 @@ def without_gradients(files: dict[str, bytes]) -> dict[str, bytes]:
 OPTIONS = {
     "generate": ("--prompt", "--tokens", "--temperature", "--seed", "--trainer"),
     "evaluate": ("--windows", "--trainer", "--data.path"),
-    "gradients": ("--samples", "--batch", "--trainer", "--checkpoint"),
 }
 """Command that reads a run -> its options."""
+if lab_modules("command"):
+    OPTIONS["gradients"] = ("--samples", "--batch", "--trainer", "--checkpoint")
 
 
 @cheap_and(many=500, cheap=10)

@@ -24,7 +24,6 @@ from adloco.cli import (
     evaluate,
     export,
     generate,
-    gradients,
     launch,
     plan,
     prepare,
@@ -37,6 +36,7 @@ from adloco.cli import (
 )
 from adloco.cli.arguments import Commands, Parser, take_settings
 from adloco.cli.terminal import print_error
+from adloco.discovery import lab_modules
 from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError, exit_code
 
 # Each module has `add_parser` and `run`. Only `run` imports torch and transformers, which takes
@@ -55,12 +55,12 @@ COMMANDS = (
     convert,
     evaluate,
     generate,
-    gradients,
     export,
     report,
     launch,
     doctor,
     completion,
+    *lab_modules("command"),
 )
 
 QUIET_LIBRARIES = {

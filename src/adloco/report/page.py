@@ -10,6 +10,7 @@ from typing import Any
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import settings
 from adloco.config.sections import Recipe
+from adloco.discovery import lab_modules
 from adloco.errors import require
 from adloco.metrics import (
     ROUND,
@@ -26,7 +27,6 @@ from adloco.metrics import (
 )
 from adloco.options import signs_of_options
 from adloco.report.curves import Panel, charts_content
-from adloco.report.gradient_table import gradient_content
 from adloco.report.html import write_page
 from adloco.report.interruptions import interruption_cards, interruption_tables
 from adloco.report.loss_panel import loss_panel
@@ -64,7 +64,7 @@ def write_report(folder: Path) -> Path:
     declared = known_measures(recipe.task.measures, records)
     environment, summary = (_read(folder / name) for name in (ENVIRONMENT, SUMMARY))
     starts = read_starts(folder)
-    gradients, pictures = gradient_content(folder)
+    of_options = [option.content(folder) for option in lab_modules("page")]
     values = list(settings(recipe))
     path = folder / "report.html"
     write_page(
@@ -88,9 +88,9 @@ def write_report(folder: Path) -> Path:
                 *_merges(records),
                 *_changes(records),
                 *interruption_tables(starts),
-                *gradients,
+                *(table for tables, _ in of_options for table in tables),
             ],
-            "pictures": pictures,
+            "pictures": [picture for _, pictures in of_options for picture in pictures],
             "resumed_with": [change.text for change in read_changes(folder)],
             "rounds": _rounds(recipe, declared, records),
             "changed": [one for one in values if one.default not in (None, one.value)],

@@ -19,7 +19,7 @@ CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "
 ENVIRONMENT = "environment.json"
 PREPARED = (ENVIRONMENT, RECIPE, TOKENIZER, MODEL, CHECKPOINTS)
 """What a run writes before its first round."""
-SUMMARY, GRADIENTS, LOCK, LOG = "summary.json", "gradients", ".lock", "train.log"
+SUMMARY, LOCK, LOG = "summary.json", ".lock", "train.log"
 NAMES_OF_MODELS = ("model.shape", "model.name", "model.factory", "model.source")
 """The settings that name a model; a source of the user's own may have only the last."""
 TIME = "%Y%m%d-%H%M%S-%f"

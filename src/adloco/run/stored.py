@@ -13,6 +13,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import idle_settings, named_settings
 from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
+from adloco.discovery import lab_modules
 from adloco.errors import require
 from adloco.run import checkpoint
 from adloco.run.changes import Changed, changed_settings, is_recorded, read_changes
@@ -25,7 +26,6 @@ from adloco.run.folder import (
     not_begun,
     run_folder,
 )
-from adloco.run.gradient_files import read_gradients
 from adloco.run.lengthening import check_budgets, with_longer_schedule
 from adloco.run.records import Records, read_json
 from adloco.run.starts import read_starts
@@ -183,7 +183,8 @@ def check_records(folder: Path) -> None:
     Records(folder).check()
     read_changes(folder)
     read_starts(folder)
-    read_gradients(folder)
+    for option in lab_modules("records"):
+        option.check(folder)
     if (folder / ENVIRONMENT).exists():
         read_json(folder / ENVIRONMENT)
 

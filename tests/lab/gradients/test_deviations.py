@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from adloco.rules.deviations import BatchGradient, Deviations, Spread
+from adloco.lab.gradients.deviations import BatchGradient, Deviations, Spread
 
 
 def deviations(sizes: list[int], gradients: np.ndarray) -> Deviations:

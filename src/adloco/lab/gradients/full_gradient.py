@@ -17,7 +17,7 @@ from adloco.algorithms.method import Source
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.dtensor import zeros_like
 from adloco.distributed.parallel.gradient_norms import squares, trainable
-from adloco.rules.deviations import BatchGradient, Deviations
+from adloco.lab.gradients.deviations import BatchGradient, Deviations
 from adloco.rules.switch import balanced
 
 

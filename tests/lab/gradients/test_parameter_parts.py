@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from adloco.algorithms.parameter_parts import parameter_parts
 from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.lab.gradients.parameter_parts import parameter_parts
 from tests.problems import BlockLM
 
 SIZES = {

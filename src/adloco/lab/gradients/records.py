@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from adloco.errors import require
-from adloco.run.folder import GRADIENTS
 from adloco.run.record_check import is_count, is_number
 from adloco.run.records import read_json, write_json
 
+GRADIENTS = "gradients"
+"""The folder in a run's folder."""
 COUNTS = ("round", "tokens", "trainer", "samples", "batch", "num_batches")
 NUMBERS = {
     "total": ("grad_norm_sq", "grad_variance", "noise_scale"),
@@ -43,6 +44,11 @@ def read_gradients(run: Path) -> dict[Path, dict[str, Any]]:
         fault = _fault(content)
         require(not fault, f"{path} is damaged ({fault}); restore or remove it")
     return found
+
+
+def check(run: Path) -> None:
+    """Raise ValueError if a file is damaged; called before a run resumes."""
+    read_gradients(run)
 
 
 def _fault(content: dict[str, Any]) -> str:

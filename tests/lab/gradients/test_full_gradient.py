@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adloco import TensorSource
-from adloco.algorithms.full_gradient import Batch, FullGradient, cut_into_batches
+from adloco.lab.gradients.full_gradient import Batch, FullGradient, cut_into_batches
 from tests.problems import BlockLM, next_token, tokens
 
 SAMPLES = 23

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from adloco.algorithms.full_gradient import FullGradient, cut_into_batches
-from adloco.algorithms.parameter_parts import parameter_parts
 from adloco.errors import NonFiniteLossError, require
-from adloco.rules.deviations import Deviations, Spread
+from adloco.lab.gradients.deviations import Deviations, Spread
+from adloco.lab.gradients.full_gradient import FullGradient, cut_into_batches
+from adloco.lab.gradients.parameter_parts import parameter_parts
 from adloco.run.environment import choose_precision
 from adloco.run.records import finite
 from adloco.run.trained import Trained, own_task

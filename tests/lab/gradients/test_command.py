@@ -13,9 +13,9 @@ import torch
 
 from adloco.cli.main import main
 from adloco.errors import NonFiniteLossError
+from adloco.lab.gradients.measuring import measure_gradients
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.trained import Trained, load_trained, own_task
-from adloco.run.trained_gradients import measure_gradients
 from tests.conftest import small_flags
 
 STREAMS = 2

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from adloco.lab.gradients.records import read_gradients
 from adloco.report.html import embedded
 from adloco.report.table import Table, table_by
-from adloco.run.gradient_files import read_gradients
 
 NOTE = (
     "F is the mean gradient of all these samples, g that of a batch of them. S is the variance of "
@@ -15,7 +15,7 @@ NOTE = (
 )
 
 
-def gradient_content(run: Path) -> tuple[list[Table], list[dict[str, str]]]:
+def content(run: Path) -> tuple[list[Table], list[dict[str, str]]]:
     """The table and the pictures of the files in a run's folder `gradients`; none without files.
 
     The pictures are drawn again.
@@ -23,7 +23,7 @@ def gradient_content(run: Path) -> tuple[list[Table], list[dict[str, str]]]:
     measured = read_gradients(run)
     if not measured:
         return [], []
-    from adloco.report.gradient_plot import draw_gradients  # Late, for matplotlib.
+    from adloco.lab.gradients.picture import draw_gradients  # Late, for matplotlib.
 
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "round": lambda each: f"{each['round']:,}",

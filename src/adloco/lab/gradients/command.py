@@ -44,10 +44,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    from adloco.report.gradient_plot import draw_gradients
-    from adloco.run.gradient_files import write_gradients
+    from adloco.lab.gradients.measuring import measure_gradients
+    from adloco.lab.gradients.picture import draw_gradients
+    from adloco.lab.gradients.records import write_gradients
     from adloco.run.trained import load_trained
-    from adloco.run.trained_gradients import measure_gradients
 
     console = open_console()
     with shown_progress(console, "gradients") as advance:
