@@ -192,8 +192,11 @@ SAME_STEPS = ("constant 13", "ramp from 8 to 24", "ramp from 4 to 95")
 the best on another?"""
 
 
-def following(**problem: str) -> dict[str, Arm]:
-    """Schedules of the batch in data-parallel training, with a model and a corpus."""
+def following(*only: str, **problem: str) -> dict[str, Arm]:
+    """Schedules of the batch in data-parallel training, with a model and a corpus.
+
+    only: Arms to keep; empty: all.
+    """
     batches = {
         **{f"constant {batch}": constant(batch) for batch in (8, 16, 64)},
         **{f"ramp to {last}": ramp(last) for last in (64, 128, 256)},
@@ -205,9 +208,12 @@ def following(**problem: str) -> dict[str, Arm]:
     return {
         name: Arm(method="ddp", batches=own, inner="adamw", every=10, problem=flags)
         for name, own in batches.items()
+        if name in (only or batches)
     }
 
 
+FEW = ("constant 16", *SAME_STEPS, "ramp to 64", "seesaw", "norm test, eta 2")
+"""The arms with the default model, whose runs take longer."""
 LARGE = dict.fromkeys(
     ("model_hidden_size", "model_num_layers", "model_num_heads", "model_intermediate_size"), "0"
 )
@@ -231,9 +237,9 @@ STUDIES = {
     "ddp-norm": Study(arms=ddp_norm("adamw"), against="constant 16"),
     "small-python": Study(arms=following(), against="constant 16"),
     "small-english": Study(arms=following(data_path=ENGLISH), against="constant 16"),
-    "large-python": Study(arms=following(**LARGE), against="constant 16", seeds=range(5)),
+    "large-python": Study(arms=following(*FEW, **LARGE), against="constant 16", seeds=range(5)),
     "large-english": Study(
-        arms=following(**LARGE, data_path=ENGLISH), against="constant 16", seeds=range(5)
+        arms=following(*FEW, **LARGE, data_path=ENGLISH), against="constant 16", seeds=range(5)
     ),
 }
 
