@@ -32,8 +32,7 @@ class DoublingBatch:
     start: int = 8
     """Batch before the first doubling."""
 
-    needs_moments = False
-    inner_products = None
+    fewest_groups = 1
     measurement = ""
 
     def __post_init__(self) -> None:

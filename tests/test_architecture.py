@@ -99,7 +99,7 @@ ROOMS = {
         "config",
         "run",
     },
-    "cluster": {"errors", "distributed", "algorithms", "config", "run", "plan"},
+    "cluster": {"errors", "dotted_path", "distributed", "algorithms", "config", "run", "plan"},
     "study": {
         "errors",
         "setting",
@@ -187,7 +187,6 @@ LARGEST_SHARE = 0.2
 
 PUBLIC = {
     "AdLoCo",
-    "AugmentedInnerProductTest",
     "BatchController",
     "BatchGuards",
     "BatchWarmup",
@@ -199,7 +198,6 @@ PUBLIC = {
     "GradientTest",
     "InnerAdamW",
     "InnerMuon",
-    "InnerProductTest",
     "InnerSGD",
     "Int1",
     "Int2",

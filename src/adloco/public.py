@@ -28,9 +28,7 @@ from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.launch.launcher import place, process_group
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.errors import NonFiniteLossError
-from adloco.rules.batch_rules.augmented import AugmentedInnerProductTest
 from adloco.rules.batch_rules.constant import ConstantBatch
-from adloco.rules.batch_rules.inner_product import InnerProductTest
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.rules.controller import BatchController, BatchGuards
@@ -45,7 +43,6 @@ from adloco.rules.sync_schedule import Streaming
 
 __all__ = [
     "AdLoCo",
-    "AugmentedInnerProductTest",
     "BatchController",
     "BatchGuards",
     "BatchWarmup",
@@ -57,7 +54,6 @@ __all__ = [
     "GradientTest",
     "InnerAdamW",
     "InnerMuon",
-    "InnerProductTest",
     "InnerSGD",
     "Int1",
     "Int2",

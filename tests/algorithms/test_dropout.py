@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, InnerProductTest, NormTest, OneProcess, SwitchMode
+from adloco import AdLoCo, BatchGuards, NormTest, OneProcess, SwitchMode
 from adloco.algorithms.dropout import mixed_seed, own_dropout, recomputed_alike, uses_dropout
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
-from adloco.rules.moments import Moments, group_moments
-from tests.problems import adamw, cases, make_run, params_of, sgd, tokens
+from tests.problems import adamw, cases, make_run, params_of, tokens
 
 CPU = torch.device("cpu")
 
@@ -191,33 +190,6 @@ def test_ranks_draw_alike(ranks: int, shards: int, replicas: int) -> None:
     torch.testing.assert_close(
         run_on_ranks(on_ranks, ranks, shards, replicas)[-1], on_ranks(1, 1), rtol=1e-6, atol=1e-9
     )
-
-
-def test_the_second_pass_of_the_inner_product_test_sees_the_same_masks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With other masks the mean of <g_j, gbar> would differ from |gbar|^2."""
-    run = make_run(
-        build_model=Dropping,
-        loss_fn=loss,
-        data=tokens(500, 2),
-        inner=sgd(0.1),
-        batch=InnerProductTest(),
-        guards=BatchGuards(initial=16, minimum=16, maximum=16),
-        switch=SwitchMode(max_micro_batch=16),
-    )
-    seen: list[float] = []
-
-    def recording(
-        samples: Any, norms_sq: Any, mean_norm_sq: float, inner: Any, even: Any
-    ) -> Moments:
-        mean = sum(m * product for m, product in zip(samples, inner, strict=True)) / sum(samples)
-        seen.append(mean / mean_norm_sq)
-        return group_moments(samples, norms_sq, mean_norm_sq, inner, even)
-
-    monkeypatch.setattr("adloco.algorithms.gradient_stats.group_moments", recording)
-    run.round()
-    assert seen == [pytest.approx(1.0, rel=1e-9)] * 2
 
 
 def test_a_compiled_model_that_drops_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, InnerProductTest, NormTest, SwitchMode
+from adloco import AdLoCo, BatchGuards, NormTest, SwitchMode
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.errors import OutOfMemoryError
@@ -141,8 +141,8 @@ class Counting(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("batch", [NormTest(), InnerProductTest()])
-def test_running_statistics_forget_the_attempt(batch: Any) -> None:
+def forgets_the_attempt(batch: Any) -> None:
+    """Halved micro-batches leave the running statistics of those that fit."""
     guards = BatchGuards(initial=24, minimum=24, maximum=24)
     settings = {"build_model": Counting, "workers_per_trainer": 1, "guards": guards, "batch": batch}
     small = language(
@@ -157,6 +157,10 @@ def test_running_statistics_forget_the_attempt(batch: Any) -> None:
         small.workers[0].model.buffers(), plain.workers[0].model.buffers(), strict=True
     ):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_running_statistics_forget_the_attempt() -> None:
+    forgets_the_attempt(NormTest())
 
 
 class OnOneRank(Small):

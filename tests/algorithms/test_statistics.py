@@ -9,14 +9,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from adloco import (
-    AugmentedInnerProductTest,
     BatchGuards,
-    InnerProductTest,
     NormTest,
     SwitchMode,
     TensorSource,
 )
-from adloco.rules.batch_rules.batch_rule import Estimator
 from tests.problems import make_run, sgd
 
 VOCABULARY, CONTEXT = 7, 6
@@ -65,13 +62,8 @@ def corpus(samples: int) -> Tensor:
     )
 
 
-@pytest.mark.parametrize(
-    ("batch", "groups", "estimator"),
-    [(16, 4, "plug-in"), (13, 5, "plug-in"), (16, 4, "unbiased"), (19, 8, "unbiased")],
-)
-def test_one_round_equals_the_formula_on_per_sample_gradients(
-    batch: int, groups: int, estimator: Estimator
-) -> None:
+@pytest.mark.parametrize(("batch", "groups"), [(16, 4), (13, 5), (19, 8)])
+def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups: int) -> None:
     ids = corpus(64)
     source = TensorSource(ids, num_streams=2)
     run = make_run(
@@ -80,13 +72,13 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(
         data=source,
         inner=sgd(0.01),
         sync_every=1,
-        batch=AugmentedInnerProductTest(estimator=estimator),
+        batch=NormTest(),
         test_groups=groups,
         guards=BatchGuards(initial=batch, maximum=1000),
         switch=SwitchMode(max_micro_batch=batch),
     )
     shares = (batch - batch // 2, batch // 2)
-    scatter, dof, norms, unbiased, inner = 0.0, 0, [], [], 0.0
+    scatter, dof, norms, unbiased = 0.0, 0, [], []
     for worker, share in enumerate(shares):
         gradients = per_sample_gradients(TinyLM(), source.read(worker, 0, share))
         sizes = [len(part) for part in np.array_split(np.arange(share), groups)]
@@ -96,13 +88,6 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(
         own = sum(m * float(g @ g) for m, g in zip(sizes, means, strict=True))
         own -= share * float(mean @ mean)
         scatter += own
-        if estimator == "plug-in":
-            inner += sum(
-                m * (float(g @ mean) - float(mean @ mean)) ** 2
-                for m, g in zip(sizes, means, strict=True)
-            )
-        else:
-            inner += (groups - 1) * unbiased_inner_variance(sizes, np.array(means))
         dof += groups - 1
         norms.append(float(mean @ mean))
         unbiased.append(float(mean @ mean) - own / (groups - 1) / share)
@@ -113,32 +98,11 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(
     weights = np.square(shares)
     assert seen.plugin_norm_sq == pytest.approx(np.average(norms, weights=weights), rel=1e-4)
     assert seen.grad_norm_sq == pytest.approx(np.average(unbiased, weights=weights), rel=1e-3)
-    assert seen.inner_variance == pytest.approx(inner / dof, rel=1e-3)
-
-
-def unbiased_inner_variance(sizes: list[int], means: np.ndarray) -> float:
-    """The formula of docs/options.md, with loops over all pairs of groups in the Gram matrix."""
-    gram, halves = means @ means.T, [range(0, len(sizes), 2), range(1, len(sizes), 2)]
-    within, shared, crossed, inverse, samples = [], [], [], [], []
-    for half, other in (halves, halves[::-1]):
-        products = {j: np.average(gram[j, other], weights=[sizes[k] for k in other]) for j in half}
-        pairs = list(itertools.permutations(half, 2))
-        weights = [sizes[j] * sizes[k] for j, k in pairs]
-        within.append(np.average([gram[pair] for pair in pairs], weights=weights))
-        shared.append(np.average([gram[j, k] * products[j] for j, k in pairs], weights=weights))
-        crossed.append(np.average([products[j] * products[k] for j, k in pairs], weights=weights))
-        inverse.append(np.average([1 / sizes[j] for j, _ in pairs], weights=weights))
-        samples.append(sum(sizes[j] for j in half))
-    numerator = np.mean(shared) - np.mean(crossed) / 2 - np.prod(within) / 2
-    return float(numerator / (np.mean(inverse) - np.mean([1 / size for size in samples]) / 2))
 
 
 def test_statistics_do_not_change_the_training() -> None:
-    """The norm test, and the second pass of the inner-product tests, leave the same parameters as a
-    step without statistics.
-    """
     results = []
-    for rule in (None, NormTest(), AugmentedInnerProductTest()):
+    for rule in (None, NormTest()):
         run = make_run(
             build_model=TinyLM,
             loss_fn=lm_loss,
@@ -152,8 +116,7 @@ def test_statistics_do_not_change_the_training() -> None:
                 [parameter.detach().flatten() for parameter in run.trainers[0].outer.global_params]
             )
         )
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("groups", [2, 3, 8])
@@ -221,32 +184,6 @@ def test_expectation_on_a_quadratic_with_unequal_workers() -> None:
         ([s.grad_norm_sq for s in seen if s], 0.25 + 1 + 4),
     ):
         assert np.mean(values) == pytest.approx(truth, abs=4 * np.std(values) / np.sqrt(500))
-
-
-@pytest.mark.parametrize(
-    "estimator", ["unbiased", pytest.param("plug-in", marks=pytest.mark.nightly)]
-)
-def test_expectation_of_the_inner_variance_on_a_quadratic(estimator: Estimator) -> None:
-    """600 rounds of two workers with 5 + 4 samples in four groups each, on the problem above.
-
-    Sigma is diag(1, 4, 0.25) and G = (0.5, -1, 2): Var<g_i, G> = 0.25 + 4 + 1 = 5.25, and
-    tr(Sigma^2) = 17.0625. The plug-in form is too large by that, times the mean of 1/5 and 1/4.
-    """
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(600 * 9 * 2, 3, generator=generator) * torch.tensor([1.0, 2.0, 0.5])
-    run = make_run(
-        build_model=Bowl,
-        loss_fn=lambda model, x: ((model.w - x) ** 2).sum(1).mean() / 2,
-        data=TensorSource(x, num_streams=2),
-        inner=sgd(1e-30),
-        sync_every=1,
-        batch=InnerProductTest(estimator=estimator),
-        guards=BatchGuards(initial=9, minimum=9, maximum=9),
-    )
-    seen = [run.trainers[0].controller.measured for _ in run.rounds(600)]
-    values = [estimate.inner_variance for estimate in seen if estimate]
-    truth = 5.25 + (17.0625 * (1 / 5 + 1 / 4) / 2 if estimator == "plug-in" else 0.0)
-    assert np.mean(values) == pytest.approx(truth, abs=4 * np.std(values) / np.sqrt(600))
 
 
 class Draws:

@@ -210,7 +210,7 @@ def test_help_on_settings(
     assert "--merge.policy {largest-with-smallest,none,smallest}" in text
     plain = " ".join(text.split())
     assert "one of the next three must then be given. (default: 5)" in plain
-    assert "With batch.rule augmented or inner-product. Tolerated relative error" in plain
+    assert "With batch.rule ramp. Requested batch at the start" in plain
     assert (
         "With batch.rule warmup. Requested batch of each stage" in plain
         and "(must be given)" in plain

@@ -222,7 +222,6 @@ def test_a_recipe_of_ones_own_travels_with_the_job(name: str, tmp_path: Path) ->
     ("recipe", "settings", "numbers", "spread"),
     [
         ("diloco", [], {}, {"placement.shard_size": "8"}),
-        ("diloco", [("batch.rule", "inner-product")], {}, {"placement.replica_size": "8"}),
         ("ddp", [], {}, {}),  # One worker on all GPUs.
         ("diloco", [], {"gpus_per_island": 1}, {}),
         ("diloco", [("placement.replica_size", "8")], {}, {"placement.replica_size": "8"}),

@@ -12,7 +12,10 @@ from adloco.config.authors.conversion import convert
 from adloco.config.authors.keys import KEYS, read_words
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings
+from tests.pages import DESCRIBES_LAB
 
+pytestmark = DESCRIBES_LAB
+"""Their configuration names the augmented test of lab/inner_product."""
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "from-the-authors-script.md"
 WORDS = ROOT / "src/adloco/config/authors/keys.md"

@@ -35,8 +35,7 @@ class Doubling:
     every_samples: int = 100
     """Samples from one doubling to the next."""
 
-    needs_moments = False
-    inner_products = None
+    fewest_groups = 1
     measurement = ""
 
     def __post_init__(self):
@@ -49,7 +48,7 @@ class Doubling:
 
 @dataclass(frozen=True)
 class Unfinished:
-    needs_moments = False
+    fewest_groups = 1
 
 
 @dataclass
@@ -92,7 +91,7 @@ def my_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_is_found_by_the_keys_of_its_classes() -> None:
     own = {key for key, rule in BATCH_RULES.classes.items() if "lab" not in rule.__module__}
     plans = {"constant", "ramp", "seesaw", "warmup"}
-    assert own == plans | {"augmented", "inner-product", "norm-test"}
+    assert own == plans | {"norm-test"}
     assert list(BATCH_RULES.classes) == sorted(BATCH_RULES.classes)
     assert BATCH_RULES.find("norm-test") is NormTest
     assert BATCH_RULES.name_of(NormTest) == "norm-test"
@@ -161,7 +160,7 @@ def test_a_flag_for_a_setting_of_the_users_own() -> None:
         (
             "my_rules:Unfinished",
             {},
-            "lacks inner_products, measurement, requested, which",
+            "lacks measurement, requested, which",
         ),
         ("my_rules:Clashing", {}, r"has a setting initial, which \[batch\] has already; rename it"),
         ("my_rules:Unreadable", {}, r"type hints that cannot be read \(name 'Nowhere'"),

@@ -12,7 +12,6 @@ import torch
 
 from adloco import (
     AdLoCo,
-    AugmentedInnerProductTest,
     BatchGuards,
     MergeFates,
     MergeLargestWithSmallest,
@@ -127,18 +126,6 @@ def moving(**changes: Any) -> dict[str, Any]:
     return result(run, 4)
 
 
-def inner_products() -> dict[str, Any]:
-    return result(
-        run_here(
-            batch=AugmentedInnerProductTest(),
-            num_trainers=1,
-            workers_per_trainer=5,
-            guards=BatchGuards(initial=21, minimum=20, maximum=90),
-        ),
-        3,
-    )
-
-
 def local_sgd() -> dict[str, Any]:
     return result(
         run_here(
@@ -174,20 +161,17 @@ def one_island(shards: int, replicas: int) -> dict[str, dict[str, Any]]:
     return one_worker()
 
 
+ALONE = {"num_trainers": 1, "workers_per_trainer": 1, "outer": None, "inner": adamw(0.003)}
+FEW = ALONE | {"guards": BatchGuards(initial=5, minimum=5, maximum=11), "test_groups": 12}
+"""Five groups of one sample: with 2 or 4 ranks, some have no group in the last pass."""
+
+
 def one_worker() -> dict[str, dict[str, Any]]:
     """DDP-Norm and FSDP-Norm, where all ranks are one island."""
-    alone = {"num_trainers": 1, "workers_per_trainer": 1, "outer": None, "inner": adamw(0.003)}
-    # Five groups of one sample: with 2 or 4 ranks, some have no group in the last pass.
-    guards = BatchGuards(initial=5, minimum=5, maximum=11)
-    few = alone | {"guards": guards, "test_groups": 12, "batch": NormTest(eta=0.2)}
-    runs = {"many samples": language_model(**alone), "few samples": language_model(**few)}
-    if ISLAND[0] == 1:
-        inner_products = few | {"batch": AugmentedInnerProductTest(nu=0.2)}
-        runs["few samples, inner products"] = language_model(**inner_products)
-    # The last step has three samples, so one of four ranks has none; inner products need four.
-    return {
-        name: result(run, 4, final_samples=max(3, run.fewest_samples)) for name, run in runs.items()
-    }
+    few = FEW | {"batch": NormTest(eta=0.2)}
+    runs = {"many samples": language_model(**ALONE), "few samples": language_model(**few)}
+    # The last step has three samples, so one of four ranks has none.
+    return {name: result(run, 4, final_samples=3) for name, run in runs.items()}
 
 
 def streaming(**changes: Any) -> AdLoCo:
@@ -252,7 +236,6 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "fates: survivor": lambda: merging("survivor"),
     "fates: reset": lambda: merging("reset"),
     "workers that move to a third trainer": moving,
-    "inner-product test, one trainer of five workers": inner_products,
     "plain mean": local_sgd,
     "language model": lambda: result(language_model(), 4, final_samples=11),
     "streaming": lambda: result(streaming(), 4),

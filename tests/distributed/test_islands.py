@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from adloco import (
     AdLoCo,
     BatchGuards,
-    InnerProductTest,
     MergeFates,
     MergeSmallest,
     NormTest,
@@ -348,12 +347,11 @@ def torch_muon(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def refused(shards: int, replicas: int) -> list[str]:
-    """Error messages about settings that need whole gradients or matrices."""
+    """Error messages about settings that need whole matrices."""
     said = []
     for changes in (
         {"inner": torch_muon},
         {"inner": lambda model: [Own(model.parameters())]},
-        {"batch": InnerProductTest()},
     ):
         try:
             run_here(
@@ -372,14 +370,13 @@ def refused(shards: int, replicas: int) -> list[str]:
 def test_what_needs_more_than_a_shard_is_refused() -> None:
     """Shards refuse these settings, and replicas run them."""
     for said in run_on_ranks(refused, 2, 2, 1):
-        muon, own, products = said
+        muon, own = said
         assert (
             "Muon is not known to work element by element, so 2 shards might not train as one "
             "does; use placement.shard_size 1"
         ) in muon
         assert "Own is not known" in own
-        assert "inner-product tests need whole gradients" in products
-    assert run_on_ranks(refused, 2, 1, 2) == [["", "", ""]] * 2
+    assert run_on_ranks(refused, 2, 1, 2) == [["", ""]] * 2
 
 
 @pytest.mark.parametrize(

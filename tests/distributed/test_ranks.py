@@ -123,12 +123,8 @@ def test_every_scenario_on_every_placement(
     """Parameters, optimizer states, requests, merges, reports, step losses and byte counts; in one
     start of the ranks, which takes seconds.
     """
-    names = [
-        name for name in scenarios.SCENARIOS if shards == 1 or not name.startswith("inner-product")
-    ]
-    names = [
-        name for name in names if shards == 1 or not name.startswith("lossy")
-    ]  # Blocks end where shards do.
+    # Blocks end where shards do.
+    names = [name for name in scenarios.SCENARIOS if shards == 1 or not name.startswith("lossy")]
     names = [name for name in names if 1 in (shards, replicas) or name in OF_HSDP]
     assert any(report["merges"] for report in one_process["fates: survivor"]["reports"])
     results = run_on_ranks(scenarios.all_scenarios, num_ranks, names, shards, replicas)

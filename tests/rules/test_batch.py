@@ -5,10 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from adloco.rules.batch_rules.augmented import AugmentedInnerProductTest
-from adloco.rules.batch_rules.batch_rule import UNBOUNDED, groups_to_compare
+from adloco.rules.batch_rules.batch_rule import UNBOUNDED
 from adloco.rules.batch_rules.constant import ConstantBatch
-from adloco.rules.batch_rules.inner_product import InnerProductTest
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.rules.controller import BatchController, BatchGuards
@@ -105,26 +103,6 @@ def test_fixed_point_with_sampled_gradients() -> None:
     assert np.median(seen) == pytest.approx(62.5, rel=0.15)
 
 
-def test_inner_product_and_augmented_by_hand() -> None:
-    # Var<g_i, G> = 50, |G|^2 = 2: theta = 0.5 asks for 50 / (0.25 * 4) = 50. Var_orth = S - 50/2 =
-    # 100 - 25 = 75: nu = 0.5 asks for 75 / (0.25 * 2) = 150, nu = 5 for 75 / 50 = 2 (rounded up).
-    seen = estimate_of(100, 2, inner=50)
-    assert InnerProductTest(theta=0.5).requested(seen, at(0, 1)) == 50
-    assert AugmentedInnerProductTest(theta=0.5, nu=0.5).requested(seen, at(0, 1)) == 150
-    assert AugmentedInnerProductTest(theta=0.5, nu=5.0).requested(seen, at(0, 1)) == 50
-    assert (
-        AugmentedInnerProductTest().requested(estimate_of(100, -1, inner=50), at(0, 1)) == UNBOUNDED
-    )
-
-
-def test_what_is_compared() -> None:
-    assert groups_to_compare(ConstantBatch()) == 1
-    assert groups_to_compare(NormTest()) == 2
-    assert groups_to_compare(InnerProductTest(estimator="plug-in")) == 2
-    assert groups_to_compare(InnerProductTest()) == 4
-    assert groups_to_compare(AugmentedInnerProductTest()) == 4
-
-
 def test_constant_and_warmup() -> None:
     assert ConstantBatch().requested(estimate_of(1e9, 1e-9), at(10**9, 13)) == 13
     stages = BatchWarmup(batches=[16, 64], after_samples=[100, 1000])
@@ -148,12 +126,6 @@ def test_constant_and_warmup() -> None:
             lambda: NormTest(estimator="exact"),
             r"^estimator must be unbiased or plug-in, got 'exact'",
         ),
-        (
-            lambda: InnerProductTest(estimator="unbiassed"),
-            r"^estimator must be unbiased or plug-in",
-        ),
-        (lambda: InnerProductTest(theta=0), r"^theta must be > 0, got 0"),
-        (lambda: AugmentedInnerProductTest(nu=0), r"^nu must be > 0, got 0"),
         (
             lambda: BatchWarmup(batches=[1, 2], after_samples=[3]),
             r"same length, at least 1, got 2 and 1",

@@ -190,8 +190,6 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
             "[100, 300]",
         ],
         [
-            "--batch.rule",
-            "inner-product",
             "--merge.policy",
             "largest-with-smallest",
             "--merge.streams",
@@ -200,8 +198,6 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
             "wsd",
         ],
         [
-            "--batch.rule",
-            "augmented",
             "--merge.policy",
             "none",
             "--inner.optimizer",
@@ -244,7 +240,7 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
             "bf16",
         ],
     ],
-    ids=["warmup", "inner-product", "augmented", "muon", "fates", "tied"],
+    ids=["warmup", "largest-with-smallest", "sgd", "muon", "fates", "tied"],
 )
 def test_choices_of_a_recipe_run_and_learn(
     choices: list[str], small: list[str], tmp_path: Path

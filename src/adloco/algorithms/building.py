@@ -4,6 +4,7 @@ import copy
 from typing import TypeGuard
 
 from adloco.algorithms.dropout import uses_dropout
+from adloco.algorithms.gradient_stats import measurement_of
 from adloco.algorithms.method import Batching, Execution, Method, Problem, Syncing
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
@@ -30,8 +31,8 @@ def check_sections(
         f"data has {streams} streams, but there are {method.num_workers} workers",
     )
     require(
-        placement.shards == 1 or batching.rule.inner_products is None,
-        "inner-product tests need whole gradients; use the norm test, or one shard per worker",
+        placement.shards == 1 or not measurement_of(batching.rule).whole_gradients,
+        "this batch rule needs whole gradients; use the norm test, or one shard per worker",
     )
     check_groups(batching.rule, batching.switch, batching.test.groups, placement.ranks_per_worker)
     require(

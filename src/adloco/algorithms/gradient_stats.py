@@ -2,24 +2,21 @@
 
 The groups of the statistics are the micro-batches of the step's plan; g_j is the mean gradient of
 group j, and gbar that of the whole batch. Hooks measure |g_j|^2 while gradients are accumulated.
-The inner-product tests also need <g_j, gbar>, which takes a second pass once gbar is known.
-`rules.moments` has the formulas.
+`rules.moments` has the formulas. A batch rule may name another `Measurement`.
 """
 
-import contextlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from adloco.algorithms.model_state import copy_all
-from adloco.distributed.dtensor import zeros_like
 from adloco.distributed.parallel.engine import Engine
-from adloco.distributed.parallel.gradient_norms import added_gradients
-from adloco.rules.batch_rules.batch_rule import Estimator
+from adloco.dotted_path import load_object
+from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 
@@ -37,14 +34,55 @@ class TestStep(Protocol):
 
 
 class Measurement(Protocol):
-    """Another way than `MeasuredStep` to measure a worker's test steps, which its batch rule names.
+    """How a worker measures its test steps. A batch rule names it by a dotted path."""
 
-    It is made with (rule, trainable parameters, optimizers).
-    """
+    whole_gradients: ClassVar[bool]
+    """True if it needs whole gradients, so that a worker cannot be in shards."""
+
+    def __init__(
+        self,
+        rule: Any,
+        params: Sequence[Tensor],
+        statistics: Sequence[Tensor],
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        """
+        Args:
+            rule: The batch rule.
+            params: The worker's trainable parameters.
+            statistics: Buffers that forward passes change (running statistics).
+            optimizers: Its inner optimizers.
+        """
 
     def step(self, plan: BatchPlan, passes: Passes, engine: Engine) -> TestStep:
         """A test step with these micro-batches, which are the groups."""
         ...
+
+
+class NormMeasurement:
+    """Squared norms of gradients, which is what `MeasuredStep` takes."""
+
+    whole_gradients: ClassVar = False
+
+    def __init__(
+        self,
+        rule: BatchRule,
+        params: Sequence[Tensor],
+        statistics: Sequence[Tensor],
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        self._params = params
+
+    def step(self, plan: BatchPlan, passes: Passes, engine: Engine) -> "MeasuredStep":
+        return MeasuredStep(plan=plan, passes=passes, engine=engine, params=self._params)
+
+
+def measurement_of(rule: BatchRule) -> type[Measurement]:
+    """The measurement that a batch rule names."""
+    if not rule.measurement:
+        return NormMeasurement
+    found: type[Measurement] = load_object(rule.measurement)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +96,6 @@ class MeasuredStep:
     """The worker's model on the ranks of its island."""
     params: Sequence[Tensor]
     """The trainable parameters."""
-    statistics: Sequence[Tensor]
-    """Buffers that forward passes change (running statistics). They are restored after the second
-    pass."""
-    inner_products: Estimator | None
-    """How Var<g_i, G> is estimated; None: it is not."""
 
     def backward(self) -> tuple[Tensor, Moments]:
         """Compute the step's gradients, which are left in `grad`, and its statistics.
@@ -70,79 +103,40 @@ class MeasuredStep:
         Returns:
             (parts of the mean loss of this rank's micro-batches, moments of the whole worker).
         """
-        losses, norms_sq = [], self._zeros()
-        even = self._sums() if self.inner_products == "unbiased" else []
-        steps = self.passes(self.plan)
-        with self.engine.incoming() as incoming:
-            for group in self._own:
-                kept = bool(even) and group % 2 == 0
-                with added_gradients(self.params, even) if kept else contextlib.nullcontext():
-                    losses.append(next(steps))
-                norms_sq[group] = incoming.take() / self._fraction(group) ** 2
-            losses += steps  # A rank without a group in the last pass takes part with weight 0.
-        rows = [norms_sq]
-        if self.inner_products:
-            self._average_even(even)
-            rows += self._inner_products(even)
-        numbers = [self.engine.norm_sq_part(), *itertools.chain(*rows)]
-        mean_norm_sq, *gathered = self.engine.sum(numbers)
-        count = len(self.plan.micro_batches)
-        norms_sq, *products = (gathered[at : at + count] for at in range(0, len(gathered), count))
-        moments = group_moments(self.plan.micro_batches, norms_sq, mean_norm_sq, *products)
-        return torch.stack(losses), moments
+        losses, own = self.with_norms()
+        mean_norm_sq, *norms_sq = self.engine.sum([self.engine.norm_sq_part(), *own])
+        return losses, group_moments(self.plan.micro_batches, norms_sq, mean_norm_sq)
 
-    def _inner_products(self, even: Sequence[Tensor]) -> list[list[float]]:
-        """<g_j, gbar> of this rank's groups, and <g_j, even> if `even` is not empty.
-
-        It takes a second pass over the groups, and memory for one more copy of the gradients.
+    def with_norms(
+        self, during: Callable[[int], AbstractContextManager[None]] = lambda group: nullcontext()
+    ) -> tuple[Tensor, list[float]]:
+        """Compute the step's gradients.
 
         Args:
-            even: The mean gradient of the samples of the groups 0, 2, 4, ...
+            during: A context for the pass over each group.
 
         Returns:
-            One or two rows with a number for each group of the worker; other ranks' are zero.
+            (parts of the mean loss of this rank's micro-batches, |g_j|^2 of its groups).
         """
-        means = [None if own.grad is None else own.grad.clone() for own in self.params]
-        before = [buffer.clone() for buffer in self.statistics]
-        references: list[Sequence[Tensor | None]] = [means, *([even] if even else [])]
-        products = [self._zeros() for _ in references]
-        with contextlib.ExitStack() as stack:
-            sums = [stack.enter_context(self.engine.incoming(other)) for other in references]
-            self._set_gradients(itertools.repeat(None))
-            for group, _ in itertools.zip_longest(self._own, self.passes(self.plan)):
-                for row, incoming in zip(products, sums, strict=True):
-                    if group is not None:
-                        row[group] = incoming.take() / self._fraction(group)
-                self._set_gradients(itertools.repeat(None))
-        self._set_gradients(means)
-        copy_all(before, self.statistics)
-        return products
-
-    def _average_even(self, sums: Sequence[Tensor]) -> None:
-        """Turn this rank's sums over its even groups into the mean over all their samples."""
-        self.engine.average(sums)
-        even_samples = sum(self.plan.micro_batches[::2])
-        for total in sums:
-            total.mul_(self.plan.ranks * self.plan.worker_batch / even_samples)
-
-    def _sums(self) -> list[Tensor]:
-        """Zeros with the shapes of the parameters, in float32 or a more precise type."""
-        types = [torch.promote_types(parameter.dtype, torch.float32) for parameter in self.params]
-        pairs = zip(self.params, types, strict=True)
-        return [zeros_like(parameter, dtype, to_host=False) for parameter, dtype in pairs]
-
-    def _set_gradients(self, gradients: Iterable[Tensor | None]) -> None:
-        for parameter, gradient in zip(self.params, gradients, strict=False):
-            parameter.grad = gradient
+        losses, norms_sq = [], self.zeros()
+        steps = self.passes(self.plan)
+        with self.engine.incoming() as incoming:
+            for group in self.own_groups:
+                with during(group):
+                    losses.append(next(steps))
+                norms_sq[group] = incoming.take() / self.fraction(group) ** 2
+            losses += steps  # A rank without a group in the last pass takes part with weight 0.
+        return torch.stack(losses), norms_sq
 
     @property
-    def _own(self) -> range:
+    def own_groups(self) -> range:
         """Numbers of the groups that this rank computes."""
         return range(self.engine.rank, len(self.plan.micro_batches), self.plan.ranks)
 
-    def _fraction(self, group: int) -> float:
+    def fraction(self, group: int) -> float:
+        """The share of the worker's samples that a group has."""
         return self.plan.micro_batches[group] / self.plan.worker_batch
 
-    def _zeros(self) -> list[float]:
+    def zeros(self) -> list[float]:
         """A zero for each group. Other ranks' groups stay zero until all ranks' are added up."""
         return [0.0] * len(self.plan.micro_batches)

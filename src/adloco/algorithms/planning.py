@@ -15,7 +15,7 @@ from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
+from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.shares import proportional
 from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
@@ -85,7 +85,7 @@ class Planner:
 
     @property
     def _smallest_share(self) -> int:
-        return smallest_share(groups_to_compare(self.batching.rule), self.ranks)
+        return smallest_share(self.batching.rule.fewest_groups, self.ranks)
 
     def _all_plans(self, state: RunState) -> dict[int, BatchPlan]:
         plans: dict[int, BatchPlan] = {}
@@ -139,14 +139,13 @@ def samples_of(plans: Mapping[int, BatchPlan]) -> int:
 
 def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: int) -> None:
     """Raise ValueError if a worker on this many ranks could not compare enough groups."""
-    groups = groups_to_compare(rule)
     # A test step has a multiple of test_groups as its number of groups, or one for each sample.
     require(
-        groups < 4 or test_groups % 4 == 0,
-        "test.groups must be a multiple of 4 for inner-product tests, or their estimator must be "
-        f"plug-in; got {test_groups}",
+        test_groups % rule.fewest_groups == 0 or rule.fewest_groups <= 2,
+        f"test.groups must be a multiple of {rule.fewest_groups} for this batch rule, or its "
+        f"estimator must be plug-in; got {test_groups}",
     )
-    smallest = smallest_share(groups, ranks)
+    smallest = smallest_share(rule.fewest_groups, ranks)
     needed = math.ceil(smallest / ranks)
     require(
         switch.mode == "always" or switch.b_max >= needed,

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.rules.batch_rules.batch_rule import groups_to_compare
 from adloco.rules.controller import BatchController
 from adloco.rules.moments import GradientEstimate, Moments, estimate
 from adloco.rules.shares import Shares
@@ -43,7 +42,7 @@ class Trainer:
             switch: What fits in memory, and when gradients are accumulated.
             ranks: Ranks that serve each worker.
         """
-        smallest = smallest_share(groups_to_compare(self.controller.rule), ranks)
+        smallest = smallest_share(self.controller.rule.fewest_groups, ranks)
         workers = len(self.worker_ids)
         wanted = switch.clipped(self.requested_batch, workers, ranks)
         most = switch.most_per_worker(self.requested_batch, workers, ranks)

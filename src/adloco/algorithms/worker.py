@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.dropout import own_dropout, uses_dropout
-from adloco.algorithms.gradient_stats import MeasuredStep, Measurement, TestStep
+from adloco.algorithms.gradient_stats import Measurement, measurement_of
 from adloco.algorithms.method import Execution, GradientTest, Problem
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, counters, load_optimizer
 from adloco.algorithms.muon_step import Muon
@@ -28,7 +28,6 @@ from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.dtensor import copied
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
-from adloco.dotted_path import load_object
 from adloco.errors import NonFiniteLossError, OutOfMemoryError
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.moments import Moments
@@ -77,10 +76,9 @@ class Worker:
         self.base_rates = [
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]
-        self._measurement: Measurement | None = None
-        if settings.rule.measurement:
-            measurement = load_object(settings.rule.measurement)
-            self._measurement = measurement(settings.rule, self.replica.params, self.optimizers)
+        self._measurement: Measurement = measurement_of(settings.rule)(
+            settings.rule, self.replica.params, self._statistics, self.optimizers
+        )
         self.stream = worker
         self.position = 0
         self.inner_step = 0
@@ -157,7 +155,7 @@ class Worker:
         if task.lr_factor is not None:
             self._scale_rates(task.lr_factor(self.inner_step))
         tests = task.tests(self._settings.test, self.inner_step)
-        testing = tests and self._settings.rule.needs_moments
+        testing = tests and self._settings.rule.fewest_groups > 1
         plan = task.plan_of(self.inner_step)
         plan = plan.in_groups(self._settings.test.groups) if testing else plan
         statistics, moments = [tensor.clone() for tensor in self._statistics], self.moments
@@ -287,18 +285,7 @@ class Worker:
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
         """Compute the gradients, add the step's moments to the round's, and return the losses."""
-        step: TestStep
-        if self._measurement:
-            step = self._measurement.step(plan, self._micro_steps, self.engine)
-        else:
-            step = MeasuredStep(
-                plan=plan,
-                passes=self._micro_steps,
-                engine=self.engine,
-                params=self.replica.params,
-                statistics=self._statistics,
-                inner_products=self._settings.rule.inner_products,
-            )
+        step = self._measurement.step(plan, self._micro_steps, self.engine)
         losses, moments = step.backward()
         self.moments += moments
         return losses

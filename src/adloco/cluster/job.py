@@ -11,6 +11,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.config.shipped import shipped_recipes
 from adloco.distributed.launch.islands import island_shape
+from adloco.dotted_path import load_object
 from adloco.errors import require
 
 Settings = Sequence[tuple[str, str]]
@@ -165,7 +166,8 @@ def _check_islands(recipe: Recipe, islands: int, gpus_per_island: int) -> None:
 
 def _spread(recipe: Recipe) -> str:
     """How the GPUs of an island share a worker: by shards, unless it needs whole gradients."""
-    return "shard_size" if recipe.batch.inner_products is None else "replica_size"
+    path = recipe.batch.measurement
+    return "replica_size" if path and load_object(path).whole_gradients else "shard_size"
 
 
 def _name(text: str) -> str:

@@ -27,7 +27,7 @@ from adloco.distributed.codecs.plain import PlainWire
 from adloco.errors import require
 from adloco.models.source import ModelOptions, ModelSource
 from adloco.options import options
-from adloco.rules.batch_rules.batch_rule import BatchRule, groups_to_compare
+from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergeFates, MergePolicy
@@ -219,7 +219,7 @@ class Recipe:
         )
         for option in self.options.values():
             option.check(self.method, self.batching, self.streaming, self.merge)
-        each = groups_to_compare(self.batch)
+        each = self.batch.fewest_groups
         smallest = self.method.workers_per_trainer * each
         require(
             self.guards.initial >= smallest,
@@ -278,7 +278,7 @@ class Recipe:
     @property
     def batch_cap(self) -> int | None:
         """`batch.maximum` if the batch rule measures gradients; None if it follows a plan."""
-        return self.guards.maximum if self.batch.needs_moments else None
+        return self.guards.maximum if self.batch.fewest_groups > 1 else None
 
     @property
     def batching(self) -> Batching:

@@ -12,7 +12,6 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.cluster import Cluster
-from adloco.rules.batch_rules.batch_rule import groups_to_compare
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.switch import smallest_share
 
@@ -106,7 +105,7 @@ def _of_recipe(
         and not (plain.data_parallel and key in OF_TRAINERS)
         and (key != "batch.eta" or any(isinstance(kind.batch, NormTest) for kind in kinds))
     }
-    if try_batches and not plain.batch.needs_moments and "batch.initial" not in mine:
+    if try_batches and plain.batch.fewest_groups == 1 and "batch.initial" not in mine:
         mine["batch.initial"] = [str(times * plain.guards.initial) for times in BATCHES]
     several_fragments = len(mine.get("streaming.fragments", ())) > 1
     found = []
@@ -180,7 +179,7 @@ def check_fragments(found: Sequence[Candidate], layers: int) -> None:
 def smallest_worker_batch(recipe: Recipe) -> int:
     """The fewest samples of an island in an inner step: every rank takes at least one."""
     ranks = ranks_of_island(recipe)
-    return max(ranks, smallest_share(groups_to_compare(recipe.batch), ranks))
+    return max(ranks, smallest_share(recipe.batch.fewest_groups, ranks))
 
 
 def ranks_of_island(recipe: Recipe) -> int:

@@ -143,7 +143,7 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
     """Samples of an inner step that are trained, over all workers of a trainer."""
     recipe, rule = candidate.recipe, candidate.recipe.batch
     wanted = float(recipe.guards.initial)
-    if rule.needs_moments:
+    if rule.fewest_groups > 1:
         require(
             workload.noise_scale is not None and isinstance(rule, NormTest),
             f"the batch of {candidate.name} follows the noise scale, which is not known; give "

@@ -109,7 +109,7 @@ class BatchController:
         self.guards = guards
         self.seed = seed
         self.requested_batch = guards.initial
-        if not rule.needs_moments:  # Its schedule begins with the first round.
+        if rule.fewest_groups == 1:  # Its schedule begins with the first round.
             first = rule.requested(None, self._point(0, decay=1.0, eta=None))
             self.requested_batch = max(guards.minimum, min(first, guards.maximum))
         self.measured: GradientEstimate | None = None
@@ -136,7 +136,7 @@ class BatchController:
             decay: What the decay of the learning rate has left of it; see `TrainingPoint`.
             eta: eta in force of a run that chooses it; see `TrainingPoint`.
         """
-        if measured is None and self.rule.needs_moments:
+        if measured is None and self.rule.fewest_groups > 1:
             return
         if measured is not None:
             self._follow(measured, trainer_samples)
@@ -196,7 +196,7 @@ class BatchController:
         self._norm = self._norm.later(elapsed, wander=NORM_WANDER, fall=NORM_FALL).seen(
             measured.grad_norm_sq, scale=mean_sq, spread=measured.norm_spread, tests=tests
         )
-        if self.rule.inner_products:
+        if measured.inner_variance:  # Only inner-product tests measure it.
             self._inner = self._inner.later(elapsed, wander=NORM_WANDER, fall=NORM_FALL).seen(
                 measured.inner_variance,
                 scale=variance * mean_sq,

@@ -63,7 +63,7 @@ class ProbeWorker:
         self._worker = Worker(0, model, recipe.inner, settings, engine)
         # The first step of a round may measure gradient statistics, with smaller micro-batches but
         # perhaps with a second copy of the gradients; the second step is a plain one.
-        self._steps = 2 if recipe.batch.needs_moments else 1
+        self._steps = 2 if recipe.batch.fewest_groups > 1 else 1
         self._train(1, [self._steps])  # The first step creates the optimizer state.
 
     def peak(self, size: int) -> tuple[int, float]:

@@ -217,7 +217,7 @@ def test_lone_workers_say_nothing_about_syncs() -> None:
     [
         (
             {"options": [limited("multiplier")]},
-            "auto.chooses must not have multiplier with a batch rule that measures no Eucl",
+            "auto.chooses must not have multiplier without batch.rule norm-test",
         ),
         ({"options": [limited("eta")]}, "auto.chooses must not have eta without batch.rule norm"),
         (

@@ -91,9 +91,9 @@ class Auto:
                 "does not use it",
             )
             require(
-                rule.needs_moments and not rule.measurement,
-                "auto.chooses must not have multiplier with a batch rule that measures no "
-                "Euclidean noise scale; set batch.rule to norm-test",
+                isinstance(rule, NormTest) and not rule.measurement,
+                "auto.chooses must not have multiplier without batch.rule norm-test, whose noise "
+                "scale it follows",
             )
         if "sync_every" not in self.chooses:
             return

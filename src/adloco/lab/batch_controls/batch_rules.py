@@ -25,8 +25,7 @@ class CyclicBatch:
     each_samples: int
     """Samples of the trainer for which each of them is requested."""
 
-    needs_moments = False
-    inner_products = None
+    fewest_groups = 1
     measurement = ""
 
     def __post_init__(self) -> None:
@@ -53,8 +52,7 @@ class RandomBatch:
     highest: int
     """Largest batch, in samples; the mean is halfway between both."""
 
-    needs_moments = False
-    inner_products = None
+    fewest_groups = 1
     measurement = ""
 
     def __post_init__(self) -> None:
@@ -79,8 +77,7 @@ class ReplayBatch:
     replayed_trainer: int = 0
     """The trainer whose requests are taken."""
 
-    needs_moments = False
-    inner_products = None
+    fewest_groups = 1
     measurement = ""
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,8 +42,14 @@ from adloco.rules.switch import BatchPlan
 class DualMeasurement:
     """How a worker measures its test steps in the norm of its optimizers' steps."""
 
+    whole_gradients: ClassVar = False
+
     def __init__(
-        self, rule: StepNormTest, params: Sequence[Tensor], optimizers: Sequence[Optimizer]
+        self,
+        rule: StepNormTest,
+        params: Sequence[Tensor],
+        statistics: Sequence[Tensor],
+        optimizers: Sequence[Optimizer],
     ) -> None:
         self._params = params
         self._geometry = StepGeometry.of(rule.metric, params, optimizers)

@@ -48,44 +48,29 @@ class BatchRule(Protocol):
     """
 
     @property
-    def needs_moments(self) -> bool:
-        """True if workers must take gradient statistics for this rule."""
-        ...
-
-    @property
-    def inner_products(self) -> Estimator | None:
-        """How the statistics estimate Var<g_i, G>; None if this rule does not need it.
-
-        The estimate costs a second pass over the test step's samples, and memory for copies of the
-        gradient: one for the plug-in form, two for the unbiased one. The unbiased one needs at
-        least four groups of samples.
+    def fewest_groups(self) -> int:
+        """The fewest groups of samples per worker that the rule's gradient statistics need, at
+        least 2; 1 if it needs no statistics.
         """
         ...
 
     @property
     def measurement(self) -> str:
-        """Dotted path of a `Measurement`, for statistics in another than the Euclidean norm; empty
-        for `MeasuredStep`.
+        """Dotted path of the `Measurement` that takes the statistics; empty for squared norms of
+        gradients.
         """
         ...
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         """The batch that the trainer should request, in samples per inner step over its workers.
 
-        A rule without `needs_moments` is also asked before the first round, at 0 samples.
+        A rule without statistics is also asked before the first round, at 0 samples.
 
         Args:
             estimate: What is known of the gradient's statistics; None if none were taken.
             point: How far the trainer's training has come.
         """
         ...
-
-
-def groups_to_compare(rule: BatchRule) -> int:
-    """The fewest groups of samples per worker that the rule's statistics need."""
-    if rule.inner_products == "unbiased":
-        return 4
-    return 2 if rule.needs_moments else 1
 
 
 def samples_needed(variance: float, tolerance: float, norm: float) -> int:

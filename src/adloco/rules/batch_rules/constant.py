@@ -13,8 +13,7 @@ class ConstantBatch:
 
     key: ClassVar[str] = "constant"
 
-    needs_moments = False
-    inner_products = None
+    fewest_groups = 1
     measurement = ""
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:

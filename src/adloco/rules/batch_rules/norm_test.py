@@ -37,8 +37,7 @@ class NormTest:
     corrected, as published.
     """
 
-    needs_moments = True
-    inner_products = None
+    fewest_groups = 2
     measurement = ""
 
     def __post_init__(self) -> None:

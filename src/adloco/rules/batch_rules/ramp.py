@@ -24,8 +24,7 @@ class RampBatch:
     ramp: Literal["geometric", "linear"] = "geometric"
     """geometric: by equal factors for equal numbers of samples; linear: by equal amounts."""
 
-    needs_moments = False
-    inner_products = None
+    fewest_groups = 1
     measurement = ""
 
     def __post_init__(self) -> None:

@@ -17,8 +17,7 @@ class Seesaw:
 
     key: ClassVar[str] = "seesaw"
 
-    needs_moments = False
-    inner_products = None
+    fewest_groups = 1
     measurement = ""
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:

@@ -20,8 +20,7 @@ class BatchWarmup:
     after_samples: Sequence[int]
     """Samples that the trainer has seen when each stage begins; increasing."""
 
-    needs_moments = False
-    inner_products = None
+    fewest_groups = 1
     measurement = ""
 
     def __post_init__(self) -> None:

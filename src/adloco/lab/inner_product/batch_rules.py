@@ -1,4 +1,6 @@
-"""The augmented inner-product test: a batch for a given error of length and direction."""
+"""The inner-product test, and the augmented one: batches for a given error of the gradient's length
+and of its direction.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +15,40 @@ from adloco.rules.batch_rules.batch_rule import (
     samples_needed,
 )
 from adloco.rules.moments import GradientEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerProductTest:
+    """Inner-product test: Var<g_i, G> / b <= theta^2 |G|^4 (arXiv 1710.11258).
+
+    b is the batch, G the true gradient and g_i the gradient of one sample. Source: Bollapragada,
+    Byrd and Nocedal.
+    """
+
+    key: ClassVar[str] = "inner-product"
+
+    theta: float = 0.9
+    """Tolerated relative error of the gradient's length along the true gradient."""
+    estimator: Estimator = "unbiased"
+    """How |G|^2 and Var<g_i, G> are estimated. unbiased: needs at least four samples per worker;
+    plug-in: from the mean gradient, whose own noise adds S/b to |G|^2 and about tr(Sigma^2)/b to
+    Var<g_i, G>."""
+
+    measurement = "adloco.lab.inner_product.product_stats:ProductMeasurement"
+
+    def __post_init__(self) -> None:
+        require(self.theta > 0, f"theta must be > 0, got {self.theta}")
+        check_estimator(self.estimator)
+
+    @property
+    def fewest_groups(self) -> int:
+        return groups_of(self.estimator)
+
+    def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
+        if estimate is None:
+            return point.requested_batch
+        norm_sq = estimated_norm_sq(estimate, self.estimator)
+        return samples_needed(estimate.inner_variance, self.theta, max(norm_sq, 0.0) ** 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +71,7 @@ class AugmentedInnerProductTest:
     plug-in: from the mean gradient, whose own noise adds S/b to |G|^2 and about tr(Sigma^2)/b to
     Var<g_i, G>."""
 
-    needs_moments = True
-    measurement = ""
+    measurement = "adloco.lab.inner_product.product_stats:ProductMeasurement"
 
     def __post_init__(self) -> None:
         require(self.theta > 0, f"theta must be > 0, got {self.theta}")
@@ -44,8 +79,8 @@ class AugmentedInnerProductTest:
         check_estimator(self.estimator)
 
     @property
-    def inner_products(self) -> Estimator:
-        return self.estimator
+    def fewest_groups(self) -> int:
+        return groups_of(self.estimator)
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
@@ -58,3 +93,8 @@ class AugmentedInnerProductTest:
             estimate.grad_variance - estimate.inner_variance / norm_sq, self.nu, norm_sq
         )
         return max(along, orthogonal)
+
+
+def groups_of(estimator: Estimator) -> int:
+    """The fewest groups of samples per worker that the estimate of Var<g_i, G> needs."""
+    return 4 if estimator == "unbiased" else 2

@@ -1,0 +1,1 @@
+"""The inner-product tests of the batch."""

@@ -1,0 +1,190 @@
+"""What a run measures for the inner-product tests against per-sample truth, on every placement."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adloco import BatchGuards, NormTest, SwitchMode, TensorSource
+from adloco.distributed.testing import run_on_ranks
+from adloco.lab.inner_product import product_stats
+from adloco.lab.inner_product.batch_rules import AugmentedInnerProductTest, InnerProductTest
+from adloco.rules.batch_rules.batch_rule import Estimator
+from tests.algorithms.test_adloco import normed, running_statistics
+from tests.algorithms.test_dropout import Dropping, loss
+from tests.algorithms.test_memory import forgets_the_attempt
+from tests.algorithms.test_statistics import (
+    Bowl,
+    TinyLM,
+    corpus,
+    lm_loss,
+    per_sample_gradients,
+)
+from tests.distributed import scenarios
+from tests.distributed.test_ranks import assert_same, same_anywhere
+from tests.problems import make_run, sgd, tokens
+
+
+@pytest.mark.parametrize(
+    ("batch", "groups", "estimator"),
+    [(16, 4, "plug-in"), (13, 5, "plug-in"), (16, 4, "unbiased"), (19, 8, "unbiased")],
+)
+def test_one_round_equals_the_formula_on_per_sample_gradients(
+    batch: int, groups: int, estimator: Estimator
+) -> None:
+    source = TensorSource(corpus(64), num_streams=2)
+    run = make_run(
+        build_model=TinyLM,
+        loss_fn=lm_loss,
+        data=source,
+        inner=sgd(0.01),
+        sync_every=1,
+        batch=AugmentedInnerProductTest(estimator=estimator),
+        test_groups=groups,
+        guards=BatchGuards(initial=batch, maximum=1000),
+        switch=SwitchMode(max_micro_batch=batch),
+    )
+    inner, norms, weights = 0.0, [], []
+    for worker, share in enumerate((batch - batch // 2, batch // 2)):
+        gradients = per_sample_gradients(TinyLM(), source.read(worker, 0, share))
+        sizes = [len(part) for part in np.array_split(np.arange(share), groups)]
+        edges = np.cumsum([0, *sizes])
+        means = [gradients[a:b].mean(0) for a, b in itertools.pairwise(edges)]
+        mean = gradients.mean(0)
+        if estimator == "plug-in":
+            inner += sum(
+                m * (float(g @ mean) - float(mean @ mean)) ** 2
+                for m, g in zip(sizes, means, strict=True)
+            )
+        else:
+            inner += (groups - 1) * unbiased_inner_variance(sizes, np.array(means))
+        norms.append(float(mean @ mean))
+        weights.append(share**2)
+    run.round()
+    seen = run.trainers[0].controller.measured
+    assert seen is not None
+    assert seen.plugin_norm_sq == pytest.approx(np.average(norms, weights=weights), rel=1e-4)
+    assert seen.inner_variance == pytest.approx(inner / (2 * (groups - 1)), rel=1e-3)
+
+
+def unbiased_inner_variance(sizes: list[int], means: np.ndarray) -> float:
+    """The formula of docs/options.md, with loops over all pairs of groups in the Gram matrix."""
+    gram, halves = means @ means.T, [range(0, len(sizes), 2), range(1, len(sizes), 2)]
+    within, shared, crossed, inverse, samples = [], [], [], [], []
+    for half, other in (halves, halves[::-1]):
+        products = {j: np.average(gram[j, other], weights=[sizes[k] for k in other]) for j in half}
+        pairs = list(itertools.permutations(half, 2))
+        weights = [sizes[j] * sizes[k] for j, k in pairs]
+        within.append(np.average([gram[pair] for pair in pairs], weights=weights))
+        shared.append(np.average([gram[j, k] * products[j] for j, k in pairs], weights=weights))
+        crossed.append(np.average([products[j] * products[k] for j, k in pairs], weights=weights))
+        inverse.append(np.average([1 / sizes[j] for j, _ in pairs], weights=weights))
+        samples.append(sum(sizes[j] for j in half))
+    numerator = np.mean(shared) - np.mean(crossed) / 2 - np.prod(within) / 2
+    return float(numerator / (np.mean(inverse) - np.mean([1 / size for size in samples]) / 2))
+
+
+@pytest.mark.parametrize(
+    "estimator", ["unbiased", pytest.param("plug-in", marks=pytest.mark.nightly)]
+)
+def test_expectation_of_the_inner_variance_on_a_quadratic(estimator: Estimator) -> None:
+    """600 rounds of two workers with 5 + 4 samples in four groups each, on the problem above.
+
+    Sigma is diag(1, 4, 0.25) and G = (0.5, -1, 2): Var<g_i, G> = 0.25 + 4 + 1 = 5.25, and
+    tr(Sigma^2) = 17.0625. The plug-in form is too large by that, times the mean of 1/5 and 1/4.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600 * 9 * 2, 3, generator=generator) * torch.tensor([1.0, 2.0, 0.5])
+    run = make_run(
+        build_model=Bowl,
+        loss_fn=lambda model, x: ((model.w - x) ** 2).sum(1).mean() / 2,
+        data=TensorSource(x, num_streams=2),
+        inner=sgd(1e-30),
+        sync_every=1,
+        batch=InnerProductTest(estimator=estimator),
+        guards=BatchGuards(initial=9, minimum=9, maximum=9),
+    )
+    seen = [run.trainers[0].controller.measured for _ in run.rounds(600)]
+    values = [estimate.inner_variance for estimate in seen if estimate]
+    truth = 5.25 + (17.0625 * (1 / 5 + 1 / 4) / 2 if estimator == "plug-in" else 0.0)
+    assert np.mean(values) == pytest.approx(truth, abs=4 * np.std(values) / np.sqrt(600))
+
+
+def test_the_second_pass_does_not_change_the_training() -> None:
+    results = []
+    for rule in (None, AugmentedInnerProductTest()):
+        run = make_run(
+            build_model=TinyLM,
+            loss_fn=lm_loss,
+            data=TensorSource(corpus(64), num_streams=2),
+            batch=rule,
+            guards=BatchGuards(initial=8, minimum=8, maximum=8),
+        )
+        list(run.rounds(3))
+        parameters = run.trainers[0].outer.global_params
+        results.append(torch.cat([parameter.detach().flatten() for parameter in parameters]))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_running_statistics_see_each_sample_once() -> None:
+    """Groups of the same sizes see the same samples, and the batch is constant, so both tests train
+    alike.
+    """
+    once, twice = normed(NormTest()), normed(InnerProductTest())
+    list(once.rounds(2))
+    list(twice.rounds(2))
+    assert running_statistics(twice) == running_statistics(once)
+    forgets_the_attempt(InnerProductTest())
+
+
+def test_the_second_pass_sees_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other masks the mean of <g_j, gbar> would differ from |gbar|^2."""
+    run = make_run(
+        build_model=Dropping,
+        loss_fn=loss,
+        data=tokens(500, 2),
+        inner=sgd(0.1),
+        batch=InnerProductTest(estimator="plug-in"),
+        guards=BatchGuards(initial=16, minimum=16, maximum=16),
+        switch=SwitchMode(max_micro_batch=16),
+    )
+    seen: list[float] = []
+
+    def recording(samples: Any, mean_norm_sq: float, inner: Any) -> float:
+        mean = sum(m * product for m, product in zip(samples, inner, strict=True)) / sum(samples)
+        seen.append(mean / mean_norm_sq)
+        return 1.0
+
+    monkeypatch.setattr(product_stats, "plug_in", recording)
+    run.round()
+    assert seen == [pytest.approx(1.0, rel=1e-9)] * 2
+
+
+def one_trainer(replicas: int) -> dict[str, Any]:
+    """Five workers on one rank or two, or one worker on replicas."""
+    scenarios.ISLAND[:] = 1, replicas
+    run = (
+        scenarios.run_here(
+            batch=AugmentedInnerProductTest(),
+            num_trainers=1,
+            workers_per_trainer=5,
+            guards=BatchGuards(initial=21, minimum=20, maximum=90),
+        )
+        if replicas == 1
+        else alone()
+    )
+    return scenarios.result(run, 3)
+
+
+def alone() -> Any:
+    return scenarios.language_model(**scenarios.FEW | {"batch": AugmentedInnerProductTest(nu=0.2)})
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_every_placement(replicas: int) -> None:
+    placed = run_on_ranks(one_trainer, 2, replicas)[0]
+    scenarios.ISLAND[:] = 1, 1
+    here = one_trainer(1) if replicas == 1 else scenarios.result(alone(), 3)
+    assert_same(same_anywhere(placed), same_anywhere(here))
