@@ -10,6 +10,7 @@ import pytest
 
 from adloco.distributed.launch import local_ranks, rendezvous
 from adloco.distributed.launch.local_ranks import Losses, start_ranks
+from adloco.distributed.launch.quorum import report_end
 from adloco.distributed.launch.rendezvous import Rendezvous, on_machines
 from adloco.errors import LOST, LostRankError
 
@@ -105,3 +106,17 @@ def test_a_launcher_ends_ranks_that_are_all_silent(
     replaced: list[int] = []
     losses = Losses(timeout_seconds=0.5, replaces=lambda: bool(replaced.append(1)))
     assert start_ranks(2, [], 1.0, losses=losses) == LOST
+
+
+@pytest.mark.parametrize("code", [0, LOST])
+def test_a_machine_that_waits_to_join_ends_as_the_members_do(
+    code: int, address: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adloco.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    members = at_once(*[lambda: on_machines(address, 2, 1, 60)] * 2)
+    spare = on_machines(address, 2, 1, 60)
+    for place in members:
+        report_end(place.store, place.first, code)
+    losses = Losses(timeout_seconds=60)
+    assert start_ranks(1, [], 1.0, losses=losses, meets=lambda: spare) == code

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adloco.cli.arguments import Commands, add_command, add_machines, add_ranks, read_recipe
-from adloco.cli.terminal import print_error
+from adloco.cli.terminal import open_console, print_error, say
 from adloco.errors import LOST, require
 
 if TYPE_CHECKING:
@@ -126,9 +126,11 @@ def _run_on_ranks(arguments: Namespace, machines: "Machines | None") -> int:
             elif arguments.restart and code == LOST and lost.one_more():
                 why = " because a rank was lost"
             else:
-                return code
+                break
             print_error(f"the ranks start again from the newest checkpoint{why}")
             code = on_ranks(count, recipe, again, losses=losses, machines=machines)
+        if code == 0 and machines:  # The report was said where rank 0 is.
+            say(open_console(), f"the run in {folder} is complete")
         return code
 
 

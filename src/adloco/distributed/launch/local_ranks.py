@@ -22,6 +22,7 @@ from adloco.distributed.launch.heartbeats import BEATS, START_SECONDS, beats
 from adloco.distributed.launch.quorum import (
     all_have_ended,
     beat_as_launcher,
+    end_codes,
     later_quorums,
     quorum_keys,
     report_death,
@@ -223,7 +224,7 @@ def _wait_for_those_left(ranks: _Ranks, losses: Losses, stopping: Callable[[], b
             if process in ended:
                 continue
             ended[process] = code
-            report_end(store, process)
+            report_end(store, process, code)
             if code == 0:
                 continue
             # A member that ends because another one is lost does not go on without it, nor do the
@@ -239,7 +240,8 @@ def _wait_for_those_left(ranks: _Ranks, losses: Losses, stopping: Callable[[], b
         # Those that wait to join end with the members.
         over = len(ended) == len(ranks.by_id) or all_have_ended(store, members)
         time.sleep(WAIT_SECONDS)
-    codes = [*ended.values()]
+    # A machine whose ranks all still wait to join ends as the members do.
+    codes = [*ended.values()] or end_codes(store, members)
     failed = [code for code in codes if code > 0 and code not in (LOST, INTERRUPTED)]
     return failed[0] if failed else 0 if 0 in codes else codes[-1]
 

@@ -83,14 +83,19 @@ def report_death(store: Any, process: int, how: str) -> None:
     _note_death(of_this_start(store), process, how)
 
 
-def report_end(store: Any, process: int) -> None:
-    """Tell the launchers of other machines that a process has ended, in whatever way."""
-    of_this_start(store).set(f"ended-{process}", "")
+def report_end(store: Any, process: int, code: int) -> None:
+    """Tell the launchers of other machines that a process has ended, and its exit code."""
+    of_this_start(store).set(f"ended-{process}", str(code))
 
 
 def all_have_ended(store: Any, processes: Iterable[int]) -> bool:
     """True if the launchers of all these processes say that they have ended."""
     return bool(of_this_start(store).check([f"ended-{process}" for process in processes]))
+
+
+def end_codes(store: Any, processes: Iterable[int]) -> list[int]:
+    """The exit codes of processes that have all ended."""
+    return [int(of_this_start(store).get(f"ended-{process}")) for process in processes]
 
 
 def report_start(store: Any, process: int, launcher: int) -> None:
