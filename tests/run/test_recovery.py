@@ -17,8 +17,8 @@ from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.testing import run_on_ranks
 from adloco.run import part_file, records, saving
-from adloco.run.checkpoint import list_all, list_checkpoints
-from adloco.run.part_file import write_part
+from adloco.run.checkpoint import Checkpoint, list_all, list_checkpoints
+from adloco.run.part_file import DamagedCheckpointError, write_part
 from adloco.run.recovery import clear_unusable, load_newest_good
 from adloco.run.training_run import TrainingRun
 from tests.problems import without_timings
@@ -45,7 +45,8 @@ def save(folder: Path, number: int, parts: Sequence[str] = PARTS) -> Path:
     checkpoint.mkdir(parents=True, exist_ok=True)
     for part in parts:
         numbers = {"algorithm": NUMBERS} if part == "run" else {}
-        write_part(checkpoint, part, {**numbers, "round": number, "tensor": torch.ones(3)})
+        found = {"round": number, "save": f"of round {number}", "tensor": torch.ones(3)}
+        write_part(checkpoint, part, numbers | found)
     return checkpoint
 
 
@@ -101,6 +102,26 @@ def test_a_save_that_was_cut_off_does_not_count(written: Sequence[str], tmp_path
     assert list_all(tmp_path) == [tmp_path / "round-1"]
 
 
+def copied(part: str, source: Path, target: Path) -> None:
+    for file in source.glob(f"{part}.*"):
+        shutil.copy(file, target)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_of_different_saves_make_no_checkpoint(part: str, tmp_path: Path) -> None:
+    """One was copied by hand, with its checksums."""
+    first, second, third = (save(tmp_path, number) for number in (1, 2, 3))
+    copied(part, second, third)
+    found = load_newest_good(tmp_path, OneProcess())
+    assert found.checkpoint == second
+    others = PARTS[1:] if part == "run" else [part]
+    wrong = "; ".join(f"{each} is of another save than run" for each in others)
+    assert [each.damage for each in found.unusable] == [wrong]
+    copied("trainer-0", first, second)
+    with pytest.raises(DamagedCheckpointError, match="trainer-0 is of another save than run"):
+        Checkpoint(second).need("trainer-0")
+
+
 def found_by_a_rank(folders: list[Path]) -> tuple[str, list[str], int]:
     """What a rank that reads its own folder goes on from, and the bytes it has received."""
     try:
@@ -114,7 +135,7 @@ def found_by_a_rank(folders: list[Path]) -> tuple[str, list[str], int]:
 
 
 def test_islands_without_a_shared_folder(tmp_path: Path) -> None:
-    """Each has what it has written; of three checkpoints only the first is good everywhere."""
+    """Each has what it has written; of four checkpoints only the first is good everywhere."""
     zero, one = folders = [tmp_path / "zero", tmp_path / "one"]
     for number in range(1, 4):
         save(zero, number, PARTS[:3])
@@ -125,9 +146,13 @@ def test_islands_without_a_shared_folder(tmp_path: Path) -> None:
         ("round-1", ["run", "trainer-0", "worker-0"], 0),
         ("round-1", ["run", "trainer-0", "worker-1"], 2 * 3 * 4),
     ]
+    save(zero, 4)
+    copied("run", save(one, 5), save(one, 4))
+    shutil.rmtree(one / "round-5")
     assert run_on_ranks(found_by_a_rank, 2, folders) == expected
-    assert [path.name for path in sorted(zero.iterdir())] == ["damaged-round-2", "round-1"]
-    assert [path.name for path in sorted(one.iterdir())] == ["damaged-round-2", "round-1"]
+    left = ["damaged-round-2", "damaged-round-4", "round-1"]
+    assert [path.name for path in sorted(zero.iterdir())] == left
+    assert [path.name for path in sorted(one.iterdir())] == left
     (one / "round-1" / "worker-1.sha256").unlink()
     sentence = (
         f"no checkpoint in {zero} is good (round-1: worker-1 is missing); bring back the files, or "

@@ -4,6 +4,9 @@ Every island writes the parts of its own workers (`part_file.py`) into the folde
 a shared file system they meet in one folder; without one, each machine has its own parts. A
 checkpoint is complete if all parts are there that its part `run` lists. A kill can leave a folder
 that is not.
+
+Each save has an identity of its own, which stands in all of its parts. Parts of different saves,
+after files were copied by hand, for instance, do not make a checkpoint.
 """
 
 import math
@@ -19,6 +22,20 @@ from adloco.run.part_file import CHECKSUMS, DamagedCheckpointError, read_part
 
 DAMAGED = "damaged-"
 """What the names of damaged checkpoints begin with that a resume has set aside."""
+
+
+SAVE = "save"
+"""The key in each part of the identity of the save that wrote it."""
+
+
+def foreign(part: str, state: Any, run: Any) -> str:
+    """What is wrong if another save than that of the part `run` wrote a part; else empty."""
+    return f"{part} is of another save than {RUN}" if save_of(state) != save_of(run) else ""
+
+
+def save_of(state: Any) -> str | None:
+    """The identity of the save that wrote a part; None if another program did."""
+    return state.get(SAVE) if isinstance(state, dict) else None
 
 
 class Checkpoint:
@@ -37,10 +54,13 @@ class Checkpoint:
         return read_part(self.folder, part)
 
     def need(self, part: str) -> Any:
-        """Read a part; DamagedCheckpointError if it is not here."""
+        """Read a part; DamagedCheckpointError if it is not here, or not of this checkpoint."""
         state = self.read(part)
         if state is None:
             raise DamagedCheckpointError(self.folder, f"{part} is missing")
+        wrong = part != RUN and foreign(part, state, self.need(RUN))
+        if wrong:
+            raise DamagedCheckpointError(self.folder, wrong)
         return state
 
 

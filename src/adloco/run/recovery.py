@@ -16,7 +16,7 @@ from adloco.distributed.placement.placement import Placement
 from adloco.distributed.plain_state import split_state
 from adloco.distributed.traffic import num_bytes
 from adloco.errors import require
-from adloco.run.checkpoint import DAMAGED, Checkpoint, list_all
+from adloco.run.checkpoint import DAMAGED, Checkpoint, foreign, list_all, save_of
 from adloco.run.machine_folders import in_turn
 from adloco.run.memory_copies import NO_COPIES, Copies
 from adloco.run.part_file import DamagedCheckpointError
@@ -71,7 +71,7 @@ def load_newest_good(
     unusable: list[Unusable] = []
     for name in names:
         sharing = _Sharing(Checkpoint(folder / name), copies.get(name, {}), placement)
-        lost = sharing.get([RUN])
+        lost = sharing.get([RUN]) or sharing.several_saves()
         if not lost:
             run = sharing.parts[RUN]
             numbers = without_workers(run["algorithm"], dropped) if _known(run) else None
@@ -122,14 +122,19 @@ class _Sharing:
         def read(part: str, into: dict[str, Any]) -> None:
             if part in self._copies:
                 # Training changes what it goes on from.
-                into[part], self.used_copies = deepcopy(self._copies[part]), True
+                state, self.used_copies = deepcopy(self._copies[part]), True
+            else:
+                try:
+                    state = self._checkpoint.read(part)
+                except DamagedCheckpointError as error:
+                    damage[part] = error.damage
+                    return
+            if state is None:
                 return
-            try:
-                state = self._checkpoint.read(part)
-            except DamagedCheckpointError as error:
-                damage[part] = error.damage
-                return
-            if state is not None:
+            wrong = foreign(part, state, self.parts.get(RUN, state))
+            if wrong:
+                damage[part] = wrong
+            else:
                 into[part] = state
 
         for part in wanted:
@@ -157,6 +162,11 @@ class _Sharing:
                 self._transfer(part, spare, senders, receiver)
                 senders.append(receiver)
         return {}
+
+    def several_saves(self) -> dict[str, str]:
+        """What is wrong if ranks have the part `run` of different saves, as `get` returns it."""
+        saves = self._placement.all_values(save_of(self.parts[RUN]))
+        return {RUN: f"{RUN} differs between machines"} if len({*saves}) > 1 else {}
 
     def _transfer(
         self, part: str, spare: dict[str, Any], senders: Sequence[int], receiver: int

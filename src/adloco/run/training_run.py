@@ -4,6 +4,7 @@ run.rounds(): ...`.
 
 import math
 import time
+import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -120,6 +121,8 @@ class TrainingRun:
             recipe.run.tracker_names if placement.is_rank_zero else [], folder
         )
         self._new_limit = 0
+        self._start_id = placement.agree(uuid.uuid4().hex)
+        self._saves = 0
         self._files: dict[str, str] = {}
         self._bytes_checkpoint = 0
         self._clock = Clock()
@@ -453,4 +456,8 @@ class TrainingRun:
             parts = self.algorithm.state_parts()
         if self.placement.is_rank_zero:
             parts[RUN] = {"run": about, "algorithm": parts[RUN]}
-        return parts
+        self._saves += 1  # On all ranks, which make checkpoints together.
+        return {
+            name: {**part, checkpoint.SAVE: f"{self._start_id}-{self._saves}"}
+            for name, part in parts.items()
+        }
