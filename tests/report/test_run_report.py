@@ -104,6 +104,7 @@ def test_runs_of_earlier_versions_have_no_bits_per_byte(
 ) -> None:
     """They are reported, compared and resumed; the rounds after that have the number."""
     monkeypatch.setattr("adloco.report.pictures.draw_comparison", lambda *_: [])
+    monkeypatch.setattr(Records, "digests", lambda records: {})
     run, study = tmp_path / "run", tmp_path / "study"
     constant = ["--learning_rate.shape", "constant"]
     assert main(["train", "diloco", *small, "--run.tokens", "1000", *constant]) == 0

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from adloco.run.records import TAIL_BYTES, Records
 
 
@@ -53,3 +55,34 @@ def test_records_with_nothing_to_cut_are_not_written_again(tmp_path: Path) -> No
     Records(tmp_path).cut(1)
     after = (tmp_path / "metrics.jsonl").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_lines_out_of_order_are_damaged(tmp_path: Path) -> None:
+    """A round has one line of metrics.jsonl, and several of steps.jsonl."""
+    records = Records(tmp_path)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(f'{{"round": {number}}}\n' for number in (1, 2, 2)))
+    with pytest.raises(ValueError, match="line 3 of .*metrics.jsonl is damaged .round 2 behind"):
+        records.read()
+    rest = '"trainer": 0, "worker": 0, "inner_step": 1, "samples": 2, "loss": 0.5'
+    steps = (tmp_path / "steps.jsonl").write_text
+    steps("".join(f'{{"round": {number}, {rest}}}\n' for number in (1, 1, 2, 1)))
+    with pytest.raises(ValueError, match="line 4 of .*steps.jsonl is damaged .round 1 behind"):
+        list(records.steps())
+
+
+def test_lines_that_the_run_did_not_write_are_named(tmp_path: Path) -> None:
+    """Lines after the checkpoint's are cut on resume; a file without lines of a round is lost."""
+    metrics, records = tmp_path / "metrics.jsonl", Records(tmp_path)
+    lines = [f'{{"round": {number}, "val_loss": 3.0}}\n' for number in (1, 2, 3)]
+    metrics.write_text("".join(lines))
+    records.cut(2)
+    digests = records.digests()
+    for good in (lines, lines[:2], lines[:1], lines[1:], []):
+        metrics.write_text("".join(good))
+        records.check_unchanged(digests, 2)
+    metrics.unlink()
+    records.check_unchanged(digests, 2)
+    metrics.write_text("".join(lines).replace("3.0", "2.0", 1))
+    with pytest.raises(ValueError, match="is not what the run wrote: lines up to round 2 were"):
+        records.check_unchanged(digests, 2)

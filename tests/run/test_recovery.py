@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,37 @@ def test_a_damaged_run_goes_on_bit_for_bit(
     assert (newest / "worker-0.safetensors").read_bytes() == tensors
     assert numbers(run / "metrics.jsonl") == [*expected[:1], *expected[2:]]
     assert not list((run / "checkpoints").glob(".*"))
+
+
+def another_loss(lines: list[str]) -> list[str]:
+    return [lines[0], json.dumps(json.loads(lines[1]) | {"val_loss": 0.5}) + "\n", *lines[2:]]
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("metrics.jsonl", another_loss),
+        ("metrics.jsonl", lambda lines: lines[:2] + lines[1:]),
+        ("steps.jsonl", lambda lines: lines[:1] + lines),
+    ],
+)
+def test_records_that_were_changed_are_refused(
+    file: str,
+    change: Callable[[list[str]], list[str]],
+    small: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "diloco", *small, "--run.tokens", "2048"]) == 0
+    lines = (run / file).read_text().splitlines(keepends=True)
+    (run / file).write_text("".join(change(lines)))
+    commands = [["train", "--resume"], ["report"], ["evaluate"]]
+    for words in commands if file == "metrics.jsonl" else commands[:2]:
+        capsys.readouterr()
+        assert main([*words, str(run)]) == 2
+        error = capsys.readouterr().err
+        assert f"{run / file} is not what the run wrote" in error or f"of {run / file} is" in error
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(

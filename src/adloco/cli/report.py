@@ -22,10 +22,12 @@ def run(arguments: Namespace) -> int:
     from adloco.report.page import panels_of, write_report
     from adloco.report.pictures import draw_run
     from adloco.run.folder import run_folder
+    from adloco.run.stored import check_written_records
 
     console = open_console()
     with console.status("drawing the report ..."):
         folder = run_folder(arguments.run_folder)
+        check_written_records(folder)
         paths = [write_report(folder), *draw_run(panels_of(folder), folder / "plots")]
     for path in paths:
         console.print(str(path), soft_wrap=True)

@@ -4,6 +4,7 @@ state may contain. safetensors imports torch, which commands that only list chec
 """
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,13 @@ def write_part(checkpoint: Path, name: str, state: Any) -> None:
     write_text(checkpoint / f"{name}{CHECKSUMS}", "".join(lines))
 
 
-def read_part(checkpoint: Path, name: str) -> Any:
+def read_part(checkpoint: Path, name: str, *, with_tensors: bool = True) -> Any:
     """The content of a part, with its tensors on the CPU; None if it was not written, or not whole.
+
+    Args:
+        checkpoint: The checkpoint's folder.
+        name: Name of the part.
+        with_tensors: False for None in their places, which needs no torch.
 
     Raises:
         DamagedCheckpointError: A file is missing or damaged.
@@ -81,7 +87,8 @@ def read_part(checkpoint: Path, name: str) -> Any:
     check(checkpoint, {file: expected.get(file) for file in files})
     saved = json.loads((checkpoint / files[1]).read_text())
     require_format(checkpoint, saved.get("format"), FORMAT)
-    return join_state(saved["state"], read_tensors(checkpoint / files[0]))
+    tensors = read_tensors(checkpoint / files[0]) if with_tensors else defaultdict(lambda: None)
+    return join_state(saved["state"], tensors)
 
 
 def check(checkpoint: Path, expected: dict[str, Any]) -> None:

@@ -5,10 +5,11 @@ not be repeated); and the summary of a whole run.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -172,33 +173,62 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._written = {name: _Digest() for name in (METRICS, STEPS)}
 
     def add(self, record: Record, report: RoundReport) -> None:
         """Append a round's line of metrics.jsonl and its inner steps."""
         steps = [{"round": report.round, **asdict(step)} for step in report.steps]
         with self._needed():
             # Steps first: a metrics line says that its round is complete.
-            _append(self.folder / STEPS, steps)
-            _append(self.folder / METRICS, [record])
+            for name, lines in ((STEPS, steps), (METRICS, [record])):
+                self._written[name].add(_append(self.folder / name, lines))
 
     def read(self) -> list[Record]:
         """All lines of metrics.jsonl."""
-        return list(read_lines(self.folder / METRICS))
+        return list(self._metrics(round_fault))
 
     def read_whole(self) -> list[Record]:
         """All lines of metrics.jsonl; ValueError if a number is missing in one of them."""
-        return list(read_lines(self.folder / METRICS, record_fault))
+        return list(self._metrics(record_fault))
 
     def steps(self) -> Iterator[Record]:
         """The lines of steps.jsonl, one after another; ValueError at one that is damaged."""
-        return read_lines(self.folder / STEPS, step_fault)
+        file = self.folder / STEPS
+        return _in_order(read_lines(file, step_fault), file, rise=0)
+
+    def _metrics(self, fault: Callable[[Any], str]) -> Iterator[Record]:
+        file = self.folder / METRICS
+        return _in_order(read_lines(file, fault), file, rise=1)
 
     def check(self) -> None:
-        """Raise ValueError if a line is damaged, or a number is missing in it."""
-        for _ in read_lines(self.folder / METRICS, record_fault):
+        """Raise ValueError if a line is damaged or out of order, or a number is missing in it."""
+        for _ in self._metrics(record_fault):
             pass
         for _ in self.steps():
             pass
+
+    def digests(self) -> dict[str, list[Any]]:
+        """The size and the SHA-256 of what this run has written, by file; for a checkpoint."""
+        return {name: [digest.size, digest.hex()] for name, digest in self._written.items()}
+
+    def check_unchanged(self, digests: Mapping[str, Sequence[Any]], rounds: int) -> None:
+        """Raise ValueError if a file has other lines than those that the run wrote.
+
+        A file without the lines of some rounds is as good as none of them, and `cut` says so.
+
+        Args:
+            digests: From `digests`, at a checkpoint.
+            rounds: Complete rounds at the checkpoint.
+        """
+        for name, (size, expected) in digests.items():
+            file = self.folder / name
+            if not file.exists() or _Digest.of(file, size).hex() == expected:
+                continue
+            require(
+                bool(_gone(read_lines(file), rounds)),
+                f"{file} is not what the run wrote: lines up to round {rounds} were changed since "
+                "its checkpoint; restore it from a copy, or remove it to go on without",
+            )
 
     def newest(self) -> Record:
         """The newest line of metrics.jsonl, read from the file's end; empty if there is none."""
@@ -272,13 +302,38 @@ class Records:
             # A full disk has no room for a copy, which is rarely needed.
             if _text(kept) != (file.read_text() if file.exists() else ""):
                 write_text(file, _text(kept))
-            gone = sorted({*range(1, rounds + 1)} - {line["round"] for line in kept})
+            self._written[name] = _Digest.of(file)
+            gone = _gone(kept, rounds)
             if gone:
                 notices.append(
                     f"{file} has lost the lines of {_rounds(gone)}; the run goes on from its "
                     f"checkpoint of round {rounds}, and its report leaves them out"
                 )
         return notices
+
+
+class _Digest:
+    """The size and the SHA-256 of what is in a file so far."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._hash = hashlib.sha256()
+
+    @staticmethod
+    def of(file: Path, size: int = -1) -> _Digest:
+        """Those of a file's first bytes, or of all of them; of none if there is no file."""
+        found = _Digest()
+        if file.exists():
+            with file.open("rb") as content:
+                found.add(content.read(size))
+        return found
+
+    def add(self, content: bytes) -> None:
+        self.size += len(content)
+        self._hash.update(content)
+
+    def hex(self) -> str:
+        return self._hash.hexdigest()
 
 
 def write_json(file: Path, value: Any) -> None:
@@ -326,6 +381,24 @@ def read_lines(file: Path, fault: Callable[[Any], str] = round_fault) -> Iterato
                 yield _parse(line, file, f"line {number}", fault)
 
 
+def _in_order(lines: Iterable[Record], file: Path, *, rise: int) -> Iterator[Record]:
+    """The lines, after a check that their rounds rise by at least so much from line to line."""
+    before = 0
+    for number, line in enumerate(lines, start=1):
+        require(
+            line["round"] >= before + rise,
+            f"line {number} of {file} is damaged (round {line['round']} behind round {before}); "
+            "restore the file from a copy",
+        )
+        before = line["round"]
+        yield line
+
+
+def _gone(lines: Iterable[Record], rounds: int) -> list[int]:
+    """The rounds up to this one that have no line."""
+    return sorted({*range(1, rounds + 1)} - {line["round"] for line in lines})
+
+
 def _rounds(numbers: Sequence[int]) -> str:
     """Rounds in words: "rounds 2 to 4, 7"."""
     starts = [number for number in numbers if number - 1 not in numbers]
@@ -337,9 +410,12 @@ def _rounds(numbers: Sequence[int]) -> str:
     return f"{'round' if len(numbers) == 1 else 'rounds'} {', '.join(spans)}"
 
 
-def _append(file: Path, lines: Sequence[Record]) -> None:
-    with file.open("a") as out:
-        out.write(_text(lines))
+def _append(file: Path, lines: Sequence[Record]) -> bytes:
+    """Append lines to a file; return what was written."""
+    content = _text(lines).encode()
+    with file.open("ab") as out:
+        out.write(content)
+    return content
 
 
 def _text(lines: Sequence[Record]) -> str:

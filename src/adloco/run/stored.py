@@ -27,6 +27,7 @@ from adloco.run.folder import (
     run_folder,
 )
 from adloco.run.lengthening import check_budgets, with_longer_schedule
+from adloco.run.part_file import read_part
 from adloco.run.records import Records, read_json
 from adloco.run.starts import read_starts
 from adloco.setting import Facts
@@ -90,9 +91,8 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
     Raises:
         ValueError: Another program wrote the checkpoint, or the recipe was changed.
     """
-    known = isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
     require(
-        known,
+        _of_a_run(state),
         f"checkpoint {chosen} was not written by a run; name a run folder that `adloco train` "
         "wrote",
     )
@@ -116,6 +116,7 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
         "it with that version, or start another run",
     )
     _check_files(folder, state["run"]["files"])
+    _check_written(folder, state)
     return StoredRun(
         folder=folder,
         recipe=recipe,
@@ -187,6 +188,31 @@ def check_records(folder: Path) -> None:
         option.check(folder)
     if (folder / ENVIRONMENT).exists():
         read_json(folder / ENVIRONMENT)
+
+
+def check_written_records(folder: Path) -> None:
+    """Raise ValueError if the records are not those that the newest checkpoint knows.
+
+    A report needs no checkpoint, so one that cannot be read does not count.
+    """
+    try:
+        saved = checkpoint.list_checkpoints(folder / CHECKPOINTS)
+        state = read_part(saved[-1], RUN, with_tensors=False) if saved else None
+    except ValueError:
+        return
+    if _of_a_run(state):
+        _check_written(folder, state)
+
+
+def _check_written(folder: Path, state: Any) -> None:
+    """Raise ValueError if the records are not those at a checkpoint with this part `run`."""
+    rounds = state["algorithm"]["rounds_done"]
+    Records(folder).check_unchanged(state["run"].get("records", {}), rounds)
+
+
+def _of_a_run(state: Any) -> bool:
+    """True if a run wrote this part `run`, and not another program."""
+    return isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
 
 
 def begun_run(recipe: Recipe) -> Path | None:

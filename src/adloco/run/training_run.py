@@ -450,6 +450,7 @@ class TrainingRun:
             "recipe": deciding_settings(self.recipe),
             "tokens": self.recipe.run.tokens,
             "files": self._files,
+            "records": self.records.digests(),
             "bytes_checkpoint": self._bytes_checkpoint,
         }
         with self._memory.phase("checkpoint"):
