@@ -11,6 +11,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.errors import NonFiniteLossError
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.training_run import TrainingRun
+from adloco.whole_file import checksums
 from tests.run.test_training_run import lines, numbers
 
 
@@ -93,3 +94,25 @@ def test_what_was_changed_trains_as_if_the_run_had_begun_with_it(
         TrainingRun.resume(tmp_path / "run", [("data.skip_samples", "3")])
     with pytest.raises(ValueError, match="--inner.weight_decay cannot change when a run is"):
         TrainingRun.resume(tmp_path / "run", [("inner.weight_decay", "0.5")])
+
+
+def test_a_run_that_has_spent_its_budget_takes_no_other_settings(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless it becomes longer. A refusal changes no file."""
+    folder = tmp_path / "run"
+    words = ["--run.tokens", "1024", "--learning_rate.shape", "constant"]
+    assert main(["train", "diloco", *small, *words]) == 0
+
+    def files() -> dict[str, str]:
+        return {name: found for name, found in checksums(folder).items() if name != ".lock"}
+
+    before = files()
+    capsys.readouterr()
+    lower = ["train", "--resume", str(folder), "--inner.lr", "0.001"]
+    assert main(lower) == 2
+    error = capsys.readouterr().err
+    assert f"the run in {folder} has spent its budget (1,024 / 1,024 tokens), so a " in error
+    assert "change of inner.lr has no effect; leave it out, or" in error
+    assert files() == before
+    assert main([*lower, "--run.tokens", "2x"]) == 0

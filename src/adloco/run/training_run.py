@@ -22,7 +22,7 @@ from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint
 from adloco.run.budget import Budget, RoundSize
-from adloco.run.changes import keep_changes, skipped_by
+from adloco.run.changes import Changed, keep_changes, skipped_by
 from adloco.run.clock import Clock
 from adloco.run.description import write_description
 from adloco.run.environment import rng_state, set_rng_state
@@ -205,6 +205,7 @@ class TrainingRun:
             run = TrainingRun(parts, folder, stored)
             check_corpus(stored, run.task)
             run.algorithm.load_state_dict({**found.parts, RUN: stored.algorithm})
+            run._check_effect(stored.changes, kind)
             run.algorithm.state.skip_samples(skipped_by(stored.changes))
             run.notices += [change.text for change in stored.changes]
             run._take_limit(placement.agree(run.records.pass_limit()))
@@ -229,6 +230,17 @@ class TrainingRun:
                 run.notices += run.records.cut(run.algorithm.state.rounds_done)
             run.history = placement.agree(run.records.read())
         return run
+
+    def _check_effect(self, changes: Sequence[Changed], kind: Kind) -> None:
+        """Raise ValueError if the run has spent its budget and was given other settings."""
+        names = ", ".join(change.setting for change in changes)
+        require(
+            # Ranks that remain after a failure drop workers also when only the report is left.
+            not (names and self.finished and kind == "resume"),
+            f"the run in {self.folder} has spent its budget ({self.progress().budget}), so a "
+            f"change of {names} has no effect; leave it out, or give a longer budget too "
+            "(--run.tokens 2x)",
+        )
 
     def _take_limit(self, limit: int) -> None:
         """Continue with smaller micro-batches if memory ran out after the checkpoint, on ranks
