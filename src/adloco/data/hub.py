@@ -15,6 +15,7 @@ from adloco.data.data_file import BadRow, Columns, DataFile, Row, SourceUnreacha
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import expanded
 from adloco.errors import require
+from adloco.hub_access import hub_asked
 
 DOWNLOAD = "download it and give its folder, or name a second source in data.fallback"
 
@@ -156,11 +157,13 @@ def _builder(data: DataSettings) -> Any:
     what = f"data.dataset {data.dataset!r}"
     if not local and data.dataset.startswith((".", "/", "~")):
         raise SourceUnreachableError(f"{what} does not exist; {DOWNLOAD}")
+    silent = ""
     try:
-        return datasets.load_dataset_builder(name, data.config or None)
+        with hub_asked(name) as silent:
+            return datasets.load_dataset_builder(name, data.config or None)
     except (datasets.exceptions.DatasetNotFoundError, ConnectionError) as error:
         raise SourceUnreachableError(
-            f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}"
+            f"{what} cannot be reached ({silent or _first_line(error)}); {DOWNLOAD}"
         ) from error
     except (datasets.exceptions.DatasetsError, FileNotFoundError) as error:
         raise ValueError(

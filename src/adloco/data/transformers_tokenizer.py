@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adloco.errors import require
+from adloco.hub_access import hub_asked
 
 END_OF_TEXT = "<|endoftext|>"
 PRETRAINED = "pretrained"
@@ -186,8 +187,10 @@ def load_pretrained(name: str) -> TransformersTokenizer:
     )
     bare = [kind for file, kind in BARE_VOCABULARIES.items() if (folder / file).exists()]
     loader = bare[0] if bare and not names_its_class else "AutoTokenizer"
+    silent = ""
     try:
-        tokenizer = getattr(transformers, loader).from_pretrained(name, trust_remote_code=False)
+        with hub_asked(name) as silent:
+            tokenizer = getattr(transformers, loader).from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         # transformers raises OSError, ValueError, ImportError and errors of hub clients here, with
         # long messages. If it lacks the packages for a tokenizer.model, it tries tiktoken last, and
@@ -199,7 +202,7 @@ def load_pretrained(name: str) -> TransformersTokenizer:
                 "install with: pip install 'adloco[sentencepiece]'"
             ) from error
         raise ValueError(
-            f"data.tokenizer {name!r} could not be loaded ({type(error).__name__}); "
+            f"data.tokenizer {name!r} could not be loaded ({silent or type(error).__name__}); "
             "download it and give its folder, or set bytes or bpe:SIZE"
         ) from error
     found = TransformersTokenizer(tokenizer, name)

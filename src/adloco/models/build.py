@@ -20,6 +20,7 @@ from torch import nn
 from adloco.algorithms.dropout import mixed_seed, recomputed_alike
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.errors import require
+from adloco.hub_access import hub_asked
 from adloco.models.source import Head, ModelOptions, is_causal
 from adloco.models.transformers_versions import recompute_activations
 from adloco.models.weights import StoredWeights, find_weights
@@ -105,13 +106,14 @@ class ModelBuilder:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)  # A new head is then the same on all ranks.
             try:
-                model, report = auto.from_pretrained(
-                    self.weights,
-                    config=self.config,
-                    dtype=dtype,
-                    trust_remote_code=False,
-                    output_loading_info=True,
-                )
+                with hub_asked(self.weights):
+                    model, report = auto.from_pretrained(
+                        self.weights,
+                        config=self.config,
+                        dtype=dtype,
+                        trust_remote_code=False,
+                        output_loading_info=True,
+                    )
             except Exception as error:
                 advice = (
                     "give a folder with weights or a hub name that can be reached, leave its sizes "

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from adloco.distributed.parallel.layers import blocks
+from adloco.hub_access import hub_asked
 from adloco.models.transformers_versions import has_extra_files, known_changes
 
 DIGEST_ELEMENTS = 256
@@ -106,7 +107,8 @@ def find_weights(
     if model._get_dtype_plan(dtype):
         return StoredWeights(only_whole="some stay in float32")
     try:
-        files = _files(name, model.config)
+        with hub_asked(name):
+            files = _files(name, model.config)
     except Exception as error:
         # Hub clients raise errors of many kinds. from_pretrained then fails in the same way, and
         # its caller reports that.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from adloco.errors import require
+from adloco.hub_access import hub_asked
 from adloco.models.source import MOST_LAYERS, Builder
 
 
@@ -41,12 +42,13 @@ class NamedModel:
         from transformers import CONFIG_MAPPING, AutoConfig
 
         from_type = not self.pretrained and self.name in CONFIG_MAPPING
+        silent = ""
         try:
-            default = (
-                CONFIG_MAPPING[self.name]()
-                if from_type
-                else AutoConfig.from_pretrained(self.name, trust_remote_code=False)
-            )
+            if from_type:
+                default = CONFIG_MAPPING[self.name]()
+            else:
+                with hub_asked(self.name) as silent:
+                    default = AutoConfig.from_pretrained(self.name, trust_remote_code=False)
         except Exception as error:
             # transformers raises OSError, ValueError and errors of hub clients, with long messages.
             allowed = (
@@ -54,7 +56,8 @@ class NamedModel:
                 "scratch a type such as bert"
             )
             raise ValueError(
-                f"name {self.name!r} could not be loaded ({type(error).__name__}); {allowed}"
+                f"name {self.name!r} could not be loaded ({silent or type(error).__name__}); "
+                f"{allowed}"
             ) from error
         language = hasattr(default, "vocab_size") and not getattr(
             default, "is_encoder_decoder", False
@@ -81,11 +84,11 @@ class NamedModel:
         try:
             # Built again, not changed: some values are computed from others (a head's width, for
             # instance) and must be computed from the new ones.
-            config = (
-                CONFIG_MAPPING[self.name](**sizes)
-                if from_type
-                else AutoConfig.from_pretrained(self.name, trust_remote_code=False, **sizes)
-            )
+            if from_type:
+                config = CONFIG_MAPPING[self.name](**sizes)
+            else:
+                with hub_asked(self.name):
+                    config = AutoConfig.from_pretrained(self.name, trust_remote_code=False, **sizes)
         except Exception as error:
             # Values of wrong types, or sizes that do not fit together.
             raise ValueError(
