@@ -166,7 +166,9 @@ def test_without_its_records_a_run_ends(
             Path,
             "open",
             lambda path, mode="r", **named: (
-                full() if (path.name, mode) == ("metrics.jsonl", "a") else real(path, mode, **named)
+                full()
+                if (path.name, mode) == ("metrics.jsonl", "ab")
+                else real(path, mode, **named)
             ),
         )
     assert main(words) == 2

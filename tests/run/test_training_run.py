@@ -510,8 +510,17 @@ def test_report_can_be_drawn_again(
     (tmp_path / "run" / "report.html").unlink()
     assert main(["report", str(tmp_path / "run")]) == 0
     assert (tmp_path / "run" / "report.html").exists()
+    said = capsys.readouterr().out
+    assert "sampling a text, and drawing the report ..." in said.splitlines()
+    files = [tmp_path / "run" / name for name in ("summary.json", "report.html")]
+    before = [file.stat().st_mtime_ns for file in files]
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
-    assert "has spent its budget" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "has spent its budget" in said and f"its report is {files[1]}" in said
+    assert [file.stat().st_mtime_ns for file in files] == before
+    files[1].unlink()
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+    assert files[1].exists()
 
 
 def test_a_run_folder_is_trained_by_one_process_at_a_time(

@@ -6,12 +6,12 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adloco import InnerAdamW
 from adloco.cli.main import main
@@ -199,6 +199,31 @@ def test_generation_stops_at_the_end_of_text_and_draws_by_seed() -> None:
         for seed in (0, 0, 1)
     ]
     assert draws[0] == draws[1] != draws[2]
+
+
+def test_generation_computes_a_token_once_while_the_context_has_room() -> None:
+    """Then the window slides, and all of it is computed for each token, as without a cache."""
+    model, lengths = build_llama(TINY, 256, 0), list[int]()
+
+    def draw() -> list[int]:
+        drawn = generate(
+            model, [1, 2], max_tokens=9, temperature=0, context_tokens=8, stop=256, seed=0
+        )
+        return list(drawn)
+
+    def count(module: nn.Module, words: Any, settings: dict[str, Any]) -> None:
+        lengths.append(settings["input_ids"].shape[1])
+
+    def without_cache(input_ids: Tensor, use_cache: bool = False) -> Any:
+        return type(model).forward(model, input_ids=input_ids, use_cache=False)
+
+    model.register_forward_pre_hook(count, with_kwargs=True)
+    cached, found = draw(), lengths.copy()
+    assert found == [2, 1, 1, 1, 1, 1, 1, 8, 8]
+    lengths.clear()
+    model.forward = without_cache  # type: ignore[method-assign]
+    assert draw() == cached
+    assert lengths == [2, 3, 4, 5, 6, 7, 8, 8, 8]
 
 
 class _WithParameters(Oracle):

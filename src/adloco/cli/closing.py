@@ -14,6 +14,7 @@ from adloco.cli.run_text import (
     wire_text,
 )
 from adloco.metrics import Metric, Record, validation, values
+from adloco.report.page import PAGE
 from adloco.report.readable import counted, span
 from adloco.run.training_run import TrainingRun
 
@@ -50,7 +51,7 @@ def closing_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
         *filter(None, [interruptions_text(run.starts.lines, summary["seconds"])]),
         *([_sample_text(sample)] if sample else []),
         "the report of the run, with charts, is",
-        f"  {run.folder / 'report.html'}",
+        f"  {run.folder / PAGE}",
         "next, for instance:",
         *generate,
         f"  adloco compare {folder} OTHER_RUN_OR_RECIPE",

@@ -17,7 +17,7 @@ from adloco.algorithms.method import Method
 from adloco.cli.arguments import read_recipe
 from adloco.cli.opening import joined_line
 from adloco.cli.rank_processes import RankEnd
-from adloco.cli.terminal import open_console, say
+from adloco.cli.terminal import open_console, say, working
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import OtherRanks, train
 from adloco.config.settings import RunSettings
@@ -208,7 +208,7 @@ class _Part:
             # A rank that joins has not seen who was lost.
             dropped = broadcast_state([*self._begun.method.dropped])
             given = [*given, *sizes, (DROPPED, str(dropped))]
-        with console.status("reading and tokenising text, building models ..."):
+        with working(console, "reading and tokenising text, building models ..."):
             run = (
                 TrainingRun.resume(folder, given, self._kind(), self._copies)
                 if folder

@@ -64,9 +64,11 @@ def print_error(sentence: str, speaker: str = "adloco") -> None:
 
 
 def working(console: Console, what: str) -> AbstractContextManager[Any]:
-    """Show what is being done until the context ends; not in notebooks, where Rich needs
-    ipywidgets for that and warns without them.
+    """Show what is being done until the context ends. Where nothing can be taken back, it is a
+    line; in notebooks nothing, because Rich needs ipywidgets for that and warns without them.
     """
+    if not console.is_terminal and not console.is_jupyter:
+        say(console, what)
     return nullcontext() if console.is_jupyter else console.status(what)
 
 

@@ -24,10 +24,11 @@ from adloco.distributed.launch.signals import SECOND_SIGNAL_SECONDS, LastResort,
 from adloco.errors import RunWarning
 from adloco.metrics import Record
 from adloco.options import signs_of_options
-from adloco.report.page import write_report
+from adloco.report.page import PAGE, write_report
 from adloco.report.readable import BYTES, readable
 from adloco.rules.failure_signs import Watch
 from adloco.rules.outcome import no_success
+from adloco.run.folder import SUMMARY
 from adloco.run.time_limits import late_checkpoint, slow_ranks
 from adloco.run.training_run import TrainingRun
 
@@ -89,7 +90,8 @@ class _Training:
     def run(self, settings: Sequence[tuple[str, str]]) -> int | None:
         run = self._run
         self._log_start(settings)
-        if run.finished:
+        spent, page = run.finished, run.folder / PAGE
+        if spent:
             self._say(f"{run.folder} has spent its budget already ({run.progress().budget})")
         else:
             for line in opening_lines(run):
@@ -140,8 +142,11 @@ class _Training:
             return INTERRUPTED
         if not run.placement.is_rank_zero:
             return 0
+        if spent and page.exists() and (run.folder / SUMMARY).exists():
+            self._say(f"its report is {page}")
+            return 0
         try:
-            with working(self._console, "drawing the report ..."):
+            with working(self._console, "sampling a text, and drawing the report ..."):
                 summary = run.finish()
                 write_report(run.folder)
         except OSError as error:

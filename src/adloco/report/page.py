@@ -45,6 +45,9 @@ from adloco.run.starts import Start, read_starts
 ROWS = 60
 """About as many rounds are in the table; those of a longer run are evenly spaced."""
 
+PAGE = "report.html"
+"""The page, in the run's folder."""
+
 Card = tuple[str, str]
 """What a number is, and the number."""
 
@@ -66,7 +69,7 @@ def write_report(folder: Path) -> Path:
     starts = read_starts(folder)
     of_options = [option.content(folder) for option in lab_modules("page")]
     values = list(settings(recipe))
-    path = folder / "report.html"
+    path = folder / PAGE
     write_page(
         path,
         "report.html",

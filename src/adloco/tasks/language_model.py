@@ -2,6 +2,7 @@
 generation. No padding anywhere.
 """
 
+import inspect
 import math
 from collections.abc import Iterator
 from functools import cached_property
@@ -216,14 +217,17 @@ def generate(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt)
+    # A plain module has no key-value cache, and some models of transformers have none.
+    has_cache = "past_key_values" in inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {"use_cache": has_cache}
     for _ in range(max_tokens):
-        # No key-value cache: the window slides once the context is full, which would invalidate it.
-        logits = (
-            model(input_ids=torch.tensor([ids[-context_tokens:]], device=device), use_cache=False)
-            .logits[0, -1]
-            .float()
-            .cpu()
-        )
+        if len(ids) > context_tokens:  # The window slides now, which invalidates the cache.
+            options = {"use_cache": False}
+        seen = ids[-1:] if options.get("past_key_values") is not None else ids[-context_tokens:]
+        output = model(input_ids=torch.tensor([seen], device=device), **options)
+        if options["use_cache"]:
+            options["past_key_values"] = output.past_key_values
+        logits = output.logits[0, -1].float().cpu()
         token = (
             int(logits.argmax())
             if temperature == 0
