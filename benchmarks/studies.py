@@ -39,6 +39,8 @@ ENGLISH = "../shared/data/tinyshakespeare/input.txt"
 """The file input.txt of github.com/karpathy/char-rnn, by its path from the repository."""
 BASE = {"muon": 8e-3, "adamw": 2e-3}
 RATES = (0.5, 1.0, 2.0)
+LOWER = (0.25, *RATES)
+"""For the studies whose best rate would be the lowest in most arms."""
 STEP_SECONDS, BANDWIDTH, LATENCY = 0.05, 100e6 / 8, 0.02
 MERGES = flags_of(
     "merge.policy=smallest merge.count=2 merge.every=2 merge.first_round=2 "
@@ -86,6 +88,7 @@ class Arm:
     momentum: float = 0.6
     trainers: int = 1
     merging: bool = True
+    rates: Sequence[float] = RATES
     every: int = EVERY
     tokens: int = TOKENS
     problem: Mapping[str, str] = field(default_factory=dict)
@@ -93,7 +96,7 @@ class Arm:
 
     def trials(self) -> list[Spec]:
         """The tuning runs: each batch with each learning rate."""
-        return [self._trial(batch, rate) for batch in self.batches for rate in RATES]
+        return [self._trial(batch, rate) for batch in self.batches for rate in self.rates]
 
     def _trial(self, batch: Mapping[str, str], rate: float) -> Spec:
         start = int(batch.get("batch.initial", SMALL))
@@ -133,13 +136,13 @@ class Arm:
 def factorial(inner: str) -> dict[str, Arm]:
     """Method, outer momentum, trainers and batch, by what the arms are called in the table."""
     one, test = constant(16, 64), norm_test(2, 3.5)
-    local = {
-        "ddp": Arm(method="ddp", batches=one, inner=inner),
-        "LocalSGD": Arm(method="local-sgd", batches=one, inner=inner),
-    }
-    diloco = Arm(method="diloco", batches=one, inner=inner)
+    rates = LOWER if inner == "adamw" else RATES
+    diloco = Arm(method="diloco", batches=one, inner=inner, rates=rates)
+    local_sgd = replace(diloco, method="local-sgd")
     adloco = replace(diloco, trainers=4, batches=test)
-    return local | {
+    return {
+        "ddp": replace(diloco, method="ddp"),
+        "LocalSGD": local_sgd,
         "DiLoCo 0.6": diloco,
         "DiLoCo 0": replace(diloco, momentum=0.0),
         "DiLoCo 0.9": replace(diloco, momentum=0.9),
@@ -151,7 +154,7 @@ def factorial(inner: str) -> dict[str, Arm]:
         "AdLoCo with 0.9": replace(adloco, momentum=0.9),
         "AdLoCo with 2 trainers": replace(adloco, trainers=2),
         "AdLoCo without merging": replace(adloco, merging=False),
-        "LocalSGD, norm test": Arm(method="local-sgd", batches=test, inner=inner),
+        "LocalSGD, norm test": replace(local_sgd, batches=test),
     }
 
 
@@ -206,7 +209,14 @@ def following(*only: str, **problem: str) -> dict[str, Arm]:
     }
     flags = {name.replace("_", ".", 1): value for name, value in problem.items()}
     return {
-        name: Arm(method="ddp", batches=own, inner="adamw", every=10, problem=flags)
+        name: Arm(
+            method="ddp",
+            batches=own,
+            inner="adamw",
+            rates=LOWER if only else RATES,
+            every=10,
+            problem=flags,
+        )
         for name, own in batches.items()
         if name in (only or batches)
     }
