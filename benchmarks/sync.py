@@ -38,15 +38,15 @@ from torch import Tensor, nn
 from adloco import BatchGuards, Batching, InnerMuon, OuterOptimizer, SwitchMode, Syncing, place
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.codec import WireFormat
-from adloco.distributed.codecs.int1 import Int1
-from adloco.distributed.codecs.int2 import Int2
-from adloco.distributed.codecs.int4 import Int4
-from adloco.distributed.codecs.int8 import Int8
-from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.comm.compressed import in_pieces
 from adloco.distributed.testing import run_on_ranks
+from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.int1 import Int1
+from adloco.distributed.wire.int2 import Int2
+from adloco.distributed.wire.int4 import Int4
+from adloco.distributed.wire.int8 import Int8
+from adloco.distributed.wire.topk import TopK
+from adloco.distributed.wire.wire_format import WireFormat
 from adloco.lab.optimizer_norms.batch_rules import StepNormTest
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
@@ -151,7 +151,7 @@ class SyncByHand:
             param.copy_(own)
 
 
-def codec_times(count: int) -> dict[str, float]:
+def format_times(count: int) -> dict[str, float]:
     """Nanoseconds for each value of encoding and decoding, and their ratio to int8's.
 
     count: Values at once.
@@ -174,13 +174,13 @@ def wire_formats(values: Tensor) -> dict[str, Callable[[], None]]:
     values: Of one dimension; as many as fill whole blocks of each format.
     """
 
-    def there_and_back(codec: WireFormat) -> None:
-        rows = values.view(-1, codec.block)
-        for piece in in_pieces(rows, codec):
-            codec.decode(codec.encode(rows[piece]))
+    def there_and_back(wire: WireFormat) -> None:
+        rows = values.view(-1, wire.block)
+        for piece in in_pieces(rows, wire):
+            wire.decode(wire.encode(rows[piece]))
 
-    codecs = (Int8(), Bf16(), Int4(), Int2(), Int1(), TopK())
-    return {codec.key: partial(there_and_back, codec) for codec in codecs}
+    formats = (Int8(), Bf16(), Int4(), Int2(), Int1(), TopK())
+    return {wire.key: partial(there_and_back, wire) for wire in formats}
 
 
 def step_times(width: int, turns: int) -> tuple[Seconds, int]:
@@ -232,7 +232,7 @@ def medians(seconds: Seconds) -> dict[str, float]:
 PARTS: dict[str, Callable[[bool], Any]] = {
     "outer_sync": sync_rows,
     "ddp_steps": step_rows,
-    "codecs": lambda quick: run_on_ranks(codec_times, 1, 1 << (20 if quick else 23))[0],
+    "formats": lambda quick: run_on_ranks(format_times, 1, 1 << (20 if quick else 23))[0],
     "metrics": lambda quick: run_on_ranks(
         metric_times, 1, 3 if quick else 15, timeout_seconds=3600
     )[0],

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from adloco.distributed.codecs.int4 import Int4
 from adloco.distributed.comm.compressed import crossings
 from adloco.distributed.traffic import ring
+from adloco.distributed.wire.int4 import Int4
 from adloco.plan.cluster import Cluster
 from adloco.plan.gradient_buckets import Buckets
 from adloco.plan.round_time import RoundTime, Sync, round_time

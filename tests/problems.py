@@ -220,7 +220,7 @@ def outer_sgd(
 def make_run(**changes: Any) -> AdLoCo:
     """A regression run of one trainer with two workers, with these changes.
 
-    The names are those of the sections' fields; `wire` is the codec.
+    The names are those of the sections' fields.
     """
     told: dict[str, Any] = {
         "build_model": linear,
@@ -237,7 +237,6 @@ def make_run(**changes: Any) -> AdLoCo:
     renamed = {
         "batch": "rule",
         "merge": "policy",
-        "wire": "codec",
         "test_groups": "groups",
         "test_steps": "steps",
         "test_step": "step",

@@ -19,14 +19,14 @@ from adloco.algorithms.method import (
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.algorithms.reports import RoundReport
 from adloco.data.sources import TensorSource
-from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.int1 import Int1
-from adloco.distributed.codecs.int2 import Int2
-from adloco.distributed.codecs.int4 import Int4
-from adloco.distributed.codecs.int8 import Int8
-from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.launch.launcher import place, process_group
 from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.int1 import Int1
+from adloco.distributed.wire.int2 import Int2
+from adloco.distributed.wire.int4 import Int4
+from adloco.distributed.wire.int8 import Int8
+from adloco.distributed.wire.topk import TopK
 from adloco.errors import NonFiniteLossError
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.batch_rules.norm_test import NormTest

@@ -26,7 +26,7 @@ from adloco import (
 )
 from adloco.algorithms.reporting import WorkerRound, report_sync
 from adloco.algorithms.trainer_distance import BUCKETS
-from adloco.distributed.codecs.int4 import Int4
+from adloco.distributed.wire.int4 import Int4
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (

@@ -78,11 +78,11 @@ def test_small_outer_steps_add_up_in_float32_and_round_away_in_the_models_type()
     assert bool((ends[1] == 1).all())
 
 
-@pytest.mark.parametrize("codec", [None, Int8()], ids=["plain", "int8"])
-def test_a_worker_that_has_not_moved_moves_nothing(codec: Any) -> None:
+@pytest.mark.parametrize("wire", [None, Int8()], ids=["plain", "int8"])
+def test_a_worker_that_has_not_moved_moves_nothing(wire: Any) -> None:
     """Digits that only the float32 global parameters have do not count as a pseudo-gradient."""
     outer = outer_sync(
-        [torch.zeros(50, dtype=torch.bfloat16)], OuterOptimizer(lr=1.0, options={}), codec=codec
+        [torch.zeros(50, dtype=torch.bfloat16)], OuterOptimizer(lr=1.0, options={}), wire=wire
     )
     with torch.no_grad():
         outer.global_params[0].copy_(torch.linspace(1, 2, 50) + 1e-4)
@@ -95,17 +95,17 @@ def test_a_worker_that_has_not_moved_moves_nothing(codec: Any) -> None:
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
 @pytest.mark.parametrize("in_params", [True, False], ids=["in params", "in memory"])
 @pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("wire", [Bf16, Int8, Int4, Int2, Int1, TopK])
+@pytest.mark.parametrize("format", [Bf16, Int8, Int4, Int2, Int1, TopK])
 def test_error_feedback_loses_nothing_to_rounding(
-    wire: Any, workers: int, in_params: bool, dtype: torch.dtype
+    format: Any, workers: int, in_params: bool, dtype: torch.dtype
 ) -> None:
     """With a factor of 1 and the plain mean as outer step, the global parameters and what workers
     have not sent add up to all their progress.
     """
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(700, generator=generator).to(dtype)
-    codec = wire(error_feedback=1.0, residual_in_params=in_params)
-    outer = outer_sync([start], None, codec=codec)
+    wire = format(error_feedback=1.0, residual_in_params=in_params)
+    outer = outer_sync([start], None, wire=wire)
     replicas = [
         Replica(names=["a"], params=[start.clone()], buffers=[], residuals=[torch.zeros(700)])
         for _ in range(workers)

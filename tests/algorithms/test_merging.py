@@ -11,11 +11,11 @@ from adloco import AdLoCo, BatchGuards, MergeFates, MergeSmallest, NormTest
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.model_state import optimizer_tensors
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.codec import WireFormat
-from adloco.distributed.codecs.int2 import Int2
-from adloco.distributed.codecs.int4 import Int4
-from adloco.distributed.codecs.int8 import Int8
+from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.int2 import Int2
+from adloco.distributed.wire.int4 import Int4
+from adloco.distributed.wire.int8 import Int8
+from adloco.distributed.wire.wire_format import WireFormat
 from adloco.rules.merge import Merge
 from tests.problems import Recording, adamw, make_run, outer_sgd, params_of, regression
 

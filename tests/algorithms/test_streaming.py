@@ -28,16 +28,16 @@ from adloco.algorithms import round as round_module
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.int1 import Int1
-from adloco.distributed.codecs.int2 import Int2
-from adloco.distributed.codecs.int4 import Int4
-from adloco.distributed.codecs.int8 import Int8
-from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.comm import compressed as compression
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.traffic import Traffic
+from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.int1 import Int1
+from adloco.distributed.wire.int2 import Int2
+from adloco.distributed.wire.int4 import Int4
+from adloco.distributed.wire.int8 import Int8
+from adloco.distributed.wire.topk import TopK
 from adloco.rules.merge import Merge
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (

@@ -17,7 +17,7 @@ from adloco.config.sections import (
     TASKS,
     WIRE_FORMATS,
 )
-from adloco.distributed.codecs.plain import PlainWire
+from adloco.distributed.wire.plain import PlainWire
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.norm_test import NormTest
 from tests.problems import at

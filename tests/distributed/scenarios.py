@@ -21,12 +21,12 @@ from adloco import (
     SwitchMode,
     TensorSource,
 )
-from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.int2 import Int2
-from adloco.distributed.codecs.int4 import Int4
-from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.dtensor import local
 from adloco.distributed.launch.launcher import place
+from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.int2 import Int2
+from adloco.distributed.wire.int4 import Int4
+from adloco.distributed.wire.topk import TopK
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     BlockLM,

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from adloco import Int4, MergeFates, MergeSmallest, OuterMemory
-from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
-from tests.distributed.test_compression import FORMATS
+from adloco.distributed.wire.wire_format import WireFormat
+from tests.distributed.comm.test_compressed import FORMATS
 from tests.problems import adamw, cases, make_run, outer_sgd, round_with_ends
 
 TYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
@@ -74,11 +74,11 @@ def test_each_type_is_sent_as_if_it_were_alone(name: str) -> None:
         [torch.randn(300 + index, generator=generator).to(TYPES[index % 2]) for index in range(4)]
         for _ in range(3)
     ]
-    codec: WireFormat = FORMATS[name]
+    wire: WireFormat = FORMATS[name]
     weights = [0.5, 0.3, 0.2]
-    together = LocalComm(3, Traffic()).mean(workers, weights, codec)
+    together = LocalComm(3, Traffic()).mean(workers, weights, wire)
     for kind in (0, 1):
-        alone = LocalComm(3, Traffic()).mean([own[kind::2] for own in workers], weights, codec)
+        alone = LocalComm(3, Traffic()).mean([own[kind::2] for own in workers], weights, wire)
         for mine, other in zip(together[kind::2], alone, strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=0)
 
@@ -142,7 +142,7 @@ def params_on_ranks(changes: Mapping[str, Any]) -> list[list[float]]:
     cases(
         {
             "fp32": ({},),
-            **{name: ({"wire": codec},) for name, codec in FORMATS.items()},
+            **{name: ({"wire": wire},) for name, wire in FORMATS.items()},
             "survivor": ({"fates": MergeFates(parameters="survivor", outer_momentum="survivor")},),
             "mean": ({"fates": MergeFates(inner_state="mean"), "wire": Int4()},),
             "on host": ({"memory": OuterMemory(on_host=True), "wire": Int4()},),

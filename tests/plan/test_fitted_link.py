@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from adloco.cli.main import main
-from adloco.distributed.codecs.int4 import Int4
+from adloco.distributed.wire.int4 import Int4
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
 from adloco.plan.fitted_link import fit_links

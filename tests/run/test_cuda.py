@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from adloco.cli.main import main
-from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.codec import WireFormat
-from adloco.distributed.codecs.int1 import Int1
-from adloco.distributed.codecs.int2 import Int2
-from adloco.distributed.codecs.int4 import Int4
-from adloco.distributed.codecs.int8 import Int8
-from adloco.distributed.codecs.topk import TopK
+from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.int1 import Int1
+from adloco.distributed.wire.int2 import Int2
+from adloco.distributed.wire.int4 import Int4
+from adloco.distributed.wire.int8 import Int8
+from adloco.distributed.wire.topk import TopK
+from adloco.distributed.wire.wire_format import WireFormat
 from adloco.run.trained import load_trained
 from tests.run.test_training_run import make_run, numbers
 

@@ -9,9 +9,9 @@ from adloco.algorithms.method import Batching, Execution, Method, Problem, Synci
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
-from adloco.distributed.codecs.codec import keeps_residuals
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.placement.placement import Placement
+from adloco.distributed.wire.wire_format import keeps_residuals
 from adloco.errors import require
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.learning_rate import LearningRate
@@ -106,7 +106,7 @@ def build_workers(
         test=batching.test,
         execution=execution,
         device=placement.device,
-        with_residuals=keeps_residuals(syncing.codec),
+        with_residuals=keeps_residuals(syncing.wire),
         on_host=syncing.memory.on_host,
     )
     here = placement.local(method.living_workers)

@@ -9,10 +9,10 @@ from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, all_tensors, copy_all
 from adloco.algorithms.optimizers import OuterFactory
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.distributed.codecs.codec import WireFormat, keeps_residuals
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
+from adloco.distributed.wire.wire_format import WireFormat, keeps_residuals
 from adloco.errors import require
 from adloco.rules.sync_schedule import Streaming
 
@@ -66,7 +66,7 @@ class DiLoCo:
         )
         self._syncing = Syncing(
             outer=outer,
-            codec=wire,
+            wire=wire,
             streaming=streaming or Streaming(),
             memory=memory or OuterMemory(),
         )

@@ -3,7 +3,7 @@
 In a merge some trainers become one: the survivor continues, and the others are absorbed. Each thing
 that trainers own has a fate: parameters, outer momentum, inner optimizer state, data streams and
 the requested batch. If the wire format is lossy, means of parameters and of momentum cross in few
-bits (`Syncing.parameter_codec`, `Syncing.difference_codec`).
+bits (`Syncing.parameter_wire`, `Syncing.difference_wire`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ import torch
 from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.codecs.codec import WireFormat, feedback
 from adloco.distributed.placement.placement import Placement
+from adloco.distributed.wire.wire_format import WireFormat, feedback
 from adloco.rules.merge import Merge, MergeFates, assign_workers
 
 
@@ -72,10 +72,10 @@ def _merge_parameters(
         if fates.parameters == "weighted"
         else dict.fromkeys(merge.weights, 1 / len(members))
     )
-    codec = survivor.outer.syncing.parameter_codec
+    wire = survivor.outer.syncing.parameter_wire
     params = {member.id: member.outer.global_params for member in members}
     buffers = {member.id: member.outer.buffers for member in members}
-    _average(members, survivor, params, weights, placement, codec)
+    _average(members, survivor, params, weights, placement, wire)
     _average(members, survivor, buffers, weights, placement)
 
 
@@ -95,8 +95,8 @@ def _merge_momentum(
     entries = {member.id: member.outer.momentum() for member in members}
     # Other state (Adam's) has second moments, by whose roots is divided: a loss could make them 0.
     names = {name for state in survivor.outer.optimizer.state.values() for name in state}
-    codec = survivor.outer.syncing.difference_codec if names == {"momentum_buffer"} else None
-    _average(members, survivor, entries, merge.weights, placement, codec)
+    wire = survivor.outer.syncing.difference_wire if names == {"momentum_buffer"} else None
+    _average(members, survivor, entries, merge.weights, placement, wire)
 
 
 def _fill_missing_momentum(members: Sequence[Trainer], placement: Placement) -> None:
@@ -118,7 +118,7 @@ def _average(
     entries: Mapping[int, Sequence[torch.Tensor]],
     weights: Mapping[int, float],
     placement: Placement,
-    codec: WireFormat | None = None,
+    wire: WireFormat | None = None,
 ) -> None:
     """Set the survivor's tensors to the weighted mean of each trainer's.
 
@@ -131,14 +131,14 @@ def _average(
         entries: Tensors of each trainer, by id.
         weights: Weight of each trainer, by id; they add up to 1.
         placement: Where all workers live.
-        codec: The wire format; None: uncompressed.
+        wire: The wire format; None: uncompressed.
     """
     homes = _homes(members)
     here = [homes[worker] for worker in placement.local(list(homes))]
     means = placement.comm(list(homes)).mean(
         [entries[home.id] for home in here],
         [weights[home.id] / len(home.worker_ids) for home in here],
-        codec,
+        wire,
     )
     if here:
         copy_all(means, entries[survivor.id])
@@ -172,7 +172,7 @@ def _merge_inner_state(
     # rounding left of them stays with its worker).
     residuals = {
         worker: workers[worker].replica.residuals
-        if feedback(member.outer.syncing.codec) == "in memory"
+        if feedback(member.outer.syncing.wire) == "in memory"
         else []
         for worker, member in local.items()
     }

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from adloco.algorithms.optimizers import OuterFactory
-from adloco.distributed.codecs.codec import WireFormat, at_least, feedback
-from adloco.distributed.codecs.int4 import Int4
-from adloco.distributed.codecs.int8 import Int8
+from adloco.distributed.wire.int4 import Int4
+from adloco.distributed.wire.int8 import Int8
+from adloco.distributed.wire.wire_format import WireFormat, at_least, feedback
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
@@ -214,7 +214,7 @@ class Syncing:
 
     outer: OuterFactory | None
     """Builds the outer optimizer; None: the workers' mean becomes the global parameters."""
-    codec: WireFormat | None = None
+    wire: WireFormat | None = None
     """Wire format of pseudo-gradients; None: they are sent uncompressed."""
     streaming: Streaming = field(default_factory=Streaming)
     """The schedule of syncs within a round."""
@@ -222,21 +222,21 @@ class Syncing:
     """Where and in which data type global parameters are kept."""
 
     @property
-    def difference_codec(self) -> WireFormat | None:
+    def difference_wire(self) -> WireFormat | None:
         """Wire format of differences where no later sync makes up for a loss: diverged replicas'
         from the global parameters, and outer momentum in a merge. None: uncompressed.
         """
-        return at_least(self.codec, Int4())
+        return at_least(self.wire, Int4())
 
     @property
-    def parameter_codec(self) -> WireFormat | None:
+    def parameter_wire(self) -> WireFormat | None:
         """Wire format of parameters themselves, in a merge; None: uncompressed."""
-        return at_least(self.codec, Int8())
+        return at_least(self.wire, Int8())
 
     @property
     def residual_in_params(self) -> bool:
         """True if a worker keeps its residual (what a sync leaves unsent) in its parameters."""
-        return feedback(self.codec) == "in params"
+        return feedback(self.wire) == "in params"
 
     def diverges(self, num_workers: int) -> bool:
         """True if this many workers of a trainer have different parameters between rounds."""

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, optimizer_tensors
-from adloco.distributed.codecs.codec import feedback
 from adloco.distributed.comm.buckets import sum_dtype
 from adloco.distributed.comm.comm import Comm, Contributions, Work, rounded_origin
 from adloco.distributed.dtensor import copied, in_memory_of, local
+from adloco.distributed.wire.wire_format import feedback
 from adloco.errors import require
 from adloco.rules.sync_schedule import SyncEvent
 
@@ -96,7 +96,7 @@ class OuterSync:
             per_worker=per_worker,
             weights=weights,
             origin=global_params,
-            codec=self.syncing.codec,
+            wire=self.syncing.wire,
             residuals=residuals,
         )
         # Nobody waits here: with streaming, training goes on until `step` asks for the mean.
@@ -179,19 +179,17 @@ class OuterSync:
 
         It is for workers that streaming or residuals in the parameters have left diverged. If the
         wire format is lossy, their differences from the global parameters are encoded; see
-        `Syncing.difference_codec`.
+        `Syncing.difference_wire`.
         """
-        codec = self.syncing.difference_codec if comm.num_workers > 1 else None
+        wire = self.syncing.difference_wire if comm.num_workers > 1 else None
         for fragment in range(len(self.fragments)):
             per_worker = [self._pick(fragment, replica.params) for replica in replicas]
             targets = self._pick(fragment, self.global_params)
-            if codec is None:
+            if wire is None:
                 copy_all(comm.mean(per_worker, weights), targets)
                 continue
             # A format's error is in proportion to what is sent, and differences are small.
-            given = Contributions(
-                per_worker=per_worker, weights=weights, origin=targets, codec=codec
-            )
+            given = Contributions(per_worker=per_worker, weights=weights, origin=targets, wire=wire)
             differences = comm.pseudo_gradient(given).wait()
             for target, difference in zip(targets, differences, strict=True):
                 local(target).sub_(local(in_memory_of(difference, target)))
@@ -243,12 +241,12 @@ class OuterSync:
             "params": list(self.global_params),
             "buffers": list(self.buffers),
             "optimizer": self.optimizer.state_dict() if self.optimizer else {},
-            "feedback": feedback(self.syncing.codec),
+            "feedback": feedback(self.syncing.wire),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; ValueError if it was saved with other error feedback."""
-        before, now = state["feedback"], feedback(self.syncing.codec)
+        before, now = state["feedback"], feedback(self.syncing.wire)
         advice = "give the same error_feedback and residual_in_params"
         require(
             before == now,

@@ -7,8 +7,8 @@ import socket
 import sys
 
 from adloco.config.sections import Recipe
-from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.placement.one_process import num_cores
+from adloco.distributed.wire.plain import PlainWire
 from adloco.metrics import ROUND
 from adloco.report.readable import counted, span
 from adloco.rules.merge_policies.no_merge import NoMerge

@@ -22,8 +22,8 @@ from adloco.algorithms.stage import Option
 from adloco.config.register import Register, summary
 from adloco.config.settings import MemorySettings, PlacementSettings, ProfileSettings, RunSettings
 from adloco.data.data_settings import DataSettings
-from adloco.distributed.codecs.codec import WireFormat, keeps_residuals
-from adloco.distributed.codecs.plain import PlainWire
+from adloco.distributed.wire.plain import PlainWire
+from adloco.distributed.wire.wire_format import WireFormat, keeps_residuals
 from adloco.errors import require
 from adloco.models.source import ModelOptions, ModelSource
 from adloco.options import options
@@ -78,7 +78,7 @@ TASKS = Register(package="adloco.tasks.kinds", protocol=TaskSettings)
 MODEL_SOURCES = Register(package="adloco.models.sources", protocol=ModelSource)
 INNER_OPTIMIZERS = Register(package="adloco.algorithms.inner", protocol=InnerFactory)
 OUTER_UPDATES = Register(package="adloco.algorithms.optimizers", protocol=OuterFactory)
-WIRE_FORMATS = Register(package="adloco.distributed.codecs", protocol=WireFormat)
+WIRE_FORMATS = Register(package="adloco.distributed.wire", protocol=WireFormat)
 
 SECTIONS: dict[str, Section] = {
     "run": Section(parts={"run": RunSettings}),
@@ -301,7 +301,7 @@ class Recipe:
         """How the workers of a trainer are synced."""
         return Syncing(
             outer=None if isinstance(self.outer, OuterMean) else self.outer,
-            codec=self.wire_format,
+            wire=self.wire_format,
             streaming=self.streaming,
             memory=self.outer_memory,
         )

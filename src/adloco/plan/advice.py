@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from adloco.distributed.codecs.plain import PlainWire
+from adloco.distributed.wire.plain import PlainWire
 from adloco.errors import require
 from adloco.plan.prediction import Prediction
 

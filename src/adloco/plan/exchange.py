@@ -1,10 +1,10 @@
 """What the workers of a recipe exchange in a round."""
 
 from adloco.config.sections import Recipe
-from adloco.distributed.codecs.codec import WireFormat
-from adloco.distributed.codecs.plain import PlainWire
 from adloco.distributed.comm.compressed import crossings
 from adloco.distributed.traffic import ring
+from adloco.distributed.wire.plain import PlainWire
+from adloco.distributed.wire.wire_format import WireFormat
 from adloco.plan.gradient_buckets import Buckets
 from adloco.plan.round_time import Sync
 
@@ -37,8 +37,8 @@ def exchange_of(recipe: Recipe, parameters: float, workers: int, passes: int) ->
     return Sync(workers=workers, bytes_sent=sent, fragments=streaming.fragments, tau=streaming.tau)
 
 
-def bytes_of_mean(codec: WireFormat | None, parameters: float, workers: int) -> float:
-    """Bytes that leave each worker for a mean over all of them; codec None: in float32."""
-    if codec is None:
+def bytes_of_mean(wire: WireFormat | None, parameters: float, workers: int) -> float:
+    """Bytes that leave each worker for a mean over all of them; wire None: in float32."""
+    if wire is None:
         return ring(workers) * 4 * parameters
-    return crossings(codec, workers) * codec.block_bytes / codec.block * parameters
+    return crossings(wire, workers) * wire.block_bytes / wire.block * parameters

@@ -187,11 +187,11 @@ def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:
     by weights, of outer momentum over all their workers.
     """
     syncing = recipe.syncing
-    parameters = bytes_of_mean(syncing.parameter_codec, workload.parameters, workers)
+    parameters = bytes_of_mean(syncing.parameter_wire, workload.parameters, workers)
     momentum = isinstance(recipe.outer, OuterOptimizer) and recipe.outer.options.get("momentum", 0)
     if not momentum or recipe.fates.outer_momentum != "weighted":
         return parameters
-    return parameters + bytes_of_mean(syncing.difference_codec, workload.parameters, workers)
+    return parameters + bytes_of_mean(syncing.difference_wire, workload.parameters, workers)
 
 
 def _memory(recipe: Recipe, workload: Workload, workers: int) -> float:

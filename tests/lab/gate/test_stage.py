@@ -12,9 +12,9 @@ from torch import Tensor
 
 from adloco import AdLoCo, BatchGuards, Int4, NonFiniteLossError
 from adloco.algorithms.trainer_distance import BUCKETS
-from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
+from adloco.distributed.wire.topk import TopK
 from adloco.lab.gate.option import Gate
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
-from adloco.distributed.codecs.codec import WireFormat, keeps_residuals
 from adloco.distributed.comm.compressed import Rows, add_decoded
 from adloco.distributed.parallel.gradient_norms import squared_norm
+from adloco.distributed.wire.wire_format import WireFormat, keeps_residuals
 
 
 def sum_by_owners(
     blocks: Tensor,
-    codec: WireFormat,
+    wire: WireFormat,
     rows: Rows,
     group: dist.ProcessGroup,
     workers: Sequence[int],
@@ -28,7 +28,7 @@ def sum_by_owners(
 
     Args:
         blocks: The local workers' blocks, uint8 of shape (workers, rows, block_bytes).
-        codec: The wire format.
+        wire: The wire format.
         rows: What is known of the rows.
         group: One rank of each island.
         workers: Number of workers that each island hosts.
@@ -47,24 +47,24 @@ def sum_by_owners(
     order = order.to(blocks.device)
     own = torch.split(order, shares)[me]
     parts = torch.split(blocks[:, order], shares, dim=1)
-    received = blocks.new_empty(num_workers, shares[me], codec.block_bytes)
+    received = blocks.new_empty(num_workers, shares[me], wire.block_bytes)
     from_islands = torch.split(received, list(workers))
     from_islands[me].copy_(parts[me])
     wait_for(start_all_to_all([part.contiguous() for part in parts], from_islands, group))
-    total = add_decoded(received, codec, rows)
+    total = add_decoded(received, wire, rows)
     sums = blocks.new_empty(*blocks.shape[1:])
     of_islands = torch.split(sums, shares)
-    of_islands[me].copy_(codec.encode(total))
+    of_islands[me].copy_(wire.encode(total))
     wait_for(start_all_to_all([of_islands[me]] * len(workers), of_islands, group))
-    summed = codec.decode(torch.empty_like(sums).index_copy_(0, order, sums))
+    summed = wire.decode(torch.empty_like(sums).index_copy_(0, order, sums))
     lost = None
-    if keeps_residuals(codec):
+    if keeps_residuals(wire):
         lost = torch.zeros_like(summed).index_copy_(0, own, total - summed[own])
     return summed, lost, squared_norm([total])
 
 
 def sum_everywhere(
-    blocks: Tensor, codec: WireFormat, rows: Rows, group: dist.ProcessGroup, workers: Sequence[int]
+    blocks: Tensor, wire: WireFormat, rows: Rows, group: dist.ProcessGroup, workers: Sequence[int]
 ) -> tuple[Tensor, float]:
     """Sum blocks over all workers; every island receives all blocks and adds them up itself.
 
@@ -77,5 +77,5 @@ def sum_everywhere(
     from_islands = torch.split(received, list(workers))
     from_islands[dist.get_rank(group)].copy_(blocks)
     wait_for(start_all_to_all([blocks] * len(workers), from_islands, group))
-    total = add_decoded(received, codec, rows)
+    total = add_decoded(received, wire, rows)
     return total, squared_norm([total]) / len(workers)

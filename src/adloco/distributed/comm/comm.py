@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import PerWorker
+from adloco.distributed.wire.wire_format import WireFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Contributions:
     They are rounded to the type of a worker's parameters before the subtraction. Empty: what
     workers contribute is added up as it is, without a subtraction; only in a wire format.
     """
-    codec: WireFormat | None = None
+    wire: WireFormat | None = None
     """The wire format; None: differences are sent uncompressed."""
     residuals: PerWorker = ()
     """With error feedback, what each local worker has not sent so far, but for what is in its
@@ -143,14 +143,14 @@ class Comm(Protocol):
     """Workers of the set, on all ranks."""
 
     def mean(
-        self, per_worker: PerWorker, weights: Sequence[float], codec: WireFormat | None = None
+        self, per_worker: PerWorker, weights: Sequence[float], wire: WireFormat | None = None
     ) -> list[Tensor]:
         """The weighted mean of all workers' entries, the same bits on all islands.
 
         Args:
             per_worker: The tensors of each local worker.
             weights: One number for each local worker; over the whole set they add up to 1.
-            codec: The wire format; None: entries are sent uncompressed.
+            wire: The wire format; None: entries are sent uncompressed.
 
         Returns:
             One tensor for each tensor of a worker, float32 or more precise. Empty on ranks without

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.codec import WireFormat, sums_again
 from adloco.distributed.comm.buckets import bucket_indices, sum_dtype
 from adloco.distributed.comm.comm import Contributions, SumStats, rounded_origin
 from adloco.distributed.dtensor import first_element, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.traffic import ring
+from adloco.distributed.wire.wire_format import WireFormat, sums_again
 
 PIECE = 1 << 18
 """Values that a format handles at once on a CPU: what one operation writes is still in the cache
@@ -52,7 +52,7 @@ class Rows:
 
 
 BlockSum = Callable[[Tensor, WireFormat, Rows, bool, SumStats], tuple[Tensor, Tensor | None]]
-"""(blocks, codec, rows, sharded, stats) -> this rank's slice of the sum over all workers,
+"""(blocks, wire, rows, sharded, stats) -> this rank's slice of the sum over all workers,
 decoded, and what encoding it again has lost.
 
 blocks: uint8 of shape (local workers, rows, block_bytes). sharded: True if they come from sharded
@@ -74,7 +74,7 @@ class CompressedSum:
     def __init__(
         self,
         given: Contributions,
-        codec: WireFormat,
+        wire: WireFormat,
         workers: range,
         num_workers: int,
         counts: Callable[[bool], bool],
@@ -84,7 +84,7 @@ class CompressedSum:
         """
         Args:
             given: What the local workers contribute.
-            codec: The wire format.
+            wire: The wire format.
             workers: Which of the sum's workers are local.
             num_workers: Workers of the sum, on all ranks.
             counts: Given True for sharded and False for other tensors, says whether this rank
@@ -92,7 +92,7 @@ class CompressedSum:
             sum_up: Exchanges blocks and adds them up.
             join: Gathers the slices of a sum.
         """
-        self._like, self._codec, self._sum_up, self._join = given.per_worker[0], codec, sum_up, join
+        self._like, self._wire, self._sum_up, self._join = given.per_worker[0], wire, sum_up, join
         self._given, self._workers, self._num_workers = given, workers, num_workers
         self._buckets = bucket_indices(self._like)
         self.stats = SumStats.zero(len(given.weights))
@@ -106,7 +106,7 @@ class CompressedSum:
     @torch.no_grad()
     def transfer(self) -> None:
         for (sharded, _), rows, blocks in zip(self._buckets, self._rows, self._blocks, strict=True):
-            self._sums.append(self._sum_up(blocks, self._codec, rows, sharded, self.stats))
+            self._sums.append(self._sum_up(blocks, self._wire, rows, sharded, self.stats))
 
     @torch.no_grad()
     def result(self) -> list[Tensor]:
@@ -133,14 +133,14 @@ class CompressedSum:
         first = local(self._like[indices[0]])
         values = torch.zeros(
             len(about.owners),
-            self._codec.block,
+            self._wire.block,
             dtype=torch.float32,
             device=first.device,
         )  # Padding stays zero.
         encoded = torch.empty(
             len(given.weights),
             len(values),
-            self._codec.block_bytes,
+            self._wire.block_bytes,
             dtype=torch.uint8,
             device=first.device,
         )
@@ -157,12 +157,12 @@ class CompressedSum:
                     place.copy_(worker_params)
                 if given.residuals:
                     place.add_(local(given.residuals[worker][index]).to(first.device))
-            for rows in in_pieces(values, self._codec):
+            for rows in in_pieces(values, self._wire):
                 # Weighted before it is encoded: receivers then only add, and the blocks of a sum
                 # are encoded like a worker's own.
                 wanted = values[rows] * weight
-                encoded[worker, rows] = self._codec.encode(wanted)
-                sent = about[rows].without_padding(self._codec.decode(encoded[worker, rows]))
+                encoded[worker, rows] = self._wire.encode(wanted)
+                sent = about[rows].without_padding(self._wire.decode(encoded[worker, rows]))
                 if counted:
                     self._count(worker, wanted, sent, wanted - sent)
                 # A worker with weight 0 sends nothing and keeps everything.
@@ -170,7 +170,7 @@ class CompressedSum:
                     values[rows] -= sent / weight
             if given.residuals:
                 for index, place in places:
-                    local(given.residuals[worker][index]).copy_(place * self._codec.error_feedback)
+                    local(given.residuals[worker][index]).copy_(place * self._wire.error_feedback)
         return encoded
 
     def _rows_of(self, indices: Sequence[int]) -> Rows:
@@ -179,7 +179,7 @@ class CompressedSum:
         They are dealt out to owners block by block, each tensor's from its first one on, so a block
         has the same owner on every placement.
         """
-        block = self._codec.block
+        block = self._wire.block
         numbers = [torch.arange(self._num_rows(index)) for index in indices]
         begins = [first_element(self._like[index]) // block for index in indices]
         sizes = [local(self._like[index]).numel() for index in indices]
@@ -208,7 +208,7 @@ class CompressedSum:
             self._workers, self._given.weights, self._given.residuals, strict=True
         ):
             # Divided by the weight, with which the residual will be multiplied when it is sent.
-            kept = self._codec.error_feedback / max(weight, 1 / self._num_workers)
+            kept = self._wire.error_feedback / max(weight, 1 / self._num_workers)
             own = (owners == worker).to(lost.device, lost.dtype)[:, None] * kept
             for index, place in self._places(lost * own, indices):
                 residual = local(residuals[index])
@@ -221,7 +221,7 @@ class CompressedSum:
             norms_sq[worker] += squared_norm([tensor])
 
     def _num_rows(self, index: int) -> int:
-        return -(-local(self._like[index]).numel() // self._codec.block)
+        return -(-local(self._like[index]).numel() // self._wire.block)
 
     def _places(self, values: Tensor, indices: Sequence[int]) -> list[tuple[int, Tensor]]:
         """(index, view) of each tensor in rows of blocks, in the shape of this rank's shard."""
@@ -233,34 +233,34 @@ class CompressedSum:
         ]
 
 
-def add_decoded(blocks: Tensor, codec: WireFormat, about: Rows) -> Tensor:
+def add_decoded(blocks: Tensor, wire: WireFormat, about: Rows) -> Tensor:
     """Add up workers' blocks in the order of the workers, which is the same on every placement.
 
     Args:
         blocks: uint8 of shape (workers, rows, block_bytes).
-        codec: The wire format.
+        wire: The wire format.
         about: What is known of the rows.
 
     Returns:
         The sum, float32 of shape (rows, block).
     """
-    total = torch.zeros(blocks.shape[1], codec.block, dtype=torch.float32, device=blocks.device)
-    for rows in in_pieces(total, codec):
+    total = torch.zeros(blocks.shape[1], wire.block, dtype=torch.float32, device=blocks.device)
+    for rows in in_pieces(total, wire):
         for one in blocks:
-            total[rows] += codec.decode(one[rows])
+            total[rows] += wire.decode(one[rows])
     return about.without_padding(total)
 
 
-def in_pieces(values: Tensor, codec: WireFormat) -> Iterator[slice]:
+def in_pieces(values: Tensor, wire: WireFormat) -> Iterator[slice]:
     """Cut rows of blocks into slices that a format handles at once; see `PIECE`."""
     size = PIECE if values.device.type == "cpu" else PIECE_ON_GPU
-    step = max(1, size // codec.block)
+    step = max(1, size // wire.block)
     return (slice(begin, begin + step) for begin in range(0, len(values), step))
 
 
-def crossings(codec: WireFormat, workers: int) -> float:
+def crossings(wire: WireFormat, workers: int) -> float:
     """How often each byte of a worker's blocks leaves the worker.
 
     As often as in a ring if sums are encoded again, else once for every other worker.
     """
-    return ring(workers) if sums_again(codec, workers) else workers - 1
+    return ring(workers) if sums_again(wire, workers) else workers - 1

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.codec import WireFormat, keeps_residuals, sums_again
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import (
     BufferPool,
@@ -21,6 +20,7 @@ from adloco.distributed.comm.compressed import CompressedSum, Rows, add_decoded,
 from adloco.distributed.dtensor import is_sharded, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.traffic import Traffic, num_bytes, ring
+from adloco.distributed.wire.wire_format import WireFormat, keeps_residuals, sums_again
 
 
 class LocalComm:
@@ -51,20 +51,20 @@ class LocalComm:
         self._counts = counts
 
     def mean(
-        self, per_worker: PerWorker, weights: Sequence[float], codec: WireFormat | None = None
+        self, per_worker: PerWorker, weights: Sequence[float], wire: WireFormat | None = None
     ) -> list[Tensor]:
-        if codec is None or self.num_workers <= 1 or not per_worker[0]:
+        if wire is None or self.num_workers <= 1 or not per_worker[0]:
             return self._sum(per_worker, weights, None, self._pool).wait()
-        given = Contributions(per_worker=per_worker, weights=weights, origin=(), codec=codec)
+        given = Contributions(per_worker=per_worker, weights=weights, origin=(), wire=wire)
         return self.pseudo_gradient(given).wait()
 
     def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Work:
-        if given.codec is None or self.num_workers == 1:
+        if given.wire is None or self.num_workers == 1:
             pool = BufferPool() if overlapped else self._pool
             return self._sum(given.per_worker, given.weights, given.origin, pool)
         exchange = CompressedSum(
             given,
-            given.codec,
+            given.wire,
             range(self.num_workers),
             self.num_workers,
             self._counts,
@@ -115,14 +115,14 @@ class LocalComm:
         return CompletedWork(sums, stats)
 
     def _sum_of_blocks(
-        self, blocks: Tensor, codec: WireFormat, rows: Rows, sharded: bool, stats: SumStats
+        self, blocks: Tensor, wire: WireFormat, rows: Rows, sharded: bool, stats: SumStats
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the sum; see `BlockSum`."""
-        total = add_decoded(blocks, codec, rows)
+        total = add_decoded(blocks, wire, rows)
         if self._counts(sharded):
-            stats.num_bytes += self._traffic.add(blocks.numel(), crossings(codec, self.num_workers))
+            stats.num_bytes += self._traffic.add(blocks.numel(), crossings(wire, self.num_workers))
             stats.total_sq += squared_norm([total])
-        if not sums_again(codec, self.num_workers):
+        if not sums_again(wire, self.num_workers):
             return total, None
-        sent = codec.decode(codec.encode(total))
-        return sent, total - sent if keeps_residuals(codec) else None
+        sent = wire.decode(wire.encode(total))
+        return sent, total - sent if keeps_residuals(wire) else None

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from adloco.distributed.codecs.codec import WireFormat
 from adloco.distributed.comm.buckets import PerWorker
 from adloco.distributed.comm.comm import Comm, Contributions, SumStats, Work
+from adloco.distributed.wire.wire_format import WireFormat
 
 Clock = Callable[[], float]
 """() -> seconds since some fixed moment."""
@@ -136,9 +136,9 @@ class _MeteredComm:
         self._clock = clock
 
     def mean(
-        self, per_worker: PerWorker, weights: Sequence[float], codec: WireFormat | None = None
+        self, per_worker: PerWorker, weights: Sequence[float], wire: WireFormat | None = None
     ) -> list[Tensor]:
-        return self._comm.mean(per_worker, weights, codec)
+        return self._comm.mean(per_worker, weights, wire)
 
     def broadcast(
         self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]

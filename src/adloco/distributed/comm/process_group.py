@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adloco.distributed.codecs.codec import WireFormat, sums_again
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.block_sums import sum_by_owners, sum_everywhere
 from adloco.distributed.comm.bucket_exchange import (
@@ -45,6 +44,7 @@ from adloco.distributed.comm.compressed import CompressedSum, Rows, crossings
 from adloco.distributed.comm.ordered_sum import OrderedSum
 from adloco.distributed.dtensor import is_sharded, local, with_local
 from adloco.distributed.traffic import Traffic, num_bytes, ring
+from adloco.distributed.wire.wire_format import WireFormat, sums_again
 
 
 class GroupComm:
@@ -84,12 +84,12 @@ class GroupComm:
         self._pool = pool
 
     def mean(
-        self, per_worker: PerWorker, weights: Sequence[float], codec: WireFormat | None = None
+        self, per_worker: PerWorker, weights: Sequence[float], wire: WireFormat | None = None
     ) -> list[Tensor]:
         if not self._member or not per_worker[0]:
             return []
-        if codec is not None:
-            given = Contributions(per_worker=per_worker, weights=weights, origin=(), codec=codec)
+        if wire is not None:
+            given = Contributions(per_worker=per_worker, weights=weights, origin=(), wire=wire)
             return self.pseudo_gradient(given).wait()
         exchange = self._summed(
             per_worker,
@@ -103,12 +103,12 @@ class GroupComm:
         if not self._member or not given.per_worker[0]:
             return CompletedWork([], SumStats.zero(len(given.weights)))
         exchange: Exchange
-        if given.codec is None:
+        if given.wire is None:
             exchange = self._differences(given, overlapped)
         else:
             exchange = CompressedSum(
                 given,
-                given.codec,
+                given.wire,
                 self._here,
                 self.num_workers,
                 self._counts,
@@ -210,19 +210,19 @@ class GroupComm:
         return range(before, before + self._workers[dist.get_rank(self._group)])
 
     def _sum_of_blocks(
-        self, blocks: Tensor, codec: WireFormat, rows: Rows, sharded: bool, stats: SumStats
+        self, blocks: Tensor, wire: WireFormat, rows: Rows, sharded: bool, stats: SumStats
     ) -> tuple[Tensor, Tensor | None]:
         """Compute this rank's slice of the sum; see `BlockSum`."""
         mine = self._slices(blocks, sharded)
-        stats.num_bytes += self._traffic.add(mine.numel(), crossings(codec, self.num_workers))
+        stats.num_bytes += self._traffic.add(mine.numel(), crossings(wire, self.num_workers))
         replica_group = self._replica_group(sharded)
         if replica_group is not None:
             rows = rows[slice_of(len(rows.owners), replica_group)]
         lost = None
-        if sums_again(codec, self.num_workers):
-            values, lost, total_sq = sum_by_owners(mine, codec, rows, self._group, self._workers)
+        if sums_again(wire, self.num_workers):
+            values, lost, total_sq = sum_by_owners(mine, wire, rows, self._group, self._workers)
         else:
-            values, total_sq = sum_everywhere(mine, codec, rows, self._group, self._workers)
+            values, total_sq = sum_everywhere(mine, wire, rows, self._group, self._workers)
         stats.total_sq += total_sq
         return values, lost
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.codecs.codec import ErrorFeedback, normalised, to_bytes, to_numbers
+from adloco.distributed.wire.wire_format import ErrorFeedback, normalised, to_bytes, to_numbers
 from adloco.errors import require
 from adloco.late import torch
 

@@ -12,13 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.codec import WireFormat, sums_again
-from adloco.distributed.codecs.int1 import Int1
-from adloco.distributed.codecs.int2 import Int2
-from adloco.distributed.codecs.int4 import Int4
-from adloco.distributed.codecs.int8 import Int8
-from adloco.distributed.codecs.topk import TopK
 from adloco.distributed.comm import buckets as sums
 from adloco.distributed.comm import compressed as compression
 from adloco.distributed.comm.comm import Comm, Contributions
@@ -26,6 +19,13 @@ from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
+from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.int1 import Int1
+from adloco.distributed.wire.int2 import Int2
+from adloco.distributed.wire.int4 import Int4
+from adloco.distributed.wire.int8 import Int8
+from adloco.distributed.wire.topk import TopK
+from adloco.distributed.wire.wire_format import WireFormat, sums_again
 from tests.problems import cases, outer_sync, sync_all
 
 FORMATS: dict[str, WireFormat] = {
@@ -111,7 +111,7 @@ def summed(
 ) -> Any:
     work = comm.pseudo_gradient(
         Contributions(
-            per_worker=params, weights=weights, origin=origin, codec=wire, residuals=residuals
+            per_worker=params, weights=weights, origin=origin, wire=wire, residuals=residuals
         )
     )
     return [tensor.clone() for tensor in work.wait()], work.stats
@@ -317,7 +317,7 @@ def random_buckets(seeds: Sequence[int]) -> list[str]:
             Int2(block=rng.choice([4, 32])),
             TopK(chunk=rng.choice([2, 64]), density=0.5),
         ):
-            outer = outer_sync(start, None, fragments, codec=wire)
+            outer = outer_sync(start, None, fragments, wire=wire)
             here = placement.local(range(workers))
             own = [[tensor.clone() for tensor in params[worker]] for worker in here]
             sync_all(outer, own, weights[: len(here)], placement.comm(range(workers)))

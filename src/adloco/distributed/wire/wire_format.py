@@ -114,39 +114,39 @@ class ErrorFeedback:
         )
 
 
-def keeps_residuals(codec: WireFormat | None) -> bool:
+def keeps_residuals(wire: WireFormat | None) -> bool:
     """True if workers keep what a sync leaves unsent."""
-    return codec is not None and codec.error_feedback > 0
+    return wire is not None and wire.error_feedback > 0
 
 
-def feedback(codec: WireFormat | None) -> Literal["none", "in memory", "in params"]:
+def feedback(wire: WireFormat | None) -> Literal["none", "in memory", "in params"]:
     """Where the residual of error feedback is kept.
 
     none: the residual is dropped. in memory: in tensors of its own. in params: in the worker's
     parameters.
     """
-    if codec is None or not keeps_residuals(codec):
+    if wire is None or not keeps_residuals(wire):
         return "none"
-    return "in params" if codec.residual_in_params else "in memory"
+    return "in params" if wire.residual_in_params else "in memory"
 
 
-def sums_again(codec: WireFormat, workers: int) -> bool:
+def sums_again(wire: WireFormat, workers: int) -> bool:
     """True if sums over so many workers are encoded again.
 
     Two workers' are not, because sending both their blocks takes as many bytes.
     """
-    return codec.sums_in_blocks and workers > 2
+    return wire.sums_in_blocks and workers > 2
 
 
-def at_least(codec: WireFormat | None, floor: WireFormat) -> WireFormat | None:
+def at_least(wire: WireFormat | None, floor: WireFormat) -> WireFormat | None:
     """The wire format, or `floor` if the format is sparse or has fewer bits for each value.
 
     None if nothing is encoded.
     """
-    if codec is None or (
-        codec.sums_in_blocks and codec.block_bytes * floor.block >= floor.block_bytes * codec.block
+    if wire is None or (
+        wire.sums_in_blocks and wire.block_bytes * floor.block >= floor.block_bytes * wire.block
     ):
-        return codec
+        return wire
     return floor
 
 

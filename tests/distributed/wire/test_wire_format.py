@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from adloco.distributed.codecs.bf16 import Bf16
-from adloco.distributed.codecs.codec import WireFormat, largest_whole
-from adloco.distributed.codecs.int1 import Int1
-from adloco.distributed.codecs.int2 import Int2
-from adloco.distributed.codecs.int4 import Int4
-from adloco.distributed.codecs.int8 import Int8
-from adloco.distributed.codecs.topk import TopK
+from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.int1 import Int1
+from adloco.distributed.wire.int2 import Int2
+from adloco.distributed.wire.int4 import Int4
+from adloco.distributed.wire.int8 import Int8
+from adloco.distributed.wire.topk import TopK
+from adloco.distributed.wire.wire_format import WireFormat, largest_whole
 
 FORMATS: list[WireFormat] = [
     Bf16(),

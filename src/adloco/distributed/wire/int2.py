@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.codecs.codec import (
+from adloco.distributed.wire.wire_format import (
     ErrorFeedback,
     in_whole_numbers,
     largest_whole,

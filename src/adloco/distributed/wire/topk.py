@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.codecs.codec import ErrorFeedback, to_bf16, to_bytes, to_numbers
-from adloco.distributed.codecs.packing import packed, packed_size, unpacked
+from adloco.distributed.wire.packing import packed, packed_size, unpacked
+from adloco.distributed.wire.wire_format import ErrorFeedback, to_bf16, to_bytes, to_numbers
 from adloco.errors import require
 from adloco.late import torch
 

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.codecs.codec import ErrorFeedback, signed_absmax, to_bytes, to_numbers
+from adloco.distributed.wire.wire_format import ErrorFeedback, signed_absmax, to_bytes, to_numbers
 from adloco.errors import require
 from adloco.late import torch
 
