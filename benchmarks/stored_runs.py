@@ -40,6 +40,11 @@ REPRODUCE = Path(__file__).parents[1] / "reproduce"
 
 GONE = ("batch.smoothing",)
 """Flags of stored runs that no version has any more."""
+STORED_AS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "wire.feedback": ("wire.residual_in_params", {"memory": "false", "params": "true"}),
+    "wire.feedback_decay": ("wire.error_feedback", {}),
+}
+"""Flags that stored runs and keys have under another name, and perhaps with other values."""
 Result = dict[str, Any]
 """A run in the JSON file: its settings, and its curve column by column."""
 Watch = Callable[[TrainingRun, Record], Result]
@@ -79,12 +84,12 @@ ARMS = {
     "diloco": (DILOCO, SPREAD),
     "adloco": (ADLOCO, TRAINERS),
     **{f"diloco-{name}": (DILOCO, f"{SPREAD} wire.format={name}") for name in FORMATS},
-    "diloco-topk": (DILOCO, f"{TOPK} wire.density={1 / 16} wire.error_feedback=0.9"),
-    "diloco-topk-64": (DILOCO, f"{TOPK} wire.density={1 / 64} wire.error_feedback=0.9"),
+    "diloco-topk": (DILOCO, f"{TOPK} wire.density={1 / 16} wire.feedback_decay=0.9"),
+    "diloco-topk-64": (DILOCO, f"{TOPK} wire.density={1 / 64} wire.feedback_decay=0.9"),
     # Residuals are in memory of their own, as is usual, not in the parameters.
     "diloco-topk-64-behind": (
         DILOCO,
-        f"{TOPK} wire.density={1 / 64} wire.error_feedback=0.95 wire.residual_in_params=false",
+        f"{TOPK} wire.density={1 / 64} wire.feedback_decay=0.95 wire.feedback=memory",
     ),
     # One trainer from the start: the norm test alone.
     "norm-test": (ADLOCO, f"{SPREAD} batch.minimum={BATCH} merge.policy=none"),
@@ -131,7 +136,8 @@ class Spec:
     @property
     def key(self) -> str:
         """A digest of all settings, those of the recipe's file included."""
-        text = json.dumps(self._values({}), sort_keys=True, default=str)
+        values = override(read_values(ARMS[self.arm][0]), [*as_stored(self.flags).items()])
+        text = json.dumps(values, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def recipe(self, **more: str) -> Recipe:
@@ -142,12 +148,10 @@ class Spec:
         """
         try:
             named = {name.replace("_", ".", 1): value for name, value in more.items()}
-            return build_recipe(self._values(named))
+            flags = [*self.flags.items(), *named.items()]
+            return build_recipe(override(read_values(ARMS[self.arm][0]), flags))
         except ValueError as error:
             raise ValueError(f"this version refuses arm {self.arm!r}: {error}") from error
-
-    def _values(self, more: Mapping[str, str]) -> dict[str, Any]:
-        return override(read_values(ARMS[self.arm][0]), [*self.flags.items(), *more.items()])
 
     def __str__(self) -> str:
         outer = f", outer {self.outer_lr:g} / {self.momentum:g}"
@@ -270,7 +274,13 @@ def stored(specs: Iterable[Spec], runs: Mapping[str, Result]) -> dict[Spec, Resu
 
 
 def _flags(arm: str, flags: Mapping[str, str]) -> tuple[object, ...]:
-    return (arm, *sorted(item for item in flags.items() if item[0] not in GONE))
+    return (arm, *sorted(item for item in as_stored(flags).items() if item[0] not in GONE))
+
+
+def as_stored(flags: Mapping[str, str]) -> dict[str, str]:
+    """Flags by the names of stored runs; those that have these names already stay as they are."""
+    renamed = ((STORED_AS.get(name, (name, {})), value) for name, value in flags.items())
+    return {name: values.get(value, value) for (name, values), value in renamed}
 
 
 class OutOfTimeError(Exception):

@@ -63,8 +63,6 @@ class MergeAllOnce:
 class Fp16:
     """A wire format of 2 bytes a value: the nearest float16, clamped to its range of +-65504."""
 
-    error_feedback = 0.0
-    residual_in_params = False
     block = 64
     block_bytes = 2 * block
     sums_in_blocks = True

@@ -27,7 +27,7 @@ ROOMS = {
     "public": {"errors", "rules", "distributed", "algorithms", "data"},
     "rules": {"errors", "setting"},
     "tracking": set(),
-    "distributed": {"errors", "late"},
+    "distributed": {"errors", "setting", "late"},
     "algorithms": {
         "errors",
         "setting",
@@ -205,6 +205,7 @@ PUBLIC = {
     "ConstantBatch",
     "DiLoCo",
     "Execution",
+    "Feedback",
     "GradientTest",
     "InnerAdamW",
     "InnerMuon",

@@ -63,6 +63,12 @@ def test_every_trial_is_another_run(frontier: Any) -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_stored_runs_keep_their_keys_when_a_setting_is_renamed(frontier: Any) -> None:
+    stored = frontier.Store(BENCHMARKS / "frontier.json").read()
+    renamed = [trial for trial in frontier.trials("small") if "feedback_decay" in trial.more]
+    assert [trial.spec(frontier.TUNING_SEED).key in stored for trial in renamed] == [True, True]
+
+
 def test_the_tables(frontier: Any, tmp_path: Path) -> None:
     def run(loss: float, megabytes: float, diverged: str = "") -> dict[str, Any]:
         curve = {} if diverged else {"bytes": [1e6 * megabytes], "syncs": [3]}

@@ -22,6 +22,7 @@ from adloco.data.sources import TensorSource
 from adloco.distributed.launch.launcher import place, process_group
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
@@ -51,6 +52,7 @@ __all__ = [
     "ConstantBatch",
     "DiLoCo",
     "Execution",
+    "Feedback",
     "GradientTest",
     "InnerAdamW",
     "InnerMuon",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from adloco import (
     Bf16,
     DiLoCo,
+    Feedback,
     Int1,
     Int2,
     Int4,
@@ -93,19 +94,19 @@ def test_a_worker_that_has_not_moved_moves_nothing(wire: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
-@pytest.mark.parametrize("in_params", [True, False], ids=["in params", "in memory"])
+@pytest.mark.parametrize("kept", ["params", "memory"])
 @pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("format", [Bf16, Int8, Int4, Int2, Int1, TopK])
-def test_error_feedback_loses_nothing_to_rounding(
-    format: Any, workers: int, in_params: bool, dtype: torch.dtype
+@pytest.mark.parametrize("wire", [Bf16(), Int8(), Int4(), Int2(), Int1(), TopK()], ids=str)
+def test_feedback_loses_nothing_to_rounding(
+    wire: Any, workers: int, kept: Any, dtype: torch.dtype
 ) -> None:
     """With a factor of 1 and the plain mean as outer step, the global parameters and what workers
     have not sent add up to all their progress.
     """
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(700, generator=generator).to(dtype)
-    wire = format(error_feedback=1.0, residual_in_params=in_params)
-    outer = outer_sync([start], None, wire=wire)
+    feedback = Feedback(feedback=kept, feedback_decay=1.0)
+    outer = outer_sync([start], None, wire=wire, feedback=feedback)
     replicas = [
         Replica(names=["a"], params=[start.clone()], buffers=[], residuals=[torch.zeros(700)])
         for _ in range(workers)

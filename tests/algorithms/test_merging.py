@@ -12,6 +12,7 @@ from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.model_state import optimizer_tensors
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
@@ -262,7 +263,7 @@ LOSSY: list[tuple[WireFormat, int, int]] = [
     (Bf16(), 128, 128),
     (Int8(), 260, 260),
     (Int4(), 260, 68),
-    (Int2(residual_in_params=False), 260, 68),
+    (Int2(), 260, 68),
 ]
 """Wire formats, and the bytes of a block of parameters and of outer momentum in a merge."""
 
@@ -274,7 +275,7 @@ def test_a_merge_in_few_bits(wire: WireFormat, of_params: int, of_momentum: int)
 
     There are four workers, and a weight and a bias, of a block each.
     """
-    run = two_trainers(wire=wire)
+    run = two_trainers(wire=wire, feedback=Feedback(feedback="memory"))
     params, moved = (
         [[tensor.detach().clone() for tensor in each(run.trainers[i].outer)] for i in (0, 1)]
         for each in (OuterSync.parameters, OuterSync.momentum)

@@ -33,6 +33,7 @@ from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.traffic import Traffic
 from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
@@ -121,7 +122,11 @@ def there_and_back(values: Tensor, wire: TopK) -> Tensor:
 
 
 def by_hand(
-    rounds: int, streaming: Streaming, shares: tuple[int, int], wire: TopK | None = None
+    rounds: int,
+    streaming: Streaming,
+    shares: tuple[int, int],
+    wire: TopK | None = None,
+    feedback: str = "params",
 ) -> tuple[Tensor, list[Tensor]]:
     """Streaming DiLoCo with two workers, written as in the paper.
 
@@ -146,15 +151,13 @@ def by_hand(
                         travelling[place] = torch.zeros_like(state[place])
                         for weight, own, residual in zip(weights, params, residuals, strict=True):
                             wanted = state[place] - own[place].detach()
-                            if wire and not wire.residual_in_params:
+                            if feedback == "memory":
                                 wanted += residual[place]
                             sent = (
                                 there_and_back(weight * wanted, wire) / weight if wire else wanted
                             )
                             travelling[place] += weight * sent
-                            residual[place] = (
-                                wire.error_feedback * (wanted - sent) if wire else residual[place]
-                            )
+                            residual[place] = 0.9 * (wanted - sent) if wire else residual[place]
                     if event.kind == "send":
                         continue
                     gradient = travelling.pop(place)
@@ -166,9 +169,7 @@ def by_hand(
                     for own, residual in zip(params, residuals, strict=True):
                         kept = float(streaming.alpha)
                         begins_at = (
-                            state[place] - residual[place]
-                            if wire and wire.residual_in_params
-                            else state[place]
+                            state[place] - residual[place] if feedback == "params" else state[place]
                         )
                         own[place].data.copy_(kept * own[place].data + (1 - kept) * begins_at)
             if step == 6:
@@ -209,20 +210,18 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("residual_in_params", [False, True], ids=["in memory", "in params"])
+@pytest.mark.parametrize("kept", ["memory", "params"])
 @pytest.mark.parametrize(
     "streaming",
     [Streaming(alpha=0.0), Streaming(fragments=2, tau=2, alpha=0.5)],
     ids=["plain", "streaming"],
 )
-def test_error_feedback_equals_its_definition(
-    streaming: Streaming, residual_in_params: bool
-) -> None:
+def test_feedback_equals_its_definition(streaming: Streaming, kept: Any) -> None:
     """Residuals are float32, and everything else is float64."""
-    wire = TopK(chunk=16, density=1 / 8, error_feedback=0.9, residual_in_params=residual_in_params)
-    run = language_run(streaming=streaming, wire=wire)
+    wire = TopK(chunk=16, density=1 / 8)
+    run = language_run(streaming=streaming, wire=wire, feedback=Feedback(feedback=kept))
     list(run.rounds(3))
-    state, workers = by_hand(3, streaming, (5, 4), wire)
+    state, workers = by_hand(3, streaming, (5, 4), wire, kept)
     torch.testing.assert_close(params_of(run), state, rtol=1e-5, atol=1e-6)
     for worker, expected in enumerate(workers):
         own = torch.cat(
@@ -235,7 +234,8 @@ def test_a_residual_in_params_loses_nothing() -> None:
     """Whatever the wire format drops, the mean of the workers equals their plain, uncompressed
     mean.
     """
-    run = language_run(wire=TopK(chunk=16, density=1 / 16, error_feedback=1.0), outer=None)
+    wire, feedback = TopK(chunk=16, density=1 / 16), Feedback(feedback_decay=1.0)
+    run = language_run(wire=wire, feedback=feedback, outer=None)
     for _ in range(3):
         _, ends = round_with_ends(run)
         own = [
@@ -320,24 +320,28 @@ def test_a_lone_worker_stands_where_its_trainer_does() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [None, TopK(chunk=16, residual_in_params=False), TopK(chunk=16, error_feedback=0.0)],
-    ids=["fp32", "in memory", "none"],
+    [
+        {},
+        {"wire": TopK(chunk=16), "feedback": Feedback(feedback="memory")},
+        {"wire": TopK(chunk=16), "feedback": Feedback(feedback="none")},
+    ],
+    ids=["fp32", "memory", "none"],
 )
-def test_a_state_is_for_the_same_error_feedback(other: Any) -> None:
-    first, second = language_run(wire=TopK(chunk=16)), language_run(wire=other)
+def test_a_state_is_for_the_same_feedback(other: dict[str, Any]) -> None:
+    first, second = language_run(wire=TopK(chunk=16)), language_run(**other)
     first.round()
     with pytest.raises(
         ValueError,
-        match=r"error feedback was 'in params' .* give the same error_feedback and residual_in_",
+        match=r"error feedback was 'params' .* give the same wire format and feedback",
     ):
         second.load_state_dict(first.state_dict())
     loops = [
-        DiLoCo([linear(), linear()], outer=None, sync_every=1, wire=wire)
-        for wire in (TopK(chunk=16), other)
+        DiLoCo([linear(), linear()], outer=None, sync_every=1, **chain)
+        for chain in ({"wire": TopK(chunk=16)}, other)
     ]
     with pytest.raises(
         ValueError,
-        match=r"error feedback was 'in params' .* give the same error_feedback and residual_in_",
+        match=r"error feedback was 'params' .* give the same wire format and feedback",
     ):
         loops[1].load_state_dict(loops[0].state_dict())
 
@@ -401,7 +405,8 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
     run = language_run(
         num_trainers=2,
         workers_per_trainer=2,
-        wire=TopK(chunk=16, residual_in_params=False),
+        wire=TopK(chunk=16),
+        feedback=Feedback(feedback="memory"),
         fates=MergeFates(inner_state=fate),
         merge=MergeSmallest(count=2, every=2, first_round=2),
     )
@@ -439,22 +444,26 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
 
 
 @pytest.mark.parametrize(
-    "wire",
+    ("wire", "kept"),
     [
-        None,
-        Int4(block=8),
-        Int2(block=8),
-        TopK(chunk=16, density=0.25),
-        TopK(chunk=16, density=0.25, residual_in_params=False),
+        (None, "auto"),
+        (Int4(block=8), "auto"),
+        (Int2(block=8), "auto"),
+        (TopK(chunk=16, density=0.25), "auto"),
+        (TopK(chunk=16, density=0.25), "memory"),
     ],
     ids=["fp32", "int4", "int2", "topk", "topk in memory"],
 )
 @pytest.mark.parametrize(
     "step", [4, 9, *(pytest.param(step, marks=pytest.mark.nightly) for step in (1, 6, 7, 15))]
 )
-def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any) -> None:
+def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any, kept: Any) -> None:
     """Residuals, mixed parameters and diverged workers survive, also if a fragment is in flight."""
-    settings = {"streaming": Streaming(fragments=2, tau=2), "wire": wire}
+    settings = {
+        "streaming": Streaming(fragments=2, tau=2),
+        "wire": wire,
+        "feedback": Feedback(feedback=kept),
+    }
     data = Interrupting(tokens(2000, 4))
     whole, first, second = (
         language_run(**settings),

@@ -228,8 +228,8 @@ def test_another_text_than_the_run_began_with(
         ("total_tokens = 4000", "total_tokens = 9000"),
         # It has settings that the run knows nothing of.
         (
-            'format = "int2"\nerror_feedback = 0.9\nresidual_in_params = true\nblock = 256\n',
-            'format = "topk"\nerror_feedback = 0.9\nresidual_in_params = true\n',
+            'format = "int2"\nblock = 256\n',
+            'format = "topk"\n',
         ),
     ],
 )
@@ -266,14 +266,14 @@ def test_a_changed_model_or_tokenizer(
 def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest = checkpoint.newest(finished / "checkpoints")
     state = read_part(newest, "run")
-    del state["run"]["recipe"]["wire.residual_in_params"]
+    del state["run"]["recipe"]["wire.feedback"]
     write_part(newest, "run", state)
     for words in READERS:
         refused(
             [*words, str(finished)],
             (
                 f"the run in {finished} began with a version of adloco without "
-                "wire.residual_in_params; resume it with that version"
+                "wire.feedback; resume it with that version"
             ),
             capsys,
         )

@@ -24,6 +24,7 @@ from adloco import (
 from adloco.distributed.dtensor import local
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.topk import TopK
@@ -192,16 +193,18 @@ def padded(**changes: Any) -> dict[str, Any]:
     Micro-batches have 8 samples, because the collectives of shards take most of the time.
     """
     settings: dict[str, Any] = {
-        "wire": Bf16(error_feedback=1.0),
+        "wire": Bf16(),
+        "feedback": Feedback(feedback="params", feedback_decay=1.0),
         "switch": SwitchMode(max_micro_batch=8, mode="always"),
     }
     return result(streaming(**settings | changes), 3)
 
 
+IN_MEMORY = Feedback(feedback="memory", feedback_decay=1.0)
 RUNS: dict[str, Callable[..., AdLoCo]] = {
     "plain": run_here,
     # In bf16 blocks say nothing: shards may end anywhere.
-    "streaming": partial(streaming, wire=Bf16(error_feedback=1.0, residual_in_params=False)),
+    "streaming": partial(streaming, wire=Bf16(), feedback=IN_MEMORY),
 }
 DATA: dict[str, Callable[[], TensorSource]] = {
     "plain": lambda: regression(6, samples=3000, dtype=torch.float64),
@@ -240,19 +243,19 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "language model": lambda: result(language_model(), 4, final_samples=11),
     "streaming": lambda: result(streaming(), 4),
     "padded: bf16, residual in parameters": lambda: padded(),
-    "padded: bf16, residuals in memory": lambda: padded(
-        wire=Bf16(error_feedback=1.0, residual_in_params=False)
-    ),
+    "padded: bf16, residuals in memory": lambda: padded(wire=Bf16(), feedback=IN_MEMORY),
     "padded: outer state in host memory": lambda: padded(memory=OuterMemory(on_host=True)),
     "lossy: int2": lambda: result(language_model(wire=Int2(block=8)), 4),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
     "lossy: int2, a merge of diverged replicas": lambda: result(
         language_model(wire=Int2(block=8), merge=MergeSmallest(count=2, every=1, first_round=2)), 4
     ),
-    "lossy: int4, workers that move": lambda: moving(wire=Int4(block=8, error_feedback=1.0)),
+    "lossy: int4, workers that move": lambda: moving(
+        wire=Int4(block=8), feedback=Feedback(feedback="params", feedback_decay=1.0)
+    ),
     "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
     "lossy: topk, residuals in memory": lambda: result(
-        streaming(wire=TopK(chunk=16, density=1 / 4, residual_in_params=False)), 4
+        streaming(wire=TopK(chunk=16, density=1 / 4), feedback=Feedback(feedback="memory")), 4
     ),
 }
 

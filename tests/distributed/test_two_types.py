@@ -14,7 +14,6 @@ from adloco.distributed.comm.local import LocalComm
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
-from adloco.distributed.wire.wire_format import WireFormat
 from tests.distributed.comm.test_compressed import FORMATS
 from tests.problems import adamw, cases, make_run, outer_sgd, round_with_ends
 
@@ -74,7 +73,7 @@ def test_each_type_is_sent_as_if_it_were_alone(name: str) -> None:
         [torch.randn(300 + index, generator=generator).to(TYPES[index % 2]) for index in range(4)]
         for _ in range(3)
     ]
-    wire: WireFormat = FORMATS[name]
+    wire, _ = FORMATS[name]
     weights = [0.5, 0.3, 0.2]
     together = LocalComm(3, Traffic()).mean(workers, weights, wire)
     for kind in (0, 1):
@@ -142,7 +141,10 @@ def params_on_ranks(changes: Mapping[str, Any]) -> list[list[float]]:
     cases(
         {
             "fp32": ({},),
-            **{name: ({"wire": wire},) for name, wire in FORMATS.items()},
+            **{
+                name: ({"wire": wire, "feedback": feedback},)
+                for name, (wire, feedback) in FORMATS.items()
+            },
             "survivor": ({"fates": MergeFates(parameters="survivor", outer_momentum="survivor")},),
             "mean": ({"fates": MergeFates(inner_state="mean"), "wire": Int4()},),
             "on host": ({"memory": OuterMemory(on_host=True), "wire": Int4()},),

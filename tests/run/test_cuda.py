@@ -24,7 +24,7 @@ RUNS = {
     "merging": ["adloco", "--merge.first_round", "2", "--merge.every", "3", *ADAMW],
     "one norm test a step": ["ddp-norm"],
     "streaming": ["diloco", "--streaming.fragments", "2", "--streaming.tau", "1"],
-    "four bits": ["diloco", "--wire.format", "int4", "--wire.error_feedback", "1"],
+    "four bits": ["diloco", "--wire.format", "int4", "--wire.feedback", "params"],
 }
 
 

@@ -302,7 +302,9 @@ def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_pat
     fragments = [
         "--wire.format",
         "int4",
-        "--wire.error_feedback",
+        "--wire.feedback",
+        "params",
+        "--wire.feedback_decay",
         "1",
         "--streaming.fragments",
         "2",

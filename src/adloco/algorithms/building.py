@@ -11,7 +11,6 @@ from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.placement.placement import Placement
-from adloco.distributed.wire.wire_format import keeps_residuals
 from adloco.errors import require
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.learning_rate import LearningRate
@@ -106,7 +105,7 @@ def build_workers(
         test=batching.test,
         execution=execution,
         device=placement.device,
-        with_residuals=keeps_residuals(syncing.wire),
+        with_residuals=syncing.residuals != "none",
         on_host=syncing.memory.on_host,
     )
     here = placement.local(method.living_workers)

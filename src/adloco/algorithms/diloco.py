@@ -12,7 +12,8 @@ from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
-from adloco.distributed.wire.wire_format import WireFormat, keeps_residuals
+from adloco.distributed.wire.feedback import Feedback
+from adloco.distributed.wire.wire_format import WireFormat
 from adloco.errors import require
 from adloco.rules.sync_schedule import Streaming
 
@@ -30,6 +31,7 @@ class DiLoCo:
         outer: Builds the outer optimizer; None: the workers' mean becomes the global parameters.
         sync_every: H, the inner steps of a round.
         wire: Wire format of pseudo-gradients; None: they are sent uncompressed.
+        feedback: What becomes of what the wire format leaves unsent; None: `Feedback()`.
         streaming: The schedule of syncs within a round, with fragments made of the first model's
             layers; None: one sync at the end. With streaming, or with a lossy wire format, replicas
             may differ after a sync too: see `average_replicas`.
@@ -48,6 +50,7 @@ class DiLoCo:
         outer: OuterFactory | None,
         sync_every: int,
         wire: WireFormat | None = None,
+        feedback: Feedback | None = None,
         streaming: Streaming | None = None,
         memory: OuterMemory | None = None,
         placement: Placement | None = None,
@@ -67,6 +70,7 @@ class DiLoCo:
         self._syncing = Syncing(
             outer=outer,
             wire=wire,
+            feedback=feedback or Feedback(),
             streaming=streaming or Streaming(),
             memory=memory or OuterMemory(),
         )
@@ -80,7 +84,9 @@ class DiLoCo:
             copy_all(start, all_tensors(model))
         self._replicas = [
             Replica.of(
-                model, with_residuals=keeps_residuals(wire), on_host=self._syncing.memory.on_host
+                model,
+                with_residuals=self._syncing.residuals != "none",
+                on_host=self._syncing.memory.on_host,
             )
             for model in self.models
         ]

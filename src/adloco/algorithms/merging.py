@@ -14,7 +14,7 @@ from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.placement.placement import Placement
-from adloco.distributed.wire.wire_format import WireFormat, feedback
+from adloco.distributed.wire.wire_format import WireFormat
 from adloco.rules.merge import Merge, MergeFates, assign_workers
 
 
@@ -172,7 +172,7 @@ def _merge_inner_state(
     # rounding left of them stays with its worker).
     residuals = {
         worker: workers[worker].replica.residuals
-        if feedback(member.outer.syncing.wire) == "in memory"
+        if member.outer.syncing.residuals == "memory"
         else []
         for worker, member in local.items()
     }

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from adloco.algorithms.optimizers import OuterFactory
+from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
-from adloco.distributed.wire.wire_format import WireFormat, at_least, feedback
+from adloco.distributed.wire.wire_format import WireFormat, at_least
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
@@ -216,6 +217,8 @@ class Syncing:
     """Builds the outer optimizer; None: the workers' mean becomes the global parameters."""
     wire: WireFormat | None = None
     """Wire format of pseudo-gradients; None: they are sent uncompressed."""
+    feedback: Feedback = field(default_factory=Feedback)
+    """What becomes of what the wire format leaves unsent."""
     streaming: Streaming = field(default_factory=Streaming)
     """The schedule of syncs within a round."""
     memory: OuterMemory = field(default_factory=OuterMemory)
@@ -234,13 +237,13 @@ class Syncing:
         return at_least(self.wire, Int8())
 
     @property
-    def residual_in_params(self) -> bool:
-        """True if a worker keeps its residual (what a sync leaves unsent) in its parameters."""
-        return feedback(self.wire) == "in params"
+    def residuals(self) -> Literal["none", "memory", "params"]:
+        """Where workers keep their residuals, what a sync leaves unsent; none: nowhere."""
+        return self.feedback.place(self.wire)
 
     def diverges(self, num_workers: int) -> bool:
         """True if this many workers of a trainer have different parameters between rounds."""
-        return self.streaming.replicas_diverge or (self.residual_in_params and num_workers > 1)
+        return self.streaming.replicas_diverge or (self.residuals == "params" and num_workers > 1)
 
 
 @dataclass(frozen=True, kw_only=True)

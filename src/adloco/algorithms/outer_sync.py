@@ -19,7 +19,6 @@ from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, opt
 from adloco.distributed.comm.buckets import sum_dtype
 from adloco.distributed.comm.comm import Comm, Contributions, Work, rounded_origin
 from adloco.distributed.dtensor import copied, in_memory_of, local
-from adloco.distributed.wire.wire_format import feedback
 from adloco.errors import require
 from adloco.rules.sync_schedule import SyncEvent
 
@@ -97,6 +96,7 @@ class OuterSync:
             weights=weights,
             origin=global_params,
             wire=self.syncing.wire,
+            feedback=self.syncing.feedback,
             residuals=residuals,
         )
         # Nobody waits here: with streaming, training goes on until `step` asks for the mean.
@@ -133,7 +133,7 @@ class OuterSync:
         """
         kept = self.syncing.streaming.own_weight
         for replica in replicas:
-            moves = self.syncing.residual_in_params and replica.residuals
+            moves = self.syncing.residuals == "params" and replica.residuals
             for index in self.fragments[fragment]:
                 worker = local(replica.params[index])
                 start = local(self.global_params[index]).to(worker.device)
@@ -241,16 +241,16 @@ class OuterSync:
             "params": list(self.global_params),
             "buffers": list(self.buffers),
             "optimizer": self.optimizer.state_dict() if self.optimizer else {},
-            "feedback": feedback(self.syncing.wire),
+            "feedback": self.syncing.residuals,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; ValueError if it was saved with other error feedback."""
-        before, now = state["feedback"], feedback(self.syncing.wire)
-        advice = "give the same error_feedback and residual_in_params"
+        before, now = state["feedback"], self.syncing.residuals
         require(
             before == now,
-            f"error feedback was {before!r} when the state was saved and is {now!r} here; {advice}",
+            f"error feedback was {before!r} when the state was saved and is {now!r} here; give the "
+            "same wire format and feedback",
         )
         copy_all(state["params"], self.global_params)
         copy_all(state["buffers"], self.buffers)

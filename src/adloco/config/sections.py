@@ -22,8 +22,9 @@ from adloco.algorithms.stage import Option
 from adloco.config.register import Register, summary
 from adloco.config.settings import MemorySettings, PlacementSettings, ProfileSettings, RunSettings
 from adloco.data.data_settings import DataSettings
+from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.plain import PlainWire
-from adloco.distributed.wire.wire_format import WireFormat, keeps_residuals
+from adloco.distributed.wire.wire_format import WireFormat
 from adloco.errors import require
 from adloco.models.source import ModelOptions, ModelSource
 from adloco.options import options
@@ -138,7 +139,7 @@ SECTIONS: dict[str, Section] = {
         chosen="outer",
     ),
     "wire": Section(
-        parts={},
+        parts={"feedback": Feedback},
         choice=Choice(
             key="format",
             register=WIRE_FORMATS,
@@ -197,6 +198,7 @@ class Recipe:
     outer: OuterFactory | OuterMean
     outer_memory: OuterMemory
     wire: PlainWire | WireFormat
+    feedback: Feedback
     streaming: Streaming
     batch: BatchRule
     guards: BatchGuards
@@ -302,6 +304,7 @@ class Recipe:
         return Syncing(
             outer=None if isinstance(self.outer, OuterMean) else self.outer,
             wire=self.wire_format,
+            feedback=self.feedback,
             streaming=self.streaming,
             memory=self.outer_memory,
         )
@@ -316,10 +319,18 @@ class Recipe:
         """A sentence that names settings without effect in this recipe; empty if there are none."""
         if not self.syncs and not isinstance(self.wire, PlainWire):
             return "wire.format changes nothing: no trainer ever has two workers to sync"
+        if not self.keeps_residuals and self.feedback not in (
+            Feedback(),
+            Feedback(feedback="none"),
+        ):
+            return (
+                "wire.feedback and wire.feedback_decay change nothing: no residual is kept in this "
+                "recipe; give a lossy wire.format, and wire.feedback memory or params"
+            )
         largest = self.method.num_workers if self.syncs else 1
         return next(filter(None, (own.unused(largest) for own in self.options.values())), "")
 
     @property
-    def feedback(self) -> bool:
+    def keeps_residuals(self) -> bool:
         """True if workers keep what the wire format leaves unsent (error feedback)."""
-        return keeps_residuals(self.wire_format)
+        return self.syncing.residuals != "none"

@@ -61,7 +61,7 @@ def option_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
     """The memory that options take for these workers, as a multiple like that of `outer_copies`."""
     outer = outer_copies(recipe, device)
     return sum(
-        option.copies(outer, workers, feedback=recipe.feedback)
+        option.copies(outer, workers, feedback=recipe.keeps_residuals)
         for option in recipe.options.values()
     )
 
@@ -181,7 +181,7 @@ def _key(
         asdict(recipe.outer_memory),
         option_copies(recipe, 1, device),
         recipe.batch.measurement,
-        recipe.feedback,
+        recipe.keeps_residuals,
         recipe.batch.fewest_groups,
         recipe.guards.maximum,
         recipe.run.compile,

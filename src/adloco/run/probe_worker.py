@@ -55,7 +55,7 @@ class ProbeWorker:
             test=replace(recipe.test, steps=1, step="first"),
             execution=execution,
             device=self._device,
-            with_residuals=recipe.feedback,
+            with_residuals=recipe.keeps_residuals,
             on_host=recipe.outer_memory.on_host,
         )
         model = builder()

@@ -73,7 +73,7 @@ def checkpoint_bytes(recipe: Recipe) -> int:
     hidden matrices, so its checkpoints are smaller.
     """
     (recipe, _, builder, _, _), _ = _probed(recipe)
-    workers = recipe.method.num_workers * (1 + ADAMW_MOMENTS + recipe.feedback)
+    workers = recipe.method.num_workers * (1 + ADAMW_MOMENTS + recipe.keeps_residuals)
     return builder.num_bytes() * (outer_copies(recipe, torch.device("cpu")) + workers)
 
 

@@ -285,7 +285,9 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     """
     method, device = recipe.method, placement.device
     workers = len(placement.local(method.living_workers))
-    residuals = recipe.feedback and not (recipe.outer_memory.on_host and device.type != "cpu")
+    residuals = recipe.keeps_residuals and not (
+        recipe.outer_memory.on_host and device.type != "cpu"
+    )
     copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
     copies += option_copies(recipe, workers, device)
     with named_in_section("model", recipe.model):

@@ -20,6 +20,7 @@ from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
 from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
@@ -28,15 +29,15 @@ from adloco.distributed.wire.topk import TopK
 from adloco.distributed.wire.wire_format import WireFormat, sums_again
 from tests.problems import cases, outer_sync, sync_all
 
-FORMATS: dict[str, WireFormat] = {
-    "bf16": Bf16(),
-    "int8": Int8(),
-    "int4": Int4(),
-    "int4 feedback": Int4(error_feedback=1.0, residual_in_params=False),
-    "int2": Int2(),
-    "int1": Int1(),
-    "topk": TopK(chunk=256, density=1 / 16, residual_in_params=False),
-    "topk, residual in params": TopK(chunk=256, density=1 / 16),
+FORMATS: dict[str, tuple[WireFormat, Feedback]] = {
+    "bf16": (Bf16(), Feedback()),
+    "int8": (Int8(), Feedback()),
+    "int4": (Int4(), Feedback()),
+    "int4 feedback": (Int4(), Feedback(feedback="memory", feedback_decay=1.0)),
+    "int2": (Int2(), Feedback()),
+    "int1": (Int1(), Feedback()),
+    "topk": (TopK(chunk=256, density=1 / 16), Feedback(feedback="memory")),
+    "topk, residual in params": (TopK(chunk=256, density=1 / 16), Feedback()),
 }
 RANKS_AND_WORKERS = [(2, 2), (2, 5), (3, 4), (4, 4)]
 SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]
@@ -79,6 +80,7 @@ def by_hand(
     weights: list[float],
     wire: WireFormat,
     residuals: list[list[Tensor]],
+    decay: float = 0.0,
 ) -> list[Tensor]:
     """The compressed sum by its definition, tensor by tensor; it changes residuals in place."""
     added = [torch.zeros(tensor.shape) for tensor in origin]
@@ -87,7 +89,7 @@ def by_hand(
             wanted = tensor - params[worker][index] + residuals[worker][index]
             sent = in_format(wanted * weight, wire)
             added[index] += sent
-            residuals[worker][index] = (wanted - sent / weight) * wire.error_feedback
+            residuals[worker][index] = (wanted - sent / weight) * decay
     if not sums_again(wire, len(weights)):
         return added
     sent = [in_format(total, wire) for total in added]
@@ -96,7 +98,7 @@ def by_hand(
             owner = block % len(weights)
             share = slice(block * wire.block, (block + 1) * wire.block)
             lost = (total - summed).flatten()[share]
-            kept = wire.error_feedback / max(weights[owner], 1 / len(weights))
+            kept = decay / max(weights[owner], 1 / len(weights))
             residuals[owner][index].view(-1)[share] += lost * kept
     return sent
 
@@ -108,10 +110,16 @@ def summed(
     weights: list[float],
     wire: WireFormat | None,
     residuals: Any,
+    decay: float = 0.9,
 ) -> Any:
     work = comm.pseudo_gradient(
         Contributions(
-            per_worker=params, weights=weights, origin=origin, wire=wire, residuals=residuals
+            per_worker=params,
+            weights=weights,
+            origin=origin,
+            wire=wire,
+            feedback=Feedback(feedback_decay=decay),
+            residuals=residuals,
         )
     )
     return [tensor.clone() for tensor in work.wait()], work.stats
@@ -121,19 +129,21 @@ def zeros(workers: int) -> list[list[Tensor]]:
     return [[torch.zeros(shape) for shape in SHAPES] for _ in range(workers)]
 
 
-@pytest.mark.parametrize("wire", FORMATS.values(), ids=FORMATS.keys())
-def test_equals_the_definition(wire: WireFormat) -> None:
+@pytest.mark.parametrize(("wire", "feedback"), FORMATS.values(), ids=FORMATS.keys())
+def test_equals_the_definition(wire: WireFormat, feedback: Feedback) -> None:
     origin, params, weights = problem(3)
-    mine, theirs = zeros(3) if wire.error_feedback else [], zeros(3)
+    keeps = feedback.place(wire) != "none"
+    decay = feedback.feedback_decay
+    mine, theirs = zeros(3) if keeps else [], zeros(3)
     for _ in range(3):
-        total, stats = summed(LocalComm(3, Traffic()), origin, params, weights, wire, mine)
-        expected = by_hand(origin, params, weights, wire, theirs)
+        total, stats = summed(LocalComm(3, Traffic()), origin, params, weights, wire, mine, decay)
+        expected = by_hand(origin, params, weights, wire, theirs, decay if keeps else 0.0)
         for got, wanted in zip(total, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=0)
         for own, other in zip(mine, theirs, strict=False):
             for got, wanted in zip(own, other, strict=True):
                 torch.testing.assert_close(got, wanted, rtol=0, atol=0)
-        if not wire.error_feedback:
+        if not keeps:
             norms = [
                 sum(
                     float((a - b).double().square().sum()) for a, b in zip(origin, own, strict=True)
@@ -152,14 +162,14 @@ def test_equals_the_definition(wire: WireFormat) -> None:
 @pytest.mark.parametrize(
     ("wire", "workers"),
     [
-        (TopK(chunk=256, density=1 / 16, error_feedback=1.0), 2),
-        (Int8(error_feedback=1.0), 2),
-        (Int2(error_feedback=1.0), 4),
-        (Int1(error_feedback=1.0), 3),
+        (TopK(chunk=256, density=1 / 16), 2),
+        (Int8(), 2),
+        (Int2(), 4),
+        (Int1(), 3),
     ],
     ids=["topk", "int8", "int2", "int1"],
 )
-def test_error_feedback_loses_nothing(wire: WireFormat, workers: int) -> None:
+def test_feedback_loses_nothing(wire: WireFormat, workers: int) -> None:
     """All that was sent plus what is kept equals what had to be sent, up to rounding, also where
     sums are encoded again.
     """
@@ -167,7 +177,8 @@ def test_error_feedback_loses_nothing(wire: WireFormat, workers: int) -> None:
     weights = [1 / workers] * workers
     residuals, sent = zeros(workers), [torch.zeros(shape) for shape in SHAPES]
     for _ in range(20):
-        total, _ = summed(LocalComm(workers, Traffic()), origin, params, weights, wire, residuals)
+        comm = LocalComm(workers, Traffic())
+        total, _ = summed(comm, origin, params, weights, wire, residuals, 1.0)
         sent = [before + now for before, now in zip(sent, total, strict=True)]
     for index, tensor in enumerate(origin):
         kept = sum(weight * own[index] for weight, own in zip(weights, residuals, strict=True))
@@ -178,26 +189,19 @@ def test_error_feedback_loses_nothing(wire: WireFormat, workers: int) -> None:
 
 
 def test_a_worker_without_weight_sends_nothing() -> None:
-    wire = Int4(error_feedback=0.5)
     origin, params, _ = problem(2)
     residuals = zeros(2)
-    summed(LocalComm(2, Traffic()), origin, params, [1.0, 0.0], wire, residuals)
+    summed(LocalComm(2, Traffic()), origin, params, [1.0, 0.0], Int4(), residuals, 0.5)
     for kept, start, own in zip(residuals[1], origin, params[1], strict=True):
         torch.testing.assert_close(kept, (start - own) * 0.5)
 
 
-@pytest.mark.parametrize("wire", FORMATS.values(), ids=FORMATS.keys())
-def test_bytes_are_those_of_the_blocks(wire: WireFormat) -> None:
+@pytest.mark.parametrize(("wire", "feedback"), FORMATS.values(), ids=FORMATS.keys())
+def test_bytes_are_those_of_the_blocks(wire: WireFormat, feedback: Feedback) -> None:
     origin, params, weights = problem(4)
     traffic = Traffic()
-    summed(
-        LocalComm(4, traffic),
-        origin,
-        params,
-        weights,
-        wire,
-        zeros(4) if wire.error_feedback else [],
-    )
+    residuals = [] if feedback.place(wire) == "none" else zeros(4)
+    summed(LocalComm(4, traffic), origin, params, weights, wire, residuals)
     blocks = sum(-(-tensor.numel() // wire.block) for tensor in origin)
     assert traffic.between == 4 * blocks * wire.block_bytes
     # In shares: each byte to its owner but for the own share, and each sum to three others.
@@ -221,12 +225,9 @@ def on_ranks(names: list[str], workers: int) -> dict[str, Any]:
     origin, params, weights = problem(workers)
     results: dict[str, Any] = {}
     for name in names:
-        wire = FORMATS.get(name)
-        residuals = (
-            [own for worker, own in enumerate(zeros(workers)) if worker in here]
-            if wire and wire.error_feedback
-            else []
-        )
+        wire, feedback = FORMATS.get(name, (None, Feedback()))
+        kept = zeros(workers) if feedback.place(wire) != "none" else []
+        residuals = [own for worker, own in enumerate(kept) if worker in here]
         before, squares = placement.total_bytes(), []
         for _ in range(2):
             own = [params[worker] for worker in here]
@@ -237,6 +238,7 @@ def on_ranks(names: list[str], workers: int) -> dict[str, Any]:
                 [weights[worker] for worker in here],
                 wire,
                 residuals,
+                feedback.feedback_decay,
             )
             squares.append((seen.wanted_sq, seen.sent_sq, seen.error_sq, seen.total_sq))
         handed = placement.total_bytes() - before

@@ -14,7 +14,7 @@ from torch import Tensor
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
 from adloco.distributed.comm.compressed import Rows, add_decoded
 from adloco.distributed.parallel.gradient_norms import squared_norm
-from adloco.distributed.wire.wire_format import WireFormat, keeps_residuals
+from adloco.distributed.wire.wire_format import WireFormat
 
 
 def sum_by_owners(
@@ -23,6 +23,8 @@ def sum_by_owners(
     rows: Rows,
     group: dist.ProcessGroup,
     workers: Sequence[int],
+    *,
+    kept: bool,
 ) -> tuple[Tensor, Tensor | None, float]:
     """Sum blocks over all workers; each island adds up its share and sends the encoded sum to all.
 
@@ -32,11 +34,12 @@ def sum_by_owners(
         rows: What is known of the rows.
         group: One rank of each island.
         workers: Number of workers that each island hosts.
+        kept: True if workers keep what the encoding of the sum loses.
 
     Returns:
         The decoded sum, float32 of shape (rows, block); what its encoding has lost in rows that
-        workers here own, 0 in others (None without error feedback); and the squared norm of these
-        rows before their encoding.
+        workers here own, 0 in others (None if nobody keeps it); and the squared norm of these rows
+        before their encoding.
     """
     num_workers = sum(workers)
     islands = torch.arange(len(workers)).repeat_interleave(torch.tensor(workers))[rows.owners]
@@ -58,7 +61,7 @@ def sum_by_owners(
     wait_for(start_all_to_all([of_islands[me]] * len(workers), of_islands, group))
     summed = wire.decode(torch.empty_like(sums).index_copy_(0, order, sums))
     lost = None
-    if keeps_residuals(wire):
+    if kept:
         lost = torch.zeros_like(summed).index_copy_(0, own, total - summed[own])
     return summed, lost, squared_norm([total])
 
@@ -68,7 +71,7 @@ def sum_everywhere(
 ) -> tuple[Tensor, float]:
     """Sum blocks over all workers; every island receives all blocks and adds them up itself.
 
-    Arguments as for `sum_by_owners`.
+    Arguments as for `sum_by_owners`. Nothing is lost.
 
     Returns:
         The sum, float32 of shape (rows, block), and this island's part of its squared norm.

@@ -5,7 +5,7 @@ callers cannot tell the difference.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import PerWorker
+from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
 
 
@@ -32,9 +33,11 @@ class Contributions:
     """
     wire: WireFormat | None = None
     """The wire format; None: differences are sent uncompressed."""
+    feedback: Feedback = field(default_factory=Feedback)
+    """What is kept of what encoding loses, if there are residuals."""
     residuals: PerWorker = ()
     """With error feedback, what each local worker has not sent so far, but for what is in its
-    parameters. Changed in place."""
+    parameters. Changed in place. Empty: what encoding loses is lost."""
 
 
 @dataclass

@@ -1,5 +1,8 @@
 """Pseudo-gradients and means in a wire format: what workers send, and what they keep as residuals.
 
+`CompressedSum._encoded` is the chain of a sync: a worker's difference, plus its residual, is
+encoded and sent, and the feedback keeps what that has lost.
+
 Each tensor (each rank's shard, if it is sharded) is cut into blocks of its own. So the bytes of a
 tensor depend neither on its neighbours nor on its fragment. They do not depend on the placement
 either, as long as shards are whole blocks.
@@ -51,14 +54,14 @@ class Rows:
         return values
 
 
-BlockSum = Callable[[Tensor, WireFormat, Rows, bool, SumStats], tuple[Tensor, Tensor | None]]
-"""(blocks, wire, rows, sharded, stats) -> this rank's slice of the sum over all workers,
+BlockSum = Callable[[Tensor, WireFormat, Rows, bool, bool, SumStats], tuple[Tensor, Tensor | None]]
+"""(blocks, wire, rows, sharded, kept, stats) -> this rank's slice of the sum over all workers,
 decoded, and what encoding it again has lost.
 
 blocks: uint8 of shape (local workers, rows, block_bytes). sharded: True if they come from sharded
-tensors. stats: The function adds bytes and the squared norm of the sum to it. Both results are
-float32 of shape (rows, block); what is lost is 0 in rows of other islands' workers; it is None if
-the sum is not encoded again, or without error feedback.
+tensors. kept: True if workers keep what is lost. stats: The function adds bytes and the squared
+norm of the sum to it. Both results are float32 of shape (rows, block); what is lost is 0 in rows of
+other islands' workers; it is None if the sum is not encoded again, or if nobody keeps it.
 """
 
 Join = Callable[[Tensor, int, bool], Tensor]
@@ -106,7 +109,8 @@ class CompressedSum:
     @torch.no_grad()
     def transfer(self) -> None:
         for (sharded, _), rows, blocks in zip(self._buckets, self._rows, self._blocks, strict=True):
-            self._sums.append(self._sum_up(blocks, self._wire, rows, sharded, self.stats))
+            kept = bool(self._given.residuals)
+            self._sums.append(self._sum_up(blocks, self._wire, rows, sharded, kept, self.stats))
 
     @torch.no_grad()
     def result(self) -> list[Tensor]:
@@ -116,7 +120,7 @@ class CompressedSum:
             self._buckets, self._rows, self._sums, strict=True
         ):
             count = len(rows.owners)
-            if lost is not None and self._given.residuals:
+            if lost is not None:
                 self._keep(self._join(lost, count, sharded), rows.owners, indices)
             for index, place in self._places(self._join(values, count, sharded), indices):
                 dtype = sum_dtype(self._like[index].dtype)
@@ -170,7 +174,8 @@ class CompressedSum:
                     values[rows] -= sent / weight
             if given.residuals:
                 for index, place in places:
-                    local(given.residuals[worker][index]).copy_(place * self._wire.error_feedback)
+                    residual = local(given.residuals[worker][index])
+                    residual.copy_(place * given.feedback.feedback_decay)
         return encoded
 
     def _rows_of(self, indices: Sequence[int]) -> Rows:
@@ -208,7 +213,7 @@ class CompressedSum:
             self._workers, self._given.weights, self._given.residuals, strict=True
         ):
             # Divided by the weight, with which the residual will be multiplied when it is sent.
-            kept = self._wire.error_feedback / max(weight, 1 / self._num_workers)
+            kept = self._given.feedback.feedback_decay / max(weight, 1 / self._num_workers)
             own = (owners == worker).to(lost.device, lost.dtype)[:, None] * kept
             for index, place in self._places(lost * own, indices):
                 residual = local(residuals[index])

@@ -20,7 +20,7 @@ from adloco.distributed.comm.compressed import CompressedSum, Rows, add_decoded,
 from adloco.distributed.dtensor import is_sharded, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.traffic import Traffic, num_bytes, ring
-from adloco.distributed.wire.wire_format import WireFormat, keeps_residuals, sums_again
+from adloco.distributed.wire.wire_format import WireFormat, sums_again
 
 
 class LocalComm:
@@ -115,7 +115,13 @@ class LocalComm:
         return CompletedWork(sums, stats)
 
     def _sum_of_blocks(
-        self, blocks: Tensor, wire: WireFormat, rows: Rows, sharded: bool, stats: SumStats
+        self,
+        blocks: Tensor,
+        wire: WireFormat,
+        rows: Rows,
+        sharded: bool,
+        kept: bool,
+        stats: SumStats,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the sum; see `BlockSum`."""
         total = add_decoded(blocks, wire, rows)
@@ -125,4 +131,4 @@ class LocalComm:
         if not sums_again(wire, self.num_workers):
             return total, None
         sent = wire.decode(wire.encode(total))
-        return sent, total - sent if keeps_residuals(wire) else None
+        return sent, total - sent if kept else None

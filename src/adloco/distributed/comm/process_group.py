@@ -210,7 +210,13 @@ class GroupComm:
         return range(before, before + self._workers[dist.get_rank(self._group)])
 
     def _sum_of_blocks(
-        self, blocks: Tensor, wire: WireFormat, rows: Rows, sharded: bool, stats: SumStats
+        self,
+        blocks: Tensor,
+        wire: WireFormat,
+        rows: Rows,
+        sharded: bool,
+        kept: bool,
+        stats: SumStats,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute this rank's slice of the sum; see `BlockSum`."""
         mine = self._slices(blocks, sharded)
@@ -220,7 +226,9 @@ class GroupComm:
             rows = rows[slice_of(len(rows.owners), replica_group)]
         lost = None
         if sums_again(wire, self.num_workers):
-            values, lost, total_sq = sum_by_owners(mine, wire, rows, self._group, self._workers)
+            values, lost, total_sq = sum_by_owners(
+                mine, wire, rows, self._group, self._workers, kept=kept
+            )
         else:
             values, total_sq = sum_everywhere(mine, wire, rows, self._group, self._workers)
         stats.total_sq += total_sq

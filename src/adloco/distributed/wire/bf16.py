@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.wire.wire_format import ErrorFeedback, to_bf16, to_bytes, to_numbers
+from adloco.distributed.wire.wire_format import to_bf16, to_bytes, to_numbers
 from adloco.late import torch
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bf16(ErrorFeedback):
+class Bf16:
     """The nearest bfloat16, 16 bits for each value.
 
     |error| <= |x| / 256 + 2^-134. Ties are rounded to even. Values beyond the largest finite

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.wire.wire_format import (
-    ErrorFeedback,
     in_whole_numbers,
     to_bf16,
     to_bytes,
@@ -26,7 +25,7 @@ first one is the lowest bit.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int1(ErrorFeedback):
+class Int1:
     """1 bit for each value: its sign. All values of a block get its mean magnitude, in bfloat16.
 
     A zero counts as positive. This is the scaled sign of EF-signSGD (arXiv 1901.09847), for each
@@ -50,13 +49,10 @@ class Int1(ErrorFeedback):
     """Values that share a magnitude, which takes 2 bytes. A multiple of 8, because eight values
     share a byte; at most 65536.
     """
-    error_feedback: float = 0.9
-    """Fraction of what a sync leaves unsent that the worker keeps, to send it later; 0: nothing."""
 
     sums_in_blocks = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(
             8 <= self.block <= 1 << 16 and self.block % 8 == 0,
             f"block must be a multiple of 8 and from 8 to 65536, got {self.block}",

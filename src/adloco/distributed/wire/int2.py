@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.wire.wire_format import (
-    ErrorFeedback,
     in_whole_numbers,
     largest_whole,
     to_bf16,
@@ -25,7 +24,7 @@ BYTE_OF_FOUR = 1 << 30 | 1 << 20 | 1 << 10 | 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int2(ErrorFeedback):
+class Int2:
     """2 bits for each value: one for the sign, and one for which of the block's two magnitudes.
 
     Magnitudes are large if they are at least the block's mean magnitude plus an eighth of the way
@@ -53,13 +52,10 @@ class Int2(ErrorFeedback):
     """Values that share two magnitudes, which take 4 bytes. A multiple of 4, because four values
     share a byte; at most 65536.
     """
-    error_feedback: float = 0.9
-    """Fraction of what a sync leaves unsent that the worker keeps, to send it later; 0: nothing."""
 
     sums_in_blocks = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(
             4 <= self.block <= 1 << 16 and self.block % 4 == 0,
             f"block must be a multiple of 4 and from 4 to 65536, got {self.block}",

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.wire.wire_format import ErrorFeedback, signed_absmax, to_bytes, to_numbers
+from adloco.distributed.wire.wire_format import signed_absmax, to_bytes, to_numbers
 from adloco.errors import require
 from adloco.late import torch
 
@@ -33,7 +33,7 @@ CELLS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int4(ErrorFeedback):
+class Int4:
     """4 bits for each value: one of 16 levels, scaled for each block.
 
     A block's scale is its value with the largest magnitude, absmax. Its levels are 0 and eighths of
@@ -61,7 +61,6 @@ class Int4(ErrorFeedback):
     sums_in_blocks = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(
             2 <= self.block <= 1 << 16 and self.block % 2 == 0,
             f"block must be even and from 2 to 65536, got {self.block}",

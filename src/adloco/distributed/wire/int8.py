@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.wire.wire_format import ErrorFeedback, normalised, to_bytes, to_numbers
+from adloco.distributed.wire.wire_format import normalised, to_bytes, to_numbers
 from adloco.errors import require
 from adloco.late import torch
 
@@ -16,7 +16,7 @@ INT8_MAX = 127
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8(ErrorFeedback):
+class Int8:
     """8 bits for each value: the nearest multiple of absmax / 127, with a scale for each block.
 
     absmax is the block's largest magnitude. |error| <= absmax / 254, apart from rounding in
@@ -32,7 +32,6 @@ class Int8(ErrorFeedback):
     sums_in_blocks = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(1 <= self.block <= 1 << 16, f"block must be from 1 to 65536, got {self.block}")
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.wire.packing import packed, packed_size, unpacked
-from adloco.distributed.wire.wire_format import ErrorFeedback, to_bf16, to_bytes, to_numbers
+from adloco.distributed.wire.wire_format import to_bf16, to_bytes, to_numbers
 from adloco.errors import require
 from adloco.late import torch
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK(ErrorFeedback):
+class TopK:
     """The largest magnitudes of each chunk: an index, a sign and one of two magnitudes for each.
 
     Of equal magnitudes, the first ones are selected. The two magnitudes, in bfloat16, are the mean
@@ -35,15 +35,10 @@ class TopK(ErrorFeedback):
     """Values among which the largest are selected; a power of two from 2 to 65536."""
     density: float = 1 / 16
     """Fraction of each chunk's values that is sent; at least one value is."""
-    error_feedback: float = 0.9
-    """Fraction of what a sync leaves unsent that the worker keeps, to send it later; 0: nothing, so
-    values that are never among the largest are lost.
-    """
 
     sums_in_blocks = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         power = self.chunk > 0 and self.chunk & (self.chunk - 1) == 0
         require(
             power and 2 <= self.chunk <= 1 << 16,

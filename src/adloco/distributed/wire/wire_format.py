@@ -1,21 +1,18 @@
 """The protocol of wire formats, which turn values of a sync into bytes, and code that they share.
 
-Each format has a file, and none has a state. The caller keeps the residuals of error feedback, and
-adds up decoded values in float32.
+Each format has a file, and none has a state. The caller adds up decoded values in float32, and
+keeps what encoding loses (`Feedback`).
 
 `Bf16` halves what is sent. INTELLECT-1 sent `Int8` between continents (arXiv 2412.01152), and
 Streaming DiLoCo 4 bits a value (arXiv 2501.18512), which `Int4` does with other levels. `Int2` has
 2, and `Int1` 1. `TopK` sends the largest values of each chunk, as SparseLoCo does (arXiv
-2508.15706). 2 bits need error feedback (MuLoCo, arXiv 2505.23725): a worker keeps what a sync
-leaves unsent, and sends it later.
+2508.15706). 2 bits need error feedback (MuLoCo, arXiv 2505.23725).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from adloco.errors import require
 from adloco.late import torch
 
 if TYPE_CHECKING:
@@ -32,16 +29,6 @@ class WireFormat(Protocol):
 
     The size does not depend on the values, so both ends know it.
     """
-
-    @property
-    def error_feedback(self) -> float:
-        """Part of what a sync leaves unsent that the worker keeps; see `ErrorFeedback`."""
-        ...
-
-    @property
-    def residual_in_params(self) -> bool:
-        """True if the worker keeps it in its parameters; see `ErrorFeedback`."""
-        ...
 
     @property
     def block(self) -> int:
@@ -83,51 +70,6 @@ class WireFormat(Protocol):
             Finite float32 of shape (blocks, block).
         """
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class ErrorFeedback:
-    """Settings of every lossy format: what happens to the residual, which a sync leaves unsent.
-
-    The worker sends it later. Usually it is kept in memory and added to the next difference. Then
-    the model that the worker trains meanwhile lacks the residual, and makes the same progress once
-    more. With `residual_in_params` the worker's parameters include the residual, but for what
-    rounding to their type leaves out, which is kept in memory: SAEF (arXiv 2008.05823), and SA-PEF
-    (arXiv 2601.20738) with its coefficient at 1.
-
-    Where sums are encoded again, what that leaves unsent is kept too, as DoubleSqueeze does (arXiv
-    1905.05957), but by the workers, so that it needs no memory of its own: each worker owns a share
-    of the blocks, and adds what is lost of their sum to its residual.
-    """
-
-    error_feedback: float = 0.0
-    """Fraction of what a sync leaves unsent that the worker keeps, to send it later; 0: nothing."""
-    residual_in_params: bool = True
-    """True: keep the residual in the worker's parameters, which are then ahead of the global ones;
-    false: keep it in memory of its own and add it to what is sent next.
-    """
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.error_feedback <= 1,
-            f"error_feedback must be in [0, 1], got {self.error_feedback}",
-        )
-
-
-def keeps_residuals(wire: WireFormat | None) -> bool:
-    """True if workers keep what a sync leaves unsent."""
-    return wire is not None and wire.error_feedback > 0
-
-
-def feedback(wire: WireFormat | None) -> Literal["none", "in memory", "in params"]:
-    """Where the residual of error feedback is kept.
-
-    none: the residual is dropped. in memory: in tensors of its own. in params: in the worker's
-    parameters.
-    """
-    if wire is None or not keeps_residuals(wire):
-        return "none"
-    return "in params" if wire.residual_in_params else "in memory"
 
 
 def sums_again(wire: WireFormat, workers: int) -> bool:

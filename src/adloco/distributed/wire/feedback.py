@@ -1,0 +1,71 @@
+"""Error feedback, the link of a sync beside its wire format: what encoding loses is sent later.
+
+A sync is a chain. A worker adds its residual to its difference from the global parameters, encodes
+the sum in the wire format and sends it; a fraction of what the encoding has lost is its residual
+for the next sync. A wire format knows nothing of residuals, so each works with every feedback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from adloco.errors import require
+from adloco.setting import setting
+
+if TYPE_CHECKING:
+    from adloco.distributed.wire.wire_format import WireFormat
+
+SCALE_BYTES = 4
+"""Bytes of a block that are not counted as bits of its values: formats send a scale of this size
+with each block, which is most of a small block.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feedback:
+    """What becomes of the residual, which is what a sync in a lossy wire format leaves unsent.
+
+    Usually it is kept in memory and added to the next difference. Then the model that the worker
+    trains meanwhile lacks the residual, and makes the same progress once more. In the parameters,
+    the worker trains a model that includes the residual, but for what rounding to their type leaves
+    out, which is kept in memory: SAEF (arXiv 2008.05823), and SA-PEF (arXiv 2601.20738) with its
+    coefficient at 1.
+
+    Where sums are encoded again, what that loses is kept too, as DoubleSqueeze does (arXiv
+    1905.05957), but by the workers, so that it needs no memory of its own: each worker owns a share
+    of the blocks, and adds what is lost of their sum to its residual.
+    """
+
+    feedback: Literal["auto", "none", "memory", "params"] = setting(
+        "auto", aliases=("residual_in_params",)
+    )
+    """What happens to what a sync leaves unsent. none: it is lost. memory: the worker keeps it in
+    memory of its own and adds it to what is sent next. params: the worker keeps it in its
+    parameters, which are then ahead of the global ones. auto: params if the format leaves out
+    values or has fewer than 4 bits for each (int1, int2 and topk), else none."""
+    feedback_decay: float = setting(0.9, aliases=("error_feedback",))
+    """Fraction of what a sync leaves unsent that the worker keeps, with feedback memory or params;
+    1: all of it."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.feedback in ("auto", "none", "memory", "params"),
+            f"feedback must be auto, none, memory or params, got {self.feedback!r}",
+        )
+        require(
+            0 < self.feedback_decay <= 1,
+            f"feedback_decay must be in (0, 1], got {self.feedback_decay}; to keep nothing, set "
+            "feedback = none",
+        )
+
+    def place(self, wire: WireFormat | None) -> Literal["none", "memory", "params"]:
+        """Where workers keep residuals of this format; none if they keep nothing, or if nothing is
+        encoded (wire None).
+        """
+        if wire is None:
+            return "none"
+        if self.feedback != "auto":
+            return self.feedback
+        few_bits = 8 * (wire.block_bytes - SCALE_BYTES) < 4 * wire.block
+        return "params" if few_bits or not wire.sums_in_blocks else "none"
