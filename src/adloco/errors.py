@@ -1,5 +1,12 @@
 """The errors that users see, each with one sentence that says what to change."""
 
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+LONGEST_SHOWN = 200
+"""Characters of a value in a message."""
+
 
 def require(condition: bool, message: str) -> None:
     """Raise ValueError(message) unless the condition is true.
@@ -8,6 +15,94 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise ValueError(message)
+
+
+class SettingError(ValueError):
+    """A setting has a value that it cannot have.
+
+    A class of settings does not know which section of a recipe it is, so its errors name settings
+    as the class does; `named` names them as the recipe does.
+
+    Args:
+        owner: The object whose field the setting is.
+        field: The setting's name.
+        problem: The rest of the sentence. In it, {name} is the name of another setting of the
+            owner, and {name=} its name and value.
+    """
+
+    def __init__(self, owner: Any, field: str, problem: str) -> None:
+        super().__init__(owner, field, problem)
+        self.owner, self.field, self.problem = owner, field, problem
+
+    def named(self, section: str = "") -> str:
+        """The sentence, with section.key for each setting."""
+        before, text = f"{section}." if section else "", self.problem
+        for other in fields(self.owner):
+            name = f"{before}{other.name}"
+            text = text.replace(f"{{{other.name}}}", name)
+            if f"{{{other.name}=}}" in text:
+                both = f"{name} = {shown(getattr(self.owner, other.name))}"
+                text = text.replace(f"{{{other.name}=}}", both)
+        return f"{before}{self.field} {text}"
+
+    def __str__(self) -> str:
+        return self.named()
+
+
+def require_setting(condition: bool, owner: Any, field: str, problem: str) -> None:
+    """Raise SettingError unless the condition is true; the sentence ends with the field's value."""
+    if not condition:
+        raise SettingError(owner, field, f"{problem}, got {shown(getattr(owner, field))}")
+
+
+def require_range(
+    owner: Any,
+    *names: str,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> None:
+    """Raise SettingError unless each of these fields is a number between the bounds."""
+    low, high = at_least if above is None else above, at_most if below is None else below
+    opening, closing = "[" if above is None else "(", "]" if below is None else ")"
+    if low is not None and high is not None:
+        problem = f"must be in {opening}{low:g}, {high:g}{closing}"
+    elif low is not None:
+        problem = f"must be {'>=' if above is None else '>'} {shown(low)}"
+    else:
+        problem = f"must be {'<=' if below is None else '<'} {shown(high)}"
+    for name in names:
+        value = getattr(owner, name)
+        # Of nan every comparison is false.
+        enough = low is None or (value >= low if above is None else value > low)
+        little = high is None or (value <= high if below is None else value < high)
+        require_setting(enough and little, owner, name, problem)
+
+
+def require_choices(owner: Any) -> None:
+    """Raise SettingError unless each field with a Literal type has one of its values."""
+    for name, hint in get_type_hints(type(owner)).items():
+        if get_origin(hint) is Literal:
+            known = getattr(owner, name) in get_args(hint)
+            require_setting(known, owner, name, f"must be {one_of(get_args(hint))}")
+
+
+def one_of(words: Iterable[Any]) -> str:
+    """The words as a list that ends with "or"."""
+    *others, last = map(str, words)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def shown(value: Any) -> str:
+    """A value as it stands in a message: as Python writes it, or its beginning."""
+    try:
+        plain = list(value) if isinstance(value, tuple) else value
+        large = type(value) is int and abs(value) >= 10**6
+        text = f"{value:,}" if large else repr(plain)
+    except ValueError:  # A whole number of thousands of digits.
+        return "a number with too many digits"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 class NonFiniteLossError(RuntimeError):

@@ -249,8 +249,8 @@ def test_the_settings_reach_torch() -> None:
         (lambda: InnerSGD(weight_decay=-1), "^weight_decay must be >= 0, got -1"),
         (lambda: InnerSGD(momentum=1.0), r"^momentum must be in \[0, 1\), got 1.0"),
         (lambda: InnerMuon(momentum=-0.1), r"^momentum must be in \[0, 1\), got -0.1"),
-        (lambda: InnerAdamW(betas=(0.9, 1.0)), r"^betas must be two .* got \(0.9, 1.0\)"),
-        (lambda: InnerMuon(betas=(-0.5, 0.9)), r"^betas must be two .* got \(-0.5, 0.9\)"),
+        (lambda: InnerAdamW(betas=(0.9, 1.0)), r"^betas must be two .* got \[0.9, 1.0\]"),
+        (lambda: InnerMuon(betas=(-0.5, 0.9)), r"^betas must be two .* got \[-0.5, 0.9\]"),
         (
             lambda: InnerMuon(newton_schulz="cubic"),
             "must be constant or polar-express, got 'cubic'",
@@ -260,15 +260,15 @@ def test_the_settings_reach_torch() -> None:
         (lambda: InnerMuon(split={"qkv": "3"}), r"^split must have a number .*, got qkv = '3'"),
         (
             lambda: InnerMuon(split={"qkv": 3})(nn.Linear(4, 4)),
-            "^split names 'qkv', which is in the name of no hidden matrix",
+            "^inner.split names 'qkv', which is in the name of no hidden matrix",
         ),
         (
             lambda: InnerMuon(split={"weight": 3})(nn.Linear(4, 4)),
-            "^split of weight must give blocks of 4 in all, got weight = 3",
+            "^inner.split of weight must give blocks of 4 in all, got weight = 3",
         ),
         (
             lambda: InnerMuon(split={"weight": [1, 2]})(nn.Linear(4, 4)),
-            r"^split of weight must give blocks of 4 in all, got weight = \[1, 2\]",
+            r"^inner.split of weight must give blocks of 4 in all, got weight = \[1, 2\]",
         ),
         (lambda: InnerMuon()(nn.LayerNorm(3)), "hidden matrices, and this one has none; use adamw"),
     ],

@@ -22,8 +22,30 @@ from tests.conftest import WaitForSteps
         (["--run.token", "5"], "did you mean 'tokens'?"),
         (["--batch.eta", "-1"], "batch.eta must be > 0, got -1.0 (recipe section [batch])"),
         (["--batch.maximum", "2"], "batch.maximum must be >= batch.initial"),
-        (["--run.tokens", "many"], "run.tokens must be a valid integer"),
+        (["--run.tokens", "many"], "run.tokens must be a whole number, got"),
+        (["--run.tokens", "2.5"], "run.tokens must be a whole number, got 2.5"),
+        (["--run.tokens", "true"], "run.tokens must be a whole number, got True"),
         (["--run.tokens"], "--run.tokens needs a value"),
+        (["--run.compile=maybe"], "run.compile must be true or false, got 'maybe'"),
+        (["--inner.lr", "low"], "inner.lr must be a number, got 'low'"),
+        (["--inner.betas", "0.9"], "inner.betas must be a list of 2 numbers, got [0.9]"),
+        (
+            ["--auto.chooses", "often"],
+            "must be a list of words, each sync_every, eta or multiplier, got ['often']",
+        ),
+        (
+            ["--switch.max_micro_batch", "most"],
+            "switch.max_micro_batch must be a whole number or auto, got 'most'",
+        ),
+        (
+            ["--batch.rule", "norm-test", "--batch.metric", "adam"],
+            "with rule = 'norm-test'; it is one with rule = 'step-norm-test'",
+        ),
+        (
+            ["--model.name", "gpt2"],
+            "model.name is not a setting of [model] with source = 'llama'; it is one with source = "
+            "'transformers'",
+        ),
         (["adlocco"], "did you mean 'adloco'?"),
         (["--data.path", "/no/such/file"], "data.path '/no/such/file' does not exist"),
         (
@@ -44,7 +66,10 @@ from tests.conftest import WaitForSteps
         (["--method.workers_per_trainer", "1000000000"], "<= 1,000,000, got 2 x 1,000,000,000"),
         (["--method.sync_every", "1e18"], "method.sync_every must be > -2^53 and < 2^53, got"),
         (["--batch.maximum", "1e12"], "batch.maximum must be <= 16,777,216, got 1,000,000,000,000"),
-        (["--wire.format", "int8", "--wire.block", "1e12"], "wire.block must be from 1 to 65536"),
+        (
+            ["--wire.format", "int8", "--wire.block", "1e12"],
+            "wire.block must be in [1, 65536], got 1,000",
+        ),
         (
             ["--inner.split", "{q_proj = 1000000000000}"],
             "must give blocks of 32 in all, got q_proj",
@@ -72,7 +97,10 @@ from tests.conftest import WaitForSteps
         ),
         (["--run.seed", "99999999999999999999999999"], "run.seed must be > -2^63 and < 2^63"),
         (["--run.seed", "0x" + "f" * 9999], "run.seed must be > -2^63 and < 2^63, got a number"),
-        (["--data.arguments", "{a=" * 3000], "data.arguments must be a valid dictionary, got '{a="),
+        (
+            ["--data.arguments", "{a=" * 3000],
+            "data.arguments must be a table such as { key = 1 }, got '{a=",
+        ),
         (["--data.validation_fraction", "1e-320"], "data.validation_fraction must be 0, or from"),
         (["--batch.rule", "norm-test", "--batch.eta", "1e300"], "batch.eta must be 0, or from"),
         (["--inner.lr", "inf"], "inner.lr must be 0, or from 1e-38 to 1e+38 in size, got inf"),
@@ -84,9 +112,12 @@ from tests.conftest import WaitForSteps
             "the home folder that '~nouser/x' begins with is not known",
         ),
         (["--data.path", "/dev/zero"], "data.path '/dev/zero' is a device or a pipe, which has no"),
-        (["--placement.shard_size", "1e30"], "placement.shard_size must be < 2^63, got 1e+30"),
+        (
+            ["--placement.shard_size", "1e30"],
+            "placement.shard_size must be > -2^53 and < 2^53, got 1,000,",
+        ),
         (["--placement.shard_size", "1000000000000"], "lower these sizes, or ask for more workers"),
-        (["--model.num_layers", "10000000"], "model.num_layers must be <= 4,096, got 10,000,000"),
+        (["--model.num_layers", "10000000"], "model.num_layers must be <= 4096, got 10,000,000"),
         (["--model.vocab_size", "99999999"], "model.vocab_size must be < 16,777,216, got"),
         (["--data.cache", "/proc/nope"], "data.cache '/proc/nope' cannot be written"),
         (["--run.folder", "/proc/nope/run"], "run folder '/proc/nope/run' cannot be made"),

@@ -108,6 +108,12 @@ def test_an_inner_optimizer_has_its_own_settings_alone(optimizer: str, fields: s
     assert build_recipe(to_values(recipe)) == recipe
 
 
+@pytest.mark.parametrize("text", ["[0.8, 0.99]", "0.8,0.99", " 0.8, 0.99 "])
+def test_a_list_on_the_line_needs_no_brackets(text: str) -> None:
+    recipe = build_recipe(override({}, [("inner.betas", text)]))
+    assert recipe.inner.betas == (0.8, 0.99)  # type: ignore[union-attr]
+
+
 def test_a_flag_for_another_inner_optimizer() -> None:
     """The recipe's settings for the old optimizer are dropped, but a flag must fit the new one."""
     recipe = build_recipe(override(read_values("adloco-paper"), [("inner.optimizer", "sgd")]))
@@ -160,14 +166,18 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
         ({"batch": {"rule": "warmup"}}, "batch.batches must be given"),
         (
             {"run": {"tokens": "many"}},
-            r"run.tokens must be a valid integer.*got 'many' \(recipe section \[run\]\)",
+            r"run.tokens must be a whole number, got 'many' \(recipe section \[run\]\)",
         ),
         ({"run": {"tokens": True}}, "run.tokens must be .*got True"),
+        ({"run": {"name": 7}}, "run.name must be a text in quotes, got 7"),
+        ({"run": {"compile": 3}}, "run.compile must be true or false, got 3"),
+        ({"inner": {"optimizer": "muon", "split": 3}}, "inner.split must be a table such as"),
+        ({"inner": {"betas": "0.9,0.95"}}, "inner.betas must be a list of 2 numbers, got '0.9,"),
         ({"run": {"tokens": 1.5}}, "run.tokens must be .*got 1.5"),
         ({"run": {"tokens": 0}}, "run.tokens must be > 0, got 0"),
         (
             {"run": {"precision": "fp8"}},
-            "run.precision must be 'auto', 'fp32' or 'bf16', got 'fp8'",
+            "run.precision must be auto, fp32 or bf16, got 'fp8'",
         ),
         ({"inner": {"betas": [0.9]}}, "inner.betas"),
         ({"inner": {"optimizer": "adam"}}, "inner.optimizer must be one of .* mean 'adamw'"),

@@ -61,5 +61,5 @@ def test_a_name_stays_a_name() -> None:
 
 
 def test_a_size_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="run.tokens must be a valid integer.* got '1m'"):
+    with pytest.raises(ValueError, match="run.tokens must be a whole number, got '1m'"):
         build_recipe(override({}, [("run.tokens", "1m")]))

@@ -424,12 +424,12 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
             {"path": "a", "dataset": "b"},
             "give one of data.path, data.dataset and data.factory, got 'a', 'b' and ''",
         ),
-        ({"config": "en"}, "data.config is for a data.dataset"),
+        ({"config": "en"}, "config is for dataset, got 'en' without one"),
         ({"streaming": True, "dataset": "b"}, "data.streaming needs text to validate on"),
-        ({"samples": -1}, "data.samples must be >= 0, got -1"),
+        ({"samples": -1}, "samples must be >= 0, got -1"),
         (
             {"samples": 5, "validation_samples": 5},
-            "data.samples must be > data.validation_samples = 5",
+            "samples must be > validation_samples = 5",
         ),
     ],
 )

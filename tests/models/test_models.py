@@ -255,14 +255,14 @@ def test_pretrained_weights_come_only_when_asked_for(tmp_path: Path) -> None:
         (
             {"name": "nowhere/nothing", "pretrained": False},
             16,
-            "^name 'nowhere/nothing' could not be loaded .*allowed are a folder",
+            "^model.name 'nowhere/nothing' could not be loaded .*allowed are a folder",
         ),
         (
             {"name": "FOLDER", "pretrained": True},
             300,
             "has 16 embeddings, fewer than the 300 ids of the tokenizer; set data.tokenizer",
         ),
-        ({"name": "CODE", "pretrained": False}, 16, "^name .* could not be loaded"),
+        ({"name": "CODE", "pretrained": False}, 16, "^model.name .* could not be loaded"),
     ],
 )
 def test_refusals(
@@ -290,13 +290,13 @@ def test_refusals(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "t5"}, "^name 't5' is a t5, which no task here trains"),
-        ({"name": "vit"}, "^name 'vit' is a vit, which no task here trains"),
+        ({"name": "t5"}, "^model.name 't5' is a t5, which no task here trains"),
+        ({"name": "vit"}, "^model.name 'vit' is a vit, which no task here trains"),
         (
             {"name": "bert", "overrides": {"hiden_size": 3}},
-            "^overrides has 'hiden_size', which .* does not have; did you mean 'hidden_size'",
+            "^model.overrides has 'hiden_size', which .* does not have; did you mean 'hidden_size'",
         ),
-        ({"name": "gpt2", "overrides": {"vocab_size": "a"}}, "^overrides do not fit 'gpt2'"),
+        ({"name": "gpt2", "overrides": {"vocab_size": "a"}}, "^model.overrides do not fit 'gpt2'"),
         (
             {"name": "bert", "overrides": {"hidden_size": 33}},
             "no AutoModelForCausalLM of a bert can be built with these sizes",

@@ -75,7 +75,7 @@ def test_refusals() -> None:
         builder(lost=1)()(ids)
     with pytest.raises(ValueError, match=r"must return a torch.nn.Module, got int"):
         builder("not_a_module")()
-    with pytest.raises(ValueError, match=r"^factory .* failed when .*'depth': 2.*TypeError"):
+    with pytest.raises(ValueError, match=r"^model.factory .* failed when .*'depth': 2.*TypeError"):
         builder(depth=2)()
     with pytest.raises(ValueError, match="must be callable, got '"):
         builder("__name__")

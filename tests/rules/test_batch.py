@@ -128,7 +128,7 @@ def test_constant_and_warmup() -> None:
         ),
         (
             lambda: BatchWarmup(batches=[1, 2], after_samples=[3]),
-            r"same length, at least 1, got 2 and 1",
+            r"^batches must have as many numbers as after_samples = \[3\], .* got \[1, 2\]",
         ),
         (
             lambda: BatchWarmup(batches=[1, 2], after_samples=[3, 3]),

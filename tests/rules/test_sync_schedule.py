@@ -100,15 +100,17 @@ def test_refusals() -> None:
         with pytest.raises(ValueError, match=message):
             Streaming(**wrong)  # type: ignore[arg-type]
     with pytest.raises(
-        ValueError, match="^fragments must be <= 3, the layers of this model, got 4"
+        ValueError, match="^streaming.fragments must be <= 3, the layers of this model, got 4"
     ):
         Streaming(fragments=4).cut([[0], [1], [2]], 100)
     with pytest.raises(
         ValueError,
-        match=r"^tau must be <= 9, less than sync_every // fragments = 20 // 2, .* got 10",
+        match=r"^streaming.tau must be <= 9, less than method.sync_every .* = 20 // 2, .* got 10",
     ):
         Streaming(fragments=2, tau=10).cut([[0], [1], [2]], 20)
-    with pytest.raises(ValueError, match="^fragments must be <= sync_every = 2, got 3"):
+    with pytest.raises(
+        ValueError, match="^streaming.fragments must be <= method.sync_every = 2, got 3"
+    ):
         Streaming(fragments=3).cut([[0], [1], [2]], 2)
 
 

@@ -15,7 +15,7 @@ from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.wire_format import WireFormat, at_least
-from adloco.errors import require
+from adloco.errors import SettingError, require, require_choices, require_range, require_setting
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.controller import BatchGuards
@@ -100,25 +100,19 @@ class Method:
     0: no limit."""
 
     def __post_init__(self) -> None:
-        require(self.num_trainers >= 1, f"num_trainers must be >= 1, got {self.num_trainers}")
-        require(
-            self.workers_per_trainer >= 1,
-            f"workers_per_trainer must be >= 1, got {self.workers_per_trainer}",
-        )
-        require(self.sync_every >= 1, f"sync_every must be >= 1, got {self.sync_every}")
-        require(
-            self.num_workers <= MOST_WORKERS,
-            f"num_trainers x workers_per_trainer must be <= {MOST_WORKERS:,}, got "
-            f"{self.num_trainers:,} x {self.workers_per_trainer:,}",
-        )
-        require(
+        require_range(self, "num_trainers", "workers_per_trainer", "sync_every", at_least=1)
+        if self.num_workers > MOST_WORKERS:
+            sizes = f"{self.num_trainers:,} x {self.workers_per_trainer:,}"
+            problem = f"x {{workers_per_trainer}} must be <= {MOST_WORKERS:,}, got {sizes}"
+            raise SettingError(self, "num_trainers", problem)
+        require_setting(
             len({*self.dropped}) == len(self.dropped) < self.num_workers
             and all(0 <= worker < self.num_workers for worker in self.dropped),
-            f"dropped must be some of the workers 0 to {self.num_workers - 1}, not all, got "
-            f"{[*self.dropped]}",
+            self,
+            "dropped",
+            f"must be some of the workers 0 to {self.num_workers - 1}, not all",
         )
-        require(self.sync_growth >= 0, f"sync_growth must be >= 0, got {self.sync_growth}")
-        require(self.max_grad_norm >= 0, f"max_grad_norm must be >= 0, got {self.max_grad_norm}")
+        require_range(self, "sync_growth", "max_grad_norm", at_least=0)
 
     @property
     def num_workers(self) -> int:
@@ -171,9 +165,9 @@ class GradientTest:
     tests has the new batch, as in DDP-Norm; for trainers with one worker."""
 
     def __post_init__(self) -> None:
-        require(self.groups >= 2, f"groups must be >= 2, got {self.groups}")
-        require(self.steps >= 1, f"steps must be >= 1, got {self.steps}")
-        require(self.step in ("first", "last"), f"step must be first or last, got {self.step!r}")
+        require_range(self, "groups", at_least=2)
+        require_range(self, "steps", at_least=1)
+        require_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +200,7 @@ class OuterMemory:
     rounding loses small outer steps."""
 
     def __post_init__(self) -> None:
-        require(self.dtype in ("fp32", "model"), f"dtype must be fp32 or model, got {self.dtype!r}")
+        require_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)

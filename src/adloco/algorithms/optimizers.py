@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from adloco.errors import require
+from adloco.errors import SettingError, require, require_range, require_setting
 from adloco.late import torch
 from adloco.setting import setting
 
@@ -77,7 +77,7 @@ class OuterOptimizer:
     """Further arguments of the class, for instance { momentum = 0.9, nesterov = true }."""
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"lr must be > 0, got {self.lr}")
+        require_range(self, "lr", above=0)
         if not self._is_usual():  # Other optimizers are tried, and importing torch takes seconds.
             self._try()
 
@@ -97,10 +97,8 @@ class OuterOptimizer:
         """Raise ValueError unless torch has the optimizer and it can take a step."""
         kind, base = getattr(torch.optim, self.optimizer, None), torch.optim.Optimizer
         known = isinstance(kind, type) and issubclass(kind, base) and kind is not base
-        require(
-            known,
-            "optimizer must name an optimizer of torch.optim such as SGD or Adam, got "
-            f"{self.optimizer!r}",
+        require_setting(
+            known, self, "optimizer", "must name an optimizer of torch.optim such as SGD or Adam"
         )
         parameters = [torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))]
         for parameter in parameters:
@@ -108,10 +106,8 @@ class OuterOptimizer:
         try:
             self(parameters).step()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"options do not fit torch.optim.{self.optimizer}, or it cannot be an outer "
-                f"optimizer: {error}"
-            ) from error
+            problem = f"do not fit torch.optim.{self.optimizer}, or it cannot be an outer optimizer"
+            raise SettingError(self, "options", f"{problem}: {error}") from error
 
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:
         kind = getattr(torch.optim, self.optimizer)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from adloco.cli.arguments import COMMON_SETTINGS as COMMON
 from adloco.cli.arguments import read_recipe
-from adloco.config.finding import settings_meant, settings_near
+from adloco.config.finding import choices_with, settings_meant, settings_near
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import defaults, field_meanings, named_settings
 from adloco.config.sections import SECTIONS, Recipe
@@ -168,10 +168,7 @@ def known_settings(recipe: Recipe) -> Iterator[KnownSetting]:
         for key, owner in owner_of.items():
             name, chosen_by = f"{section}.{key}", ""
             if choice and name not in values:
-                words = [
-                    word for word, kind in choice.register.classes.items() if key in defaults(kind)
-                ]
-                chosen_by = f"{section}.{choice.key} {' or '.join(words)}"
+                chosen_by = f"{section}.{choice.key} {' or '.join(choices_with(section, key))}"
             yield KnownSetting(
                 name=name,
                 meaning=field_meanings(owner)[key],

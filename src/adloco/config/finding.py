@@ -38,6 +38,13 @@ def held_by(name: str) -> str:
     return SECTIONS[name.partition(".")[0]].held_equal if own is None else own
 
 
+def choices_with(section: str, key: str) -> list[str]:
+    """The choices of a section, such as batch rules, that have this setting."""
+    choice = SECTIONS[section].choice
+    classes = choice.register.classes if choice else {}
+    return [word for word, kind in classes.items() if any(key == one.name for one in fields(kind))]
+
+
 def switches() -> set[str]:
     """section.key of every setting that is true or false."""
     return {

@@ -4,29 +4,24 @@ A recipe is a set of settings in sections; `adloco.config.sections` lists all of
 """
 
 import difflib
-import re
+import functools
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import pydantic
 
-from adloco.config.finding import settings_meant
+from adloco.config.finding import choices_with, settings_meant
 from adloco.config.sections import SECTIONS, Recipe
 from adloco.config.shipped import shipped_recipes, shipped_text
-from adloco.config.sizes import read_gib, read_number
-from adloco.errors import require
+from adloco.config.values import FlagText, check_size, kind_of, plain_value
+from adloco.errors import SettingError, one_of, require, shown
 from adloco.options import options
 
 Values = dict[str, dict[str, Any]]
 """Section -> key -> value, as in a TOML file."""
-SMALLEST, LARGEST = 1e-38, 1e38
-"""Sizes of numbers other than 0, about those of float32: their squares fit in float64."""
-LONGEST_SHOWN = 200
-"""Characters of a value in a message."""
 
 
 def read_values(recipe: str) -> Values:
@@ -137,111 +132,65 @@ def _build_section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
             chosen = values.get(choice.key, choice.default) if choice else None
             where = f" with {choice.key} = {chosen!r}" if choice else ""
             allowed = sorted([*known, *([choice.key] if choice else [])])
-            raise ValueError(
-                f"{name}.{key} is not a setting of [{name}]{where}"
-                f"{_suggest(key, allowed, [(name, key)])}; settings are {', '.join(allowed)}"
+            others = choices_with(name, key)
+            advice = (
+                f"; it is one with {choice.key} = {one_of(map(repr, others))}"
+                if choice and others
+                else f"{_suggest(key, allowed, [(name, key)])}; settings are {', '.join(allowed)}"
             )
+            raise ValueError(f"{name}.{key} is not a setting of [{name}]{where}{advice}")
     return {part: _construct(name, owner, values) for part, owner in classes.items()}
 
 
 def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(owner)
-    missing = [
-        field.name for field in fields(owner) if field.name not in values and _required(field)
-    ]
-    require(
-        not missing,
-        f"{section}.{missing[0] if missing else ''} must be given (recipe section [{section}])",
-    )
+    """An object of the class, with those of the section's values that are the class's own."""
+    hints, own = get_type_hints(owner, include_extras=True), fields(owner)
     given = {
-        field.name: _convert(f"{section}.{field.name}", hints[field.name], values[field.name])
-        for field in fields(owner)
+        field.name: plain_value(f"{section}.{field.name}", hints[field.name], values[field.name])
+        for field in own
         if field.name in values
     }
-    for field in fields(owner):
-        if field.name in given and given[field.name] != field.default:
-            _check_size(f"{section}.{field.name}", given[field.name])
     try:
-        with named_in_section(section, owner):
-            return owner(**given)
+        for field in own:
+            if field.name in given and given[field.name] != field.default:
+                check_size(f"{section}.{field.name}", given[field.name])
+        return _convert(owner, hints, given)
     except ValueError as error:
-        raise ValueError(f"{error} (recipe section [{section}])") from error
+        text = error.named(section) if isinstance(error, SettingError) else str(error)
+        # Errors of a class of the user's own begin with the bare name of the setting.
+        bare = text.partition(" ")[0] in {field.name for field in own}
+        text = f"{section}.{text}" if bare else text
+        raise ValueError(f"{text} (recipe section [{section}])") from error
 
 
-@contextmanager
-def named_in_section(section: str, owner: Any) -> Iterator[None]:
-    """Name settings in the message of a ValueError as the recipe does: batch.eta, not eta.
-
-    The packages below `config` do not know the sections, so their messages contain bare field
-    names. A word counts as a field name if it begins the message, if ` = ` or ` {` follows it, or
-    if it contains an underscore.
-
-    Args:
-        section: Name of the recipe's section.
-        owner: The dataclass, or an instance of it, whose field names are replaced.
-    """
+def _convert(owner: type, hints: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """An object of the class, with these values converted to the types of its fields."""
+    # pydantic would take true for 1, but not a list.
+    checked = {
+        key: [value] if isinstance(value, bool) and hints[key] is not bool else value
+        for key, value in given.items()
+    }
     try:
-        yield
-    except ValueError as error:
-        names = "|".join(re.escape(field.name) for field in fields(owner))
-        bare = rf"(?<![\w.'\"/-])({names})(?![\w.'\"/-])" if names else r"(?!)"
-
-        def qualified(found: re.Match[str]) -> str:
-            before, after = found.string[: found.start()], found.string[found.end() :]
-            is_setting = not before or after.startswith((" = ", " {")) or "_" in found[0]
-            return f"{section}.{found[0]}" if is_setting else found[0]
-
-        raise ValueError(re.sub(bare, qualified, str(error))) from error
-
-
-def _convert(name: str, hint: Any, value: Any) -> Any:
-    section = name.partition(".")[0]
-    if isinstance(value, FlagText):
-        value = str(value) if hint is str else _parse_flag(value)
-    if hint is not str:
-        value = _with_sizes(name, hint, value)
-    wrong_bool = isinstance(value, bool) and hint is not bool
-    try:
-        return pydantic.TypeAdapter(hint).validate_python([value] if wrong_bool else value)
+        # Without values there is nothing to convert, and an adapter takes a millisecond to build.
+        return _adapter(owner).validate_python(checked) if checked or _required(owner) else owner()
     except pydantic.ValidationError as error:
         found = error.errors()[0]
-        size = found["type"] == "int_parsing_size"
-        problem = "< 2^63" if size else found["msg"].removeprefix("Input should be ")
-        raise ValueError(
-            f"{name} must be {problem}, got {_shown(value)} (recipe section [{section}])"
-        ) from error
+        if found["type"] == "value_error":  # Raised by the class itself.
+            raise found["ctx"]["error"] from None
+        key = str(found["loc"][0])
+        require(key in given, f"{key} must be given")
+        kind = kind_of(hints[key]) or found["msg"].removeprefix("Input should be ")
+        raise ValueError(f"{key} must be {kind}, got {shown(given[key])}") from error
 
 
-def _with_sizes(name: str, hint: Any, value: Any) -> Any:
-    """The value, with numbers in the place of sizes such as 600k, in lists too."""
-    if isinstance(value, (list, tuple)) and str not in get_args(hint):
-        return [_with_sizes(name, hint, item) for item in value]
-    if not isinstance(value, str):
-        return value
-    number = read_gib(value) if name.endswith(".gib") else read_number(value)
-    return value if number is None else number
+def _required(owner: type) -> bool:
+    """True if a setting of the class must be given."""
+    return any(each.default is each.default_factory is MISSING for each in fields(owner))
 
 
-def _check_size(name: str, value: Any) -> None:
-    """Refuse numbers whose squares, inverses or conversions would overflow.
-
-    float64 has all whole numbers below 2^53; a seed is not computed with.
-    """
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            _check_size(name, item)
-    section = name.partition(".")[0]
-    require(
-        not isinstance(value, float) or value == 0 or SMALLEST <= abs(value) <= LARGEST,
-        f"{name} must be 0, or from {SMALLEST} to {LARGEST} in size, got {_shown(value)} (recipe "
-        f"section [{section}])",
-    )
-    bits = 63 if name == "run.seed" else 53
-    require(
-        not isinstance(value, int) or abs(value) < 2**bits,
-        f"{name} must be > -2^{bits} and < 2^{bits}, got {_shown(value)} (recipe section "
-        f"[{section}])",
-    )
+@functools.cache
+def _adapter(owner: type) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(owner)
 
 
 def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
@@ -262,35 +211,6 @@ def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
         "already; rename it",
     )
     return {section.chosen: owner, **section.parts}
-
-
-class FlagText(str):
-    """A value from the command line that is not yet converted to the setting's type."""
-
-
-def _parse_flag(text: FlagText) -> Any:
-    """Parse the text as a TOML value; return it unchanged if it is not one.
-
-    A list such as [600k, 1M], which TOML does not know, becomes one of texts.
-    """
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # Also of numbers with too many digits.
-        plain = re.fullmatch(r"\s*\[([^\[\]\"']*)\]\s*", text)
-        return [item.strip() for item in plain[1].split(",")] if plain else str(text)
-
-
-def _required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def _shown(value: Any) -> str:
-    """The value as Python writes it, or its beginning."""
-    try:
-        text = repr(value)
-    except ValueError:  # A whole number of thousands of digits.
-        return "a number with too many digits"
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _suggest(word: str, allowed: Sequence[str], settings: Sequence[tuple[str, str]] = ()) -> str:

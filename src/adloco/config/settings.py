@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from adloco.config.register import Register
-from adloco.errors import require
+from adloco.errors import SettingError, require_range, require_setting
 from adloco.rules.nonfinite import OnNonFinite
 from adloco.setting import setting
 from adloco.tracking.tracker import TrackerSettings
@@ -93,54 +93,42 @@ class RunSettings:
     """
 
     def __post_init__(self) -> None:
-        others = self.rounds or self.inner_steps or self.syncs
-        require(self.tokens > 0 or bool(others), f"run.tokens must be > 0, got {self.tokens}")
-        for name, limit in self.limits.items():
-            require(limit >= 0, f"run.{name} must be >= 0, got {limit}")
-        require(0 <= self.seed < 2**63, f"run.seed must be >= 0 and < 2^63, got {self.seed}")
-        require(self.threads >= 0, f"run.threads must be >= 0, got {self.threads}")
-        require(
-            self.checkpoint_every > 0,
-            f"run.checkpoint_every must be > 0, got {self.checkpoint_every}",
-        )
-        require(
-            self.keep_checkpoints > 0,
-            f"run.keep_checkpoints must be > 0, got {self.keep_checkpoints}",
-        )
-        require(
+        if not (self.rounds or self.inner_steps or self.syncs):
+            require_range(self, "tokens", above=0)
+        require_range(self, *self.limits, "threads", at_least=0)
+        require_setting(0 <= self.seed < 2**63, self, "seed", "must be >= 0 and < 2^63")
+        require_range(self, "checkpoint_every", "keep_checkpoints", above=0)
+        require_setting(
             self.copy_every == 0 or (self.copy_every > 0 and self.on_loss != "stop"),
-            "run.copy_every must be 0, or > 0 with run.on_loss = replace or drop, got "
-            f"{self.copy_every} and {self.on_loss}",
+            self,
+            "copy_every",
+            "must be 0, or > 0 with {on_loss} = replace or drop, not {on_loss=}",
         )
-        require(
-            0 < self.grace_seconds <= 1e6,
-            f"run.grace_seconds must be > 0 and <= 1e6, got {self.grace_seconds}",
-        )
-        require(
-            1 <= self.timeout_seconds <= 1e6,
-            f"run.timeout_seconds must be in [1, 1e6], got {self.timeout_seconds}",
-        )
+        require_range(self, "grace_seconds", above=0, at_most=1e6)
+        require_range(self, "timeout_seconds", at_least=1, at_most=1e6)
         plain = self.name.isprintable() and not {"/", "\\"} & {*self.name}
-        require(
+        require_setting(
             plain and self.name not in (".", ".."),
-            "run.name must be printable characters without slashes, and not . or .., got "
-            f"{self.name!r}",
+            self,
+            "name",
+            "must be printable characters without slashes, and not . or ..",
         )
         own = [name for name in self.tracker_names if ":" in name]
         known = self.trackers in ("auto", "none") or (
             {*self.tracker_names} - {*own} <= TRACKERS.classes.keys()
         )
-        require(
+        require_setting(
             known,
-            "run.trackers must be auto, none, or names separated by commas, each one of "
-            f"{', '.join(TRACKERS.classes)}, or a class of your own as package.module:Name, got "
-            f"{self.trackers!r}",
+            self,
+            "trackers",
+            "must be auto, none, or names separated by commas, each one of "
+            f"{', '.join(TRACKERS.classes)}, or a class of your own as package.module:Name",
         )
         for name in own:
             try:
                 TRACKERS.find(name)
             except ValueError as error:
-                raise ValueError(f"run.trackers {error}") from error
+                raise SettingError(self, "trackers", str(error)) from error
 
     @property
     def limits(self) -> dict[str, int]:
@@ -178,14 +166,9 @@ class PlacementSettings:
     """
 
     def __post_init__(self) -> None:
-        require(self.shard_size >= 0, f"placement.shard_size must be >= 0, got {self.shard_size}")
-        require(
-            self.replica_size >= 0, f"placement.replica_size must be >= 0, got {self.replica_size}"
-        )
-        require(
-            self.shard_size + self.replica_size > 0,
-            "one of placement.shard_size and placement.replica_size must be > 0, got 0 and 0",
-        )
+        require_range(self, "shard_size", "replica_size", at_least=0)
+        some = self.shard_size + self.replica_size > 0
+        require_setting(some, self, "shard_size", "must be > 0 with {replica_size=}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,8 +185,8 @@ class MemorySettings:
     """Fraction of that memory to plan for; the rest is a safety margin."""
 
     def __post_init__(self) -> None:
-        require(self.gib >= 0, f"memory.gib must be >= 0, got {self.gib}")
-        require(0 < self.fraction <= 1, f"memory.fraction must be in (0, 1], got {self.fraction}")
+        require_range(self, "gib", at_least=0)
+        require_range(self, "fraction", above=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)

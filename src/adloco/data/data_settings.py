@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from adloco.errors import require
+from adloco.errors import SettingError, require, require_range, require_setting
 from adloco.setting import setting
 
 ALL_ROWS = sys.maxsize
@@ -79,63 +79,43 @@ class DataSettings:
     """Folder of the caches: tokenised text, and results of adloco probe."""
 
     def __post_init__(self) -> None:
-        require(
-            self.context_tokens >= 1, f"data.context_tokens must be >= 2, got {self.context_tokens}"
-        )
-        require(
-            0 < self.validation_fraction <= 0.5,
-            f"data.validation_fraction must be in (0, 0.5], got {self.validation_fraction}",
-        )
-        require(self.skip_samples >= 0, f"data.skip_samples must be >= 0, got {self.skip_samples}")
-        require(
-            self.samples >= 0,
-            f"data.samples must be >= 0, got {self.samples} (recipe section [data])",
-        )
-        require(
-            self.validation_samples >= 0,
-            f"data.validation_samples must be >= 0, got {self.validation_samples} (recipe section "
-            "[data])",
-        )
+        require_setting(self.context_tokens >= 1, self, "context_tokens", "must be >= 2")
+        require_range(self, "validation_fraction", above=0, at_most=0.5)
+        require_range(self, "skip_samples", "samples", "validation_samples", at_least=0)
         require(
             sum(map(bool, (self.path, self.dataset, self.factory))) <= 1,
             "give one of data.path, data.dataset and data.factory, got "
             f"{self.path!r}, {self.dataset!r} and {self.factory!r}",
         )
-        require(
-            bool(self.factory) or not self.arguments,
-            f"data.arguments are for a data.factory, got {dict(self.arguments)} without one; leave "
-            "them out or name a function",
-        )
+        if self.arguments and not self.factory:
+            problem = f"are for {{factory}}, got {dict(self.arguments)} without one; leave them out"
+            raise SettingError(self, "arguments", f"{problem} or name a function")
         for name in ("config", "validation_split", "streaming"):
             given = getattr(self, name)
-            require(
-                bool(self.dataset) or not given,
-                f"data.{name} is for a data.dataset, got {given!r} without one; leave it out or "
-                "name a dataset",
-            )
-        require(
-            bool(self.split),
-            "data.split must name a split of the dataset, for instance train, got ''",
-        )
-        apart = not self.validation_split or self.validation_split != self.split
-        require(
-            apart,
-            f"data.validation_split must be another split than data.split = {self.split!r}, or "
-            "empty to hold out a part of that",
+            if given and not self.dataset:
+                problem = f"is for {{dataset}}, got {given!r} without one; leave it out"
+                raise SettingError(self, name, f"{problem} or name a dataset")
+        split = "must name a split of the dataset, for instance train"
+        require_setting(bool(self.split), self, "split", split)
+        require_setting(
+            not self.validation_split or self.validation_split != self.split,
+            self,
+            "validation_split",
+            "must be another split than {split=}, or empty to hold out a part of that",
         )
         require(
             not self.streaming or bool(self.validation_split) or self.validation_samples > 0,
             "data.streaming needs text to validate on from the start; set data.validation_split, "
             "or the number of rows to hold out in data.validation_samples",
         )
-        require(
+        require_setting(
             not self.samples
             or bool(self.validation_split)
             or self.samples > self.validation_samples,
-            f"data.samples must be > data.validation_samples = {self.validation_samples}, which "
-            f"are held out of them, got {self.samples}",
+            self,
+            "samples",
+            "must be > {validation_samples=}, which are held out of them",
         )
-
         if self.fallback:
             self.fallback_settings()
 

@@ -79,12 +79,13 @@ class ModuleBuilder:
     def __post_init__(self) -> None:
         require(
             is_causal(self.head),
-            "source module is for language models; use task.kind language-model, or another source",
+            "model.source module is for language models; use task.kind language-model, or another "
+            "source",
         )
         require(
             not self.options.gradient_checkpointing,
-            "gradient_checkpointing is for models of transformers; use torch.utils.checkpoint "
-            "inside the module",
+            "model.gradient_checkpointing is for models of transformers; use "
+            "torch.utils.checkpoint inside the module",
         )
 
     @property
@@ -109,11 +110,12 @@ class ModuleBuilder:
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 called = f"vocab_size = {config.vocab_size} and {dict(config.arguments)}"
                 raise ValueError(
-                    f"factory {config.factory!r} failed when it was called with {called} ({reason})"
+                    f"model.factory {config.factory!r} failed when it was called with {called} "
+                    f"({reason})"
                 ) from error
         require(
             isinstance(module, nn.Module),
-            f"factory {config.factory!r} must return a torch.nn.Module, got "
+            f"model.factory {config.factory!r} must return a torch.nn.Module, got "
             f"{type(module).__name__}",
         )
         return ModuleWithLogits(module.to(self._dtype), config)

@@ -64,8 +64,8 @@ class ProblemBuilder:
         untouched = self.options.dtype == "fp32" and not self.options.gradient_checkpointing
         require(
             untouched,
-            "dtype and gradient_checkpointing do not act on the model of a problem; leave them "
-            "out, and build the model as it should be in problem.build_model",
+            "model.dtype and model.gradient_checkpointing do not act on the model of a problem; "
+            "leave them out, and build the model as it should be in problem.build_model",
         )
 
     @cached_property

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from adloco.errors import require
+from adloco.errors import require_range, require_setting
 from adloco.rules.batch_rules.batch_rule import BatchRule, TrainingPoint
 from adloco.rules.level import Level, merged
 from adloco.rules.moments import GradientEstimate
@@ -65,24 +65,18 @@ class BatchGuards:
     """True: the requested batch never falls, as published; false: it may fall too."""
 
     def __post_init__(self) -> None:
-        require(self.initial > 0, f"initial must be > 0, got {self.initial}")
-        require(
-            0 < self.minimum <= self.initial,
-            f"minimum must be > 0 and <= initial = {self.initial}, got {self.minimum}",
+        require_range(self, "initial", above=0)
+        require_setting(
+            0 < self.minimum <= self.initial, self, "minimum", "must be > 0 and <= {initial=}"
         )
-        require(
-            self.maximum >= self.initial,
-            f"maximum must be >= initial = {self.initial}, got {self.maximum}",
-        )
-        require(
-            self.maximum <= MOST_SAMPLES,
-            f"maximum must be <= {MOST_SAMPLES:,}, got {self.maximum:,}",
-        )
-        require(self.max_growth > 1, f"max_growth must be > 1, got {self.max_growth}")
-        most = self.max_growth - 1
-        require(
-            0 <= self.hysteresis <= most,
-            f"hysteresis must be >= 0 and <= max_growth - 1 = {most}, got {self.hysteresis}",
+        require_setting(self.maximum >= self.initial, self, "maximum", "must be >= {initial=}")
+        require_range(self, "maximum", at_most=MOST_SAMPLES)
+        require_range(self, "max_growth", above=1)
+        require_setting(
+            0 <= self.hysteresis <= self.max_growth - 1,
+            self,
+            "hysteresis",
+            f"must be >= 0 and <= {{max_growth}} - 1 = {self.max_growth - 1}",
         )
 
     def limit(self, wanted: int, current: int) -> int:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from adloco.errors import require
+from adloco.errors import require, require_choices, require_range
 from adloco.setting import setting
 
 
@@ -40,34 +40,11 @@ class LearningRate:
     """Trainer's batch, in samples, at which the coupling factor is 1."""
 
     def __post_init__(self) -> None:
-        require(
-            self.shape in ("cosine", "wsd", "constant"),
-            f"shape must be cosine, wsd or constant, got {self.shape!r}",
-        )
-        require(
-            self.total_tokens >= 0,
-            f"total_tokens must be >= 0, got {self.total_tokens}",
-        )
-        require(
-            0 <= self.warmup_fraction <= 1,
-            f"warmup_fraction must be in [0, 1], got {self.warmup_fraction}",
-        )
-        require(
-            0 <= self.final_fraction <= 1,
-            f"final_fraction must be in [0, 1], got {self.final_fraction}",
-        )
-        require(
-            0 < self.decay_fraction <= 1,
-            f"decay_fraction must be in (0, 1], got {self.decay_fraction}",
-        )
-        require(
-            self.coupling in ("none", "sqrt", "linear"),
-            f"coupling must be none, sqrt or linear, got {self.coupling!r}",
-        )
-        require(
-            self.reference_batch > 0,
-            f"reference_batch must be > 0, got {self.reference_batch}",
-        )
+        require_choices(self)
+        require_range(self, "total_tokens", at_least=0)
+        require_range(self, "warmup_fraction", "final_fraction", at_least=0, at_most=1)
+        require_range(self, "decay_fraction", above=0, at_most=1)
+        require_range(self, "reference_batch", above=0)
 
     def lengthened(self, tokens_done: int, total_tokens: int) -> "LearningRate":
         """The schedule of a run that is made longer than its schedule.
@@ -87,9 +64,10 @@ class LearningRate:
         stable = (1 - self.decay_fraction) * self.total_tokens
         require(
             self.shape == "wsd" and tokens_done <= stable,
-            f"shape {self.shape} cannot be lengthened to {total_tokens:,} tokens: the rate falls "
-            f"to its end at {self.total_tokens:,} tokens, and the run has seen {tokens_done:,}; "
-            "use shape constant, or wsd before its decay, in a run that may become longer",
+            f"learning_rate.shape {self.shape} cannot be lengthened to {total_tokens:,} tokens: "
+            f"the rate falls to its end at {self.total_tokens:,} tokens, and the run has seen "
+            f"{tokens_done:,}; use constant, or wsd before its decay, in a run that may become "
+            "longer",
         )
         warmup = self.warmup_fraction * self.total_tokens / total_tokens
         return replace(self, total_tokens=total_tokens, warmup_fraction=warmup)

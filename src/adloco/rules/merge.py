@@ -11,16 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from adloco.errors import require
-
-FATES = {
-    "parameters": ("weighted", "uniform", "survivor"),
-    "outer_momentum": ("weighted", "survivor", "reset"),
-    "inner_state": ("keep", "mean", "reset"),
-    "streams": ("keep", "balance"),
-    "requested_batch": ("survivor", "weighted", "sum"),
-}
-"""The allowed fates of each thing that trainers own."""
+from adloco.errors import require_choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +64,7 @@ class MergeFates:
     """
 
     def __post_init__(self) -> None:
-        for name, allowed in FATES.items():
-            require(
-                getattr(self, name) in allowed,
-                f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
-                f"got {getattr(self, name)!r}",
-            )
+        require_choices(self)
 
 
 def assign_workers(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from adloco.errors import require
+from adloco.errors import require_range
 from adloco.rules.switch import balanced
 
 
@@ -93,8 +93,8 @@ class SpeedShares:
     """
 
     def __post_init__(self) -> None:
-        require(0 <= self.smoothing < 1, f"smoothing must be in [0, 1), got {self.smoothing}")
-        require(self.limit >= 1, f"limit must be >= 1, got {self.limit}")
+        require_range(self, "smoothing", at_least=0, below=1)
+        require_range(self, "limit", at_least=1)
 
     def split(
         self,

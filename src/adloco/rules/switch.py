@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
-from adloco.errors import require
+from adloco.errors import require, require_choices, require_range, require_setting
 from adloco.setting import setting
 
 
@@ -124,21 +124,19 @@ class SwitchMode:
     """
 
     def __post_init__(self) -> None:
+        require_choices(self)
         positive = self.max_micro_batch == "auto" or self.max_micro_batch > 0
-        require(positive, f"max_micro_batch must be > 0 or auto, got {self.max_micro_batch}")
-        require(self.pass_limit >= 0, f"pass_limit must be >= 0, got {self.pass_limit}")
-        require(self.multiplier >= 1, f"multiplier must be >= 1, got {self.multiplier}")
-        require(
-            self.mode in ("switch", "always", "never"),
-            f"mode must be switch, always or never, got {self.mode!r}",
-        )
+        require_setting(positive, self, "max_micro_batch", "must be > 0 or auto")
+        require_range(self, "pass_limit", at_least=0)
+        require_range(self, "multiplier", at_least=1)
 
     @property
     def b_max(self) -> int:
         """Samples that fit in one pass on one rank; ValueError if a probe has yet to find it."""
         require(
             self.max_micro_batch != "auto",
-            "max_micro_batch must be a number here, got auto; only the run of a recipe measures it",
+            "switch.max_micro_batch must be a number here, got auto; only the run of a recipe "
+            "measures it",
         )
         return int(self.max_micro_batch)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from adloco.errors import require
+from adloco.errors import require, require_choices, require_range, require_setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,11 @@ class Streaming:
     """
 
     def __post_init__(self) -> None:
-        require(self.fragments >= 1, f"fragments must be >= 1, got {self.fragments}")
-        require(
-            self.pattern in ("strided", "sequential"),
-            f"pattern must be strided or sequential, got {self.pattern!r}",
-        )
-        require(self.tau >= 0, f"tau must be >= 0, got {self.tau}")
-        require(
-            self.alpha == "auto" or 0 <= self.alpha <= 1,
-            f"alpha must be in [0, 1] or auto, got {self.alpha}",
+        require_choices(self)
+        require_range(self, "fragments", at_least=1)
+        require_range(self, "tau", at_least=0)
+        require_setting(
+            self.alpha == "auto" or 0 <= self.alpha <= 1, self, "alpha", "must be in [0, 1] or auto"
         )
 
     @property
@@ -108,17 +104,19 @@ class Streaming:
         count, most = len(layers), sync_every // self.fragments - 1
         require(
             self.fragments <= count,
-            f"fragments must be <= {count}, the layers of this model, got {self.fragments}",
+            f"streaming.fragments must be <= {count}, the layers of this model, got "
+            f"{self.fragments}",
         )
         require(
             self.fragments <= sync_every,
-            f"fragments must be <= sync_every = {sync_every}, got {self.fragments}",
+            f"streaming.fragments must be <= method.sync_every = {sync_every}, got "
+            f"{self.fragments}",
         )
         why = (
-            f"less than sync_every // fragments = {sync_every} // {self.fragments}, so that a "
-            "fragment has arrived before the next one is sent"
+            f"less than method.sync_every // streaming.fragments = {sync_every} // "
+            f"{self.fragments}, so that a fragment has arrived before the next one is sent"
         )
-        require(self.tau <= most, f"tau must be <= {most}, {why}, got {self.tau}")
+        require(self.tau <= most, f"streaming.tau must be <= {most}, {why}, got {self.tau}")
         homes = [
             layer % self.fragments if self.pattern == "strided" else layer * self.fragments // count
             for layer in range(count)

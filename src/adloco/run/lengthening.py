@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from adloco.config.recipe import build_recipe, named_in_section, read_values
+from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import to_toml
 from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
@@ -84,11 +84,10 @@ def with_longer_schedule(
         done = samples * recipe.data.context_tokens
         return planned.lengthened(done, tokens) if tokens > before else planned
 
-    with named_in_section("learning_rate", now):
-        longer = schedule(recipe.run.tokens)
-        # The folder may have the schedule of a longer run that was cut off before a checkpoint.
-        if now in (planned, schedule(folder_tokens)):
-            recipe = replace(recipe, learning_rate=longer)
+    longer = schedule(recipe.run.tokens)
+    # The folder may have the schedule of a longer run that was cut off before a checkpoint.
+    if now in (planned, schedule(folder_tokens)):
+        recipe = replace(recipe, learning_rate=longer)
     values = (longer.total_tokens, longer.warmup_fraction)
     known = {
         name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun

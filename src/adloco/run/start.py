@@ -11,7 +11,6 @@ from torch import nn
 
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.method import Execution, Problem, Source
-from adloco.config.recipe import named_in_section
 from adloco.config.sections import Recipe
 from adloco.data.token_cache import reachable
 from adloco.distributed.device_memory import ran_out_of_memory
@@ -95,8 +94,7 @@ def prepare_run(
     task = ProblemTask(problem) if problem else open_task(recipe, stored, placement)
     precision = choose_precision(recipe.run.precision, placement.device)
     if problem:
-        with named_in_section("model", recipe.model_options):
-            builder: Builder = builder_of(problem, recipe, stored.folder if stored else None)
+        builder: Builder = builder_of(problem, recipe, stored.folder if stored else None)
     else:
         builder = model_builder(recipe, task, stored, placement)
     method = recipe.method
@@ -134,24 +132,23 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
         data=parts.source,
         tokens_per_sample=recipe.data.context_tokens,
     )
-    with named_in_section("streaming", recipe.streaming):
-        algorithm = AdLoCo(
-            parts.start.of(problem) if parts.start else problem,
-            recipe.method,
-            inner=recipe.inner,
-            syncing=recipe.syncing,
-            batching=recipe.batching,
-            merging=recipe.merging,
-            learning_rate=recipe.learning_rate,
-            options=list(recipe.options.values()),
-            execution=Execution(
-                autocast=parts.precision,
-                compile=recipe.run.compile,
-                seed=recipe.run.seed,
-                on_nonfinite=recipe.run.on_nonfinite,
-            ),
-            placement=parts.placement,
-        )
+    algorithm = AdLoCo(
+        parts.start.of(problem) if parts.start else problem,
+        recipe.method,
+        inner=recipe.inner,
+        syncing=recipe.syncing,
+        batching=recipe.batching,
+        merging=recipe.merging,
+        learning_rate=recipe.learning_rate,
+        options=list(recipe.options.values()),
+        execution=Execution(
+            autocast=parts.precision,
+            compile=recipe.run.compile,
+            seed=recipe.run.seed,
+            on_nonfinite=recipe.run.on_nonfinite,
+        ),
+        placement=parts.placement,
+    )
     if parts.start:
         parts.start.release()
     return algorithm
@@ -240,8 +237,7 @@ def model_builder(
         ValueError: The model does not fit the task, or its weights differ between ranks.
     """
     build, ids = recipe.model.builder, task.tokenizer.vocab_size
-    with named_in_section("model", recipe.model):
-        config = build.load_config(stored.folder / MODEL) if stored else recipe.model.config(ids)
+    config = build.load_config(stored.folder / MODEL) if stored else recipe.model.config(ids)
     config = task.configure(config)
     require(
         task.tokenizer.vocab_size <= config.vocab_size,
@@ -249,14 +245,13 @@ def model_builder(
         f"{config.vocab_size}",
     )
     weights = "" if stored else recipe.model.weights
-    with named_in_section("model", recipe.model_options):
-        builder = build(
-            config=config,
-            head=recipe.task.head,
-            options=recipe.model_options,
-            seed=recipe.run.seed,
-            weights=weights,
-        )
+    builder = build(
+        config=config,
+        head=recipe.task.head,
+        options=recipe.model_options,
+        seed=recipe.run.seed,
+        weights=weights,
+    )
     digest = builder.stored.digest()  # Each rank reads its own files.
     require(
         digest == placement.agree(digest),
@@ -290,8 +285,7 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     )
     copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
     copies += option_copies(recipe, workers, device)
-    with named_in_section("model", recipe.model):
-        needed = builder.num_bytes() * copies // placement.shards
+    needed = builder.num_bytes() * copies // placement.shards
     memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else machine_bytes()
     require(
         needed <= memory,

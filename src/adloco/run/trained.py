@@ -11,7 +11,6 @@ from torch import nn
 from adloco.algorithms.method import Problem
 from adloco.algorithms.model_state import averaged_buffers, copy_all
 from adloco.algorithms.state_parts import trainer_part, workers_of
-from adloco.config.recipe import named_in_section
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
 from adloco.models.source import Builder
@@ -62,9 +61,8 @@ def load_trained(
     """
     stored, chosen, outer = stored_trainer(folder, trainer, round)
     recipe = stored.recipe
-    with named_in_section("model", recipe.model):
-        builder = builder_of(problem, recipe, folder) if problem else stored_builder(stored)
-        model = builder.whole().to(choose_device(recipe.run.device))
+    builder = builder_of(problem, recipe, folder) if problem else stored_builder(stored)
+    model = builder.whole().to(choose_device(recipe.run.device))
     copy_all(outer["params"], trainable(model))
     copy_all(outer["buffers"], averaged_buffers(model))
     return Trained(stored=stored, model=model, trainer=chosen, problem=problem)

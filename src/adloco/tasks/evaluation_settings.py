@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from adloco.errors import require
+from adloco.errors import require_range
 from adloco.setting import setting
 
 
@@ -16,5 +16,5 @@ class EvaluationSettings:
     """Validation windows, evenly spaced over the held-out text; 0: all."""
 
     def __post_init__(self) -> None:
-        require(self.every > 0, f"evaluation.every must be > 0, got {self.every}")
-        require(self.windows >= 0, f"evaluation.windows must be >= 0, got {self.windows}")
+        require_range(self, "every", above=0)
+        require_range(self, "windows", at_least=0)

@@ -468,7 +468,7 @@ def test_fewer_values_than_are_kept() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Int8(block=0), "block must be from 1 to 65536, got 0"),
+        (lambda: Int8(block=0), "block must be in [1, 65536], got 0"),
         (lambda: Int4(block=0), "block must be even and from 2 to 65536, got 0"),
         (lambda: Int4(block=9), "block must be even and from 2 to 65536, got 9"),
         (lambda: Int2(block=6), "block must be a multiple of 4 and from 4 to 65536, got 6"),

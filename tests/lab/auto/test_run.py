@@ -36,10 +36,10 @@ def test_changes_are_written_where_people_look(
     ("words", "message"),
     [
         (["single", "--auto.chooses", "[sync_every]"], "auto.chooses must not have sync_every"),
-        (["diloco", "--method.sync_every", "auto"], "method.sync_every must be a valid integer"),
+        (["diloco", "--method.sync_every", "auto"], "method.sync_every must be a whole number"),
         (["diloco", "--auto.chooses", "[eta]"], "auto.chooses must not have eta without"),
         (["diloco", "--auto.chooses", "[multiplier]"], "where switch.mode is always"),
-        (["diloco", "--auto.chooses", "[often]"], "auto.chooses must be 'sync_every', 'eta' or"),
+        (["diloco", "--auto.chooses", "[often]"], "each sync_every, eta or multiplier"),
         (["diloco", "--auto.every", "0"], "auto.every must be >= 1, got 0"),
     ],
 )

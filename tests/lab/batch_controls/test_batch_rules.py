@@ -77,7 +77,10 @@ def test_the_first_round_has_the_first_batch_of_a_control(tmp_path: Path) -> Non
         (lambda: CyclicBatch(cycle=[], each_samples=1), "^cycle must hold batches > 0, and at"),
         (lambda: CyclicBatch(cycle=[4], each_samples=0), "^each_samples must be > 0, got 0"),
         (lambda: RandomBatch(lowest=9, highest=4), "^lowest must be > 0 and <= highest = 4, got 9"),
-        (lambda: ReplayBatch(replayed_run="/none"), "^replayed_run '/none' has no requests of"),
+        (
+            lambda: ReplayBatch(replayed_run="/none"),
+            "^replayed_run must be a run folder with requests of replayed_trainer = 0",
+        ),
     ],
 )
 def test_bad_settings(make: object, message: str) -> None:

@@ -76,8 +76,8 @@ def test_healthy_losses_have_no_spikes() -> None:
     ("settings", "message"),
     [
         ({"on_spike": "undo"}, "on_spike must be report, rollback or off, got 'undo'"),
-        ({"spike_deviations": 0.0}, "spike_deviations must be > 0, got 0.0"),
-        ({"spike_deviations": math.inf}, "spike_deviations must be > 0, got inf"),
+        ({"spike_deviations": 0.0}, "spike_deviations must be in \\(0, inf\\), got 0.0"),
+        ({"spike_deviations": math.inf}, "spike_deviations must be in \\(0, inf\\), got inf"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:

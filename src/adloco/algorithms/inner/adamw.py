@@ -33,8 +33,8 @@ class InnerAdamW:
     """Averaging coefficients of the gradient and of its square."""
 
     def __post_init__(self) -> None:
-        check_rates(lr=self.lr, weight_decay=self.weight_decay)
-        check_betas(self.betas)
+        check_rates(self)
+        check_betas(self)
 
     def __call__(self, model: nn.Module) -> list[Optimizer]:
         return [self.build(list(trainable(model).values()))]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adloco.algorithms.inner.adamw import InnerAdamW
-from adloco.algorithms.inner.shared import check_betas, check_momentum, check_rates, trainable
+from adloco.algorithms.inner.shared import check_betas, check_rates, trainable
 from adloco.algorithms.newton_schulz import NEWTON_SCHULZ
-from adloco.errors import require
+from adloco.errors import SettingError, one_of, require, require_range, require_setting
 from adloco.setting import setting
 
 if TYPE_CHECKING:
@@ -42,20 +42,16 @@ class InnerMuon:
     "polar-express" brings small singular values closer to 1 (arXiv 2505.16932)."""
 
     def __post_init__(self) -> None:
-        check_rates(lr=self.lr, weight_decay=self.weight_decay)
-        check_momentum(self.momentum)
-        check_betas(self.betas)
+        check_rates(self)
+        require_range(self, "momentum", at_least=0, below=1)
+        check_betas(self)
         for name, blocks in self.split.items():
             sizes = blocks if isinstance(blocks, list | tuple) else [blocks]
-            require(
-                bool(sizes) and all(isinstance(size, int) and size > 0 for size in sizes),
-                "split must have a number of blocks, or a list of their sizes, "
-                f"got {name} = {blocks!r}",
-            )
-        require(
-            self.newton_schulz in NEWTON_SCHULZ,
-            f"newton_schulz must be {' or '.join(NEWTON_SCHULZ)}, got {self.newton_schulz!r}",
-        )
+            if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+                problem = f"must have a number of blocks, or a list of their sizes, got {name} = "
+                raise SettingError(self, "split", f"{problem}{blocks!r}")
+        known = self.newton_schulz in NEWTON_SCHULZ
+        require_setting(known, self, "newton_schulz", f"must be {one_of(NEWTON_SCHULZ)}")
 
     def __call__(self, model: nn.Module) -> list[Optimizer]:
         named = trainable(model)
@@ -82,7 +78,7 @@ class InnerMuon:
         """Groups for torch: the matrices that have the same blocks."""
         for part in self.split:
             found = any(part in name for name in hidden)
-            require(found, f"split names {part!r}, which is in the name of no hidden matrix")
+            require(found, f"inner.split names {part!r}, which is in the name of no hidden matrix")
         groups: dict[tuple[int, ...], list[Tensor]] = {}
         for name, matrix in hidden.items():
             groups.setdefault(self._blocks(name, max(matrix.shape)), []).append(matrix)
@@ -100,7 +96,8 @@ class InnerMuon:
                 sizes = (side // given,) * min(given, side) if equal else tuple(given)
                 require(
                     sum(sizes) == side,
-                    f"split of {name} must give blocks of {side} in all, got {part} = {given}",
+                    f"inner.split of {name} must give blocks of {side} in all, got {part} = "
+                    f"{given}",
                 )
                 return sizes
         return ()

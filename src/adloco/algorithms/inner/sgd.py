@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.algorithms.inner.shared import check_momentum, check_rates, decay_groups, trainable
+from adloco.algorithms.inner.shared import check_rates, decay_groups, trainable
+from adloco.errors import require_range
 from adloco.late import torch
 from adloco.setting import setting
 
@@ -29,8 +30,8 @@ class InnerSGD:
     """Momentum; 0 for plain SGD."""
 
     def __post_init__(self) -> None:
-        check_rates(lr=self.lr, weight_decay=self.weight_decay)
-        check_momentum(self.momentum)
+        check_rates(self)
+        require_range(self, "momentum", at_least=0, below=1)
 
     def __call__(self, model: nn.Module) -> list[Optimizer]:
         groups = decay_groups(list(trainable(model).values()), self.weight_decay)

@@ -5,27 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from adloco.errors import require
+from adloco.errors import require_range, require_setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def check_rates(*, lr: float, weight_decay: float) -> None:
-    """Raise ValueError for a learning rate or a weight decay that is out of range."""
-    require(lr > 0, f"lr must be > 0, got {lr}")
-    require(weight_decay >= 0, f"weight_decay must be >= 0, got {weight_decay}")
+def check_rates(inner: Any) -> None:
+    """Raise SettingError for a learning rate or a weight decay that is out of range."""
+    require_range(inner, "lr", above=0)
+    require_range(inner, "weight_decay", at_least=0)
 
 
-def check_momentum(momentum: float) -> None:
-    """Raise ValueError for a momentum that is out of range."""
-    require(0 <= momentum < 1, f"momentum must be in [0, 1), got {momentum}")
-
-
-def check_betas(betas: tuple[float, float]) -> None:
-    """Raise ValueError for averaging coefficients of AdamW that are out of range."""
-    in_range = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
-    require(in_range, f"betas must be two numbers in [0, 1), got {betas}")
+def check_betas(inner: Any) -> None:
+    """Raise SettingError for averaging coefficients of AdamW that are out of range."""
+    in_range = len(inner.betas) == 2 and all(0 <= beta < 1 for beta in inner.betas)
+    require_setting(in_range, inner, "betas", "must be two numbers in [0, 1)")
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

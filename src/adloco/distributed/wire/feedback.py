@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from adloco.errors import require
+from adloco.errors import SettingError, require_choices
 from adloco.setting import setting
 
 if TYPE_CHECKING:
@@ -49,15 +49,14 @@ class Feedback:
     1: all of it."""
 
     def __post_init__(self) -> None:
-        require(
-            self.feedback in ("auto", "none", "memory", "params"),
-            f"feedback must be auto, none, memory or params, got {self.feedback!r}",
-        )
-        require(
-            0 < self.feedback_decay <= 1,
-            f"feedback_decay must be in (0, 1], got {self.feedback_decay}; to keep nothing, set "
-            "feedback = none",
-        )
+        require_choices(self)
+        if not 0 < self.feedback_decay <= 1:
+            raise SettingError(
+                self,
+                "feedback_decay",
+                f"must be in (0, 1], got {self.feedback_decay}; to keep nothing, set {{feedback}} "
+                "= none",
+            )
 
     def place(self, wire: WireFormat | None) -> Literal["none", "memory", "params"]:
         """Where workers keep residuals of this format; none if they keep nothing, or if nothing is

@@ -12,7 +12,7 @@ from adloco.distributed.wire.wire_format import (
     to_bytes,
     to_numbers,
 )
-from adloco.errors import require
+from adloco.errors import require_setting
 from adloco.late import torch
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ class Int1:
     sums_in_blocks = True
 
     def __post_init__(self) -> None:
-        require(
-            8 <= self.block <= 1 << 16 and self.block % 8 == 0,
-            f"block must be a multiple of 8 and from 8 to 65536, got {self.block}",
-        )
+        whole = 8 <= self.block <= 1 << 16 and self.block % 8 == 0
+        require_setting(whole, self, "block", "must be a multiple of 8 and from 8 to 65536")
 
     @property
     def block_bytes(self) -> int:

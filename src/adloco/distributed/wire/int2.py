@@ -13,7 +13,7 @@ from adloco.distributed.wire.wire_format import (
     to_bytes,
     to_numbers,
 )
-from adloco.errors import require
+from adloco.errors import require_setting
 from adloco.late import torch
 
 if TYPE_CHECKING:
@@ -56,10 +56,8 @@ class Int2:
     sums_in_blocks = True
 
     def __post_init__(self) -> None:
-        require(
-            4 <= self.block <= 1 << 16 and self.block % 4 == 0,
-            f"block must be a multiple of 4 and from 4 to 65536, got {self.block}",
-        )
+        whole = 4 <= self.block <= 1 << 16 and self.block % 4 == 0
+        require_setting(whole, self, "block", "must be a multiple of 4 and from 4 to 65536")
 
     @property
     def block_bytes(self) -> int:

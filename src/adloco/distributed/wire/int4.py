@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.wire.wire_format import signed_absmax, to_bytes, to_numbers
-from adloco.errors import require
+from adloco.errors import require_setting
 from adloco.late import torch
 
 if TYPE_CHECKING:
@@ -61,10 +61,8 @@ class Int4:
     sums_in_blocks = True
 
     def __post_init__(self) -> None:
-        require(
-            2 <= self.block <= 1 << 16 and self.block % 2 == 0,
-            f"block must be even and from 2 to 65536, got {self.block}",
-        )
+        whole = 2 <= self.block <= 1 << 16 and self.block % 2 == 0
+        require_setting(whole, self, "block", "must be even and from 2 to 65536")
 
     @property
     def block_bytes(self) -> int:

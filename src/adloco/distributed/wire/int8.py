@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.wire.wire_format import normalised, to_bytes, to_numbers
-from adloco.errors import require
+from adloco.errors import require_range
 from adloco.late import torch
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Int8:
     sums_in_blocks = True
 
     def __post_init__(self) -> None:
-        require(1 <= self.block <= 1 << 16, f"block must be from 1 to 65536, got {self.block}")
+        require_range(self, "block", at_least=1, at_most=1 << 16)
 
     @property
     def block_bytes(self) -> int:

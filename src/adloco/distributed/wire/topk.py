@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.wire.packing import packed, packed_size, unpacked
 from adloco.distributed.wire.wire_format import to_bf16, to_bytes, to_numbers
-from adloco.errors import require
+from adloco.errors import require_range, require_setting
 from adloco.late import torch
 
 if TYPE_CHECKING:
@@ -40,11 +40,13 @@ class TopK:
 
     def __post_init__(self) -> None:
         power = self.chunk > 0 and self.chunk & (self.chunk - 1) == 0
-        require(
+        require_setting(
             power and 2 <= self.chunk <= 1 << 16,
-            f"chunk must be a power of two from 2 to 65536, got {self.chunk}",
+            self,
+            "chunk",
+            "must be a power of two from 2 to 65536",
         )
-        require(0 < self.density <= 1, f"density must be in (0, 1], got {self.density}")
+        require_range(self, "density", above=0, at_most=1)
 
     @property
     def kept(self) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from adloco.algorithms.method import Batching, Method
-from adloco.errors import require
+from adloco.errors import require, require_range, require_setting
 from adloco.metric import Metric
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.failure_signs import Sign
@@ -49,26 +49,18 @@ class Auto:
     samples as H^0.04 between H = 1 and 50, and as H^0.13 between 50 and 150."""
 
     def __post_init__(self) -> None:
-        require(self.every >= 1, f"every must be >= 1, got {self.every}")
-        require(self.eta_minimum > 0, f"eta_minimum must be > 0, got {self.eta_minimum}")
-        require(
-            self.eta_maximum >= self.eta_minimum,
-            f"eta_maximum must be >= eta_minimum = {self.eta_minimum}, got {self.eta_maximum}",
+        require_range(self, "every", "multiplier_maximum", "sync_every_minimum", at_least=1)
+        require_range(self, "eta_minimum", above=0)
+        require_setting(
+            self.eta_maximum >= self.eta_minimum, self, "eta_maximum", "must be >= {eta_minimum=}"
         )
-        require(
-            self.multiplier_maximum >= 1,
-            f"multiplier_maximum must be >= 1, got {self.multiplier_maximum}",
-        )
-        require(
-            self.sync_every_minimum >= 1,
-            f"sync_every_minimum must be >= 1, got {self.sync_every_minimum}",
-        )
-        require(
+        require_setting(
             self.sync_every_maximum >= self.sync_every_minimum,
-            f"sync_every_maximum must be >= sync_every_minimum = {self.sync_every_minimum}, got "
-            f"{self.sync_every_maximum}",
+            self,
+            "sync_every_maximum",
+            "must be >= {sync_every_minimum=}",
         )
-        require(0 < self.sync_cost < 1, f"sync_cost must be in (0, 1), got {self.sync_cost}")
+        require_range(self, "sync_cost", above=0, below=1)
 
     @property
     def active(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from adloco.errors import require
+from adloco.errors import SettingError, require_range, require_setting
 from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
@@ -29,11 +29,10 @@ class CyclicBatch:
     measurement = ""
 
     def __post_init__(self) -> None:
-        require(
-            bool(self.cycle) and min(self.cycle) > 0,
-            f"cycle must hold batches > 0, and at least one, got {list(self.cycle)}",
+        require_setting(
+            min(self.cycle, default=0) > 0, self, "cycle", "must hold batches > 0, and at least one"
         )
-        require(self.each_samples > 0, f"each_samples must be > 0, got {self.each_samples}")
+        require_range(self, "each_samples", above=0)
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         return self.cycle[point.samples // self.each_samples % len(self.cycle)]
@@ -56,9 +55,8 @@ class RandomBatch:
     measurement = ""
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.lowest <= self.highest,
-            f"lowest must be > 0 and <= highest = {self.highest}, got {self.lowest}",
+        require_setting(
+            0 < self.lowest <= self.highest, self, "lowest", "must be > 0 and <= {highest=}"
         )
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
@@ -81,10 +79,18 @@ class ReplayBatch:
     measurement = ""
 
     def __post_init__(self) -> None:
-        require(
-            bool(_requests(self.replayed_run, self.replayed_trainer)),
-            f"replayed_run {self.replayed_run!r} has no requests of trainer "
-            f"{self.replayed_trainer} in metrics.jsonl; name a run folder and one of its trainers",
+        try:
+            requests = _requests(self.replayed_run, self.replayed_trainer)
+        except (ValueError, LookupError, TypeError, RuntimeError) as error:
+            problem = (
+                f"{self.replayed_run!r} cannot be read ({error}); restore its metrics.jsonl, or "
+            )
+            raise SettingError(self, "replayed_run", f"{problem}name another run") from error
+        require_setting(
+            bool(requests),
+            self,
+            "replayed_run",
+            "must be a run folder with requests of {replayed_trainer=} in metrics.jsonl",
         )
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
@@ -97,22 +103,16 @@ class ReplayBatch:
 def _requests(folder: str, trainer: int) -> tuple[tuple[int, int], ...]:
     """(samples of the trainer before the round, its requested batch in the round), by round."""
     found, seen, steps_before = [], 0, 0
-    try:
-        path = Path(folder).expanduser() / "metrics.jsonl"
-        if not path.is_file():
-            return ()
-        # A run that was killed while writing leaves an incomplete last line.
-        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
-            record = json.loads(line)
-            steps = record["inner_steps"] - steps_before
-            steps_before = record["inner_steps"]
-            for row in record["trainers"]:
-                if row["trainer"] == trainer:
-                    found.append((int(seen), int(row["requested_batch"])))
-                    seen += row["trainer_batch"] * steps
-    except (ValueError, LookupError, TypeError, RuntimeError) as error:
-        raise ValueError(
-            f"replayed_run {folder!r} cannot be read ({error}); restore its metrics.jsonl, or "
-            "name another run"
-        ) from error
+    path = Path(folder).expanduser() / "metrics.jsonl"
+    if not path.is_file():
+        return ()
+    # A run that was killed while writing leaves an incomplete last line.
+    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+        record = json.loads(line)
+        steps = record["inner_steps"] - steps_before
+        steps_before = record["inner_steps"]
+        for row in record["trainers"]:
+            if row["trainer"] == trainer:
+                found.append((int(seen), int(row["requested_batch"])))
+                seen += row["trainer_batch"] * steps
     return tuple(found)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, ClassVar
 
-from adloco.errors import require
+from adloco.errors import require_range
 from adloco.metric import COUNT, Metric, Unit
 from adloco.rules.failure_signs import Sign
 from adloco.setting import setting
@@ -63,10 +63,8 @@ class Gate:
     """
 
     def __post_init__(self) -> None:
-        require(self.gate_factor > 1, f"gate_factor must be > 1, got {self.gate_factor}")
-        require(
-            -1 <= self.gate_cosine < 0, f"gate_cosine must be in [-1, 0), got {self.gate_cosine}"
-        )
+        require_range(self, "gate_factor", above=1)
+        require_range(self, "gate_cosine", at_least=-1, below=0)
 
     @property
     def active(self) -> bool:

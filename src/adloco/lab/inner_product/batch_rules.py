@@ -5,12 +5,11 @@ and of its direction.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adloco.errors import require
+from adloco.errors import require_choices, require_range
 from adloco.rules.batch_rules.batch_rule import (
     UNBOUNDED,
     Estimator,
     TrainingPoint,
-    check_estimator,
     estimated_norm_sq,
     samples_needed,
 )
@@ -37,8 +36,8 @@ class InnerProductTest:
     measurement = "adloco.lab.inner_product.product_stats:ProductMeasurement"
 
     def __post_init__(self) -> None:
-        require(self.theta > 0, f"theta must be > 0, got {self.theta}")
-        check_estimator(self.estimator)
+        require_range(self, "theta", above=0)
+        require_choices(self)
 
     @property
     def fewest_groups(self) -> int:
@@ -74,9 +73,8 @@ class AugmentedInnerProductTest:
     measurement = "adloco.lab.inner_product.product_stats:ProductMeasurement"
 
     def __post_init__(self) -> None:
-        require(self.theta > 0, f"theta must be > 0, got {self.theta}")
-        require(self.nu > 0, f"nu must be > 0, got {self.nu}")
-        check_estimator(self.estimator)
+        require_range(self, "theta", "nu", above=0)
+        require_choices(self)
 
     @property
     def fewest_groups(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from adloco.errors import require
+from adloco.errors import require_choices, require_range
 from adloco.metric import COUNT, Metric, Unit
 from adloco.rules.failure_signs import Sign
 from adloco.setting import setting
@@ -37,12 +37,8 @@ class Spikes:
     """
 
     def __post_init__(self) -> None:
-        require(
-            self.on_spike in ("report", "rollback", "off"),
-            f"on_spike must be report, rollback or off, got {self.on_spike!r}",
-        )
-        limit = self.spike_deviations
-        require(math.isfinite(limit) and limit > 0, f"spike_deviations must be > 0, got {limit}")
+        require_choices(self)
+        require_range(self, "spike_deviations", above=0, below=math.inf)
 
     @property
     def active(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from adloco.errors import require
+from adloco.errors import SettingError, require_choices, require_range
 from adloco.models.source import MOST_LAYERS, Builder, ModelOptions
 from adloco.setting import setting
 
@@ -76,42 +76,18 @@ class LlamaShape:
     """Use the embedding's weights for the output head too."""
 
     def __post_init__(self) -> None:
-        require(
-            self.shape in SHAPES,
-            f"shape must be one of {', '.join(SHAPES)}, got {self.shape!r}",
-        )
-        for name in (
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "intermediate_size",
-            "max_position",
-            "vocab_size",
-        ):
-            require(
-                getattr(self, name) >= 0,
-                f"{name} must be >= 0 (0: as in the shape), got {getattr(self, name)}",
-            )
+        require_choices(self)
+        wide = ("hidden_size", "intermediate_size", "max_position", "vocab_size")
+        require_range(self, *wide, "num_layers", "num_heads", "num_kv_heads", at_least=0)
+        require_range(self, *wide, below=LARGEST_SIZE)
+        require_range(self, "num_layers", at_most=MOST_LAYERS)
         sizes = self.sizes
-        for name in ("hidden_size", "intermediate_size", "max_position", "vocab_size"):
-            require(
-                getattr(self, name) < LARGEST_SIZE,
-                f"{name} must be < {LARGEST_SIZE:,}, got {getattr(self, name):,}",
-            )
-        require(
-            self.num_layers <= MOST_LAYERS,
-            f"num_layers must be <= {MOST_LAYERS:,}, got {self.num_layers:,}",
-        )
-        require(
-            sizes.hidden_size % (2 * sizes.num_heads) == 0,
-            f"hidden_size must be a multiple of 2 x num_heads = {2 * sizes.num_heads}, got "
-            f"{sizes.hidden_size}",
-        )
-        require(
-            sizes.num_heads % sizes.num_kv_heads == 0,
-            f"num_kv_heads must divide num_heads = {sizes.num_heads}, got {sizes.num_kv_heads}",
-        )
+        if sizes.hidden_size % (2 * sizes.num_heads) != 0:
+            problem = f"must be a multiple of 2 x {{num_heads}} = {2 * sizes.num_heads}"
+            raise SettingError(self, "hidden_size", f"{problem}, got {sizes.hidden_size}")
+        if sizes.num_heads % sizes.num_kv_heads != 0:
+            problem = f"must divide {{num_heads}} = {sizes.num_heads}, got {sizes.num_kv_heads}"
+            raise SettingError(self, "num_kv_heads", problem)
 
     @property
     def sizes(self) -> Shape:

@@ -56,7 +56,7 @@ class NamedModel:
                 "scratch a type such as bert"
             )
             raise ValueError(
-                f"name {self.name!r} could not be loaded ({silent or type(error).__name__}); "
+                f"model.name {self.name!r} could not be loaded ({silent or type(error).__name__}); "
                 f"{allowed}"
             ) from error
         language = hasattr(default, "vocab_size") and not getattr(
@@ -64,21 +64,21 @@ class NamedModel:
         )
         require(
             language,
-            f"name {self.name!r} is a {default.model_type}, which no task here trains; take a "
-            "decoder such as gpt2 or an encoder such as bert",
+            f"model.name {self.name!r} is a {default.model_type}, which no task here trains; take "
+            "a decoder such as gpt2 or an encoder such as bert",
         )
         for key in self.overrides:
             nearest = difflib.get_close_matches(key, list(default.to_dict()), n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "see its config.json"
             require(
                 hasattr(default, key),
-                f"overrides has {key!r}, which the configuration of {self.name!r} does not have; "
-                f"{advice}",
+                f"model.overrides has {key!r}, which the configuration of {self.name!r} does not "
+                f"have; {advice}",
             )
             rate = self.overrides[key]
             require(
                 "dropout" not in key or not isinstance(rate, (int, float)) or 0 <= rate < 1,
-                f"overrides has {key} = {rate!r}; a rate of dropout must be >= 0 and < 1",
+                f"model.overrides has {key} = {rate!r}; a rate of dropout must be >= 0 and < 1",
             )
         sizes = ({"vocab_size": vocab_size} if from_type else {}) | dict(self.overrides)
         try:
@@ -92,24 +92,23 @@ class NamedModel:
         except Exception as error:
             # Values of wrong types, or sizes that do not fit together.
             raise ValueError(
-                f"overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}"
+                f"model.overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}"
             ) from error
         layers = getattr(config, "num_hidden_layers", 0)
         # transformers checks types itself since 5.4.
         require(
             isinstance(layers, int) and isinstance(config.vocab_size, int),
-            f"overrides do not fit {self.name!r}: sizes must be whole numbers",
+            f"model.overrides do not fit {self.name!r}: sizes must be whole numbers",
         )
         require(
             layers <= MOST_LAYERS,
-            f"name {self.name!r} has {layers:,} layers; at most {MOST_LAYERS:,} are allowed, set "
-            "them in overrides",
+            f"model.name {self.name!r} has {layers:,} layers; at most {MOST_LAYERS:,} are allowed, "
+            "set them in model.overrides",
         )
         require(
             vocab_size <= config.vocab_size,
-            f"name {self.name!r} has {config.vocab_size} embeddings, fewer than the {vocab_size} "
-            "ids of the tokenizer; "
-            "set data.tokenizer to the model's own"
-            + ("" if self.pretrained else ", or overrides { vocab_size = ... }"),
+            f"model.name {self.name!r} has {config.vocab_size} embeddings, fewer than the "
+            f"{vocab_size} ids of the tokenizer; set data.tokenizer to the model's own"
+            + ("" if self.pretrained else ", or model.overrides { vocab_size = ... }"),
         )
         return config

@@ -49,5 +49,5 @@ class PlainModule:
 
     def config(self, vocab_size: int) -> ModuleConfig:
         found = load_object(self.factory)
-        require(callable(found), f"factory {self.factory!r} must be callable, got {found!r}")
+        require(callable(found), f"model.factory {self.factory!r} must be callable, got {found!r}")
         return ModuleConfig(factory=self.factory, arguments=self.arguments, vocab_size=vocab_size)

@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from adloco.errors import require
 from adloco.rules.moments import GradientEstimate
 
 UNBOUNDED = 2**40
@@ -82,14 +81,6 @@ def samples_needed(variance: float, tolerance: float, norm: float) -> int:
         return 1
     allowed = tolerance**2 * norm
     return max(1, math.ceil(min(variance / allowed, UNBOUNDED))) if allowed > 0 else UNBOUNDED
-
-
-def check_estimator(estimator: str) -> None:
-    """Raise ValueError unless the estimator is one of `Estimator`."""
-    require(
-        estimator in ("unbiased", "plug-in"),
-        f"estimator must be unbiased or plug-in, got {estimator!r}",
-    )
 
 
 def estimated_norm_sq(estimate: GradientEstimate, estimator: Estimator) -> float:

@@ -4,11 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adloco.errors import require
+from adloco.errors import require_choices, require_range
 from adloco.rules.batch_rules.batch_rule import (
     Estimator,
     TrainingPoint,
-    check_estimator,
     estimated_norm_sq,
     samples_needed,
 )
@@ -41,8 +40,8 @@ class NormTest:
     measurement = ""
 
     def __post_init__(self) -> None:
-        require(self.eta > 0, f"eta must be > 0, got {self.eta}")
-        check_estimator(self.estimator)
+        require_range(self, "eta", above=0)
+        require_choices(self)
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:

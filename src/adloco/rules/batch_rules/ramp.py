@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from adloco.errors import require
+from adloco.errors import require_choices, require_range
 from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
@@ -28,13 +28,8 @@ class RampBatch:
     measurement = ""
 
     def __post_init__(self) -> None:
-        require(self.first > 0, f"first must be > 0, got {self.first}")
-        require(self.last > 0, f"last must be > 0, got {self.last}")
-        require(self.over_samples > 0, f"over_samples must be > 0, got {self.over_samples}")
-        require(
-            self.ramp in ("geometric", "linear"),
-            f"ramp must be geometric or linear, got {self.ramp!r}",
-        )
+        require_range(self, "first", "last", "over_samples", above=0)
+        require_choices(self)
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         part = min(1.0, point.samples / self.over_samples)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adloco.errors import require
+from adloco.errors import require_setting
 from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
@@ -24,15 +24,18 @@ class BatchWarmup:
     measurement = ""
 
     def __post_init__(self) -> None:
-        require(
+        require_setting(
             len(self.batches) == len(self.after_samples) > 0,
-            "batches and after_samples must have the same length, at least 1, got "
-            f"{len(self.batches)} and {len(self.after_samples)}",
+            self,
+            "batches",
+            "must have as many numbers as {after_samples=}, and at least one",
         )
-        require(min(self.batches) > 0, f"batches must be > 0, got {list(self.batches)}")
-        require(
+        require_setting(min(self.batches) > 0, self, "batches", "must be > 0")
+        require_setting(
             list(self.after_samples) == sorted(set(self.after_samples)),
-            f"after_samples must increase, got {list(self.after_samples)}",
+            self,
+            "after_samples",
+            "must increase",
         )
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from adloco.errors import require
+from adloco.errors import require_range
 from adloco.rules.merge import Merge
 
 
@@ -19,9 +19,8 @@ class TimedMerge:
     """Round (counted from 1) at whose end the first merge happens."""
 
     def __post_init__(self) -> None:
-        require(self.count >= 2, f"count must be >= 2, got {self.count}")
-        require(self.every >= 1, f"every must be >= 1, got {self.every}")
-        require(self.first_round >= 1, f"first_round must be >= 1, got {self.first_round}")
+        require_range(self, "count", at_least=2)
+        require_range(self, "every", "first_round", at_least=1)
 
     def due(self, round: int) -> bool:
         """True if a merge happens at the end of this round (counted from 1)."""

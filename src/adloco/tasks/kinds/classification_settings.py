@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.errors import require
+from adloco.errors import require_range
 from adloco.metrics import Metric, Unit
 from adloco.models.source import Head
 from adloco.setting import setting
@@ -40,10 +40,7 @@ class ClassificationSettings:
     """Validation texts of each class: the first ones are taken. 0: all texts."""
 
     def __post_init__(self) -> None:
-        require(
-            self.evaluation_per_class >= 0,
-            f"task.evaluation_per_class must be >= 0, got {self.evaluation_per_class}",
-        )
+        require_range(self, "evaluation_per_class", at_least=0)
 
     def measured(self, means: Sequence[float]) -> dict[str, float]:
         return dict(zip(("loss", "accuracy"), means, strict=True))

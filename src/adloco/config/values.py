@@ -1,0 +1,103 @@
+"""Values of settings as users write them: flags, sizes such as 600k, and what each type is called
+in messages.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from adloco.config.sizes import read_gib, read_number
+from adloco.errors import one_of, require, shown
+
+SMALLEST, LARGEST = 1e-38, 1e38
+"""Sizes of numbers other than 0, about those of float32: their squares fit in float64."""
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
+ITEMS = {int: "whole numbers", float: "numbers", str: "texts"}
+LISTS = (tuple, list, Sequence)
+
+
+class FlagText(str):
+    """A value from the command line that is not yet converted to the setting's type."""
+
+
+def plain_value(name: str, hint: Any, value: Any) -> Any:
+    """A value as TOML has it: read from the text of a flag, with numbers in the place of sizes.
+
+    Args:
+        name: section.key
+        hint: The setting's type.
+        value: What was given in a file, on the line or from Python.
+    """
+    if isinstance(value, FlagText):
+        value = str(value) if hint is str else _parse_flag(value, get_origin(hint) in LISTS)
+    return value if hint is str else _with_sizes(name, hint, value)
+
+
+def kind_of(hint: Any) -> str:
+    """What the values of a type are, in words; empty if that cannot be said."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return one_of(inside)
+    if origin in (Union, UnionType):
+        kinds = [kind_of(each) for each in inside]
+        return one_of(kinds) if all(kinds) else ""
+    if origin in (dict, Mapping):
+        return "a table such as { key = 1 }"
+    if origin in LISTS:
+        number = "" if origin is not tuple or ... in inside else f"{len(inside)} "
+        items = ITEMS.get(inside[0]) or (kind_of(inside[0]) and f"words, each {kind_of(inside[0])}")
+        return items and f"a list of {number}{items}"
+    return KINDS.get(hint, "") if isinstance(hint, type) else ""
+
+
+def check_size(name: str, value: Any) -> None:
+    """Refuse numbers whose squares, inverses or conversions would overflow.
+
+    float64 has all whole numbers below 2^53; a seed is not computed with.
+    """
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            check_size(name, item)
+    require(
+        not isinstance(value, float) or value == 0 or SMALLEST <= abs(value) <= LARGEST,
+        f"{name} must be 0, or from {SMALLEST} to {LARGEST} in size, got {shown(value)}",
+    )
+    bits = 63 if name == "run.seed" else 53
+    require(
+        not isinstance(value, int) or abs(value) < 2**bits,
+        f"{name} must be > -2^{bits} and < 2^{bits}, got {shown(value)}",
+    )
+
+
+def _parse_flag(text: str, is_list: bool) -> Any:
+    """Parse the text as a TOML value; return it unchanged if it is not one.
+
+    A list may also be written without quotes, as in [600k, 1M], and without brackets.
+    """
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):  # Also of numbers with too many digits.
+        words = text.strip()
+        if words.startswith("[") and words.endswith("]"):
+            words, is_list = words[1:-1], True
+        if not is_list or set("[]{}\"'") & set(words):
+            return str(text)
+        return [word.strip() for word in words.split(",") if word.strip()]
+    return [value] if is_list and not isinstance(value, (list, dict)) else value
+
+
+def _with_sizes(name: str, hint: Any, value: Any) -> Any:
+    """The value, with numbers in the place of texts that are some, in lists too."""
+    if isinstance(value, (list, tuple)) and str not in get_args(hint):
+        return [_with_sizes(name, hint, item) for item in value]
+    if isinstance(value, float) and value.is_integer() and float not in (hint, *get_args(hint)):
+        return int(value)  # TOML takes 1e6 for a float.
+    if not isinstance(value, str):
+        return value
+    number = read_gib(value) if name.endswith(".gib") else read_number(value)
+    if number is None:
+        with suppress(ValueError):
+            return float(value)  # For instance 1e-5, or nan.
+    return value if number is None else number
