@@ -105,16 +105,17 @@ MODES = {
     "one": Mode(kinds=EVERYWHERE),
     "ranks": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 2"),
     # The ranks that are left go on in place, and a new one joins them.
-    "place": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 3 --run.on_loss replace"),
+    "place": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 3 --run.on_rank_failure replace"),
     # The same without a disk: from copies in the memory of another rank.
     "memory": Mode(
         kinds=("kill", "stop"),
-        flags="--ranks 3 --run.on_loss replace --run.copy_every 1 --run.checkpoint_every 1000",
+        flags="--ranks 3 --run.on_rank_failure replace --run.copy_every 1 "
+        "--run.checkpoint_every 1000",
     ),
-    # Machines whose own launchers meet: those that are left go on, and one that returns joins.
+    # Machines whose own launchers meet: those that remain continue, and one that returns joins.
     "machines": Mode(
         kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open"),
-        flags=f"--ranks 2 --machines 2 --meet {address(0)}:29400 --run.on_loss replace",
+        flags=f"--ranks 2 --machines 2 --meet {address(0)}:29400 --run.on_rank_failure replace",
         launchers=("", ""),
     ),
     "torchrun": Mode(
@@ -129,7 +130,7 @@ MODES = {
     # Two islands of two ranks, each of which shards its workers.
     "islands": Mode(
         kinds=("kill", "stop", "term"),
-        flags="--ranks 4 --placement.shard_size 2 --run.on_loss replace",
+        flags="--ranks 4 --placement.shard_size 2 --run.on_rank_failure replace",
         undisturbed="islands",
     ),
 }

@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 
 from adloco.plan.cluster import Cluster
 from adloco.plan.round_time import Sync
-from adloco.plan.simulation import OnLoss, simulate
+from adloco.plan.simulation import OnFailure, simulate
 
 ISLANDS, LOSSES, ROUNDS = (2, 4, 8, 16, 32, 64, 128, 256), (1, 3, 8), 300
-ANSWERS: dict[str, tuple[OnLoss, float]] = {
+ANSWERS: dict[str, tuple[OnFailure, float]] = {
     "wait": ("repeat", 600.0),
     "re-place": ("repeat", 5.0),
     "drop": ("drop", 600.0),
@@ -34,7 +34,7 @@ STEP_SECONDS, EVERY, SYNC_SECONDS = 1.0, 100, 4.0
 
 def goodput(islands: int, losses: float, answer: str) -> float:
     """Part of the nodes' time in which they train steps that count; nan if no round ends."""
-    on_loss, restart_seconds = ANSWERS[answer]
+    on_failure, restart_seconds = ANSWERS[answer]
     cluster = Cluster(
         islands=islands,
         bandwidth="1gbit",
@@ -47,7 +47,7 @@ def goodput(islands: int, losses: float, answer: str) -> float:
     sync = Sync(workers=islands, bytes_sent=0)
     steps = [STEP_SECONDS] * islands
     try:
-        found = simulate(cluster, steps, EVERY, [sync], rounds=ROUNDS, on_loss=on_loss)
+        found = simulate(cluster, steps, EVERY, [sync], rounds=ROUNDS, on_failure=on_failure)
     except ValueError:
         return math.nan
     return found.time.utilisation

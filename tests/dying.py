@@ -1,4 +1,4 @@
-"""Processes that are killed at a named point, for tests of what is left after a loss."""
+"""Processes that are killed at a named point, for tests of what remains after a failure."""
 
 import importlib
 import os

@@ -258,9 +258,10 @@ def test_messages_that_are_explained_exist() -> None:
 
 
 FAILURES = {
-    "distributed/launch": "killed|crashed|is gone|no sign of life|not come|not answered|"
-    "too few|taken this one|cannot|waited too long|nobody has|have come within|needs|ended by|"
+    "distributed/launch": "killed|crashed|is gone|not come|cannot|waited too long|needs|ended by|"
     "start at most",
+    "elastic": "killed|crashed|is gone|no sign of life|not answered|too few|taken this one|"
+    "nobody has|have come within|cannot be used",
     "run": "cannot be (written|made)|cannot (begin|change)|damaged|has lost|is in use|not finite|"
     "longer than run|not what|another (process|run|recipe)|version of adloco|memory ran out|"
     "no checkpo",
@@ -288,7 +289,7 @@ def test_failures_of_runs_say_what_to_do_or_are_explained(folder: str) -> None:
         and not (text[0].isupper() or "\n\n" in text)
         and re.search(FAILURES[folder], text)
     ]
-    assert len(messages) > 15
+    assert len(messages) > 8
     open_ones = [text for text in messages if not SAYS_WHAT_TO_DO.search(text)]
     missing = [text for text in open_ones if not any(one.search(text) for one in explained())]
     assert {*missing} <= PARTS_OF_SENTENCES, "\n".join(missing)

@@ -128,17 +128,17 @@ class OtherRankError(RuntimeError):
     """Another rank of the run failed; the message is that rank's."""
 
 
-class LostRankError(OtherRankError):
+class RankFailureError(OtherRankError):
     """Another rank was killed, is stopped or cannot be reached; a resumed run may succeed."""
 
 
-LOST = 1
-"""Exit code of a command that ends because a rank was lost."""
+RANK_FAILURE = 1
+"""Exit code of a command that ends because another rank was killed, stopped or cut off."""
 
 
 def exit_code(error: Exception) -> int:
-    """The exit code of a command that ends so: `LOST`, or 2 for what a user can mend."""
-    return LOST if isinstance(error, LostRankError) else 2
+    """The exit code of a command that ends so: `RANK_FAILURE`, or 2 for what a user can mend."""
+    return RANK_FAILURE if isinstance(error, RankFailureError) else 2
 
 
 class RunWarning(UserWarning):

@@ -12,7 +12,7 @@ import pytest
 
 from adloco.cli.main import main
 from adloco.cli.train import RESTARTS
-from adloco.run.starts import losses, read_starts
+from adloco.run.starts import failure_cost, read_starts
 from tests.conftest import WaitForSteps
 from tests.problems import without_timings
 from tests.run.test_training_run import make_run
@@ -74,9 +74,9 @@ def test_ranks_start_again_each_time_that_one_is_killed(
         os.kill(int(children[1]), signal.SIGKILL)
     _, error = process.communicate(timeout=240)
     assert process.returncode == 0, error
-    assert error.count("because a rank was lost") == RESTARTS + 1
+    assert error.count("because a rank failed") == RESTARTS + 1
     starts = read_starts(tmp_path / "run")
     assert [start.failed for start in starts if start.kind == "resume"] == [True] * (RESTARTS + 1)
     elapsed, counted = starts[-1].time - starts[0].time, starts[-1].seconds
-    assert losses(starts).seconds_lost == pytest.approx(elapsed - counted, abs=0.1)
+    assert failure_cost(starts).seconds_lost == pytest.approx(elapsed - counted, abs=0.1)
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")

@@ -288,7 +288,7 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     # int4: 4 bits for each of 256 values, and a scale of 2 bytes.
     each = parameters * (128 + 2) / 256 / 1e6
     assert lines[2].endswith(f"sends {each:,.1f} MB per worker; each merge sends more")
-    run.algorithm.trainers[0].worker_ids = [0, 1]  # As after a merge, or from 3 after a loss.
+    run.algorithm.trainers[0].worker_ids = [0, 1]  # As after a merge, or from 3 after a failure.
     del run.algorithm.trainers[1]
     lines = opening_lines(run)
     assert "; 1 trainer of 2 workers; on" in lines[0]

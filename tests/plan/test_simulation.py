@@ -12,7 +12,7 @@ import pytest
 
 from adloco.plan.cluster import Cluster
 from adloco.plan.round_time import RoundTime, Sync, round_time
-from adloco.plan.simulation import OnLoss, Simulated, simulate
+from adloco.plan.simulation import OnFailure, Simulated, simulate
 
 STEPS = [0.5] * 4
 PLAIN = Sync(workers=4, bytes_sent=3e6)
@@ -149,7 +149,7 @@ def test_an_island_can_be_dropped_for_the_round(restart_seconds: float, missed: 
     next round, or after its beginning. So of 1 / p rounds one is lost, or of 1 / p + 1 two.
     """
     given = cluster(failures_per_day=432.0, restart_seconds=restart_seconds)
-    found = simulate(given, STEPS, 10, [PLAIN], rounds=2000, on_loss="drop")
+    found = simulate(given, STEPS, 10, [PLAIN], rounds=2000, on_failure="drop")
     chance = -math.expm1(-11 * 432 / 86400)
     lost = 11 * (1 + missed) / (1 / chance + missed)
     assert found.time.total == pytest.approx(11, rel=1e-3)
@@ -158,11 +158,11 @@ def test_an_island_can_be_dropped_for_the_round(restart_seconds: float, missed: 
     assert found.time.transfer == pytest.approx(6 * (1 - lost / 11), rel=0.01)
 
 
-@pytest.mark.parametrize("on_loss", ["repeat", "drop"])
-def test_a_lonely_island_repeats_its_round(on_loss: OnLoss) -> None:
+@pytest.mark.parametrize("on_failure", ["repeat", "drop"])
+def test_a_lonely_island_repeats_its_round(on_failure: OnFailure) -> None:
     given = cluster(islands=1, failures_per_day=2e3)
     sync = Sync(workers=1, bytes_sent=0.0)
-    found = simulate(given, [0.5], 40, [sync], rounds=1000, on_loss=on_loss)
+    found = simulate(given, [0.5], 40, [sync], rounds=1000, on_failure=on_failure)
     check_within_errors(found, round_time(given, [0.5], 40, sync))
 
 

@@ -75,7 +75,7 @@ def test_a_machine_whose_disk_is_lost_is_sent_all_it_had(small: list[str], tmp_p
     machines = [tmp_path / "zero", tmp_path / "one"]
     for machine in machines:
         machine.mkdir()
-    copies = ["--run.on_loss", "replace", "--run.copy_every", "1000"]
+    copies = ["--run.on_rank_failure", "replace", "--run.copy_every", "1000"]
     run_on_ranks(begin, 2, machines, [*small, *CONFIG, *copies])
     parts = {"run", "trainer-0", "worker-0", "worker-1"}
     for machine in machines:

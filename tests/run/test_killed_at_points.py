@@ -86,7 +86,7 @@ def test_killed_at(
     assert numbers(folder) == undisturbed
 
 
-ORDERED_SUM, MEETING = "adloco.distributed.comm.ordered_sum:OrderedSum", "adloco.distributed.launch"
+ORDERED_SUM, MEETING = "adloco.distributed.comm.ordered_sum:OrderedSum", "adloco.elastic.meeting"
 COPIES = ["--run.copy_every", "1", "--run.checkpoint_every", "1000"]
 INT4 = ["--wire.format", "int4"]
 THREE = ["--method.num_trainers", "3", "--batch.initial", "6"]
@@ -112,9 +112,12 @@ ON_RANKS: dict[str, tuple[list[str], dict[int, Point]]] = {
     "the last part of a checkpoint": ([], {1: ("adloco.run.part_file:write_text", 7)}),
     "the records of a round": ([], {0: ("adloco.run.records:_append", 4)}),
     "the summary": (COPIES, {0: ("adloco.run.training_run:summarise", 1)}),
-    "the meeting after a loss": (THREE, {2: STEP, 1: (f"{MEETING}.meeting:come", 2)}),
-    "a decision of the meeting": (THREE, {2: STEP, 1: (f"{MEETING}.meeting:_choose", 1)}),
-    "the group after a meeting": (THREE, {2: STEP, 1: (f"{MEETING}.launcher:meet", 2)}),
+    "the meeting after a failure": (THREE, {2: STEP, 1: (f"{MEETING}:come", 2)}),
+    "a decision of the meeting": (THREE, {2: STEP, 1: (f"{MEETING}:_choose", 1)}),
+    "the group after a meeting": (
+        THREE,
+        {2: STEP, 1: ("adloco.distributed.launch.launcher:meet", 2)},
+    ),
 }
 """Flags of a run on several ranks, and where each of its ranks is killed."""
 
@@ -174,7 +177,7 @@ def test_a_rank_is_killed_at(
     """The others take over its workers. In the end all numbers are those of one process."""
     alone = undisturbed_alone([flag for flag in extra if flag not in COPIES])
     monkeypatch.setenv("PYTHONPATH", ranks_that_die(tmp_path, deaths), prepend=os.pathsep)
-    ranks = ["--ranks", "3" if extra == THREE else "2", "--run.on_loss", "replace"]
+    ranks = ["--ranks", "3" if extra == THREE else "2", "--run.on_rank_failure", "replace"]
     done = train([*words_on_ranks(corpus, tmp_path, extra), *ranks])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ended by signal 9") == 1, done.stdout

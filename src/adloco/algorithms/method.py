@@ -92,8 +92,8 @@ class Method:
     / rate at its beginning) ^ sync_growth inner steps. 0: not at all; 1: the workers move about as
     far in each round; 2: the quadratic synchronisation rule (arXiv 2310.14423)."""
     dropped: tuple[int, ...] = setting((), resume="recorded")
-    """Workers that train no more, by number from 0: those of a lost island, which the others go on
-    without (run.on_loss = drop).
+    """Workers that train no more, by number from 0: those of a failed island, without which the
+    others continue (run.on_rank_failure = drop).
     """
     max_grad_norm: float = setting(1.0, resume="recorded", aliases=("clip", "grad_clip"))
     """Largest norm of a worker's gradient at an inner step; larger gradients are scaled down to it.

@@ -126,7 +126,7 @@ def add_machines(parser: Parser) -> None:
         default=1,
         metavar="M",
         help="machines that begin together, each by this command (default: 1); to a run, others "
-        "may come later, and those that were lost may come back",
+        "may come later, and those that failed may come back",
     )
     parser.add_argument(
         "--meet",

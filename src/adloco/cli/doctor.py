@@ -27,7 +27,7 @@ Every machine runs the same line, as for a run; it takes less than two minutes.
 """
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 TIMEOUT_SECONDS = 12.0
-"""Without a recipe: a rank that is silent for so long is lost; ten times that, one that is late."""
+"""Without a recipe: how long a rank may be silent; one that is late, ten times as long."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -54,6 +54,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: Namespace) -> int:
+    from adloco.cli import elastic_room
     from adloco.cli.rank_processes import Machines, RankEnd, on_ranks
     from adloco.cluster.findings import interface
     from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
@@ -70,7 +71,9 @@ def run(arguments: Namespace) -> int:
         return 1
     console = open_console(quiet=this_rank() != 0)
     levels = set()
-    with process_group(RankEnd().after_failure, _timeout_seconds(recipe)):
+    seconds = _timeout_seconds(recipe)
+    watch = elastic_room.watch(RankEnd().after_failure, seconds)
+    with process_group(seconds, watch=watch):
         for finding in _findings(mine, recipe, console):
             levels.add(finding.level)
             _print_line(console, finding.level, finding.check, finding.text)

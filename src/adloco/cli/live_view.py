@@ -66,8 +66,8 @@ class LiveView:
             parts += [self._losses(), self._trainers(last), self._traffic(last)]
         else:
             parts.append(Text("first round running ...", style="dim"))
-        lost = interruptions_text(self._run.starts.lines, self._run.progress().seconds)
-        parts += [Text(lost, style="dim")] if lost else []
+        cost = interruptions_text(self._run.starts.lines, self._run.progress().seconds)
+        parts += [Text(cost, style="dim")] if cost else []
         events = [text for record in self._records for text in event_texts(record)]
         parts += [Text(text, style="magenta") for text in events[-EVENTS_SHOWN:]]
         parts += self._warnings()

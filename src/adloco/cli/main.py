@@ -1,7 +1,7 @@
 """The entry point of `adloco`: reads the line, runs one command and turns errors into exit codes.
 
-Bad input ends with one sentence on stderr and exit code 2, a lost rank with exit code 1, an
-interruption with exit code 130.
+Bad input ends with one sentence on stderr and exit code 2, the failure of a rank with exit code 1,
+an interruption with exit code 130.
 """
 
 import atexit

@@ -53,6 +53,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: Namespace) -> int:
+    from adloco.cli import elastic_room
     from adloco.cli.rank_processes import RankEnd, on_ranks
     from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
 
@@ -65,7 +66,9 @@ def run(arguments: Namespace) -> int:
     if arguments.ranks != 1 and num_ranks() == 1:
         return on_ranks(arguments.ranks, recipe, arguments.words)
     console = open_console(quiet=this_rank() != 0)
-    with process_group(RankEnd().after_failure, recipe.run.timeout_seconds):
+    seconds = recipe.run.timeout_seconds
+    watch = elastic_room.watch(RankEnd().after_failure, seconds)
+    with process_group(seconds, watch=watch):
         if arguments.throughput is None:
             _find_micro_batch(recipe, arguments, console)
         else:

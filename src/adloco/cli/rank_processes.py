@@ -6,7 +6,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from adloco.cli import elastic_room
 from adloco.cli.terminal import open_console, print_error, say
 from adloco.cluster.network import VARIABLES, address_towards, interfaces
 from adloco.config.sections import Recipe
@@ -14,10 +16,13 @@ from adloco.config.settings import RunSettings
 from adloco.distributed.launch.failures import readable
 from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.launcher import this_rank
-from adloco.distributed.launch.local_ranks import INTERRUPTED, Losses, start_ranks
-from adloco.distributed.launch.rendezvous import Rendezvous, on_machines
-from adloco.errors import LostRankError, OtherRankError, exit_code, require
+from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
+from adloco.errors import OtherRankError, RankFailureError, exit_code, require
 from adloco.run.training_run import TrainingRun
+
+if TYPE_CHECKING:
+    from adloco.elastic.machine_launcher import Recovery
+    from adloco.elastic.machines import Rendezvous
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +40,15 @@ class Machines:
         """The machines that --machines and --meet name; None: this one alone.
 
         Raises:
-            ValueError: One of the two is missing, or is none.
+            ValueError: One of the two is missing, or is none, or elastic/ was removed.
         """
         if number == 1 and not address:
             return None
+        require(
+            elastic_room.is_there(),
+            "--machines needs the folder elastic/ of adloco, which was removed here; leave out "
+            "--machines and --meet, or start the ranks with torchrun",
+        )
         require(number >= 2, f"--meet needs the number of --machines, at least 2, got {number}")
         require(
             bool(address),
@@ -52,8 +62,10 @@ class Machines:
         )
         return Machines(host=host, port=int(port), number=number)
 
-    def meet(self, count: int, seconds: float) -> Rendezvous:
+    def meet(self, count: int, seconds: float) -> "Rendezvous":
         """Meet the launchers of the others; `on_machines` says how."""
+        from adloco.elastic.machines import on_machines
+
         say(open_console(), f"meets {self.number} machines at {self.host}:{self.port} ...")
         return on_machines((self.host, self.port), self.number, count, seconds)
 
@@ -71,7 +83,7 @@ def on_ranks(
     recipe: Recipe | None,
     words: Sequence[str],
     *,
-    losses: Losses | None = None,
+    recovery: "Recovery | None" = None,
     machines: Machines | None = None,
 ) -> int:
     """Run `adloco WORDS` on several ranks of this machine and return the exit code.
@@ -80,12 +92,12 @@ def on_ranks(
         count: Number of ranks.
         recipe: The recipe that they run; None: there is none.
         words: The line after `adloco`.
-        losses: As in `start_ranks`.
+        recovery: What happens after a rank has failed, if the others recover; None: all end.
         machines: Those whose ranks train together; None: this one alone.
 
     Raises:
         ValueError: The workers of the recipe cannot be spread over that many ranks.
-        LostRankError: The other machines did not come.
+        RankFailureError: The other machines did not come.
     """
     require(count >= 1, f"--ranks must be >= 1, got {count}")
     run = recipe.run if recipe else RunSettings()
@@ -93,11 +105,15 @@ def on_ranks(
         workers, shape = len(recipe.method.living_workers), recipe.placement
         everywhere = count * (machines.number if machines else 1)
         island_shape(everywhere, workers, shape.shard_size, shape.replica_size)
-    return start_ranks(
+    if machines is None and recovery is None:
+        return start_ranks(count, words, run.grace_seconds)
+    from adloco.elastic import machine_launcher
+
+    return machine_launcher.start_ranks(
         count,
         words,
         run.grace_seconds,
-        losses=losses,
+        recovery=recovery,
         meets=(lambda: machines.meet(count, run.timeout_seconds)) if machines else None,
         environment=machines.environment() if machines else None,
     )
@@ -110,9 +126,9 @@ class RankEnd:
         self.run: TrainingRun | None = None
         """The run that this rank trains; None: there is none yet."""
         self.folder: Path | None = None
-        """The run that a lost rank leaves to be resumed; None: there is none yet."""
+        """The run that a failed rank leaves to be resumed; None: there is none yet."""
 
-    def after_loss(self) -> None:
+    def let_go(self) -> None:
         """Let the main thread leave the inner steps that it takes."""
         if self.run:
             self.run.stop()
@@ -131,10 +147,10 @@ class RankEnd:
         )
 
     def advised(self, error: OtherRankError) -> OtherRankError:
-        """The error, with the line that resumes the run if a rank was lost."""
-        if not isinstance(error, LostRankError) or self.folder is None:
+        """The error, with the line that resumes the run after the failure of a rank."""
+        if not isinstance(error, RankFailureError) or self.folder is None:
             return error
-        return LostRankError(f"{error}; go on with: adloco train --resume {self.folder}")
+        return RankFailureError(f"{error}; go on with: adloco train --resume {self.folder}")
 
     def _end(self, message: str, code: int) -> None:
         log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from adloco.config.recipe_text import named_settings
 from adloco.metrics import ROUND, TRAINER, Metric, Record, change_text, validation
 from adloco.options import options
-from adloco.run.starts import Start, losses
+from adloco.run.starts import Start, failure_cost
 from adloco.run.training_run import TrainingRun
 
 
@@ -103,12 +103,12 @@ def interruptions_text(starts: Sequence[Start], seconds: float) -> str:
         starts: Its starts and stops.
         seconds: Of training that counts so far.
     """
-    lost = losses(starts)
-    times = "once" if lost.interruptions == 1 else f"{lost.interruptions} times"
+    cost = failure_cost(starts)
+    times = "once" if cost.interruptions == 1 else f"{cost.interruptions} times"
     return (
-        f"interrupted {times}: {lost.tokens_repeated:,} tokens repeated, "
-        f"{lost.seconds_lost:,.1f} s lost, goodput {lost.goodput(seconds):.1%}"
-        if lost.interruptions
+        f"interrupted {times}: {cost.tokens_repeated:,} tokens repeated, "
+        f"{cost.seconds_lost:,.1f} s lost, goodput {cost.goodput(seconds):.1%}"
+        if cost.interruptions
         else ""
     )
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from adloco.cli.arguments import Commands, add_command, add_machines, add_ranks, read_recipe
 from adloco.cli.terminal import open_console, print_error, say
-from adloco.errors import LOST, require
+from adloco.errors import RANK_FAILURE, require
 
 if TYPE_CHECKING:
     from adloco.cli.rank_processes import Machines
     from adloco.run.records import Records
 
 RESTARTS = 3
-"""How often lost ranks are started again before a round has been trained in between."""
+"""How often failed ranks are started again before a round has been trained in between."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -36,8 +36,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--restart",
         action="store_true",
-        help="go on with the run in --run.folder if it has begun, else begin it; with --ranks, "
-        "also each time that a rank is lost",
+        help="resume the run in --run.folder if it has begun, else begin it; with --ranks, also "
+        "each time that a rank is killed, stopped or cut off",
     )
     add_ranks(parser)
     add_machines(parser)
@@ -52,7 +52,7 @@ def _settings_overview() -> str:
 
 def run(arguments: Namespace) -> int:
     from adloco.cli.rank_processes import Machines
-    from adloco.cli.regrouping import train_with_those_left
+    from adloco.cli.train_here import train_here
     from adloco.distributed.launch.launcher import num_ranks
     from adloco.run.lengthening import absolute_budgets
 
@@ -77,26 +77,27 @@ def run(arguments: Namespace) -> int:
     )
     if (arguments.ranks != 1 or machines) and num_ranks() == 1:
         return _run_on_ranks(arguments, machines)
-    return train_with_those_left(arguments)
+    return train_here(arguments)
 
 
 def _run_on_ranks(arguments: Namespace, machines: "Machines | None") -> int:
     """Train in several processes and return the exit code.
 
     If memory runs out in a step that cannot be repeated, all ranks start again from the newest
-    checkpoint with smaller micro-batches. With `--restart` they also do after a rank was lost, or
-    it alone is started again if the others go on without it (`run.on_loss`), until that has
+    checkpoint with smaller micro-batches. With `--restart` they also do after a rank was killed,
+    or it alone is started again if the others recover (`run.on_rank_failure`), until that has
     happened `RESTARTS` times without a round in between.
     """
+    from adloco.cli import elastic_room
     from adloco.cli.rank_processes import on_ranks
-    from adloco.cli.regrouping import goes_on_after_loss
-    from adloco.distributed.launch.local_ranks import INTERRUPTED, Losses
+    from adloco.distributed.launch.local_ranks import INTERRUPTED
     from adloco.run.folder import new_folder
     from adloco.run.records import Records
     from adloco.run.stored import begun_run, resumed_recipe
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
     recipe = resumed_recipe(resumed, arguments.settings) if resumed else read_recipe(arguments)
+    elastic_room.check_settings(recipe.run)
     if arguments.restart:
         begun_run(recipe)  # Refused here, once; whether it has begun, the ranks see by themselves.
         resumed = Path(recipe.run.folder)
@@ -112,30 +113,29 @@ def _run_on_ranks(arguments: Namespace, machines: "Machines | None") -> int:
             begin = [*words, "--run.folder", str(folder)]
             again = ["train", "--resume", str(folder)]
         records = Records(folder)
-        lost = _LossCount(records)
-        losses = None
-        if goes_on_after_loss(recipe.run):
-            replaces = lost.one_more if arguments.restart else None
-            losses = Losses(timeout_seconds=recipe.run.timeout_seconds, replaces=replaces)
+        failures = _FailureCount(records)
+        recovery = elastic_room.recovery(
+            recipe.run, failures.one_more if arguments.restart else None
+        )
         limit = records.pass_limit()
-        code = on_ranks(count, recipe, begin, losses=losses, machines=machines)
+        code = on_ranks(count, recipe, begin, recovery=recovery, machines=machines)
         while code not in (0, INTERRUPTED):
             if records.pass_limit() != limit:
                 limit = records.pass_limit()
                 why = f", with micro-batches of at most {limit}"
-            elif arguments.restart and code == LOST and lost.one_more():
-                why = " because a rank was lost"
+            elif arguments.restart and code == RANK_FAILURE and failures.one_more():
+                why = " because a rank failed"
             else:
                 break
             print_error(f"the ranks start again from the newest checkpoint{why}")
-            code = on_ranks(count, recipe, again, losses=losses, machines=machines)
+            code = on_ranks(count, recipe, again, recovery=recovery, machines=machines)
         if code == 0 and machines:  # The report was said where rank 0 is.
             say(open_console(), f"the run in {folder} is complete")
         return code
 
 
-class _LossCount:
-    """Counts losses of ranks, so that a run that loses one in each round ends."""
+class _FailureCount:
+    """Counts failures of ranks, so that a run ends of which one fails in each round."""
 
     def __init__(self, records: "Records") -> None:
         self._records = records
@@ -143,7 +143,7 @@ class _LossCount:
         self._in_a_row = 0
 
     def one_more(self) -> bool:
-        """Count a loss, and return True unless `RESTARTS` came before it without a round in
+        """Count a failure, and return True unless `RESTARTS` came before it without a round in
         between.
         """
         rounds = self._trained()

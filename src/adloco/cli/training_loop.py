@@ -127,7 +127,7 @@ class _Training:
         if run.recipe.data.streaming and (left_out := run.task.skipped()):
             self._say(left_out, logging.WARNING)
         if joining and not run.finished and not signals:
-            self._say("other ranks have come; all go on together")
+            self._say("other ranks have come; all continue together")
             return None
         if not run.finished:  # Stopped, here or on another rank.
             for number in signals[:1]:
@@ -135,7 +135,7 @@ class _Training:
             if self._others.go_on(signals):
                 if not signals:
                     return None
-                self._say("stopped and saved; the other ranks go on with the run")
+                self._say("stopped and saved; the other ranks continue the run")
                 return INTERRUPTED
             self._log.info("checkpoint %s", run.saving.newest)
             self._say(f"stopped and saved; go on with: adloco train --resume {run.folder}")
@@ -176,8 +176,9 @@ class _Training:
 
     def _say_copies(self) -> None:
         """Say once how much memory the copies of the run's state take here."""
-        if self._run.copies.bytes_kept:
-            size = readable(self._run.copies.bytes_kept, BYTES)
+        copies = self._run.copies
+        if copies and copies.bytes_kept:
+            size = readable(copies.bytes_kept, BYTES)
             words = f"copies of this island's state and of another's take {size} here"
             self._say_once("copies", words, logging.INFO)
 

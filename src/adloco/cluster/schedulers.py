@@ -1,6 +1,6 @@
 """The files in which schedulers take a job: a script for SLURM, a JobSet for Kubernetes, a task for
 SkyPilot (`templates/`). Each starts the job's command on every node, gives the ranks time to save
-before they end, and starts them again after a node was lost.
+before they end, and starts them again after a node has failed.
 """
 
 import re
@@ -21,7 +21,7 @@ VARIABLES = "OMP_NUM_THREADS=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 """With the second one, ranks that torchrun starts again do not meet at the store of the old ones.
 """
 NODE_RESTARTS = 10
-"""How often Kubernetes or SkyPilot starts a job again after a node was lost."""
+"""How often Kubernetes or SkyPilot starts a job again after a node has failed."""
 
 
 @dataclass(frozen=True, kw_only=True)

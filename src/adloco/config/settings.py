@@ -69,22 +69,24 @@ class RunSettings:
     for another one ends then.
     """
     timeout_seconds: float = setting(600.0, resume="free")
-    """A rank that gives no sign of life for so long is lost, and the run ends. A rank that is slow
-    is waited for, ten times as long.
+    """A rank that gives no sign of life for so long has failed, and the run ends. A rank that is
+    slow is waited for, ten times as long.
     """
-    on_loss: Literal["stop", "replace", "drop"] = setting("stop", resume="free")
-    """What to do when a rank is lost. stop: end the run, to be resumed; replace: the ranks that are
-    left take over its workers and go on from the newest checkpoint, with the same numbers as if
-    nothing had happened, and take back a rank that returns; drop: they go on from there without its
-    workers (method.dropped). Only on CPUs; on GPUs the run ends.
+    on_rank_failure: Literal["stop", "replace", "drop"] = setting(
+        "stop", resume="free", aliases=("on_loss",)
+    )
+    """What to do when a rank is killed, stopped or cut off. stop: end the run, to be resumed;
+    replace: the remaining ranks take over its workers and resume from the newest checkpoint, with
+    the same numbers as if nothing had happened, and take back a rank that returns; drop: they
+    resume from there without its workers (method.dropped). Only on CPUs; on GPUs the run ends.
     """
     copy_every: int = setting(0, resume="free")
     """Rounds from one copy of the run's state in memory to the next; 0: none are made. Each island
     keeps a copy of its workers and sends it to an island on another machine, if there is one, which
-    takes about three times the bytes of an uncompressed sync. After a loss (run.on_loss) the others
-    go on from there, if no checkpoint is newer. Where these two islands see different folders, each
-    checkpoint makes a copy too, which its receiver writes to its disk. An island that is alone
-    writes a checkpoint instead.
+    takes about three times the bytes of an uncompressed sync. After a failure
+    (run.on_rank_failure) the others resume from there, if no checkpoint is newer. Where these two
+    islands see different folders, each checkpoint makes a copy too, which its receiver writes to
+    its disk. An island that is alone writes a checkpoint instead.
     """
     trackers: str = setting("auto", resume="free", of_rank=True, traceless=True)
     """Where to log metrics, besides the run's folder: auto (TensorBoard if it is installed), none,
@@ -99,10 +101,10 @@ class RunSettings:
         require_setting(0 <= self.seed < 2**63, self, "seed", "must be >= 0 and < 2^63")
         require_range(self, "checkpoint_every", "keep_checkpoints", above=0)
         require_setting(
-            self.copy_every == 0 or (self.copy_every > 0 and self.on_loss != "stop"),
+            self.copy_every == 0 or (self.copy_every > 0 and self.on_rank_failure != "stop"),
             self,
             "copy_every",
-            "must be 0, or > 0 with {on_loss} = replace or drop, not {on_loss=}",
+            "must be 0, or > 0 with {on_rank_failure} = replace or drop, not {on_rank_failure=}",
         )
         require_range(self, "grace_seconds", above=0, at_most=1e6)
         require_range(self, "timeout_seconds", at_least=1, at_most=1e6)

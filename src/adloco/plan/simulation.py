@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from adloco.plan.simulated_trainer import SimulatedTrainer, Waits
 
-OnLoss = Literal["repeat", "drop"]
+OnFailure = Literal["repeat", "drop"]
 """repeat: all trainers restart, and each repeats the round it was in; drop: only the failed island
 restarts, and its trainer's other workers go on without it until their next round.
 """
@@ -49,7 +49,7 @@ def simulate(
     *,
     rounds: int = 200,
     seed: int = 0,
-    on_loss: OnLoss = "repeat",
+    on_failure: OnFailure = "repeat",
 ) -> Simulated:
     """Simulate the rounds of a run.
 
@@ -60,7 +60,7 @@ def simulate(
         syncs: What each trainer exchanges; the first one has the first islands, and so on.
         rounds: Rounds of each trainer.
         seed: Seed of all random draws; equal seeds give equal results.
-        on_loss: Who loses a round if an island fails.
+        on_failure: Who loses a round if an island fails.
 
     Raises:
         ValueError: The package simpy is missing, islands and workers are not equally many, there
@@ -85,17 +85,17 @@ def simulate(
     trainers, islands = [], iter(step_seconds)
     for sync in syncs:
         own = tuple(islice(islands, sync.workers))
-        _require_rounds_that_end(cluster, round_time(cluster, own, sync_every, sync), on_loss)
+        _require_rounds_that_end(cluster, round_time(cluster, own, sync_every, sync), on_failure)
         trainers.append(SimulatedTrainer(env, RoundWork.of(cluster, own, sync_every, sync), random))
     if cluster.failures_per_second:
-        env.process(_failures(env, cluster, trainers, random, on_loss))
+        env.process(_failures(env, cluster, trainers, random, on_failure))
     env.run(env.all_of([env.process(trainer.run(rounds)) for trainer in trainers]))
     return _summary(trainers)
 
 
-def _require_rounds_that_end(cluster: Cluster, time: RoundTime, on_loss: OnLoss) -> None:
+def _require_rounds_that_end(cluster: Cluster, time: RoundTime, on_failure: OnFailure) -> None:
     seconds = time.computing + time.waiting + time.transfer
-    failing = cluster.islands if on_loss == "repeat" else 1
+    failing = cluster.islands if on_failure == "repeat" else 1
     failures = seconds * cluster.failures_per_second * failing / cluster.islands
     require(
         failures <= MOST_FAILURES,
@@ -109,7 +109,7 @@ def _failures(
     cluster: Cluster,
     trainers: Sequence["SimulatedTrainer"],
     random: np.random.Generator,
-    on_loss: OnLoss,
+    on_failure: OnFailure,
 ) -> "Waits":
     """The process that lets islands fail."""
     islands = [(trainer, worker) for trainer in trainers for worker in range(trainer.num_workers)]
@@ -117,7 +117,7 @@ def _failures(
         yield env.timeout(random.exponential(1 / cluster.failures_per_second))
         trainer, worker = islands[random.integers(len(islands))]
         if trainer.is_up(worker):
-            for hit, place in islands if on_loss == "repeat" else [(trainer, worker)]:
+            for hit, place in islands if on_failure == "repeat" else [(trainer, worker)]:
                 hit.fail(place, cluster.restart_seconds)
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from adloco.report.readable import TIMES, readable
 from adloco.report.table import Table, table_by
-from adloco.run.starts import Start, losses
+from adloco.run.starts import Start, failure_cost
 
 GOING_ON = {"resume": "resumed", "regroup": "ranks regrouped", "join": "ranks joined"}
 """Kinds of starts after the first, in words."""
@@ -18,14 +18,14 @@ def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[st
         starts: Its starts and stops.
         seconds: Of training that counts.
     """
-    lost = losses(starts)
+    cost = failure_cost(starts)
     cards = [
-        ("interruptions", f"{lost.interruptions:,}"),
-        ("tokens repeated", f"{lost.tokens_repeated:,}"),
-        ("time lost", readable(lost.seconds_lost, TIMES)),
-        ("goodput", f"{lost.goodput(seconds):.1%}"),
+        ("interruptions", f"{cost.interruptions:,}"),
+        ("tokens repeated", f"{cost.tokens_repeated:,}"),
+        ("time lost", readable(cost.seconds_lost, TIMES)),
+        ("goodput", f"{cost.goodput(seconds):.1%}"),
     ]
-    return cards if lost.interruptions else []
+    return cards if cost.interruptions else []
 
 
 def interruption_tables(starts: Sequence[Start]) -> list[Table]:

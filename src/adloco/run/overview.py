@@ -8,7 +8,7 @@ from adloco.config.settings import RunSettings
 from adloco.run.budget import part_used
 from adloco.run.folder import CHECKPOINTS, RECIPE, SUMMARY, is_locked
 from adloco.run.records import METRICS, Records
-from adloco.run.starts import losses, read_starts
+from adloco.run.starts import failure_cost, read_starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def _overview(folder: Path) -> RunOverview:
 
 def _interruptions(folder: Path) -> int | None:
     try:
-        return losses(read_starts(folder)).interruptions
+        return failure_cost(read_starts(folder)).interruptions
     except (ValueError, OSError):
         return None
 

@@ -1,4 +1,4 @@
-"""Finds the checkpoint from which a run goes on: the newest one of which every part is good.
+"""Finds the checkpoint from which a run resumes: the newest one of which every part is good.
 
 Every process reads the parts that it needs in the folder that it sees. What it does not find there,
 a process that has it sends.
@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from adloco.algorithms.state_parts import RUN, local_parts, without_workers
@@ -18,7 +19,6 @@ from adloco.distributed.traffic import num_bytes
 from adloco.errors import require
 from adloco.run.checkpoint import DAMAGED, Checkpoint, foreign, list_all, save_of
 from adloco.run.machine_folders import in_turn
-from adloco.run.memory_copies import NO_COPIES, Copies
 from adloco.run.part_file import DamagedCheckpointError
 
 
@@ -35,7 +35,7 @@ class Unusable:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovered:
-    """The checkpoint from which a run goes on."""
+    """The checkpoint from which a run resumes."""
 
     checkpoint: Path
     parts: dict[str, Any]
@@ -51,7 +51,7 @@ class Recovered:
 def load_newest_good(
     folder: Path,
     placement: Placement,
-    copies: Copies = NO_COPIES,
+    copies: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     dropped: Collection[int] = (),
 ) -> Recovered:
     """Load the newest checkpoint of which every part is good somewhere. Called on all ranks.
@@ -59,7 +59,8 @@ def load_newest_good(
     Args:
         folder: Folder of all checkpoints of the run.
         placement: The ranks.
-        copies: Parts that this process has in memory.
+        copies: Parts that this process has in memory, by the name of the checkpoint that they
+            would make, and by part.
         dropped: Workers whose parts nobody needs.
 
     Raises:

@@ -1,5 +1,5 @@
 """Starts of a run and what was lost before each: starts.jsonl, a line each time that training
-begins, goes on or is stopped.
+begins, resumes or is stopped.
 
 The run's clock counts the seconds of training that are kept (`seconds` in metrics.jsonl). What a
 failure costs is the time since the line before, less what the clock has counted since then, so that
@@ -27,8 +27,8 @@ Kind = Literal["begin", "resume", "regroup", "join", "stop"]
 """What happened.
 
 begin: the run began.
-resume: a new process goes on from a checkpoint.
-regroup: the ranks that are left after a loss go on in place from a checkpoint.
+resume: a new process resumes from a checkpoint.
+regroup: the ranks that remain after a failure resume in place from a checkpoint.
 join: ranks came back, and the others lost nothing by it.
 stop: training ended with a checkpoint, because it was told to or its budget was spent.
 """
@@ -152,8 +152,8 @@ class Starts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Losses:
-    """What a run has lost at its interruptions."""
+class FailureCost:
+    """What a run has repeated and lost at its interruptions."""
 
     interruptions: int
     tokens_repeated: int
@@ -172,9 +172,9 @@ class Losses:
         return {**asdict(self), "goodput": self.goodput(seconds)}
 
 
-def losses(starts: Sequence[Start]) -> Losses:
+def failure_cost(starts: Sequence[Start]) -> FailureCost:
     """The sum over all starts of a run."""
-    return Losses(
+    return FailureCost(
         interruptions=sum(start.interrupted for start in starts),
         tokens_repeated=sum(start.tokens_repeated for start in starts),
         seconds_lost=sum(start.seconds_lost for start in starts),

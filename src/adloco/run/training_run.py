@@ -37,7 +37,6 @@ from adloco.run.folder import (
 )
 from adloco.run.lengthening import keep_budget, with_longer_schedule
 from adloco.run.machine_folders import fetch_folder, in_turn
-from adloco.run.memory_copies import NO_COPIES, Copies, MemoryCopies
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.own_problem import recipe_of
 from adloco.run.records import Records, round_record, summarise, write_json
@@ -52,7 +51,8 @@ from adloco.run.start import (
     prepare_run,
     problem_of_model,
 )
-from adloco.run.starts import Kind, Point, Starts, losses
+from adloco.run.starts import Kind, Point, Starts, failure_cost
+from adloco.run.state_copies import Copies
 from adloco.run.stored import (
     StoredRun,
     check_corpus,
@@ -69,13 +69,20 @@ from adloco.run.trackers import Trackers
 class TrainingRun:
     """One run in its folder."""
 
-    def __init__(self, parts: RunParts, folder: Path, stored: StoredRun | None = None) -> None:
+    def __init__(
+        self,
+        parts: RunParts,
+        folder: Path,
+        stored: StoredRun | None = None,
+        copies: Copies | None = None,
+    ) -> None:
         """Build the trainers and their models, and write nothing.
 
         Args:
             parts: What the run is built from.
             folder: The run's folder.
             stored: The run to resume; None: a new one.
+            copies: Keeps copies of the run's state in memory; None: there are none.
 
         Raises:
             ValueError: The settings cannot work.
@@ -98,7 +105,7 @@ class TrainingRun:
         )
         if stored:
             self.saving.seconds = stored.about.get("checkpoint_seconds", 0.0)
-        self.copies = MemoryCopies(placement, recipe.run.copy_every)
+        self.copies = copies
         self.resumed = stored is not None
         self.history: list[Record] = []
         self.starts = Starts(folder, writes=placement.is_rank_zero)
@@ -129,12 +136,15 @@ class TrainingRun:
         self._meter = ProgressMeter(self._budget, self._clock, self.task)
 
     @staticmethod
-    def create(recipe: Recipe, problem: Problem | None = None) -> "TrainingRun":
+    def create(
+        recipe: Recipe, problem: Problem | None = None, copies: Copies | None = None
+    ) -> "TrainingRun":
         """A new run. If it fails before its first checkpoint, it leaves no files in its folder.
 
         Args:
             recipe: Its settings.
             problem: The model, data and loss of a run from Python; None: those of the recipe.
+            copies: Keeps copies of the run's state in memory; None: there are none.
 
         Raises:
             ValueError: The settings cannot work.
@@ -145,16 +155,17 @@ class TrainingRun:
             check_free(recipe)  # Before the text is tokenised, which can take long.
         parts = prepare_new_run(recipe, placement, problem)
         with claimed(recipe) if placement.is_rank_zero else nullcontext("") as folder:
-            return TrainingRun._begin(parts, Path(placement.agree(str(folder))))
+            return TrainingRun._begin(parts, Path(placement.agree(str(folder))), copies)
 
     @staticmethod
-    def _begin(parts: RunParts, folder: Path) -> "TrainingRun":
+    def _begin(parts: RunParts, folder: Path, copies: Copies | None) -> "TrainingRun":
         """A new run in an empty folder, whose lock rank 0 holds."""
         named = replace(parts.recipe, run=replace(parts.recipe.run, folder=str(folder)))
-        run = TrainingRun(replace(parts, recipe=named), folder)
+        run = TrainingRun(replace(parts, recipe=named), folder, copies=copies)
         try:
             write_description(run._parts, folder)
-            run.copies.place(folder)
+            if copies:
+                copies.place(folder, run.placement, run.recipe.run.copy_every)
             run._files = file_checksums(folder)
             run.saving.save(run._checkpoint_name(), run._checkpoint)
         except OSError as error:
@@ -169,8 +180,8 @@ class TrainingRun:
         folder: Path,
         flags: Sequence[tuple[str, Any]] = (),
         kind: Kind = "resume",
-        copies: Copies = NO_COPIES,
         problem: Problem | None = None,
+        copies: Copies | None = None,
     ) -> "TrainingRun":
         """A run that continues from its newest good checkpoint, bit for bit unless a setting
         changes that decides its numbers (`Facts.resume`).
@@ -181,8 +192,8 @@ class TrainingRun:
             folder: The run's folder.
             flags: (section.key, value) of settings that change; see `stored.changeable`.
             kind: What starts.jsonl says of it.
-            copies: Parts of the run's state that this process has in memory.
             problem: As in `create`.
+            copies: As in `create`; what it has kept is used where no checkpoint is newer.
 
         Raises:
             ValueError: The folder is in use or has no good checkpoint, or the settings cannot work.
@@ -195,14 +206,15 @@ class TrainingRun:
             if placement.agree(not_begun(folder)) and not placement.any(has_trained(folder)):
                 in_turn(placement, lambda: rmtree(folder / CHECKPOINTS, ignore_errors=True))
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
-                return TrainingRun._begin(prepare_new_run(recipe, placement, problem), folder)
+                new = prepare_new_run(recipe, placement, problem)
+                return TrainingRun._begin(new, folder, copies)
             if placement.is_rank_zero:
                 check_records(folder)  # Before training, and before a file is changed.
-            checkpoints, dropped = folder / CHECKPOINTS, recipe.method.dropped
-            found = load_newest_good(checkpoints, placement, copies, dropped)
+            kept = copies.parts if copies else {}
+            found = load_newest_good(folder / CHECKPOINTS, placement, kept, recipe.method.dropped)
             stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
             parts = prepare_run(stored.recipe, placement, stored, problem)
-            run = TrainingRun(parts, folder, stored)
+            run = TrainingRun(parts, folder, stored, copies)
             check_corpus(stored, run.task)
             run.algorithm.load_state_dict({**found.parts, RUN: stored.algorithm})
             run._check_effect(stored.changes, kind)
@@ -214,7 +226,6 @@ class TrainingRun:
             run._bytes_checkpoint = stored.about.get("bytes_checkpoint", 0)
             run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
             run._files = file_checksums(folder)
-            run.copies.place(folder)
             run.saving.newest = found.newest_on_disk
 
             def keep_settings() -> None:
@@ -229,6 +240,9 @@ class TrainingRun:
                 run.notices += sentences
                 run.notices += run.records.cut(run.algorithm.state.rounds_done)
             run.history = placement.agree(run.records.read())
+            if copies:
+                # Last: if a rank fails before, the others need what they have kept.
+                copies.place(folder, placement, run.recipe.run.copy_every)
         return run
 
     def _check_effect(self, changes: Sequence[Changed], kind: Kind) -> None:
@@ -296,7 +310,8 @@ class TrainingRun:
             report = self._round()
             content = cache(self._checkpoint)
             if report is None:
-                if self.copies.made:  # This rank may leave, and take its disk along.
+                # This rank may leave, and take its disk along.
+                if self.copies and self.copies.made:
                     self._copy(content)
                 self._save(content, last=True)
                 return
@@ -314,13 +329,18 @@ class TrainingRun:
                 self.recipe.run.keep_best and self.placement.agree(checkpoint.is_best(self.history))
             )
             self.saving.look()
-            alone = self.copies.needs_disk(report.round)
-            saves = self.finished or due or alone or self.saving.missing
-            if self.copies.due(report.round, saves=saves, last=self.finished):
+            saves = self.finished or due or self.saving.missing or self._alone_at(report.round)
+            if self.copies and self.copies.due(report.round, saves=saves, last=self.finished):
                 self._copy(content)
             if saves:
                 self._save(content, last=self.finished)
             yield record
+
+    def _alone_at(self, round: int) -> bool:
+        """True if copies are due after this round, and no other island could keep one."""
+        every, placement = self.recipe.run.copy_every, self.placement
+        alone = placement.num_ranks == placement.ranks_per_worker
+        return alone and every > 0 and round % every == 0
 
     def _round(self) -> RoundReport | None:
         try:
@@ -387,7 +407,7 @@ class TrainingRun:
             num_parameters=self.algorithm.num_parameters,
             recipe=self.recipe.run.name,
         )
-        summary |= losses(self.starts.lines).summary(summary["seconds"])
+        summary |= failure_cost(self.starts.lines).summary(summary["seconds"])
         summary["corpus"] = self.task.corpus
         summary["sample"] = text_sample(self)
         write_json(self.folder / SUMMARY, summary)
@@ -429,13 +449,14 @@ class TrainingRun:
         return checkpoint.best_name(names, self.history) if self.recipe.run.keep_best else ""
 
     def _save(self, content: Content, *, last: bool) -> None:
-        of_others = self.copies.for_disk if self.copies.on_disk else {}
+        of_others = self.copies.for_disk if self.copies else {}
         name = self._checkpoint_name()
         self.saving.try_to_save(name, lambda: {**content(), **of_others}, last=last)
         if last:
             self.starts.stop(self._point(self.algorithm.state.samples_so_far))
 
     def _copy(self, content: Content) -> None:
+        assert self.copies, "asked only if there are some"
         self._bytes_checkpoint += self.copies.keep(self._checkpoint_name(), content())
 
     def _checkpoint_name(self) -> str:

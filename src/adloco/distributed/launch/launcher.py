@@ -1,7 +1,7 @@
 """Joining the process group that torchrun or `start_ranks` prepared, and placing workers."""
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -9,16 +9,26 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from adloco.distributed.launch.failures import End, meet, shared_failures
-from adloco.distributed.launch.heartbeats import START_SECONDS
+from adloco.distributed.launch.failures import Watch, meet, shared_failures
 from adloco.distributed.launch.islands import island_shape
-from adloco.distributed.launch.meeting import EXPELLED_SECONDS, first_quorum
-from adloco.distributed.launch.quorum import Quorum, connect
-from adloco.distributed.launch.restarts import check_restarts, check_store, store_outlives_ranks
+from adloco.distributed.launch.rank_store import (
+    Quorum,
+    check_restarts,
+    check_store,
+    connect,
+    store_outlives_ranks,
+)
 from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.placement.ranks import TIMEOUT_SECONDS, Ranks, longest_wait
+
+START_SECONDS = 30.0
+"""How long ranks that were started together may come after each other, even if timeout_seconds is
+shorter: imports alone take seconds.
+"""
+LATE_SECONDS = 3.0
+"""How long the members of a later group may come after each other, besides timeout_seconds."""
 
 
 def num_ranks() -> int:
@@ -45,46 +55,40 @@ def speaks_for_machine() -> bool:
 
 @contextmanager
 def process_group(
-    end: End | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
     *,
+    watch: Watch | None = None,
     quorum: Quorum | None = None,
-    on_loss: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Join the other ranks of a run while the context is open; one process alone does nothing.
 
     Args:
-        end: Called with the error if another rank fails or is lost and this one does not notice
-            within seconds. It must end the process. None: a rank that is stopped is noticed only
-            by the longest wait of a collective.
-        timeout_seconds: A rank that gives no sign of life for so long is lost. Collectives wait ten
-            times as long for one that lives.
+        timeout_seconds: How long to wait for ranks that have not started. Collectives wait ten
+            times as long.
+        watch: Notices ranks that are stopped or cut off; None: a rank that is stopped is noticed
+            only by the longest wait of a collective.
         quorum: The processes that make up the group; None: all that were started together.
-        on_loss: Called from a thread after a rank was lost, with this rank's connections cut; the
-            work inside should end soon. `next_quorum` has those that are left. None: `end` is
-            called.
 
     Raises:
         ValueError: torchrun would restart the ranks in a way that cannot work.
-        LostRankError: Another rank was killed, is stopped or cannot be reached.
+        RankFailureError: Another rank was killed, is stopped or cannot be reached.
         OtherRankError: Another rank failed; it has that rank's message.
     """
     if quorum is None and num_ranks() == 1:
         yield
         return
-    quorum = quorum or first_quorum()
-    assert quorum is not None, "only a process that was started later has none"
+    quorum = quorum or Quorum.of_all()
     check_restarts()
     check_store()
     timeout = longest_wait(timeout_seconds)
     # Rank 0 keeps the store if no launcher does.
     kept_store = None if store_outlives_ranks() else next(rendezvous("env://", timeout=timeout))
 
+    late_seconds = timeout_seconds + LATE_SECONDS
     # The members of a later quorum were all there when it was decided.
-    late_seconds = timeout_seconds + EXPELLED_SECONDS
     meet(quorum, late_seconds if quorum.number else max(late_seconds, START_SECONDS))
     try:
-        with shared_failures(quorum, end, on_loss, timeout_seconds):
+        with shared_failures(quorum, watch):
             # By default torch uses gloo for tensors on the CPU and NCCL for those on GPUs.
             dist.init_process_group(
                 store=quorum.keys(connect()),

@@ -34,7 +34,7 @@ from adloco.distributed.placement.placement import Item, Result
 from adloco.distributed.traffic import Bytes, Traffic, num_bytes
 
 TIMEOUT_SECONDS = 600.0
-"""A rank that gives no sign of life for so long is lost."""
+"""A rank that gives no sign of life for so long has failed."""
 PATIENCE = 10
 """How many times timeout_seconds a rank that lives is waited for. One with a large batch can be
 minutes late at a sync, and one that reads and tokenises text more so.

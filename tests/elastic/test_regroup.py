@@ -1,4 +1,4 @@
-"""Ranks that go on in place after one of them is lost: `run.on_loss = "replace"`."""
+"""Ranks that recover in place after one of them has failed: `run.on_rank_failure = "replace"`."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def train_and(
     words: list[str],
     folder: Path,
     disturb: Callable[[subprocess.Popen[str]], None],
-    flags: Sequence[str] = ("--run.on_loss", "replace", "--run.checkpoint_every", "1"),
+    flags: Sequence[str] = ("--run.on_rank_failure", "replace", "--run.checkpoint_every", "1"),
 ) -> str:
     """Train without end, disturb the ranks after a round, stop after more rounds; return the
     errors.
@@ -89,7 +89,7 @@ def test_the_others_take_over_the_workers_of_a_killed_rank(
 ) -> None:
     """The one that writes is killed; the other has its state in memory, and goes on from there."""
     folder, words = tmp_path / "run", ["adloco", *small, "--evaluation.every", "100"]
-    memory = ["--run.on_loss", "replace", "--run.copy_every", "1"]
+    memory = ["--run.on_rank_failure", "replace", "--run.copy_every", "1"]
     memory += ["--run.checkpoint_every", "1000"]
 
     def kill(process: subprocess.Popen[str]) -> None:
@@ -103,10 +103,10 @@ def test_the_others_take_over_the_workers_of_a_killed_rank(
     assert_undisturbed(words, folder, tmp_path / "whole")
 
 
-def test_the_others_go_on_without_the_workers_of_a_lost_rank(
+def test_the_others_continue_without_the_workers_of_a_failed_rank(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Told so on the line, or by the loss itself: the same numbers."""
+    """Told so on the line, or by the failure itself: the same numbers."""
     folder, words = tmp_path / "run", ["diloco", *small, "--evaluation.every", "100"]
     words += ["--method.workers_per_trainer", "3"]
 
@@ -115,7 +115,14 @@ def test_the_others_go_on_without_the_workers_of_a_lost_rank(
         os.kill(ranks_of(process)[1], signal.SIGKILL)
         until(lambda: "regroup" in kinds(folder), process)
 
-    drop = ["--run.on_loss", "drop", "--run.copy_every", "1", "--run.checkpoint_every", "1000"]
+    drop = [
+        "--run.on_rank_failure",
+        "drop",
+        "--run.copy_every",
+        "1",
+        "--run.checkpoint_every",
+        "1000",
+    ]
     train_and([*words, "--ranks", "3"], folder, kill, drop)
     (change,) = read_changes(folder)
     assert (change.setting, change.before, change.after) == ("method.dropped", "()", "(1,)")
@@ -137,14 +144,14 @@ def test_the_others_go_on_without_the_workers_of_a_lost_rank(
 
 @pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_machines_whose_launchers_meet(returns: bool, small: list[str], tmp_path: Path) -> None:
-    """One of them is lost, with its launcher, and comes back by the same command."""
+    """One of them is killed, with its launcher, and comes back by the same command."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     folder = tmp_path / "run"
     words = ["diloco", *small, "--evaluation.every", "1000", "--method.workers_per_trainer", "4"]
     endless = [*ADLOCO, "train", *words, "--restart", "--ranks", "2", "--machines", "2"]
     endless += ["--meet", f"127.0.0.1:{port}", "--run.tokens", "100000000"]
-    endless += ["--run.on_loss", "replace", "--run.checkpoint_every", "1"]
+    endless += ["--run.on_rank_failure", "replace", "--run.checkpoint_every", "1"]
 
     def start() -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
@@ -191,7 +198,7 @@ def listens(port: int) -> bool:
         (4, [signal.SIGKILL], ["--restart", "--placement.shard_size", "2"]),
     ],
 )
-def test_lost_ranks_return(
+def test_failed_ranks_return(
     ranks: int, signals: list[int], extra: list[str], small: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"

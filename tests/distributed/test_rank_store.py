@@ -1,4 +1,6 @@
-"""Ranks that torchrun starts again: what it sets in the environment decides what works."""
+"""The store of ranks that torchrun starts again: what it sets in the environment decides what
+works.
+"""
 
 import socket
 
@@ -6,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from adloco.distributed.launch.launcher import process_group
-from adloco.distributed.launch.restarts import check_restarts, check_store, of_this_start
-from adloco.errors import LostRankError
+from adloco.distributed.launch.rank_store import check_restarts, check_store, of_this_start
+from adloco.errors import RankFailureError
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_a_rank_whose_launcher_was_killed_before_they_met_ends_at_once(
         }.items():
             monkeypatch.setenv(name, value)
         check_store()
-    with pytest.raises(LostRankError, match="the process that started the ranks is gone"):
+    with pytest.raises(RankFailureError, match="the process that started the ranks is gone"):
         process_group().__enter__()
     # Rank 0 keeps the store, and may not have started yet.
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")

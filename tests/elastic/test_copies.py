@@ -9,9 +9,9 @@ import torch
 from adloco import place
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.testing import run_on_ranks
+from adloco.elastic.copies import MemoryCopies, next_elsewhere
 from adloco.run.checkpoint import list_all
 from adloco.run.machine_folders import folder_owners
-from adloco.run.memory_copies import MemoryCopies, next_elsewhere
 from adloco.run.recovery import load_newest_good
 from tests.run.test_recovery import save
 from tests.run.test_training_run import make_run
@@ -27,20 +27,20 @@ def parts_of(rank: int, number: int) -> dict[str, Any]:
     return {name: {**about, "tensor": torch.full((3,), float(number))} for name in names}
 
 
-def kept_and_found(folder: Path, lost: int) -> tuple[list[str], int, str, list[float], str]:
+def kept_and_found(folder: Path, failed: int) -> tuple[list[str], int, str, list[float], str]:
     """Copies after three rounds; then what is found without those of a rank."""
     placement = place(3)
-    copies = MemoryCopies(placement, 2)
-    copies.place(folder)
+    copies = MemoryCopies()
+    copies.place(folder, placement, 2)
     assert not copies.on_disk, "all see one folder"
     sent = 0
     for number in range(4, 7):
         assert copies.due(number, saves=True, last=False) is (number % 2 == 0)
         assert not copies.due(number, saves=True, last=True)
         sent = copies.keep(f"round-{number}", parts_of(placement.rank, number))
-    assert sorted(copies.copies) == ["round-5", "round-6"]
-    kept = sorted(copies.copies["round-6"])
-    here = {} if placement.rank == lost else copies.copies
+    assert sorted(copies.parts) == ["round-5", "round-6"]
+    kept = sorted(copies.parts["round-6"])
+    here = {} if placement.rank == failed else copies.parts
     found = load_newest_good(folder, placement, here)
     for state in found.parts.values():
         state["tensor"] += 1  # As training does.
@@ -49,7 +49,7 @@ def kept_and_found(folder: Path, lost: int) -> tuple[list[str], int, str, list[f
     return kept, sent, found.checkpoint.name, numbers, found.newest_on_disk
 
 
-def test_the_others_have_all_parts_of_a_lost_island(tmp_path: Path) -> None:
+def test_the_others_have_all_parts_of_a_failed_island(tmp_path: Path) -> None:
     save(tmp_path, 1)
     zero, one, two = run_on_ranks(kept_and_found, 3, tmp_path, 0)
     assert zero[0] == ["run", "trainer-0", "worker-0", "worker-2"], "its own, and of the one before"
@@ -62,9 +62,13 @@ def test_the_others_have_all_parts_of_a_lost_island(tmp_path: Path) -> None:
 
 
 def test_one_island_makes_no_copies_but_checkpoints(small: list[str]) -> None:
-    assert not MemoryCopies(OneProcess(), 1).due(1, saves=True, last=False)
+    copies = MemoryCopies()
+    copies.place(Path(), OneProcess(), 1)
+    assert not copies.due(1, saves=True, last=False)
     rare = ["--run.checkpoint_every", "1000", "--run.keep_checkpoints", "99"]
-    run = make_run("diloco", [*small, *rare, "--run.on_loss", "replace", "--run.copy_every", "2"])
+    run = make_run(
+        "diloco", [*small, *rare, "--run.on_rank_failure", "replace", "--run.copy_every", "2"]
+    )
     rounds = [record["round"] for record in run.rounds()]
     run.saving.wait()
     saved = {path.name[:12] for path in list_all(run.folder / "checkpoints")}
@@ -77,19 +81,19 @@ def test_one_island_makes_no_copies_but_checkpoints(small: list[str]) -> None:
     [("abc", [1, 2, 0]), ("aaa", [1, 2, 0]), ("aabb", [2, 3, 0, 1]), ("aaab", [3, 3, 3, 0])],
 )
 def test_copies_go_to_another_machine(places: str, receivers: list[int]) -> None:
-    """A lost machine takes all its islands along."""
+    """A failed machine takes all its islands along."""
     assert next_elsewhere(places) == receivers
 
 
 def kept_for_disk(folders: list[Path]) -> tuple[list[int], bool, list[list[str]]]:
     """What four ranks keep for others, if each sees its own of these folders."""
     placement = place(4)
-    folder, copies = folders[placement.rank], MemoryCopies(placement, 10)
-    copies.place(folder)
+    folder, copies = folders[placement.rank], MemoryCopies()
+    copies.place(folder, placement, 10)
     due = copies.due(3, saves=True, last=True)
     copies.keep("round-3", parts_of(placement.rank, 3))
     found = folder_owners(folder, placement)
-    return found, due, [sorted(copies.copies["round-3"]), sorted(copies.for_disk)]
+    return found, due, [sorted(copies.parts["round-3"]), sorted(copies.for_disk)]
 
 
 def test_two_machines_of_two_ranks_keep_each_others_parts_on_disk(tmp_path: Path) -> None:

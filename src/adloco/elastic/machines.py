@@ -5,7 +5,7 @@ first ones to come begin the run together. One that comes later, or comes back, 
 ask to join (`meeting.py`).
 
 torchrun's agents share a store as well, but start all ranks again when a machine comes or goes, and
-wait five minutes at the end of a run for one that was lost (seen with torch 2.13).
+wait five minutes at the end of a run for one that has failed (seen with torch 2.13).
 """
 
 import errno
@@ -13,13 +13,16 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
-from adloco.distributed.launch.restarts import CONNECT_SECONDS
-from adloco.errors import LostRankError
+from adloco.distributed.launch.rank_store import (
+    CONNECT_SECONDS,
+    StoreGoneError,
+    kept_store,
+    local_store,
+    store_at,
+)
+from adloco.errors import RankFailureError
 
 OPEN, CLOSING = "open", "closing"
 LAUNCHERS, PROCESSES = "launchers", "processes"
@@ -57,14 +60,14 @@ class Rendezvous:
             if self.keeps_store:
                 self.store.set(CLOSING, "")
                 _look_until(self._all_ended, END_SECONDS)
-        except dist.DistError:  # The store has ended before.
+        except StoreGoneError:  # The store has ended before.
             return
 
     def wait_for_end(self) -> None:
         """Wait until the store closes, so that what comes next is another start of the run."""
         try:
             _look_until(lambda: self.store.check([CLOSING]), 2 * END_SECONDS)
-        except dist.DistError:
+        except StoreGoneError:
             return
 
     def _all_ended(self) -> bool:
@@ -77,8 +80,7 @@ def on_this_machine(count: int) -> Rendezvous:
 
     count: Ranks that it starts.
     """
-    # By itself the store would listen on all interfaces, and whoever reaches it can end the run.
-    return _enter(_kept_store(socket.create_server(("127.0.0.1", 0))), True, 1, count, 0.0)
+    return _enter(local_store(), True, 1, count, 0.0)
 
 
 def on_machines(address: tuple[str, int], machines: int, count: int, seconds: float) -> Rendezvous:
@@ -92,7 +94,7 @@ def on_machines(address: tuple[str, int], machines: int, count: int, seconds: fl
 
     Raises:
         ValueError: That address cannot be used.
-        LostRankError: The others did not come.
+        RankFailureError: The others did not come.
     """
     try:
         listening = socket.create_server(address)
@@ -103,14 +105,7 @@ def on_machines(address: tuple[str, int], machines: int, count: int, seconds: fl
                 "the first machine and a free port"
             ) from error
         return _enter(_found_store(address, seconds), False, machines, count, seconds)
-    return _enter(_kept_store(listening), True, machines, count, seconds)
-
-
-def _kept_store(listening: socket.socket) -> Any:
-    host, port = listening.getsockname()
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
+    return _enter(kept_store(listening), True, machines, count, seconds)
 
 
 def _found_store(address: tuple[str, int], seconds: float) -> Any:
@@ -121,17 +116,16 @@ def _found_store(address: tuple[str, int], seconds: float) -> Any:
         try:
             # torch's own attempts end up in the terminal.
             socket.create_connection(address, CONNECT_SECONDS).close()
-            timeout = timedelta(seconds=CONNECT_SECONDS)
-            store = dist.TCPStore(*address, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+            store = store_at(*address)
             # One that closes belongs to a start of the run that has ended.
             if store.check([OPEN]) and not store.check([CLOSING]):
                 found.append(store)
-        except (OSError, dist.DistError):
+        except (OSError, StoreGoneError):
             return False
         return bool(found)
 
     if not _look_until(connect, seconds):
-        raise LostRankError(
+        raise RankFailureError(
             f"nobody has answered at {_text(address)} within {seconds:g} s; start the command on "
             "the machine with that address too, and see that the others may connect to it"
         )
@@ -150,7 +144,7 @@ def _enter(store: Any, keeps: bool, machines: int, count: int, seconds: float) -
     all_begin = [_counted(each) for each in range(machines)]
     if not _look_until(lambda: store.check(all_begin), seconds):
         there = sum(store.check([key]) for key in all_begin)
-        raise LostRankError(
+        raise RankFailureError(
             f"{there} of {machines} machines have come within {seconds:g} s; start the command on "
             "the others too, or give a smaller number of --machines"
         )

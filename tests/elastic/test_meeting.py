@@ -1,25 +1,17 @@
-"""How the ranks that are left after a loss meet again; each process is a thread here."""
+"""How the ranks that remain after a failure meet again; each process is a thread here."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import types
 from collections.abc import Callable
-from contextlib import ExitStack
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from adloco.distributed.launch import meeting
-from adloco.distributed.launch.connections import cut_connections, open_sockets
 from adloco.distributed.launch.failures import meet
-from adloco.distributed.launch.heartbeats import BEAT_SECONDS, BEATS, SILENT_SECONDS, Heartbeats
-from adloco.distributed.launch.meeting import (
+from adloco.distributed.launch.rank_store import Quorum, connect, report_death
+from adloco.elastic import meeting
+from adloco.elastic.meeting import (
     EXPELLED_SECONDS,
     LAUNCHER_SECONDS,
     LOOK_SECONDS,
@@ -27,32 +19,13 @@ from adloco.distributed.launch.meeting import (
     come,
     first_quorum,
     next_quorum,
+    shape_of,
 )
-from adloco.distributed.launch.quorum import (
-    Quorum,
-    beat_as_launcher,
-    connect,
-    end_all,
-    later_quorums,
-    report_death,
-    report_start,
-)
-from adloco.errors import LostRankError
+from adloco.elastic.store import beat_as_launcher, end_all, later_quorums, report_start
+from adloco.elastic.watch import BEAT_SECONDS, BEATS, SILENT_SECONDS, Heartbeats
+from adloco.errors import RankFailureError
 
 ALONE = (1, 1)
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The store of a launcher that has started four ranks."""
-    kept = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
-    )
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(kept.port))
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    return kept
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
@@ -62,7 +35,7 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     def call(number: int) -> None:
         try:
             found[number] = calls[number]()
-        except LostRankError as error:
+        except RankFailureError as error:
             found[number] = error
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
@@ -81,12 +54,12 @@ def after(process: int, shape: tuple[int, int] = ALONE, seconds: float = 60.0) -
     return lambda: next_quorum(members(process), shape, 4, seconds)
 
 
-def test_those_left_after_a_death_are_numbered_anew(store: Any) -> None:
+def test_those_that_remain_after_a_death_are_numbered_again(store: Any) -> None:
     report_death(store, 1, "was ended by signal 9")
     found = at_once(after(3), after(0), after(2))
     assert [quorum.members for quorum in found] == [(0, 2, 3)] * 3
     assert [(quorum.number, quorum.rank) for quorum in found] == [(1, 2), (1, 0), (1, 1)]
-    assert [(quorum.members, quorum.lost) for quorum in later_quorums(store, 0)] == [
+    assert [(quorum.members, quorum.failed) for quorum in later_quorums(store, 0)] == [
         ([0, 2, 3], [1])
     ]
     assert later_quorums(store, 1) == []
@@ -97,7 +70,7 @@ def test_a_silent_one_is_left_out_and_told_so_if_it_comes(store: Any) -> None:
     found = at_once(after(0, seconds=1), after(1, seconds=1), after(3, seconds=1))
     assert [quorum.members for quorum in found] == [(0, 1, 3)] * 3
     (late,) = at_once(after(2))
-    assert "have taken this one for lost" in str(late)
+    assert "have taken this one for failed" in str(late)
 
 
 def test_one_that_lives_is_waited_for(store: Any) -> None:
@@ -195,7 +168,7 @@ def test_one_that_is_late_is_waited_for_as_long_as_it_gives_signs_of_life(
         (0.5, 99.0, 0.5 + LAUNCHER_SECONDS),
     ],
 )
-def test_a_launcher_that_lives_has_time_to_end_a_lost_one(
+def test_a_launcher_that_lives_has_time_to_end_a_failed_one(
     launcher_beats_for: float | None, ends_after: float, waited: float, store: Any, clock: Clock
 ) -> None:
     def beat() -> None:
@@ -213,7 +186,7 @@ def test_a_launcher_that_lives_has_time_to_end_a_lost_one(
     assert clock.now == pytest.approx(waited, abs=2.1 * LOOK_SECONDS)
 
 
-def test_a_lost_machine_is_waited_for_once(store: Any, clock: Clock) -> None:
+def test_a_failed_machine_is_waited_for_once(store: Any, clock: Clock) -> None:
     """Its launcher is gone too, which is seen while its ranks are waited for."""
     report_start(store, 1, launcher=0)
     beat_as_launcher(store, 0)
@@ -223,7 +196,7 @@ def test_a_lost_machine_is_waited_for_once(store: Any, clock: Clock) -> None:
     assert clock.now == pytest.approx(SILENT_SECONDS, abs=2.1 * LOOK_SECONDS)
 
 
-def test_an_island_that_lost_a_rank_is_left_out_until_it_is_whole_again(
+def test_an_island_of_which_a_rank_failed_is_left_out_until_it_is_whole_again(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report_death(store, 1, "was ended by signal 9")
@@ -231,7 +204,7 @@ def test_an_island_that_lost_a_rank_is_left_out_until_it_is_whole_again(
     waiting = threading.Thread(target=lambda: spare.append(after(0, (2, 1))()))
     waiting.start()
     found = at_once(after(2, (2, 1)), after(3, (2, 1)))
-    assert [(quorum.members, quorum.shape) for quorum in found] == [((2, 3), (2, 1))] * 2
+    assert [(quorum.members, shape_of(quorum)) for quorum in found] == [((2, 3), (2, 1))] * 2
     assert not can_grow(found[0], (2, 1), most_islands=4)
     monkeypatch.setenv("RANK", "4")  # The process that a launcher starts in the place of rank 1.
     new: list[Any] = []
@@ -248,11 +221,11 @@ def test_an_island_that_lost_a_rank_is_left_out_until_it_is_whole_again(
     assert found_by_all[:2] == (2, 3) and sorted(found_by_all[2:]) == [0, 4]
 
 
-def test_too_few_are_left_for_an_island(store: Any) -> None:
+def test_too_few_remain_for_an_island(store: Any) -> None:
     for process in (1, 2, 3):
         report_death(store, process, "was ended by signal 9")
     (error,) = at_once(after(0, (2, 1)))
-    assert str(error) == "1 of 4 ranks are left, too few for an island of 2"
+    assert str(error) == "1 of 4 ranks remain, too few for an island of 2"
 
 
 def test_the_end_of_a_run_ends_those_that_wait(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,136 +243,11 @@ def test_one_that_waits_ends_with_the_launcher(
     monkeypatch.setenv("RANK", "4")
     for waits, doing in ((first_quorum, "waited to join"), (after(0), "met the others")):
         clock.events = [(clock.now, gone)]
-        with pytest.raises(LostRankError, match=f"ended while this one {doing}"):
+        with pytest.raises(RankFailureError, match=f"ended while this one {doing}"):
             waits()
 
 
 def test_a_rank_that_dies_before_the_group_stands_is_not_waited_for(store: Any) -> None:
     report_death(store, 2, "was ended by signal 9")
-    with pytest.raises(LostRankError, match="rank 2 was ended by signal 9"):
+    with pytest.raises(RankFailureError, match="rank 2 was ended by signal 9"):
         meet(members(0), 60)
-
-
-def test_connections_are_cut_but_not_those_that_are_kept() -> None:
-    with ExitStack() as opened:
-        server = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
-        address = server.getsockname()
-
-        def pair() -> tuple[socket.socket, socket.socket]:
-            near = opened.enter_context(socket.create_connection(address))
-            return near, opened.enter_context(server.accept()[0])
-
-        before, _ = pair()
-        kept = open_sockets()
-        cut, other = pair()
-        cut.send(b"a")
-        assert other.recv(1) == b"a"
-        cut_connections(kept)
-        assert cut.recv(1) == b""
-        cut.send(b"b")
-        assert other.recv(1) == b"b", "gloo waits for ever for what it cannot send"
-        assert before.send(b"a") == 1
-        pair()  # The listening socket is left alone.
-
-
-FREEZES = """
-import os
-import signal
-
-import torch
-import torch.distributed as dist
-
-from adloco.distributed.launch.launcher import process_group
-from adloco.distributed.launch.meeting import next_quorum
-from adloco.distributed.launch.quorum import Quorum
-from adloco.errors import LostRankError
-
-rank = int(os.environ["RANK"])
-if rank == 1:
-    dist.init_process_group = lambda **_: os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def group(quorum):
-    return process_group(lambda _: os._exit(9), 2.0, quorum=quorum, on_loss=lambda: None)
-
-
-first = Quorum(number=0, members=(0, 1, 2), process=rank)
-try:
-    with group(first):
-        print("all are there")
-except LostRankError as error:
-    print(error)
-second = next_quorum(first, (1, 1), 3, 2.0)
-with group(second):
-    count = torch.ones(1)
-    dist.all_reduce(count)
-    print(second.members, count.item())
-"""
-
-
-def test_a_rank_that_freezes_while_the_group_is_made_is_lost(store: Any) -> None:
-    """The others wait in the backend for its address, and for no longer than a silence takes."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", FREEZES],
-            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    try:
-        said = [processes[rank].communicate(timeout=60) for rank in (0, 2)]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    for output, error in said:
-        assert "rank 1 on " in output and "has given no sign of life" in output, error
-        assert output.endswith("(0, 2) 2.0\n"), error
-
-
-STUCK = """
-import os
-import sys
-import threading
-
-from adloco.distributed.launch.launcher import process_group
-from adloco.distributed.launch.quorum import Quorum
-
-rank = int(os.environ["RANK"])
-quorum = Quorum(number=0, members=(0, 1), process=rank)
-with process_group(lambda _: os._exit(9), 0.5, quorum=quorum, on_loss=lambda: None):
-    print("both are there", flush=True)
-    sys.stdin.read(1)
-    if rank == 1:
-        os._exit(0)
-    threading.Event().wait()
-"""
-
-
-def test_a_rank_that_still_waits_for_a_lost_one_is_ended(store: Any) -> None:
-    """As gloo does now and then. The others take it for killed, and it comes back."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", STUCK],
-            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            # The gloo of torch 2.9 has a line of its own before it.
-            assert "both are there\n" in iter(process.stdout.readline, "")
-        processes[1].communicate("x", timeout=60)
-        report_death(store, 1, "has left")
-        processes[0].communicate("x", timeout=60)
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [-signal.SIGKILL, 0]

@@ -1,26 +1,14 @@
 """How the launchers of several machines meet; each is a thread here."""
 
-import socket
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adloco.distributed.launch import local_ranks, rendezvous
-from adloco.distributed.launch.local_ranks import Losses, start_ranks
-from adloco.distributed.launch.quorum import report_end
-from adloco.distributed.launch.rendezvous import Rendezvous, on_machines
-from adloco.errors import LOST, LostRankError
-
-
-@pytest.fixture
-def address() -> tuple[str, int]:
-    """An address of this machine with a port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        host, port = taken.getsockname()
-    return host, port
+from adloco.elastic import machines
+from adloco.elastic.machines import Rendezvous, on_machines
+from adloco.errors import RankFailureError
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
@@ -30,7 +18,7 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     def call(number: int) -> None:
         try:
             found[number] = calls[number]()
-        except (LostRankError, ValueError) as error:
+        except (RankFailureError, ValueError) as error:
             found[number] = error
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
@@ -77,46 +65,11 @@ def test_a_store_that_closes_is_left_to_those_who_used_it(address: tuple[str, in
 def test_those_who_do_not_come_are_waited_for_no_longer_than_said(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(LostRankError, match="1 of 3 machines have come within 0.5 s"):
+    with pytest.raises(RankFailureError, match="1 of 3 machines have come within 0.5 s"):
         on_machines(address, 3, 1, 0.5)
-    monkeypatch.setattr(rendezvous, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(machines, "CONNECT_SECONDS", 0.2)
     # TEST-NET-1 of RFC 5737: nobody has that address.
-    with pytest.raises(LostRankError, match=r"nobody has answered at 192\.0\.2\.1:29400"):
+    with pytest.raises(RankFailureError, match=r"nobody has answered at 192\.0\.2\.1:29400"):
         on_machines(("192.0.2.1", 29400), 2, 1, 0.5)
     with pytest.raises(ValueError, match=r"no\.invalid:29400 cannot be used to meet"):
         on_machines(("no.invalid", 29400), 2, 1, 0.5)
-
-
-def test_a_launcher_ends_ranks_that_are_all_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They give a sign of life and then no more, so none of them can notice it."""
-    (tmp_path / "adloco.py").write_text(
-        "import os, time\n"
-        "from datetime import timedelta\n"
-        "import torch.distributed as dist\n"
-        "store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),\n"
-        "    is_master=False, timeout=timedelta(seconds=20))\n"
-        "keys = dist.PrefixStore('quorum-0', dist.PrefixStore('adloco-0', store))\n"
-        "keys.add('beats-' + os.environ['RANK'], 1)\n"
-        "time.sleep(600)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(local_ranks, "START_SECONDS", 0.5)
-    replaced: list[int] = []
-    losses = Losses(timeout_seconds=0.5, replaces=lambda: bool(replaced.append(1)))
-    assert start_ranks(2, [], 1.0, losses=losses) == LOST
-
-
-@pytest.mark.parametrize("code", [0, LOST])
-def test_a_machine_that_waits_to_join_ends_as_the_members_do(
-    code: int, address: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "adloco.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    members = at_once(*[lambda: on_machines(address, 2, 1, 60)] * 2)
-    spare = on_machines(address, 2, 1, 60)
-    for place in members:
-        report_end(place.store, place.first, code)
-    losses = Losses(timeout_seconds=60)
-    assert start_ranks(1, [], 1.0, losses=losses, meets=lambda: spare) == code

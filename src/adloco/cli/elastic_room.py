@@ -1,0 +1,59 @@
+"""What commands take from elastic/: only processes of several ranks import it, and it may lack."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from adloco.config.settings import RunSettings
+from adloco.distributed.launch.failures import Watch
+from adloco.distributed.launch.launcher import num_ranks
+from adloco.errors import OtherRankError, require
+
+if TYPE_CHECKING:
+    from adloco.elastic.machine_launcher import Recovery
+
+ROOM = "adloco.elastic"
+
+
+def is_there() -> bool:
+    """True unless elastic/ was removed."""
+    found = find_spec(ROOM)
+    return found is not None and found.origin is not None  # Else a folder without modules.
+
+
+def check_settings(settings: RunSettings) -> None:
+    """Raise ValueError if a run with these settings needs elastic/, which was removed."""
+    require(
+        is_there() or settings.on_rank_failure == "stop",
+        f"run.on_rank_failure = {settings.on_rank_failure} needs the folder elastic/ of adloco, "
+        "which was removed here; use stop, with run.copy_every 0",
+    )
+
+
+def watch(
+    end: Callable[[OtherRankError], None],
+    timeout_seconds: float,
+    recover: Callable[[], None] | None = None,
+) -> Watch | None:
+    """A watch for `process_group`, with the arguments of elastic's `Watch`; None if this process is
+    alone or elastic/ was removed.
+    """
+    if num_ranks() == 1 or not is_there():
+        return None
+    from adloco.elastic.watch import Watch as Elastic
+
+    return Elastic(end=end, timeout_seconds=timeout_seconds, recover=recover)
+
+
+def recovery(settings: RunSettings, replaces: Callable[[], bool] | None) -> "Recovery | None":
+    """What a launcher must know if the ranks of a run recover; None if they do not.
+
+    replaces: As in `Recovery`.
+    """
+    if settings.on_rank_failure == "stop":
+        return None
+    from adloco.elastic.machine_launcher import Recovery
+    from adloco.elastic.regroup import recovers
+
+    seconds = settings.timeout_seconds
+    return Recovery(timeout_seconds=seconds, replaces=replaces) if recovers(settings) else None

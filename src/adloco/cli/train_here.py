@@ -1,0 +1,177 @@
+"""Trains a run in this process, which may be one of several ranks."""
+
+from argparse import Namespace
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from adloco.cli import elastic_room
+from adloco.cli.arguments import read_recipe
+from adloco.cli.opening import joined_line
+from adloco.cli.rank_processes import RankEnd
+from adloco.cli.terminal import open_console, say, working
+from adloco.cli.train_log import train_log
+from adloco.cli.training_loop import OtherRanks, train
+from adloco.config.settings import RunSettings
+from adloco.distributed.launch.launcher import (
+    num_ranks,
+    process_group,
+    speaks_for_machine,
+    this_rank,
+)
+from adloco.distributed.messages import all_states
+from adloco.errors import RankFailureError
+from adloco.run.state_copies import Copies
+from adloco.run.stored import begun_run, changeable, resumed_recipe
+from adloco.run.training_run import TrainingRun
+
+if TYPE_CHECKING:
+    from adloco.elastic.regroup import Regrouping
+
+Settings = list[tuple[str, str]]
+
+
+def train_here(arguments: Namespace) -> int:
+    """Train the run of a line in this process.
+
+    Args:
+        arguments: Of `adloco train`.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        RankFailureError: A rank failed, and the others do not recover.
+    """
+    settings = _run_settings(arguments)
+    elastic_room.check_settings(settings)
+    if num_ranks() == 1 or not elastic_room.is_there():
+        return _Process(arguments, settings).train() or 0
+    from adloco.elastic.copies import MemoryCopies
+    from adloco.elastic.regroup import Regrouping
+
+    regrouping = Regrouping.begin(settings, arguments.resume)
+    if regrouping is None:
+        return 0
+    process = _Process(arguments, settings, regrouping, MemoryCopies())
+    while (code := process.train()) is None:
+        if not process.meets_again():
+            return 0
+    return code
+
+
+class _Process:
+    """This process's part in a run."""
+
+    def __init__(
+        self,
+        arguments: Namespace,
+        settings: RunSettings,
+        regrouping: "Regrouping | None" = None,
+        copies: Copies | None = None,
+    ) -> None:
+        self._arguments = arguments
+        self._settings = settings
+        self._regrouping = regrouping
+        self._copies = copies
+        self._ending = RankEnd()
+        self._joined = False
+        """True once this process has trained a part of the run."""
+
+    def train(self) -> int | None:
+        """Train with the ranks that there are.
+
+        Returns:
+            The exit code; None if the ranks that remain have to meet again.
+
+        Raises:
+            RankFailureError: A rank failed, and the others do not recover.
+        """
+        regrouping, ending = self._regrouping, self._ending
+        recovers = regrouping is not None and regrouping.recovers
+        seconds = self._settings.timeout_seconds
+        watch = elastic_room.watch(
+            ending.after_failure, seconds, ending.let_go if recovers else None
+        )
+        quorum = regrouping.quorum if regrouping else None
+        group = process_group(seconds, watch=watch, quorum=quorum)
+        others = OtherRanks(end=ending.after_signal)
+        if regrouping:
+            others = OtherRanks(
+                end=ending.after_signal,
+                wait=regrouping.others_wait,
+                go_on=regrouping.others_continue,
+            )
+        # All is done inside the group, so that bad input on one rank ends all ranks; but the log is
+        # closed outside, where the error of another rank has that rank's message.
+        try:
+            with ExitStack() as opened, group:
+                console = open_console(quiet=this_rank() != 0)
+                run, given = self._open(console)
+                log = opened.enter_context(train_log(run))
+                code = train(run, console, log, given, others)
+        except RankFailureError as error:
+            if regrouping is None or not regrouping.failed(error):
+                raise ending.advised(error) from None
+            return None
+        if regrouping:
+            regrouping.ended(code)
+        return code
+
+    def meets_again(self) -> bool:
+        """Find the ranks that remain or have returned; `Regrouping.meet` says how."""
+        assert self._regrouping
+        self._ending.run = None
+        try:
+            return self._regrouping.meet()
+        except RankFailureError as error:
+            raise self._ending.advised(error) from None
+
+    def _open(self, console: Console) -> tuple[TrainingRun, Settings]:
+        """Begin the run, or resume it; return it and the settings that it was given."""
+        given: Settings = self._arguments.settings
+        begun = self._regrouping.folder if self._regrouping else None
+        folder = begun or self._arguments.resume or self._restarted()
+        if folder and not self._arguments.resume:
+            given = [(name, text) for name, text in given if name in changeable()]
+        if self._regrouping and begun:
+            given = [*given, *self._regrouping.given()]
+        kind = self._regrouping.kind() if self._regrouping else "resume"
+        with working(console, "reading and tokenising text, building models ..."):
+            run = (
+                TrainingRun.resume(folder, given, kind, copies=self._copies)
+                if folder
+                else TrainingRun.create(read_recipe(self._arguments), copies=self._copies)
+            )
+        self._ending.run, self._ending.folder = run, run.folder
+        if self._regrouping:
+            self._regrouping.opened(run)
+        if not self._joined and speaks_for_machine():
+            say(open_console(), joined_line(run))
+        self._joined = True
+        return run, given
+
+    def _restarted(self) -> Path | None:
+        """The folder of the run that `--restart` resumes, the same on all ranks; None if no rank
+        has one, and it has to begin.
+        """
+        if not self._arguments.restart:
+            return None
+        folder = str(begun_run(read_recipe(self._arguments)) or "")
+        if num_ranks() > 1:
+            folder = next(filter(None, all_states(folder)), "")
+        return Path(folder) if folder else None
+
+
+def _run_settings(arguments: Namespace) -> RunSettings:
+    """The settings of [run]; their defaults if the recipe is wrong, which all ranks must join to
+    say.
+    """
+    try:
+        if arguments.resume:
+            return resumed_recipe(arguments.resume, arguments.settings).run
+        return read_recipe(arguments).run
+    except (ValueError, OSError):
+        return RunSettings()

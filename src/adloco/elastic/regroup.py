@@ -1,0 +1,176 @@
+"""This process's part in a run whose ranks recover: after a rank has failed, or has returned, all
+that remain meet again and train from the newest checkpoint (`run.on_rank_failure`).
+"""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from signal import SIGINT
+
+from adloco.config.settings import RunSettings
+from adloco.distributed.dtensor import forget_meshes
+from adloco.distributed.launch.rank_store import Quorum, store_outlives_ranks
+from adloco.distributed.messages import broadcast_state
+from adloco.elastic.meeting import (
+    can_grow,
+    come,
+    failed_islands,
+    first_quorum,
+    next_quorum,
+    shape_of,
+)
+from adloco.elastic.store import end_all, leave
+from adloco.errors import RankFailureError
+from adloco.run.changes import DROPPED
+from adloco.run.environment import choose_device
+from adloco.run.starts import Kind
+from adloco.run.stored import resumed_recipe
+from adloco.run.training_run import TrainingRun
+
+
+def recovers(settings: RunSettings) -> bool:
+    """True if ranks of a run with these settings recover when one fails."""
+    # NCCL cannot be left as gloo can.
+    return settings.on_rank_failure != "stop" and choose_device(settings.device).type == "cpu"
+
+
+class Regrouping:
+    """What a rank knows of its run from one quorum to the next."""
+
+    def __init__(self, settings: RunSettings, quorum: Quorum, resumed: Path | None) -> None:
+        """
+        Args:
+            settings: Of the run.
+            quorum: The first one that this process is in.
+            resumed: Folder of the run to resume; None: the settings say.
+        """
+        self.quorum = quorum
+        # A store that rank 0 keeps can end with it.
+        self.recovers = recovers(settings) and store_outlives_ranks()
+        self.folder: Path | None = None
+        """Of the run to resume; None until it has begun."""
+        self._settings = settings
+        self._run: TrainingRun | None = None
+        self._failure = ""
+        """What is known of the rank that failed last."""
+        self._leaves = False
+        """True if this rank was told to stop and the others continue."""
+        if quorum.number:
+            self.folder = resumed or Path(settings.folder)
+            self._shape = shape_of(quorum)
+            self._method = resumed_recipe(self.folder, ()).method
+
+    @staticmethod
+    def begin(settings: RunSettings, resumed: Path | None) -> "Regrouping | None":
+        """The part of this process in a run, once it is in a quorum; None if the run ends before.
+
+        Args: as those of the constructor.
+        """
+        quorum = first_quorum()
+        return Regrouping(settings, quorum, resumed) if quorum else None
+
+    def given(self) -> list[tuple[str, str]]:
+        """The settings with which the run resumes in this quorum, by section.key. Called on all
+        ranks.
+        """
+        shards, replicas = map(str, self._shape)
+        # A rank that joins has not seen who failed.
+        dropped = broadcast_state([*self._method.dropped])
+        return [
+            ("placement.shard_size", shards),
+            ("placement.replica_size", replicas),
+            (DROPPED, str(dropped)),
+        ]
+
+    def kind(self) -> Kind:
+        """What starts.jsonl says of the run when it resumes."""
+        return "regroup" if self._failure else "join" if self.quorum.number else "resume"
+
+    def opened(self, run: TrainingRun) -> None:
+        """Take the run that has begun, or resumes, in this quorum."""
+        if self._failure:
+            rounds = run.algorithm.state.rounds_done
+            run.notices.append(
+                f"{self._failure}; {run.placement.num_ranks} ranks continue after round {rounds}"
+            )
+            self._failure = ""
+        self._run, self.folder = run, run.folder
+        placement = run.placement
+        self._shape = placement.shards, placement.ranks_per_worker // placement.shards
+        self._method = run.recipe.method
+
+    def failed(self, error: RankFailureError) -> bool:
+        """Come to the meeting if the ranks recover from this; False if they cannot."""
+        if not self.recovers or self.folder is None:
+            return False
+        # Before a checkpoint that is being written is waited for.
+        come(self.quorum)
+        self._failure = str(error)
+        return True
+
+    def meet(self) -> bool:
+        """Find the ranks that remain or have returned, to resume the run in its folder.
+
+        Called outside any handler of an error, whose traceback would keep connections open.
+
+        Returns:
+            False if the others have ended the run without this one.
+
+        Raises:
+            RankFailureError: Too few remain, or they have continued without this one.
+        """
+        run, self._run = self._run, None
+        if run:
+            run.saving.wait()  # All can resume from a checkpoint that is complete.
+        before, most_islands = self.quorum, len(self._method.living_workers)
+        seconds = self._settings.timeout_seconds
+        quorum = next_quorum(before, self._shape, most_islands, seconds)
+        if quorum and run and self._settings.on_rank_failure == "drop":
+            failed = failed_islands(before, quorum, prod(self._shape))
+            owner, method = run.placement.owner, self._method
+            gone = [each for each in method.living_workers if owner(each) in failed]
+            self._method = replace(method, dropped=tuple(sorted({*method.dropped, *gone})))
+            del owner
+        del run
+        forget_meshes()
+        gc.collect()  # Models and groups refer to each other in circles.
+        self.quorum = quorum or before
+        return quorum is not None
+
+    def ended(self, code: int | None) -> None:
+        """Tell the others how training has ended here.
+
+        code: The exit code; None if the ranks meet again.
+        """
+        if self._leaves:
+            leave(self.quorum)
+        elif code is not None:
+            end_all(self.quorum)
+
+    def others_wait(self) -> bool:
+        """True, on all ranks, if there are ranks that wait to join. Called between rounds."""
+        run = self._run
+        if not self.recovers or run is None:
+            return False
+        most_islands = len(self._method.living_workers)
+        asked = run.placement.is_rank_zero and can_grow(self.quorum, self._shape, most_islands)
+        return run.placement.agree(asked)
+
+    def others_continue(self, signals: Sequence[int]) -> bool:
+        """True, on all ranks, if only some were told to stop, and not by Ctrl+C: a machine leaves.
+
+        signals: Those that came here.
+        """
+        run = self._run
+        if not self.recovers or run is None:
+            return False
+        everywhere = run.placement.all_values([*signals])
+        told = [rank for rank, numbers in enumerate(everywhere) if numbers]
+        by_hand = any(SIGINT in numbers for numbers in everywhere)
+        if by_hand or len(told) in (0, run.placement.num_ranks):
+            return False
+        self._leaves = bool(signals)
+        self._failure = f"ranks told to leave: {', '.join(map(str, told))}"
+        return True

@@ -1,0 +1,48 @@
+"""A launcher of ranks that recover."""
+
+from pathlib import Path
+
+import pytest
+
+from adloco.distributed.launch.rank_store import of_this_start
+from adloco.elastic import machine_launcher
+from adloco.elastic.machine_launcher import Recovery, start_ranks
+from adloco.elastic.machines import on_machines
+from adloco.elastic.store import report_end
+from adloco.errors import RANK_FAILURE
+from tests.elastic.test_machines import at_once
+
+
+def test_a_launcher_ends_ranks_that_are_all_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They give a sign of life and then no more, so none of them can notice it."""
+    (tmp_path / "adloco.py").write_text(
+        "import os, time\n"
+        "from datetime import timedelta\n"
+        "import torch.distributed as dist\n"
+        "store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),\n"
+        "    is_master=False, timeout=timedelta(seconds=20))\n"
+        "keys = dist.PrefixStore('quorum-0', dist.PrefixStore('adloco-0', store))\n"
+        "keys.add('beats-' + os.environ['RANK'], 1)\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(machine_launcher, "START_SECONDS", 0.5)
+    replaced: list[int] = []
+    recovery = Recovery(timeout_seconds=0.5, replaces=lambda: bool(replaced.append(1)))
+    assert start_ranks(2, [], 1.0, recovery=recovery) == RANK_FAILURE
+
+
+@pytest.mark.parametrize("code", [0, RANK_FAILURE])
+def test_a_machine_that_waits_to_join_ends_as_the_members_do(
+    code: int, address: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adloco.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    members = at_once(*[lambda: on_machines(address, 2, 1, 60)] * 2)
+    spare = on_machines(address, 2, 1, 60)
+    for place in members:
+        report_end(of_this_start(place.store), place.first, code)
+    recovery = Recovery(timeout_seconds=60)
+    assert start_ranks(1, [], 1.0, recovery=recovery, meets=lambda: spare) == code

@@ -1,0 +1,179 @@
+"""How ranks tell one that has failed from a slow one."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import torch.distributed as dist
+
+from adloco.distributed.launch.rank_store import report_death
+from adloco.elastic.watch import (
+    BEATS,
+    Heartbeats,
+    Silence,
+    known_silent,
+    silent_ranks,
+    watch_progress,
+)
+from adloco.errors import RankFailureError
+
+
+def test_a_counter_that_stays_is_silent_and_one_that_goes_on_is_not() -> None:
+    silence = Silence()
+    looks = [silence.look({"1": 5, "2": count}) for count in range(BEATS + 1)]
+    assert looks == [[]] * BEATS + [["1"]]
+    # It counted once before the last look.
+    silence = Silence()
+    assert [silence.look({"1": count}) for count in [7] * BEATS + [8] * BEATS] == [[]] * 2 * BEATS
+    assert silence.look({"1": 8}) == ["1"]
+
+
+def test_a_rank_without_heartbeats_is_named_with_its_machine() -> None:
+    """Rank 1 counts once; rank 2 goes on; rank 0 looks."""
+    store = dist.HashStore()
+    hearts = [Heartbeats(store, rank, 3, timeout_seconds=40.0) for rank in range(3)]
+    store.set("host-1", "node7\x1b")
+    hearts[1].beat()
+    errors = []
+    for _ in range(BEATS + 1):
+        hearts[2].beat()
+        errors.append(hearts[0].beat())
+    assert errors[:-1] == [None] * BEATS
+    assert isinstance(errors[-1], RankFailureError)
+    assert "rank 1 on node7" in str(errors[-1])
+    assert "timeout_seconds = 40 s" in str(errors[-1])
+    assert [known_silent(store, rank) for rank in range(3)] == [False, True, False]
+    hearts[1].count_up()
+    assert not known_silent(store, 1), "it gives signs of life again"
+
+
+def test_a_store_that_does_not_answer_is_noticed() -> None:
+    """The counter goes on for three looks and then stays."""
+    counts = iter([1, 2, 3, *[4] * 10])
+    silent = threading.Event()
+    watch_progress(lambda: next(counts), threading.Event(), 0.04, silent.set)
+    assert silent.is_set()
+    assert len(list(counts)) == 10 - 1 - BEATS
+    over = threading.Event()
+    over.set()
+    watch_progress(lambda: 1, over, 0.04, lambda: (_ for _ in ()).throw(AssertionError))
+
+
+def test_ranks_that_are_gone_are_named_with_their_machines() -> None:
+    """Ranks 1 and 3 have ended; rank 2 lives; rank 4 never came so far as to give a sign."""
+    store = dist.HashStore()
+    hearts = [Heartbeats(store, rank, 5, timeout_seconds=40.0) for rank in range(5)]
+    for rank, heart in enumerate(hearts[:4]):
+        store.set(f"host-{rank}", f"node{rank}")
+        heart.count_up()
+    assert silent_ranks(store, 0, 5, hearts[2].count_up) == ["rank 1 on node1", "rank 3 on node3"]
+
+
+FREEZES = """
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+from adloco.distributed.launch.launcher import process_group
+from adloco.distributed.launch.rank_store import Quorum
+from adloco.elastic.meeting import next_quorum
+from adloco.elastic.watch import Watch
+from adloco.errors import RankFailureError
+
+rank = int(os.environ["RANK"])
+if rank == 1:
+    dist.init_process_group = lambda **_: os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def group(quorum):
+    watch = Watch(end=lambda _: os._exit(9), timeout_seconds=2.0, recover=lambda: None)
+    return process_group(2.0, watch=watch, quorum=quorum)
+
+
+first = Quorum(number=0, members=(0, 1, 2), process=rank)
+try:
+    with group(first):
+        print("all are there")
+except RankFailureError as error:
+    print(error)
+second = next_quorum(first, (1, 1), 3, 2.0)
+with group(second):
+    count = torch.ones(1)
+    dist.all_reduce(count)
+    print(second.members, count.item())
+"""
+
+
+def test_a_rank_that_freezes_while_the_group_is_made_has_failed(store: Any) -> None:
+    """The others wait in the backend for its address, and for no longer than a silence takes."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", FREEZES],
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        said = [processes[rank].communicate(timeout=60) for rank in (0, 2)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for output, error in said:
+        assert "rank 1 on " in output and "has given no sign of life" in output, error
+        assert output.endswith("(0, 2) 2.0\n"), error
+
+
+STUCK = """
+import os
+import sys
+import threading
+
+from adloco.distributed.launch.launcher import process_group
+from adloco.distributed.launch.rank_store import Quorum
+from adloco.elastic.watch import Watch
+
+rank = int(os.environ["RANK"])
+quorum = Quorum(number=0, members=(0, 1), process=rank)
+watch = Watch(end=lambda _: os._exit(9), timeout_seconds=0.5, recover=lambda: None)
+with process_group(0.5, watch=watch, quorum=quorum):
+    print("both are there", flush=True)
+    sys.stdin.read(1)
+    if rank == 1:
+        os._exit(0)
+    threading.Event().wait()
+"""
+
+
+def test_a_rank_that_still_waits_for_a_failed_one_is_ended(store: Any) -> None:
+    """As gloo does now and then. The others take it for killed, and it comes back."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", STUCK],
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            # The gloo of torch 2.9 has a line of its own before it.
+            assert "both are there\n" in iter(process.stdout.readline, "")
+        processes[1].communicate("x", timeout=60)
+        report_death(store, 1, "has left")
+        processes[0].communicate("x", timeout=60)
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [-signal.SIGKILL, 0]
