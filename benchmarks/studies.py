@@ -39,8 +39,6 @@ ENGLISH = "../shared/data/tinyshakespeare/input.txt"
 """The file input.txt of github.com/karpathy/char-rnn, by its path from the repository."""
 BASE = {"muon": 8e-3, "adamw": 2e-3}
 RATES = (0.5, 1.0, 2.0)
-LOWER = (0.25, *RATES)
-"""For the studies whose best rate would be the lowest in most arms."""
 STEP_SECONDS, BANDWIDTH, LATENCY = 0.05, 100e6 / 8, 0.02
 MERGES = flags_of(
     "merge.policy=smallest merge.count=2 merge.every=2 merge.first_round=2 "
@@ -88,7 +86,6 @@ class Arm:
     momentum: float = 0.6
     trainers: int = 1
     merging: bool = True
-    rates: Sequence[float] = RATES
     every: int = EVERY
     tokens: int = TOKENS
     problem: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +93,7 @@ class Arm:
 
     def trials(self) -> list[Spec]:
         """The tuning runs: each batch with each learning rate."""
-        return [self._trial(batch, rate) for batch in self.batches for rate in self.rates]
+        return [self._trial(batch, rate) for batch in self.batches for rate in RATES]
 
     def _trial(self, batch: Mapping[str, str], rate: float) -> Spec:
         start = int(batch.get("batch.initial", SMALL))
@@ -136,8 +133,7 @@ class Arm:
 def factorial(inner: str) -> dict[str, Arm]:
     """Method, outer momentum, trainers and batch, by what the arms are called in the table."""
     one, test = constant(16, 64), norm_test(2, 3.5)
-    rates = LOWER if inner == "adamw" else RATES
-    diloco = Arm(method="diloco", batches=one, inner=inner, rates=rates)
+    diloco = Arm(method="diloco", batches=one, inner=inner)
     local_sgd = replace(diloco, method="local-sgd")
     adloco = replace(diloco, trainers=4, batches=test)
     return {
@@ -213,7 +209,6 @@ def following(*only: str, **problem: str) -> dict[str, Arm]:
             method="ddp",
             batches=own,
             inner="adamw",
-            rates=LOWER if only else RATES,
             every=10,
             problem=flags,
         )
