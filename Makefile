@@ -6,7 +6,7 @@ CONSTRAINTS := constraints-cpu.txt
 # Recipe or flags for `make train`, for instance ARGS="diloco --run.seed 1"; flags for `make bench`.
 ARGS ?=
 
-.PHONY: install train bench test test-all removable check docs format dist lowest newest clean
+.PHONY: install train bench test test-all removable without-lab without-elastic check docs format dist lowest newest clean
 
 install: $(VENV)/.installed
 
@@ -32,13 +32,15 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
 test: install
 	$(PYTEST)
 
-# The tests without lab/, whose folders can be removed: a copy of the tree that lacks it.
-removable: install
-	rm -rf build/without-lab
-	mkdir -p build/without-lab
-	git ls-files -z | grep -zvE '^(src/adloco|tests)/lab/' | xargs -0 cp --parents -t build/without-lab
-	ln -s ../../$(VENV) build/without-lab/$(VENV)
-	cd build/without-lab && PYTHONPATH=src $(PYTEST)
+# The tests without a room that can be removed: a copy of the tree that lacks it.
+removable: without-lab without-elastic
+
+without-lab without-elastic: without-%: install
+	rm -rf build/$@
+	mkdir -p build/$@
+	git ls-files -z | grep -zvE '^(src/adloco|tests)/$*/' | xargs -0 cp --parents -t build/$@
+	ln -s ../../$(VENV) build/$@/$(VENV)
+	cd build/$@ && PYTHONPATH=src $(PYTEST)
 
 # Every placement and every combination, as the nightly job runs them.
 test-all: install

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from adloco.cli import elastic_room
 from adloco.options import options
 
 ROOT = Path(__file__).parents[1]
@@ -25,4 +26,7 @@ def console_lines(page: Path) -> list[str]:
 
 DESCRIBES_LAB = pytest.mark.skipif(
     not options(), reason="the pages describe lab/, which was removed here (make removable)"
+)
+NEEDS_ELASTIC = pytest.mark.skipif(
+    not elastic_room.is_there(), reason="elastic/ was removed here (make removable)"
 )

@@ -1,4 +1,4 @@
-"""Folders of lab/ can be removed: what is left imports, and trains."""
+"""Folders of lab/, and elastic/, can be removed: what is left imports, and trains."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import adloco
-from tests.pages import DESCRIBES_LAB
+from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
 
 SOURCE = Path(adloco.__file__).parent
 FOLDERS = sorted(path.parent.name for path in (SOURCE / "lab").glob("*/__init__.py"))
@@ -90,3 +90,45 @@ def test_without_one_folder_of_lab_the_rest_is_there(option: str, tmp_path: Path
     environment = without(tmp_path, Path("lab") / option)
     run(["-c", IMPORTS], environment, tmp_path)
     run(["-m", "adloco", "train", *SMALL, "--run.folder", "run"], environment, tmp_path)
+
+
+@NEEDS_ELASTIC
+def test_without_elastic_ranks_train_and_what_needs_it_is_refused(tmp_path: Path) -> None:
+    environment = without(tmp_path, Path("elastic"))
+    run(["-c", IMPORTS], environment, tmp_path)
+    train = ["-m", "adloco", "train", *SMALL]
+    for words in (["--run.folder", "alone"], ["--run.folder", "two", "--ranks", "2"]):
+        assert "validation loss" in run([*train, *words], environment, tmp_path)
+    machines = ["--restart", "--run.folder", "x", "--machines", "2", "--meet", "127.0.0.1:29400"]
+    for words in (["--run.on_rank_failure", "replace"], machines):
+        for ranks in ([], ["--ranks", "2"]):
+            refused = subprocess.run(
+                [sys.executable, *train, *words, *ranks],
+                env=environment,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+            )
+            assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+            assert "needs the folder elastic/ of adloco, which was removed" in refused.stderr
+
+
+@NEEDS_ELASTIC
+@pytest.mark.nightly
+def test_without_elastic_torchrun_trains(tmp_path: Path) -> None:
+    environment = without(tmp_path, Path("elastic"))
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    words += ["-m", "adloco", "train", *SMALL]
+    assert "validation loss" in run(words, environment, tmp_path)
+
+
+def test_a_plain_run_of_one_process_imports_nothing_of_elastic(tmp_path: Path) -> None:
+    code = (
+        "import sys; from adloco.cli.main import main; "
+        "assert main(sys.argv[1:]) == 0; "
+        "print([name for name in sys.modules if name.startswith('adloco.elastic')])"
+    )
+    environment = {"PYTHONPATH": str(SOURCE.parent), "OMP_NUM_THREADS": "1"}
+    words = ["-c", code, "train", *SMALL, "--run.folder", "run"]
+    said = run(words, environment | {"HOME": str(Path.home())}, tmp_path)
+    assert said.splitlines()[-1] == "[]"
