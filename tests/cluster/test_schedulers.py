@@ -18,7 +18,7 @@ from adloco.cli.main import main
 from adloco.cluster.job import Job, plan_job, torchrun_can_wait
 from adloco.cluster.schedulers import SCHEDULERS, VARIABLES, Surroundings
 from adloco.config.recipe import build_recipe, override, read_values
-from adloco.distributed.launch import restarts
+from adloco.distributed.launch import rank_store
 from tests.conftest import wait_for
 
 AROUND = Surroundings(image="registry/adloco:1", storage="s3://runs", gpu="H100")
@@ -105,7 +105,7 @@ def test_a_torchrun_that_cannot_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_that_are_started_again_have_a_new_store() -> None:
-    assert VARIABLES.split()[1] == f"{restarts.VARIABLE}=1"
+    assert VARIABLES.split()[1] == f"{rank_store.VARIABLE}=1"
 
 
 @pytest.fixture
