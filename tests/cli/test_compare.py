@@ -34,7 +34,14 @@ def finished_run(folder: Path) -> str:
     folder.mkdir()
     (folder / "recipe.toml").write_text(to_toml(build_recipe(read_values("diloco"))))
     (folder / "summary.json").write_text("{}")
-    counts = {"tokens": 100, "inner_steps": 4, "samples": 4, "syncs": 1, "bytes_sent": 8}
+    counts = {
+        "round": 1,
+        "tokens": 100,
+        "inner_steps": 4,
+        "samples": 4,
+        "syncs": 1,
+        "bytes_sent": 8,
+    }
     parts = {"sync": dict.fromkeys(SYNC, 0), "memory": {}, "merges": [], "changes": []}
     trainer = dict.fromkeys(TRAINER, 0) | {"val_loss": 4.0}
     parts |= {"trainers": [trainer], "workers": [dict.fromkeys(WORKER, 0)]}
