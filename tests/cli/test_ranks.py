@@ -455,7 +455,7 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(
         ),
         (
             ["ddp", "--placement.shard_size", "0"],
-            "one of placement.shard_size and placement.replica_size must be > 0, got 0 and 0",
+            "placement.shard_size must be > 0 with placement.replica_size = 0, got 0",
         ),
     ],
 )

@@ -64,7 +64,10 @@ def test_the_loss_at_a_part_of_the_budget(tmp_path: Path) -> None:
     assert loss_at(run, 0.5) is None
     run.folder.mkdir(parents=True)
     rows = [(200, None), (400, 4.0), (500, None), (800, 2.0)]
-    lines = [{"tokens": tokens, "round": 1, "val_loss": loss} for tokens, loss in rows]
+    lines = [
+        {"tokens": tokens, "round": number, "val_loss": loss}
+        for number, (tokens, loss) in enumerate(rows, start=1)
+    ]
     (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     # From 4 at 400 of 1,000 tokens to 2 at 800: 3.5 at half of them.
     assert loss_at(run, 0.5) == 3.5
