@@ -23,7 +23,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import SECTIONS
 from adloco.plan.cluster import read_cluster
 from adloco.study.arms import parse_arm
-from tests.pages import DESCRIBES_LAB, PAGES, README, ROOT, blocks, console_lines
+from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC, PAGES, README, ROOT, blocks, console_lines
 
 PYTHON_PAGE = ROOT / "docs" / "python.md"
 PYTHON = blocks(PYTHON_PAGE, "python")
@@ -191,6 +191,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @DESCRIBES_LAB
+@NEEDS_ELASTIC
 def test_the_files_that_the_page_of_the_method_names_exist() -> None:
     page = (ROOT / "docs" / "method.md").read_text()
     named = re.findall(r"`([a-z_/]+(?:\.py|/))`", page.split("|---|")[-1])
@@ -251,6 +252,7 @@ def explained() -> list[re.Pattern[str]]:
     ]
 
 
+@NEEDS_ELASTIC
 def test_messages_that_are_explained_exist() -> None:
     texts = said()
     for pattern in explained():
@@ -278,6 +280,7 @@ PARTS_OF_SENTENCES = {
 }
 
 
+@NEEDS_ELASTIC
 @pytest.mark.parametrize("folder", FAILURES)
 def test_failures_of_runs_say_what_to_do_or_are_explained(folder: str) -> None:
     """A sentence about a failure says what to do about it, or the page of failures has it."""

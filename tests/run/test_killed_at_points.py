@@ -15,6 +15,7 @@ from adloco.run.checkpoint import list_all
 from adloco.run.training_run import TrainingRun
 from tests.conftest import Train, small_flags
 from tests.dying import Point, die_at, ranks_that_die
+from tests.pages import NEEDS_ELASTIC
 from tests.problems import cases, without_timings
 from tests.run.test_training_run import make_run
 
@@ -161,6 +162,7 @@ def last_tensors(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
+@NEEDS_ELASTIC
 @pytest.mark.parametrize(
     ("extra", "deaths"),
     cases(ON_RANKS, default=("its terms of a sum are sent", "a copy in memory")),
