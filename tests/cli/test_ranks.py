@@ -25,6 +25,7 @@ from adloco.run.starts import read_starts
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
 from tests.conftest import Train, WaitForSteps, small_flags, wait_for
+from tests.pages import NEEDS_ELASTIC
 from tests.problems import cases, without_timings
 
 ADLOCO = [sys.executable, "-m", "adloco"]
@@ -611,6 +612,7 @@ def test_a_polite_kill_is_heard_while_a_rank_waits_for_a_stopped_one(
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
+@NEEDS_ELASTIC
 def test_a_stopped_rank_is_named(small: list[str], tmp_path: Path) -> None:
     with two_ranks(small, tmp_path, "--run.timeout_seconds", "4") as (process, children):
         os.kill(children[1], signal.SIGSTOP)
