@@ -117,8 +117,8 @@ def test_without_elastic_ranks_train_and_what_needs_it_is_refused(tmp_path: Path
 @pytest.mark.nightly
 def test_without_elastic_torchrun_trains(tmp_path: Path) -> None:
     environment = without(tmp_path, Path("elastic"))
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    words += ["-m", "adloco", "train", *SMALL]
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    words += ["--rdzv-endpoint", "127.0.0.1:0", "-m", "adloco", "train", *SMALL]
     assert "validation loss" in run(words, environment, tmp_path)
 
 
