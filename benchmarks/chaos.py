@@ -104,7 +104,7 @@ EVERYWHERE = ("kill", "stop", "term", "disk", "damage")
 MODES = {
     "one": Mode(kinds=EVERYWHERE),
     "ranks": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 2"),
-    # The ranks that are left go on in place, and a new one joins them.
+    # The remaining ranks recover in place, and a new one joins them.
     "place": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 3 --run.on_rank_failure replace"),
     # The same without a disk: from copies in the memory of another rank.
     "memory": Mode(

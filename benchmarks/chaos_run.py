@@ -24,7 +24,7 @@ from adloco.run.folder import SUMMARY
 
 TICK_SECONDS, STALL_SECONDS, ORPHAN_SECONDS, AGAIN_SECONDS = 0.02, 150.0, 5.0, 1.0
 END_SECONDS = 330.0
-"""torchrun's agents wait five minutes at the end of a run for one that was lost."""
+"""torchrun's agents wait five minutes at the end of a run for one that failed."""
 NODE = "CHAOS_NODE"
 """The variable that tells the processes of nodes apart."""
 NOWHERE = "02:00:00:00:00:99"
