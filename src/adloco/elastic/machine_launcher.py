@@ -105,7 +105,7 @@ class _Launcher:
         self._store = ranks.store
         self._newest = Decision(members=[*range(place.world)], failed=[], shape=[])
         self._number = 0
-        """Of the newest quorum."""
+        """The number of the newest quorum."""
         self._slots = {place.first + slot: slot for slot in range(count)}
         """The number of each rank's place on this machine, by its id."""
         self._ended: dict[int, int] = {}
@@ -132,15 +132,15 @@ class _Launcher:
             for decision in later_quorums(self._store, self._number):
                 self._number, self._newest = self._number + 1, decision
                 self._deadline = float("inf")
-                if TABLE[State.SILENT, Seen.LEFT_OUT].action is Action.EXPEL:
-                    self._kill(decision.failed)
+                for process in decision.failed:
+                    self._act(process, Seen.LEFT_OUT)
             if silent.look(self._number, len(self._newest.members)):
                 self._kill(self._newest.members)
             for process, code in self._ranks.codes().items():
                 if process not in self._ended:
                     self._ended[process] = code
                     report_end(self._store, process, code)
-                    self._act(process, code, ends=bool(received))
+                    self._act(process, seen_by_launcher(code), code, ends=bool(received))
             # Those that wait to join end with the members.
             over = len(self._ended) == len(self._ranks.by_id)
             over = over or all_have_ended(self._store, self._newest.members)
@@ -150,21 +150,31 @@ class _Launcher:
         errors = [code for code in codes if seen_by_launcher(code) is Seen.ERROR]
         return errors[0] if errors else 0 if 0 in codes else codes[-1]
 
-    def _act(self, process: int, code: int, *, ends: bool) -> None:
-        """Do what the table says of a rank that has ended.
+    def _act(self, process: int, seen: Seen, code: int = 0, *, ends: bool = False) -> None:
+        """Do what the table says of a rank.
 
-        ends: True if a signal ends the run.
+        Args:
+            process: Its id.
+            seen: What is seen of it.
+            code: Its exit code, if it has ended.
+            ends: True if a signal ends the run.
         """
-        action = TABLE[self._state(process), seen_by_launcher(code)].action
+        action = TABLE[self._state(process), seen].action
         if action is Action.END_ALL:
             # Those that are stopped would never end by themselves.
             self._deadline = min(self._deadline, time.monotonic() + FAILING_SECONDS)
-        if action is not Action.REPLACE:
-            return
-        report_death(self._store, process, ended_by(-code) if code < 0 else "has left")
-        left = not all_have_ended(self._store, self._newest.members)
+        elif action is Action.EXPEL:
+            self._kill([process])
+        elif action is Action.REPLACE:
+            report_death(self._store, process, ended_by(-code) if code < 0 else "has left")
+            if not ends:
+                self._replace(process)
+
+    def _replace(self, process: int) -> None:
+        """Start another rank in the place of one that has ended, if the run is to have one."""
         replaces = self._recovery.replaces
-        if replaces and left and not ends and replaces():
+        left = not all_have_ended(self._store, self._newest.members)
+        if replaces and left and replaces():
             number, slot = self._place.next_process(), self._slots[process]
             report_start(self._store, number, self._place.launcher)
             self._slots[number] = slot

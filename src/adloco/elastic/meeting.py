@@ -179,18 +179,22 @@ def _meet(
     silence = Silence(round(min(SILENT_SECONDS, timeout_seconds) / LOOK_SECONDS))
     ranks = {member: rank for rank, member in enumerate(quorum.members)}
     states = dict.fromkeys(quorum.members, State.TRAINING)
+
+    def see(member: int, seen: Seen) -> None:
+        states[member] = TABLE[states[member], seen].state
+
     while True:
         for member in _in_state(states, State.TRAINING):
             if store.check([f"joined-{number}-{member}"]):
-                states[member] = TABLE[State.TRAINING, Seen.ARRIVAL].state
+                see(member, Seen.ARRIVAL)
         late = _in_state(states, State.TRAINING)
         silent = silence.look({str(member): beats(keys, ranks[member]) for member in late})
         launchers.look({str(member): beats_of_launcher(store, member) for member in late})
         for member in late:
             if store.check([f"dead-{member}"]):
-                states[member] = TABLE[State.TRAINING, Seen.REPORTED].state
+                see(member, Seen.REPORTED)
             elif str(member) in silent or known_silent(keys, ranks[member]):
-                states[member] = TABLE[State.TRAINING, Seen.SILENCE].state
+                see(member, Seen.SILENCE)
         if not _in_state(states, State.TRAINING) or is_decided(store, number):
             return states
         time.sleep(LOOK_SECONDS)

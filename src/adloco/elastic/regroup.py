@@ -50,7 +50,7 @@ class Regrouping:
         # A store that rank 0 keeps can end with it.
         self.recovers = recovers(settings) and store_outlives_ranks()
         self.folder: Path | None = None
-        """Of the run to resume; None until it has begun."""
+        """The folder of the run to resume; None until it has begun."""
         self._settings = settings
         self._run: TrainingRun | None = None
         self._failure = ""
@@ -129,10 +129,9 @@ class Regrouping:
         quorum = next_quorum(before, self._shape, most_islands, seconds)
         if quorum and run and self._settings.on_rank_failure == "drop":
             failed = failed_islands(before, quorum, prod(self._shape))
-            owner, method = run.placement.owner, self._method
-            gone = [each for each in method.living_workers if owner(each) in failed]
+            method = self._method
+            gone = [each for each in method.living_workers if run.placement.owner(each) in failed]
             self._method = replace(method, dropped=tuple(sorted({*method.dropped, *gone})))
-            del owner
         del run
         forget_meshes()
         gc.collect()  # Models and groups refer to each other in circles.

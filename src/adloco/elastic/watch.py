@@ -89,7 +89,7 @@ class _Thread(threading.Thread):
         self._reads = 0
         self._poll_seconds = min(BEAT_SECONDS, watch.timeout_seconds / BEATS)
         self._kept = open_sockets()
-        """Those that were open before the group was made, this thread's own among them."""
+        """Sockets that were open before the group was made, this thread's own among them."""
 
     def run(self) -> None:
         seconds = self._watch.timeout_seconds

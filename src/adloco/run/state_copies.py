@@ -1,4 +1,4 @@
-"""Copies of a run's state besides its checkpoints, as a run uses them; elastic/ has some."""
+"""What a run asks of copies of its state besides its checkpoints; elastic/ keeps some."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ class Copies(Protocol):
     """Copies of a run's state in the memory of its processes."""
 
     parts: dict[str, dict[str, Any]]
-    """Those of this process, by the name of the checkpoint that they would make, and by part."""
+    """The copies of this process, by the name of the checkpoint they would make, and by part."""
     for_disk: dict[str, Any]
     """Parts of others that this process writes into its checkpoints."""
     bytes_kept: int
