@@ -23,8 +23,8 @@ from adloco.config.shipped import shipped_recipes
 from adloco.discovery import lab_modules
 
 NAMES = ["train", "compare", "sweep", "ablate", "plan", "runs", "recipes", "prepare", "probe"]
-NAMES += ["config", "convert", "evaluate", "generate", "export", "report", "launch", "doctor"]
-NAMES += ["completion", *(each.__name__.split(".")[2] for each in lab_modules("command"))]
+NAMES += ["config", "convert", "evaluate", "generate", "export", "report", "rewind", "launch"]
+NAMES += ["doctor", "completion", *(each.__name__.split(".")[2] for each in lab_modules("command"))]
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,0 +1,50 @@
+"""Takes a stopped run back to an earlier round, from which it is then resumed."""
+
+import shutil
+from pathlib import Path
+
+from adloco.errors import require
+from adloco.run.checkpoint import Checkpoint, list_all, of_round
+from adloco.run.folder import CHECKPOINTS, SUMMARY, locked, run_folder
+from adloco.run.part_file import CHECKSUMS
+from adloco.run.records import Records
+
+UNDONE = "undone-"
+"""What the names of checkpoints begin with that are newer than the round to which a run went."""
+
+
+def go_back(folder: Path, round: int) -> list[str]:
+    """Set aside the checkpoints after a round, and cut the run's records there.
+
+    The checkpoints keep their contents under another name. Settings that were changed since stay
+    as they are, and so do the times in `starts.jsonl`.
+
+    Args:
+        folder: The run's folder.
+        round: The round, which has a checkpoint.
+
+    Returns:
+        The new names of the checkpoints set aside, oldest first.
+
+    Raises:
+        ValueError: The run has no good checkpoint of the round, is at it already, or trains.
+    """
+    checkpoints = run_folder(folder) / CHECKPOINTS
+    with locked(folder):
+        target = of_round(checkpoints, round)
+        newer = [path for path in list_all(checkpoints) if path.name > target.name]
+        require(bool(newer), f"the run in {str(folder)!r} is at round {round} already")
+        _check(target)
+        for path in newer:
+            aside = path.with_name(UNDONE + path.name)
+            shutil.rmtree(aside, ignore_errors=True)  # Of an earlier return.
+            path.replace(aside)
+        Records(folder).cut(round)
+        (folder / SUMMARY).unlink(missing_ok=True)  # The run has not ended any more.
+    return [UNDONE + path.name for path in newer]
+
+
+def _check(checkpoint: Path) -> None:
+    """Raise ValueError if a part that is here is damaged, or of another save."""
+    for file in checkpoint.glob(f"*{CHECKSUMS}"):
+        Checkpoint(checkpoint).need(file.name.removesuffix(CHECKSUMS))
