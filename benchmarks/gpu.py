@@ -1,18 +1,26 @@
-"""Measures on a CUDA device: Muon's step beside torch.optim.Muon's and AdamW's, and wire formats.
+"""What adloco makes of one CUDA device, in stages of less than nine minutes each.
 
-    .venv/bin/python benchmarks/gpu.py
+    .venv/bin/python benchmarks/gpu.py                        # all that are not stored, in order
+    .venv/bin/python benchmarks/gpu.py --stage speed-305M
+    .venv/bin/python benchmarks/gpu.py --table                # what is stored
 
-1. Each optimizer steps the hidden matrices of a Llama with 24 layers of width 1024: 168 matrices
-   with 271M values in float32. Memory is what a step has at its peak, beyond what was there before.
-2. Each wire format encodes and decodes 305M values, in pieces as a sync does it.
-
-The sides of a comparison take turns; seconds are the medians of ten turns.
+A stage stores its result in benchmarks/gpu/DEVICE.json as soon as it has it, and is skipped when it
+is stored (`--again` measures it again). Most stages train a few rounds with `adloco train` on the
+source code of Python's standard library, in bytes, with a head of 32,000 rows, and take the rounds
+after the first two: median tokens per second, MFU (`run/model_flops.py` says what it counts), and
+the peak memory. `--platform cpu --tiny` shows that the script works.
 """
 
 import argparse
+import json
+import platform
 import statistics
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,29 +29,171 @@ from sync import wire_formats
 from torch import Tensor
 
 from adloco.algorithms.muon_step import Muon
+from adloco.whole_file import write_text
 
+FOLDER = Path(__file__).parent / "gpu"
+STAGE_SECONDS = 540
+WARM_UP_ROUNDS = 2
 WIDTH, LAYERS, VALUES, TURNS = 1024, 24, 291 << 20, 10
+Result = dict[str, Any]
+
+SIZES = {
+    "0.9M": "",
+    "30M": "--model.hidden_size 512 --model.num_layers 8 --model.num_heads 8 "
+    "--model.intermediate_size 1408",
+    "124M": "--model.hidden_size 768 --model.num_layers 12 --model.num_heads 12 "
+    "--model.intermediate_size 2048 --model.vocab_size 32000",
+    "305M": "--model.shape microllama",
+}
+TINY = (
+    "--model.hidden_size 32 --model.num_layers 1 --model.num_heads 2 --model.intermediate_size 64 "
+    "--data.context_tokens 32 --run.inner_steps 2"
+)
+LONG = "--data.context_tokens 1024"
+MUON = "--inner.optimizer muon --inner.lr 8e-3"
+ROUNDS = "--method.sync_every 5 --run.inner_steps 40 --run.checkpoint_every 99"
+"""Eight rounds of five steps."""
+SAME = "--batch.minimum 32 --batch.maximum 32"
+"""A batch rule that asks for a constant batch, so that its cost alone is measured."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.parse_args(words)
-    if not torch.cuda.is_available():
-        print("gpu: this script needs a CUDA device, and torch finds none", file=sys.stderr)
-        return 2
-    device = torch.device("cuda")
-    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}", flush=True)
-    steps = optimizers(hidden_matrices(WIDTH, LAYERS, device))
-    for name, milliseconds in times(steps).items():
-        mebibytes = peak_bytes(steps[name]) / 2**20
-        print(f"{name}: a step takes {milliseconds:.3g} ms, at its peak {mebibytes:.0f} MiB more")
-    del steps
-    formats = wire_formats(torch.randn(VALUES, device=device))
-    for name, milliseconds in times(formats).items():
-        print(f"{name}: {VALUES / 1e6:.0f}M values there and back in {milliseconds:.3g} ms")
-    return 0
+def batch(samples: int, micro: int) -> str:
+    return f"--batch.initial {samples} --switch.max_micro_batch {micro}"
+
+
+def speed(size: str, micro: int) -> dict[str, str]:
+    """Runs of one worker with 32,768 tokens a step, eager and compiled."""
+    words = f"single {SIZES[size]} {LONG} {MUON} {ROUNDS} {batch(32, micro)}"
+    return {"eager": words, "compiled": f"{words} --run.compile true"}
+
+
+def methods(size: str) -> dict[str, str]:
+    """One worker beside four on the same device, with as many tokens a step of each worker."""
+    common = f"{SIZES[size]} {LONG} {MUON} {ROUNDS}"
+    four = f"--method.workers_per_trainer 4 {batch(128, 32)} --wire.format int1"
+    trainers = f"--method.num_trainers 4 --method.workers_per_trainer 1 {batch(32, 32)} {SAME}"
+    return {
+        "single": f"single {common} {batch(32, 32)}",
+        "DiLoCo, 4 workers": f"diloco {common} {four}",
+        "AdLoCo, 4 trainers": f"adloco {common} {trainers}",
+    }
+
+
+def norm_test(size: str) -> dict[str, str]:
+    """Data-parallel training with and without a test that asks for what is there."""
+    common = f"{SIZES[size]} {LONG} {ROUNDS} {batch(32, 16)}"
+    return {"constant": f"ddp {common}", "norm test": f"ddp-norm {common} {SAME}"}
+
+
+def losses(method: str) -> dict[str, str]:
+    """30M parameters on 100M tokens."""
+    arms = {
+        "single": batch(128, 32),
+        "ddp": batch(128, 32),
+        "diloco": f"--method.workers_per_trainer 4 {batch(128, 32)} --wire.format int1 "
+        "--method.sync_every 7",
+        "adloco": f"--method.num_trainers 4 {batch(32, 32)}",
+    }
+    common = f"{SIZES['30M']} {LONG} --run.tokens 100M --run.compile true {MUON}"
+    return {method: f"{method} {common} {arms[method]}"}
+
+
+RUNS: dict[str, Callable[[], Mapping[str, str]]] = {
+    "speed-305M": lambda: speed("305M", 8),
+    "speed-124M": lambda: speed("124M", 16),
+    "default": lambda: {
+        "default recipe": "adloco",
+        "single": f"single {MUON} {ROUNDS} {batch(256, 256)}",
+    },
+    "methods-124M": lambda: methods("124M"),
+    "norm-test-124M": lambda: norm_test("124M"),
+    "loss-30M-single": lambda: losses("single"),
+    "loss-30M-diloco": lambda: losses("diloco"),
+    "loss-30M-adloco": lambda: losses("adloco"),
+    "loss-30M-ddp": lambda: losses("ddp"),
+}
+"""Stages that train: the words of `adloco train` of each run."""
+
+
+def trained(words: str, seconds: float) -> Result:
+    """Train a run in a process of its own, and say how fast it was."""
+    with tempfile.TemporaryDirectory() as folder:
+        line = [
+            sys.executable,
+            "-m",
+            "adloco",
+            "train",
+            *words.split(),
+            "--run.folder",
+            f"{folder}/run",
+        ]
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                [*line, "--run.trackers", "none"], capture_output=True, text=True, timeout=seconds
+            )
+            failure = done.stderr[-1000:] if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            failure = f"did not end within {seconds:.0f} s"
+        file = Path(folder) / "run" / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+    rounds = [json.loads(line) for line in lines]
+    found: Result = {"words": words, "seconds": round(time.monotonic() - began, 1)}
+    if failure:
+        found["failure"] = failure
+    if rounds:
+        found |= of_rounds(rounds)
+    return found
+
+
+def of_rounds(rounds: Sequence[Mapping[str, Any]]) -> Result:
+    """Numbers of a run from its metrics.jsonl."""
+    later = rounds[WARM_UP_ROUNDS:] or rounds[-1:]
+    last = rounds[-1]
+
+    def median(name: str) -> float | None:
+        known = [each[name] for each in later if each.get(name) is not None]
+        return statistics.median(known) if known else None
+
+    return {
+        "tokens_per_second": median("tokens_per_second"),
+        "mfu": median("mfu"),
+        "sync_seconds": statistics.median(each["sync"]["exposed_seconds"] for each in later),
+        "peak_bytes": last["memory_bytes"],
+        "rounds": last["round"],
+        "tokens": last["tokens"],
+        "bytes": last["bytes_communicated"],
+        "val_loss": last["val_loss"],
+    }
+
+
+def cuda_tests(_: torch.device) -> Result:
+    """The tests that need a CUDA device."""
+    line = [sys.executable, "-m", "pytest", "-q", "tests", "-k", "cuda", "-p", "no:cacheprovider"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=FOLDER.parent.parent)
+    return {"exit code": done.returncode, "end": done.stdout[-1500:]}
+
+
+def optimizers(device: torch.device) -> Result:
+    """Steps on the hidden matrices of a Llama with 24 layers of width 1024 (271M values)."""
+    steps = optimizer_steps(hidden_matrices(WIDTH, LAYERS, device))
+    return {
+        name: {"milliseconds": milliseconds, "peak_bytes": peak_bytes(steps[name])}
+        for name, milliseconds in times(steps).items()
+    }
+
+
+def formats(device: torch.device) -> Result:
+    """Each wire format encodes and decodes 305M values, in pieces as a sync does it."""
+    return times(wire_formats(torch.randn(VALUES, device=device)))
+
+
+MEASURED: dict[str, Callable[[torch.device], Result]] = {
+    "cuda-tests": cuda_tests,
+    "optimizers": optimizers,
+    "formats": formats,
+}
+STAGES = [*RUNS, *MEASURED]
 
 
 def hidden_matrices(width: int, layers: int, device: torch.device) -> list[Tensor]:
@@ -58,7 +208,7 @@ def hidden_matrices(width: int, layers: int, device: torch.device) -> list[Tenso
     return matrices
 
 
-def optimizers(matrices: Sequence[Tensor]) -> dict[str, Callable[[], Any]]:
+def optimizer_steps(matrices: Sequence[Tensor]) -> dict[str, Callable[[], Any]]:
     """The step of each optimizer on these matrices."""
     settings: Any = {"lr": 1e-3, "weight_decay": 0.1}
     muon: Any = settings | {"momentum": 0.9}
@@ -82,6 +232,79 @@ def peak_bytes(step: Callable[[], Any]) -> int:
     step()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def measure(stage: str, device: torch.device, extra: str) -> Result:
+    """The result of one stage.
+
+    extra: Words for each line of `adloco train`.
+    """
+    if stage in MEASURED:
+        return MEASURED[stage](device)
+    ends = time.monotonic() + STAGE_SECONDS
+    runs = RUNS[stage]()
+    return {
+        name: trained(
+            f"{words} --run.device {device.type} {extra}", max(1.0, ends - time.monotonic())
+        )
+        for name, words in runs.items()
+    }
+
+
+def table(stored: Mapping[str, Result]) -> str:
+    """What is stored, a line for each run or measurement."""
+    lines = []
+    for stage, found in stored.items():
+        for name, numbers in found["result"].items():
+            text = f"{numbers:.4g}" if isinstance(numbers, float) else str(numbers)
+            if isinstance(numbers, dict):
+                shown = {key: numbers[key] for key in numbers if key != "words"}
+                text = ", ".join(
+                    f"{key} {value:,.4g}" if isinstance(value, int | float) else f"{key} {value}"
+                    for key, value in shown.items()
+                )
+            lines.append(f"{stage} · {name}: {text}")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--stage", nargs="+", choices=STAGES, default=STAGES, help="which (default: all, in order)")
+    add("--json", type=Path, help="where results are stored (default: benchmarks/gpu/DEVICE.json)")
+    add("--again", action="store_true", help="measure stages that are stored too")
+    add("--table", action="store_true", help="only print what is stored")
+    add("--platform", choices=["cuda", "cpu"], default="cuda", help="cpu: to try the script")
+    add("--tiny", action="store_true", help="a tiny model and two rounds, to try the script")
+    options = parser.parse_args(words)
+    if options.platform == "cuda" and not options.table and not torch.cuda.is_available():
+        print("gpu: this script needs a CUDA device, and torch finds none", file=sys.stderr)
+        return 2
+    device = torch.device(options.platform)
+    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
+    file = options.json or FOLDER / f"{name.replace(' ', '-')}.json"
+    stored: dict[str, Result] = json.loads(file.read_text()) if file.exists() else {}
+    if options.table:
+        print(table(stored))
+        return 0
+    extra = TINY if options.tiny else ""
+    for stage in options.stage:
+        if stage in stored and not options.again:
+            print(f"{stage}: stored", flush=True)
+            continue
+        print(f"{stage}: measuring ...", flush=True)
+        stored[stage] = {
+            "device": name,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "result": measure(stage, device, extra),
+        }
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(stored, indent=1) + "\n")
+        print(table({stage: stored[stage]}), flush=True)
+    return 0
 
 
 if __name__ == "__main__":

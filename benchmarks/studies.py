@@ -175,7 +175,7 @@ def ddp_norm(inner: str) -> dict[str, Arm]:
         "constant 64": constant(64),
         "constant 256": constant(256),
         "warm-up 64, 128, 256": warmup(64, 128, 256),
-        **{f"norm test, eta {eta:g}": norm_test(eta) for eta in (0.2, 0.4, 1, 2, 3.5)},
+        **{f"norm test, eta {eta:g}": norm_test(eta) for eta in (0.05, 0.1, 0.2, 0.4, 1, 2, 3.5)},
     }
     arms = {
         name: Arm(method="ddp", batches=own, inner=inner, every=10) for name, own in batches.items()

@@ -114,8 +114,30 @@ def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
     # 2 of 1024 x 1024, 2 of 256 x 1024 and 3 of 2816 x 1024, in each of 24 layers.
     assert (len(sizes), sum(sizes)) == (168, 24 * 1024 * (2 * 1024 + 2 * 256 + 3 * 2816))
     small = gpu.hidden_matrices(16, 1, torch.device("cpu"))
-    for step in gpu.optimizers(small).values():
+    for step in gpu.optimizer_steps(small).values():
         before = [matrix.detach().clone() for matrix in small]
         step()
         moved = zip(before, small, strict=True)
         assert not any(torch.equal(old, matrix) for old, matrix in moved)
+
+
+def test_stages_on_a_gpu_are_stored_and_not_measured_twice(
+    bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu, file = bench("gpu"), tmp_path / "found" / "device.json"
+    line = ["--platform", "cpu", "--tiny", "--stage", "default", "--json", str(file)]
+    gpu.RUNS["default"] = lambda: {"one": f"single {gpu.MUON}", "bad": "single --inner.lr -1"}
+    assert gpu.main(line) == 0
+    found = json.loads(file.read_text())["default"]["result"]
+    assert found["one"]["rounds"] == 1
+    assert found["one"]["tokens"] == 2 * 8 * 32
+    assert found["one"]["tokens_per_second"] > 0
+    assert "inner.lr" in found["bad"]["failure"]
+    assert "default · one: seconds" in capsys.readouterr().out
+
+    gpu.RUNS["default"] = lambda: {}
+    assert gpu.main(line) == 0
+    assert capsys.readouterr().out == "default: stored\n"
+    assert json.loads(file.read_text())["default"]["result"] == found
+    assert gpu.main([*line, "--again"]) == 0
+    assert json.loads(file.read_text())["default"]["result"] == {}

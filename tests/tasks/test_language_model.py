@@ -176,6 +176,7 @@ def test_a_periodic_text_is_memorised_and_continued() -> None:
             max_tokens=60,
             temperature=0,
             context_tokens=32,
+            vocab_size=256,
             stop=0,
             seed=0,
         )
@@ -186,19 +187,41 @@ def test_a_periodic_text_is_memorised_and_continued() -> None:
 def test_generation_stops_at_the_end_of_text_and_draws_by_seed() -> None:
     assert list(
         generate(
-            _WithParameters(), [7], max_tokens=20, temperature=0, context_tokens=8, stop=0, seed=0
+            _WithParameters(),
+            [7],
+            max_tokens=20,
+            temperature=0,
+            context_tokens=8,
+            vocab_size=256,
+            stop=0,
+            seed=0,
         )
     ) == [8, 9]
     model = build_llama(TINY, 256, 0)
     draws = [
         list(
             generate(
-                model, [1], max_tokens=10, temperature=1.0, context_tokens=8, stop=0, seed=seed
+                model,
+                [1],
+                max_tokens=10,
+                temperature=1.0,
+                context_tokens=8,
+                vocab_size=256,
+                stop=0,
+                seed=seed,
             )
         )
         for seed in (0, 0, 1)
     ]
     assert draws[0] == draws[1] != draws[2]
+
+
+def test_generation_draws_no_id_that_the_tokenizer_lacks() -> None:
+    model = build_llama(TINY, 256, 0)
+    drawn = generate(
+        model, [1], max_tokens=30, temperature=9.0, context_tokens=8, vocab_size=5, stop=9, seed=0
+    )
+    assert {*drawn} == {0, 1, 2, 3, 4}
 
 
 def test_generation_computes_a_token_once_while_the_context_has_room() -> None:
@@ -207,7 +230,14 @@ def test_generation_computes_a_token_once_while_the_context_has_room() -> None:
 
     def draw() -> list[int]:
         drawn = generate(
-            model, [1, 2], max_tokens=9, temperature=0, context_tokens=8, stop=256, seed=0
+            model,
+            [1, 2],
+            max_tokens=9,
+            temperature=0,
+            context_tokens=8,
+            vocab_size=256,
+            stop=256,
+            seed=0,
         )
         return list(drawn)
 

@@ -54,6 +54,7 @@ def text_sample(run: TrainingRun) -> dict[str, str] | None:
                 max_tokens=ADDED_TOKENS,
                 temperature=TEMPERATURE,
                 context_tokens=recipe.data.context_tokens,
+                vocab_size=tokenizer.vocab_size,
                 stop=tokenizer.end_of_text,
                 seed=0,
             )

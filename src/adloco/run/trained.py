@@ -180,6 +180,7 @@ def continued(
         max_tokens=max_tokens,
         temperature=temperature,
         context_tokens=recipe.data.context_tokens,
+        vocab_size=tokenizer.vocab_size,
         stop=tokenizer.end_of_text,
         seed=seed,
     ):

@@ -199,6 +199,7 @@ def generate(
     max_tokens: int,
     temperature: float,
     context_tokens: int,
+    vocab_size: int,
     stop: int,
     seed: int,
 ) -> Iterator[int]:
@@ -210,6 +211,7 @@ def generate(
         max_tokens: Most ids to draw.
         temperature: Divides the logits; 0 takes the most likely token each time.
         context_tokens: The model sees this many of the latest tokens.
+        vocab_size: Number of the tokenizer's ids; a model can have outputs for more, none is drawn.
         stop: Id that ends the text; it is not yielded.
         seed: Seed of the draw.
     """
@@ -227,7 +229,7 @@ def generate(
         output = model(input_ids=torch.tensor([seen], device=device), **options)
         if options["use_cache"]:
             options["past_key_values"] = output.past_key_values
-        logits = output.logits[0, -1].float().cpu()
+        logits = output.logits[0, -1, :vocab_size].float().cpu()
         token = (
             int(logits.argmax())
             if temperature == 0

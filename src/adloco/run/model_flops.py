@@ -1,0 +1,58 @@
+"""Model FLOPs utilisation (MFU): how much of a GPU's arithmetic the training of a model uses.
+
+What is counted is what the model needs for a token, whatever the program computes: 6 FLOPs for each
+weight of a matrix that a token is multiplied by (2 forwards, 4 backwards; an embedding is looked up
+and counts nothing), and 12 x layers x width of all heads x context for attention, as if each token
+saw the whole context (PaLM, arXiv 2204.02311, appendix B). Gradient checkpointing, evaluation and
+syncs count nothing. The peak is the device's dense bfloat16 rate without sparsity, whatever type a
+run computes in.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200": 989.4e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989.4e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "RTX 4090": 165.2e12,
+}
+"""Dense bfloat16 FLOPs per second of a device, by a part of its name, the first that fits: from the
+vendor's data sheets.
+"""
+
+
+def flops_per_token(model: nn.Module, context: int) -> float | None:
+    """FLOPs of training on one token; None if the model's configuration does not say.
+
+    Args:
+        model: With the `config` of a transformers model.
+        context: Tokens of a sample.
+    """
+    config: Any = getattr(model, "config", None)
+    layers = getattr(config, "num_hidden_layers", None)
+    heads = getattr(config, "num_attention_heads", None)
+    if not layers or not heads:
+        return None
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    multiplying = (each for each in model.modules() if not isinstance(each, nn.Embedding))
+    weights = [getattr(module, "weight", None) for module in multiplying]
+    matrices = sum(each.numel() for each in weights if isinstance(each, Tensor) and each.dim() == 2)
+    return float(6 * matrices + 12 * layers * heads * width * context)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The device's peak, from `PEAK_FLOPS`; None if it is not in the table."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)

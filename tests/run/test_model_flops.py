@@ -1,0 +1,54 @@
+"""FLOPs of a token by hand arithmetic, and the peaks of devices."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from adloco.run.model_flops import flops_per_token, peak_flops
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_llama_by_hand(tied: bool) -> None:
+    config = LlamaConfig(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 80
+    expected = 6 * (3 * layer + 32 * 100) + 12 * 3 * 32 * 64
+    assert flops_per_token(LlamaForCausalLM(config), 64) == expected
+
+
+def test_a_gpt2_whose_layers_are_no_linear_modules() -> None:
+    config = GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    expected = 6 * (2 * 12 * 32 * 32 + 32 * 100) + 12 * 2 * 32 * 64
+    assert flops_per_token(GPT2LMHeadModel(config), 64) == expected
+
+
+def test_a_model_without_a_configuration_is_unknown() -> None:
+    assert flops_per_token(nn.Linear(3, 4), 64) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989.4e12),
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("Some other", None),
+    ],
+)
+def test_peaks_by_name(name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    device = SimpleNamespace(type="cuda")
+    assert peak_flops(device) == peak  # type: ignore[arg-type]
+    assert peak_flops(torch.device("cpu")) is None
