@@ -32,5 +32,5 @@ def option_metrics(per: str) -> dict[str, Metric]:
 
 
 def unmeasured(per: str) -> dict[str, Any]:
-    """What a report has for these numbers where no stage measures them."""
+    """Values of these numbers in a report where no stage measures them."""
     return {name: 0 if metric.always else None for name, metric in option_metrics(per).items()}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the commands must know of a setting."""
+    """Facts about a setting that commands need."""
 
     resume: Literal["never", "free", "recorded"] = "never"
     """Whether it may change when a run is resumed. free: yes, no number of the run depends on it;

@@ -178,7 +178,7 @@ class TrainedRun:
         return "".join(pieces)
 
     def _facts(self) -> dict[str, str]:
-        """What the run is and how far it has come, in words."""
+        """Facts of the run and how far it has come, in words."""
         records = self.records
         last = records[-1] if records else {"round": 0, "tokens": 0}
         losses = [record["val_loss"] for record in records if record["val_loss"] is not None]

@@ -35,7 +35,7 @@ from adloco.errors import RANK_FAILURE
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """What becomes of a run whose ranks recover from the failure of one."""
+    """The settings of a run whose ranks recover from the failure of one."""
 
     timeout_seconds: float
     """If no rank that trains gives a sign of life for twice as long, there is nobody to recover,
@@ -181,7 +181,7 @@ class _Launcher:
             self._ranks.start(number, slot)
 
     def _state(self, process: int) -> State:
-        """What a rank was before it ended. One that waits at a meeting is taken for training."""
+        """The state of a rank so far. One that waits at a meeting is taken for training."""
         if process in self._newest.members:
             return State.TRAINING
         return State.SILENT if process in self._newest.failed else State.JOINING

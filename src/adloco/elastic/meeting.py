@@ -1,4 +1,5 @@
-"""How the processes that remain after a failure, and those that wait to join, find the next quorum.
+"""The meeting in which the processes that remain after a failure, and those that wait to join, find
+the next quorum.
 
 After a failure, or when others ask to join, every member says at the store that it is there. Once
 all are there or known to have failed, the first one to see that writes down the next quorum, and
@@ -171,7 +172,7 @@ def failed_islands(before: Quorum, after: Quorum, size: int) -> list[int]:
 def _meet(
     store: Any, quorum: Quorum, timeout_seconds: float, launchers: Silence
 ) -> dict[int, State]:
-    """What each member is, once nobody is waited for any more or the meeting is over.
+    """Return the state of each member, once nobody is waited for any more or the meeting is over.
 
     launchers: Looks for signs of life of the launchers of those that are late.
     """

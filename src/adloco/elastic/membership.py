@@ -1,4 +1,4 @@
-"""What a process of a run can be, what the others see of it, and what they do then.
+"""The states of a process of a run, what the others see of it, and what they do then.
 
 `TABLE` holds all of it, and README.md shows it. The launchers look exit codes up in it, the watch
 of each rank what it reads at the store, and the meeting those that are late.
@@ -12,7 +12,7 @@ from adloco.errors import RANK_FAILURE
 
 
 class State(Enum):
-    """What a process is to the others."""
+    """The state of a process, as the others know it."""
 
     TRAINING = "in the newest quorum"
     WAITING = "at the meeting that finds the next quorum"
@@ -22,7 +22,7 @@ class State(Enum):
 
 
 class Seen(Enum):
-    """What a launcher or another rank sees of a process."""
+    """An observation of a process by its launcher or another rank."""
 
     FINISHED = "exit code 0"
     ERROR = "another exit code, or an error at the store"
@@ -39,7 +39,7 @@ class Seen(Enum):
 
 
 class Action(Enum):
-    """What is done about it."""
+    """The answer to an observation."""
 
     END = "those that wait to join end too"
     END_ALL = "all ranks end with its exit code"
@@ -54,7 +54,7 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of a process, and what is done about it."""
+    """The next state of a process, and the answer."""
 
     state: State
     action: Action
@@ -89,10 +89,10 @@ TABLE = {
     (State.JOINING, Seen.STOPPED): Change(State.GONE, Action.REPLACE),
     (State.JOINING, Seen.KILLED): Change(State.GONE, Action.REPLACE),
 }
-"""What a process was, and what is seen of it -> what it is then, and what is done."""
+"""(State of a process, what is seen of it) -> its state then, and what is done."""
 
 
 def seen_by_launcher(code: int) -> Seen:
-    """What an exit code says of a process; a negative one is the signal that ended it."""
+    """Translate the exit code of a process; a negative one is the signal that ended it."""
     known = {0: Seen.FINISHED, RANK_FAILURE: Seen.GAVE_UP, INTERRUPTED: Seen.STOPPED}
     return Seen.KILLED if code < 0 else known.get(code, Seen.ERROR)

@@ -37,7 +37,7 @@ def recovers(settings: RunSettings) -> bool:
 
 
 class Regrouping:
-    """What a rank knows of its run from one quorum to the next."""
+    """The memory of a rank from one quorum of its run to the next."""
 
     def __init__(self, settings: RunSettings, quorum: Quorum, resumed: Path | None) -> None:
         """
@@ -54,7 +54,7 @@ class Regrouping:
         self._settings = settings
         self._run: TrainingRun | None = None
         self._failure = ""
-        """What is known of the rank that failed last."""
+        """A sentence about the rank that failed last."""
         self._leaves = False
         """True if this rank was told to stop and the others continue."""
         if quorum.number:
@@ -85,7 +85,7 @@ class Regrouping:
         ]
 
     def kind(self) -> Kind:
-        """What starts.jsonl says of the run when it resumes."""
+        """The word in starts.jsonl for the run when it resumes."""
         return "regroup" if self._failure else "join" if self.quorum.number else "resume"
 
     def opened(self, run: TrainingRun) -> None:

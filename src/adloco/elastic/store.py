@@ -1,4 +1,4 @@
-"""Where the store of a run says which processes train together, and which launchers live.
+"""The keys of a run's store that say which processes train together, and which launchers live.
 
 A process has an id: its rank at the start, or the next free number if it was started later.
 `meeting.py` says how the processes find the next quorum. All stores here have the keys of this
@@ -19,7 +19,7 @@ OVER = "over"
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What is written at the store about a quorum."""
+    """The entry of a quorum at the store."""
 
     members: list[int]
     failed: list[int]
@@ -57,7 +57,7 @@ def newest_number(store: Any, number: int) -> int:
 
 
 def later_quorums(store: Any, number: int) -> list[Decision]:
-    """What was decided after quorum `number`; called by a launcher."""
+    """Read the decisions after quorum `number`; called by a launcher."""
     newest = newest_number(store, number)
     return [read_decision(store, later) for later in range(number + 1, newest + 1)]
 
@@ -88,7 +88,7 @@ def beat_as_launcher(store: Any, launcher: int) -> None:
 
 
 def beats_of_launcher(store: Any, process: int) -> int:
-    """How many signs of life the launcher has given that ends this process if it is taken for
+    """Count the signs of life of the launcher that ends this process if it is taken for
     failed; 0: there is none.
     """
     key = f"launcher-of-{process}"

@@ -169,7 +169,7 @@ class _Thread(threading.Thread):
 
 
 class Silence:
-    """How many looks in a row have found a counter unchanged."""
+    """Counts the looks in a row that have found a counter unchanged."""
 
     def __init__(self, looks: int = BEATS) -> None:
         self._looks = looks
@@ -230,7 +230,7 @@ class Heartbeats:
 
 
 def beats(store: Any, rank: int) -> int:
-    """How many signs of life a rank has given."""
+    """Count the signs of life of a rank."""
     return int(store.add(f"beats-{rank}", 0))
 
 

@@ -33,7 +33,7 @@ REMEMBERED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRound:
-    """What a round tells about the time of others."""
+    """Measured numbers of a round that tell the time of others."""
 
     trainer_batch: float
     """Samples of an inner step of a trainer, as a mean over trainers."""

@@ -1,4 +1,5 @@
-"""Which H, batch and n take the least time to a loss (docs/plan.md), from measured seconds.
+"""Search for the H, batch and n that take the least time to a loss (docs/plan.md), from measured
+seconds.
 
 A step of b samples takes t0 + t1 b seconds. A sync stops training for s seconds, once in H steps,
 so a sample takes t1 + (t0 + s / H) / b seconds.

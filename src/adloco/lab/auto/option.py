@@ -1,4 +1,4 @@
-"""Which settings a run chooses itself, and within which bounds."""
+"""The settings that a run chooses itself, and their bounds."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""Which workers a sync leaves out, because their pseudo-gradients are far from the others'.
+"""The choice of workers that a sync leaves out, because their pseudo-gradients are far from the
+others'.
 
 A worker whose memory, data or link has gone wrong can send a pseudo-gradient that is 100 times too
 long or points the other way, and one of eight is enough to spoil the mean. Its norm is compared
@@ -23,7 +24,7 @@ SMALLEST = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How a worker's pseudo-gradient compares with the others' at a sync."""
+    """A worker's pseudo-gradient compared with the others' at a sync."""
 
     relative_norm: float | None = None
     """Its norm over the median of all workers' norms; None if the median is 0."""

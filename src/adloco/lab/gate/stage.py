@@ -28,7 +28,7 @@ class GateStage(Stage):
     def __init__(self, gate: Gate, sections: RunSections, state: RunState) -> None:
         self._gate, self._state, self._placement = gate, state, sections.placement
         self._verdicts: dict[int, list[Verdict]] = {}
-        """What was said of each worker in the round, by id."""
+        """The verdicts on each worker in the round, by id."""
 
     def begin_round(self) -> None:
         self._verdicts = {}
@@ -75,7 +75,7 @@ class GateStage(Stage):
         return verdicts
 
     def of_worker(self, worker: int) -> Mapping[str, Any]:
-        """How often it was left out; of several fragments, the norm that is furthest from the
+        """Count how often it was left out; of several fragments, the norm that is furthest from the
         median's and the lowest cosine.
         """
         verdicts = self._verdicts.get(worker, ())

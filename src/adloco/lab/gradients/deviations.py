@@ -1,4 +1,4 @@
-"""How the gradients of batches deviate from the full gradient (docs/options.md).
+"""Deviations of the gradients of batches from the full gradient (docs/options.md).
 
 N samples are cut into J batches. Batch j has m_j samples and the mean gradient g_j, and the full
 gradient is F = (1 / N) sum_j m_j g_j. The scatter sum_j m_j |g_j - F|^2 has expectation (J - 1) S,
@@ -58,7 +58,7 @@ class BatchGradient:
 
 @dataclass(frozen=True, kw_only=True)
 class Deviations:
-    """What two passes over the samples leave behind: numbers of each batch and each parameter."""
+    """The results of two passes over the samples: numbers of each batch and each parameter."""
 
     batches: Sequence[BatchGradient]
     full_norms_sq: Sequence[float]
@@ -110,7 +110,7 @@ class Deviations:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How numbers are spread."""
+    """The spread of numbers."""
 
     mean: float
     median: float

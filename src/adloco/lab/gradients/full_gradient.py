@@ -23,7 +23,7 @@ from adloco.rules.switch import balanced
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Where the samples of a batch stand in the data."""
+    """The place of a batch's samples in the data."""
 
     stream: int
     position: int
@@ -49,7 +49,7 @@ def cut_into_batches(samples: int, batch: int, num_streams: int) -> list[Batch]:
 
 @dataclass(frozen=True, kw_only=True)
 class FullGradient:
-    """What the gradients are computed with."""
+    """The model, samples and loss of the gradients."""
 
     model: nn.Module
     """It is put into evaluation mode: dropout is off, and running statistics are used and stay as

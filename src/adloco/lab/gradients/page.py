@@ -1,4 +1,4 @@
-"""What the page of a run shows of `adloco gradients`: a table of all files, and their pictures."""
+"""The part of a run's page for `adloco gradients`: a table of all files, and their pictures."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which layer a parameter belongs to, and its kind: embedding, attention, mlp, norm and so on.
+"""The layer that a parameter belongs to, and its kind: embedding, attention, mlp, norm and so on.
 
 Both follow from the names and classes of the modules around it, for models of transformers and for
 plain modules alike.
@@ -23,7 +23,7 @@ CLASS_KINDS = {"linear": "linear", "conv": "convolution"}
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterPart:
-    """Where a parameter belongs."""
+    """The layer and kind of a parameter."""
 
     layer: str
     """The repeated block that it is in, such as layers.0, or else its module."""

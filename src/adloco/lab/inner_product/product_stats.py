@@ -29,7 +29,7 @@ from adloco.rules.switch import BatchPlan
 
 
 class ProductMeasurement:
-    """How a worker measures its test steps for an inner-product test."""
+    """Measures the test steps of a worker for an inner-product test."""
 
     whole_gradients: ClassVar = True
 

@@ -40,7 +40,7 @@ from adloco.rules.switch import BatchPlan
 
 
 class DualMeasurement:
-    """How a worker measures its test steps in the norm of its optimizers' steps."""
+    """Measures the test steps of a worker in the norm of its optimizers' steps."""
 
     whole_gradients: ClassVar = False
 
@@ -160,7 +160,7 @@ class DualStep:
 
 
 class _Groups:
-    """What is summed over the groups, while the gradients of their micro-batches come in."""
+    """Sums over the groups, while the gradients of their micro-batches come in."""
 
     def __init__(
         self, plan: BatchPlan, blocks: Sequence[MeasuredBlock], sums: Sequence[Tensor]
@@ -187,7 +187,7 @@ class _Groups:
         self._factors = math.sqrt(odd / even), -math.sqrt(even / odd)
 
     def transform(self, index: int, gradient: Tensor) -> Tensor:
-        """What a gradient adds to the sum of its parameter; adds to the Gram matrices.
+        """Return what a gradient adds to the sum of its parameter, and add to the Gram matrices.
 
         gradient: m_j / b times g_j of the current group.
         """

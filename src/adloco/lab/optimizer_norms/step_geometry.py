@@ -1,4 +1,4 @@
-"""Which norm belongs to the inner optimizer's step on each parameter (dual_norms.py).
+"""The norm that belongs to the inner optimizer's step on each parameter (dual_norms.py).
 
 **Adam.** With its second moments v held fixed, Adam is seen as a method that steps by signs in the
 coordinates y_i = sqrt(v_i) x_i. The gradient in these is g_i / sqrt(v_i), so the dual norm of such
@@ -30,7 +30,7 @@ from adloco.lab.optimizer_norms.batch_rules import Metric
 
 @dataclass(frozen=True, kw_only=True)
 class SecondMoments:
-    """Where the second moments of a parameter's gradient are."""
+    """The place of the second moments of a parameter's gradient."""
 
     optimizer: Optimizer
     beta: float
@@ -74,7 +74,7 @@ class MeasuredBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class StepGeometry:
-    """How the gradients of a worker's trainable parameters are measured.
+    """Measures the gradients of a worker's trainable parameters.
 
     Parameters that are in neither field are measured as if they were stepped by signs.
     """

@@ -13,7 +13,7 @@ from adloco.setting import setting
 
 @dataclass(frozen=True, kw_only=True)
 class Spikes:
-    """What to do about an inner step whose loss is far above those before."""
+    """The answer to an inner step whose loss is far above those before."""
 
     key: ClassVar[str] = "rollback"
     section: ClassVar[str] = "run"
