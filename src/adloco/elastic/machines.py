@@ -1,5 +1,5 @@
-"""The meeting point of the launchers of a run: each starts the ranks of its machine, and all use one
-store.
+"""The meeting point of the launchers of a run: each starts the ranks of its machine, and all use
+one store.
 
 The launcher on the machine whose address is given keeps the store, so the run ends with it. The
 first ones to come begin the run together. One that comes later, or comes back, starts ranks that
