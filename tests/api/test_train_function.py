@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import adloco
+from adloco.api.train_function import _data_setting
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.run.folder import locked
@@ -105,6 +106,42 @@ def test_a_bad_setting_raises_the_sentence_of_the_command_line(
 def test_wrong_arguments_are_named(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         adloco.train(**{"recipe": "diloco"} | arguments)
+
+
+def test_settings_of_a_section_may_be_given_together(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = adloco.train("diloco", inner={"lr": 0.004, "weight_decay": 0.05}, **settings)
+    recipe = (run.folder / "recipe.toml").read_text()
+    assert "lr = 0.004" in recipe
+    assert "weight_decay = 0.05" in recipe
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"inner": {"lr": 0.1}, "inner.lr": 0.2}, "inner.lr is given twice"),
+        ({"run": {"tokens": 5}, "tokens": 6}, "run.tokens is given twice"),
+        ({"inner": {"lrr": 0.1}}, "inner.lrr"),
+        ({"iner": {"lr": 0.1}}, "iner"),
+        ({"inner": 3}, "no argument 'inner'"),
+    ],
+)
+def test_bad_settings_of_a_section_are_named(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        adloco.train("diloco", **given)
+
+
+def test_a_name_that_is_no_file_can_be_a_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _data_setting("allenai/c4") == "data.dataset"
+    assert _data_setting("my_texts") == _data_setting(Path("a/b")) == "data.path"
+    assert _data_setting("a/b/c") == _data_setting(None) == "data.path"
+    (tmp_path / "allenai").mkdir()
+    (tmp_path / "allenai" / "c4").touch()
+    assert _data_setting("allenai/c4") == "data.path"
 
 
 def test_only_one_process_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """`adloco.train`: a recipe trained in this process, as `adloco train` trains it."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
 
@@ -54,14 +55,16 @@ def train(
     Args:
         recipe: The name of a shipped recipe, or the path of a TOML file; None: adloco.
         tokens: Tokens to train on (`run.tokens`).
-        data: A text, jsonl or parquet file, or a folder of such files (`data.path`).
+        data: A text, jsonl or parquet file, or a folder of such files (`data.path`); where there is
+            none of that name, a dataset of the Hugging Face hub as owner/name (`data.dataset`).
         folder: The run's folder (`run.folder`); None: a new one in runs/.
         seed: Seed of the parameters, the order of the data and dropout (`run.seed`).
         from_run: The folder of a run with whose model to begin (`model.from_run`).
         resume: The folder of a run to go on with, by its own recipe.
         problem: A model, data and loss of your own, with batches in `validation`; None: those that
             the recipe names. Its recipe decides everything else.
-        settings: Any other setting by its name, as in `**{"method.sync_every": 50}`.
+        settings: Any other setting: by its name, as in `**{"method.sync_every": 50}`, or those of a
+            section together, as in `method={"sync_every": 50}`.
 
     Returns:
         The run in its folder, with its records, summary, model and tokenizer.
@@ -80,13 +83,13 @@ def train(
     )
     arguments = {
         "run.tokens": tokens,
-        "data.path": data,
+        _data_setting(data): data,
         "run.folder": folder,
         "run.seed": seed,
         "model.from_run": from_run,
     }
     given = {name: value for name, value in arguments.items() if value is not None}
-    named = _checked(settings, given)
+    named = _checked(dict(_by_name(settings)), given)
     console = open_console()
     with working(console, "reading and tokenising text, building models ..."):
         run = (
@@ -104,6 +107,28 @@ def train(
     return TrainedRun(run.folder, problem=problem)
 
 
+def _data_setting(data: str | Path | None) -> str:
+    """The setting that says where the text is; a name that is no file can be a dataset's."""
+    is_name = isinstance(data, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", data)
+    return "data.dataset" if is_name and not Path(str(data)).exists() else "data.path"
+
+
+def _by_name(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each setting by section.key, those included that are given as a section's mapping.
+
+    Raises:
+        ValueError: One is given twice.
+    """
+    seen = set[str]()
+    for name, value in settings.items():
+        together = "." not in name and isinstance(value, Mapping)
+        parts = {f"{name}.{key}": one for key, one in value.items()} if together else {name: value}
+        for full, one in parts.items():
+            require(full not in seen, f"{full} is given twice; leave one of them out")
+            seen.add(full)
+            yield full, one
+
+
 def _checked(settings: Mapping[str, Any], given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The settings and those given by arguments, by section.key; ValueError for other names."""
     for name in settings:
@@ -112,7 +137,7 @@ def _checked(settings: Mapping[str, Any], given: Mapping[str, Any]) -> list[tupl
             advice = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
             raise ValueError(
                 f"train() has no argument {name!r}{advice}; settings are named with their section, "
-                'as in train(**{"method.sync_every": 50})'
+                'as in train(**{"method.sync_every": 50}) or train(method={"sync_every": 50})'
             )
         require(name not in given, f"{name} is given twice; leave one of them out")
     every = {**given, **settings}

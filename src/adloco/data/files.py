@@ -47,7 +47,8 @@ def data_files(path: Path, text_column: str) -> list[DataFile]:
     """
     if not path.exists():
         raise SourceUnreachableError(
-            f"data.path {str(path)!r} does not exist; give a text file, a folder, or jsonl/parquet"
+            f"data.path {str(path)!r} does not exist; give a text file, a folder, or "
+            "jsonl/parquet (data.dataset names a dataset of the Hugging Face hub)"
         )
     require(
         path.is_file() or path.is_dir(),
