@@ -309,7 +309,7 @@ def test_imports_are_absolute() -> None:
         ("adloco.__main__", "adloco", "__main__"),
         ("adloco_elsewhere.rules", "adloco", None),
         ("torch", "adloco", None),
-        ("adloco.distributed.comm.metered", "adloco.distributed", "comm"),
+        ("adloco.distributed.comm.sync_stats", "adloco.distributed", "comm"),
         ("adloco.distributed.dtensor", "adloco.distributed", "dtensor"),
         ("adloco.distributed", "adloco.distributed", "top"),
         ("adloco.rules", "adloco.distributed", None),

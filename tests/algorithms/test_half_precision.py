@@ -21,7 +21,8 @@ from adloco import (
     place,
 )
 from adloco.algorithms.model_state import Replica
-from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.islands import Islands
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
 from adloco.rules.sync_schedule import SyncEvent
@@ -49,7 +50,7 @@ def test_an_outer_step_moves_every_element_in_every_type(
     exact = outer_sync([start], factory)
     mine = outer_sync([start.to(dtype)], factory, memory=memory)
     for outer, own in ((exact, worker), (mine, worker.to(dtype))):
-        sync_all(outer, [[own.clone()]], [1.0], LocalComm(1, Traffic()))
+        sync_all(outer, [[own.clone()]], [1.0], Comm(Islands(workers=[1], traffic=Traffic())))
     tolerance = 2e-2 if dtype in HALF else 1e-6
     torch.testing.assert_close(
         mine.global_params[0].detach().double(),
@@ -73,7 +74,7 @@ def test_small_outer_steps_add_up_in_float32_and_round_away_in_the_models_type()
         )
         for _ in range(16):
             start = outer.global_params[0].detach().bfloat16()
-            sync_all(outer, [[start - 2**-8]], [1.0], LocalComm(1, Traffic()))
+            sync_all(outer, [[start - 2**-8]], [1.0], Comm(Islands(workers=[1], traffic=Traffic())))
         ends.append(outer.global_params[0].detach())
     assert bool((ends[0] < 1 - 0.9 * 2**-8).all())
     assert bool((ends[1] == 1).all())
@@ -89,7 +90,7 @@ def test_a_worker_that_has_not_moved_moves_nothing(wire: Any) -> None:
         outer.global_params[0].copy_(torch.linspace(1, 2, 50) + 1e-4)
     before = outer.global_params[0].detach().clone()
     workers = [[before.bfloat16()], [before.bfloat16()]]
-    sync_all(outer, workers, [0.5, 0.5], LocalComm(2, Traffic()))
+    sync_all(outer, workers, [0.5, 0.5], Comm(Islands(workers=[2], traffic=Traffic())))
     assert outer.global_params[0].detach().equal(before)
 
 
@@ -119,7 +120,7 @@ def test_feedback_loses_nothing_to_rounding(
             replica.params[0].add_((0.02 * torch.randn(700, generator=generator)).to(dtype))
             progress += (replica.params[0].double() - before) / workers
         event = SyncEvent(step=0, kind="sync", fragment=0)
-        outer.sync(event, replicas, shares, LocalComm(workers, Traffic()))
+        outer.sync(event, replicas, shares, Comm(Islands(workers=[workers], traffic=Traffic())))
     end = outer.global_params[0].detach().double()
     unsent = sum(
         end.to(dtype).double() - replica.params[0].double() + replica.residuals[0].double()
@@ -134,7 +135,9 @@ def test_the_mean_of_half_precision_tensors_is_taken_in_float32() -> None:
         [torch.tensor([1.0], dtype=torch.bfloat16)],
         *[[torch.tensor([2.0**-7], dtype=torch.bfloat16)]] * 4,
     ]
-    (mean,) = LocalComm(5, Traffic()).mean(entries, [1.0, 0.25, 0.25, 0.25, 0.25])
+    (mean,) = Comm(Islands(workers=[5], traffic=Traffic())).mean(
+        entries, [1.0, 0.25, 0.25, 0.25, 0.25]
+    )
     assert mean.dtype == torch.float32
     assert mean.tolist() == [1 + 2**-7]
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from adloco import DiLoCo, OuterOptimizer
-from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.islands import Islands
 from adloco.distributed.traffic import Traffic
 from tests.problems import (
     linear,
@@ -38,7 +39,7 @@ def test_outer_step_equals_numpy() -> None:
     rng = np.random.default_rng(0)
     start = rng.normal(size=(4, 3))
     outer = outer_sync([torch.tensor(start)], outer_sgd(0.7, 0.9, nesterov=True))
-    comm, weights = LocalComm(3, Traffic()), np.array([5.0, 1.0, 2.0])
+    comm, weights = Comm(Islands(workers=[3], traffic=Traffic())), np.array([5.0, 1.0, 2.0])
     point, history = start, []
     for _ in range(4):
         workers = [point + rng.normal(size=point.shape) for _ in weights]
@@ -58,7 +59,12 @@ def test_outer_step_equals_numpy() -> None:
 def test_any_torch_optimizer_outside() -> None:
     start = torch.tensor([1.0, -1.0], dtype=torch.float64)
     outer = outer_sync([start], lambda parameters: torch.optim.Adam(parameters, lr=0.1))
-    sync_all(outer, [[start + torch.tensor([-0.5, 0.25])]], [1], LocalComm(1, Traffic()))
+    sync_all(
+        outer,
+        [[start + torch.tensor([-0.5, 0.25])]],
+        [1],
+        Comm(Islands(workers=[1], traffic=Traffic())),
+    )
     # Adam's first step is lr * sign(pseudo-gradient): towards the worker.
     torch.testing.assert_close(
         outer.global_params[0].detach(),

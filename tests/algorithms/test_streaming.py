@@ -28,8 +28,9 @@ from adloco.algorithms import round as round_module
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.comm import compressed as compression
-from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.comm import block_sums as compression
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.islands import Islands
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.traffic import Traffic
 from adloco.distributed.wire.bf16 import Bf16
@@ -91,7 +92,10 @@ def test_one_fragment_without_overlap_is_the_plain_outer_step() -> None:
     data, models = tokens(2000, 4), [BlockLM(), BlockLM()]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
     params = [list(model.parameters()) for model in models]
-    outer, comm = outer_sync(params[0], outer_sgd(0.7, 0.6, True)), LocalComm(2, Traffic())
+    outer, comm = (
+        outer_sync(params[0], outer_sgd(0.7, 0.6, True)),
+        Comm(Islands(workers=[2], traffic=Traffic())),
+    )
     for step in range(18):
         for worker, sizes in enumerate(((3, 2), (2, 2))):
             position = step * sum(sizes)

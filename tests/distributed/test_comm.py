@@ -6,14 +6,20 @@ import pytest
 import torch
 
 from adloco.distributed.comm import buckets as sums
-from adloco.distributed.comm.buckets import bucket_views, fill_weighted_sum, filled_pieces
-from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.comm.buckets import (
+    Contributions,
+    bucket_views,
+    fill_weighted,
+    filled_pieces,
+)
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.islands import Islands
 from adloco.distributed.traffic import Traffic
 
 
 def test_weighted_mean_and_bytes() -> None:
     traffic = Traffic()
-    between = LocalComm(2, traffic)
+    between = Comm(Islands(workers=[2], traffic=traffic))
     first, second = (
         [torch.tensor([1.0, 2.0]), torch.tensor([[10.0]])],
         [torch.tensor([5.0, -2.0]), torch.tensor([[20.0]])],
@@ -31,7 +37,9 @@ def test_every_tensor_is_averaged() -> None:
         [torch.full((size,), float(worker)) for size in (1, 7, 1000, 3)] for worker in (1, 3)
     ]
     for mean, size in zip(
-        LocalComm(2, Traffic()).mean(entries, [0.5, 0.5]), (1, 7, 1000, 3), strict=True
+        Comm(Islands(workers=[2], traffic=Traffic())).mean(entries, [0.5, 0.5]),
+        (1, 7, 1000, 3),
+        strict=True,
     ):
         assert mean.tolist() == [2.0] * size
 
@@ -70,7 +78,12 @@ def test_weighted_sums_of_any_size(seed: int, monkeypatch: pytest.MonkeyPatch) -
     weights = [0.5, 0.3, 0.2][: len(entries)]
     for origin in (None, torch.randn(shape, generator=generator, dtype=torch.float64)):
         result = torch.full(shape, torch.nan, dtype=torch.float64)
-        fill_weighted_sum(result, entries, weights, origin)
+        given = Contributions(
+            per_worker=[[entry] for entry in entries],
+            weights=weights,
+            origin=() if origin is None else [origin],
+        )
+        fill_weighted(given, 0, result[None])
         expected = sum(
             w * (e if origin is None else origin - e) for e, w in zip(entries, weights, strict=True)
         )
@@ -80,13 +93,13 @@ def test_weighted_sums_of_any_size(seed: int, monkeypatch: pytest.MonkeyPatch) -
 def test_a_worker_alone_hands_over_nothing() -> None:
     traffic = Traffic()
     value = torch.tensor([1 / 3])
-    assert LocalComm(1, traffic).mean([[value]], [1.0])[0].equal(value)
+    assert Comm(Islands(workers=[1], traffic=traffic)).mean([[value]], [1.0])[0].equal(value)
     assert traffic.between == 0
 
 
 def test_broadcast_is_handed_over_once_if_anyone_needs_it() -> None:
     traffic = Traffic()
-    between = LocalComm(3, traffic)
+    between = Comm(Islands(workers=[3], traffic=traffic))
     between.broadcast([torch.zeros(5)], source=0, receivers=[])
     assert traffic.between == 0
     between.broadcast([torch.zeros(5)], source=0, receivers=[1, 2])

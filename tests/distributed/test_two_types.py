@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from adloco import Int4, MergeFates, MergeSmallest, OuterMemory
-from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.islands import Islands
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
@@ -49,7 +50,7 @@ def mixed(worker: int) -> list[Tensor]:
 
 
 def test_means_of_several_types() -> None:
-    means = LocalComm(2, Traffic()).mean([mixed(1), mixed(3)], [0.5, 0.5])
+    means = Comm(Islands(workers=[2], traffic=Traffic())).mean([mixed(1), mixed(3)], [0.5, 0.5])
     assert [mean.tolist() for mean in means] == [[10.0 * k + 2] * (5 + k) for k in range(8)]
 
 
@@ -75,9 +76,11 @@ def test_each_type_is_sent_as_if_it_were_alone(name: str) -> None:
     ]
     wire, _ = FORMATS[name]
     weights = [0.5, 0.3, 0.2]
-    together = LocalComm(3, Traffic()).mean(workers, weights, wire)
+    together = Comm(Islands(workers=[3], traffic=Traffic())).mean(workers, weights, wire)
     for kind in (0, 1):
-        alone = LocalComm(3, Traffic()).mean([own[kind::2] for own in workers], weights, wire)
+        alone = Comm(Islands(workers=[3], traffic=Traffic())).mean(
+            [own[kind::2] for own in workers], weights, wire
+        )
         for mine, other in zip(together[kind::2], alone, strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=0)
 

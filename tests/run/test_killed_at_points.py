@@ -87,7 +87,7 @@ def test_killed_at(
     assert numbers(folder) == undisturbed
 
 
-ORDERED_SUM, MEETING = "adloco.distributed.comm.ordered_sum:OrderedSum", "adloco.elastic.meeting"
+ORDERED_SUM, MEETING = "adloco.distributed.comm.plain_sum:OrderedSum", "adloco.elastic.meeting"
 COPIES = ["--run.copy_every", "1", "--run.checkpoint_every", "1000"]
 INT4 = ["--wire.format", "int4"]
 THREE = ["--method.num_trainers", "3", "--batch.initial", "6"]

@@ -24,7 +24,7 @@ from adloco.algorithms.stage import Option, RunSections
 from adloco.algorithms.state_parts import RUN, without_workers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.comm.metered import SyncMeter
+from adloco.distributed.comm.sync_stats import SyncMeter
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.one_process import OneProcess
 from adloco.distributed.placement.placement import Placement

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, optimizer_tensors
-from adloco.distributed.comm.buckets import sum_dtype
-from adloco.distributed.comm.comm import Comm, Contributions, Work, rounded_origin
+from adloco.distributed.comm.buckets import Contributions, rounded_origin, sum_dtype
+from adloco.distributed.comm.comm import Comm, Work
+from adloco.distributed.comm.sync_stats import SumStats
 from adloco.distributed.dtensor import copied, in_memory_of, local
 from adloco.errors import require
 from adloco.rules.sync_schedule import SyncEvent
@@ -53,7 +54,7 @@ class OuterSync:
 
     def sync(
         self, event: SyncEvent, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
-    ) -> None:
+    ) -> SumStats | None:
         """Carry out an event of the schedule: start a fragment's mean, finish it, or both.
 
         Args:
@@ -62,12 +63,17 @@ class OuterSync:
             weights: Each one's share of the trainer's samples; over all ranks they add up to 1.
                 Not used to finish a mean.
             comm: Reductions among all workers of the trainer.
+
+        Returns:
+            What the mean has cost, once it is finished.
         """
         if event.kind in ("sync", "send"):
             self.start(event.fragment, replicas, weights, comm, overlapped=event.kind == "send")
         if event.kind in ("sync", "receive"):
-            self.step()
+            stats = self.step()
             self.broadcast(event.fragment, replicas)
+            return stats
+        return None
 
     def start(
         self,
@@ -103,13 +109,13 @@ class OuterSync:
         self._in_flight = fragment, comm.pseudo_gradient(given, overlapped=overlapped)
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Wait for the mean in flight, and take the outer step with it.
+    def step(self) -> SumStats | None:
+        """Wait for the mean in flight, and take the outer step with it; return what it has cost.
 
         Does nothing if no mean is in flight.
         """
         if self._in_flight is None:
-            return
+            return None
         (fragment, work), self._in_flight = self._in_flight, None
         for parameter, pseudo_gradient in zip(
             self._pick(fragment, self.global_params), work.wait(), strict=True
@@ -122,6 +128,7 @@ class OuterSync:
             self.optimizer.step()
         for parameter in self.global_params:
             parameter.grad = None
+        return work.stats
 
     @torch.no_grad()
     def broadcast(self, fragment: int, replicas: Sequence[Replica]) -> None:

@@ -17,7 +17,7 @@ from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Stage
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.comm.metered import SyncStats
+from adloco.distributed.comm.sync_stats import SyncStats
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.agreement import mean_cosine, relative_error

@@ -24,7 +24,7 @@ from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Weights
 from adloco.algorithms.trainer_distance import trainer_distances
-from adloco.distributed.comm.metered import SyncMeter
+from adloco.distributed.comm.sync_stats import SyncMeter
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.batch_rules.norm_test import NormTest
@@ -110,9 +110,10 @@ class Round:
                     weights = samples
                     for stage in state.stages:
                         weights = stage.weights(event, weights)
-                synced = state.synced(weights, parts.placement, parts.meter)
-                for trainer, replicas, shares, comm in synced:
-                    trainer.outer.sync(event, replicas, shares, comm)
+                for trainer, replicas, shares, comm in state.synced(weights, parts.placement):
+                    stats = trainer.outer.sync(event, replicas, shares, comm)
+                    if stats:
+                        parts.meter.add(parts.placement.local(trainer.worker_ids), stats)
             self._count_sync()
             state.events_done += 1
         with phase("sync"):
@@ -172,8 +173,7 @@ class Round:
     def _average_buffers(self, weights: Weights) -> None:
         """Set running statistics to the mean over each trainer's workers."""
         parts = self._parts
-        synced = self._state.synced(weights, parts.placement, parts.meter)
-        for trainer, replicas, shares, comm in synced:
+        for trainer, replicas, shares, comm in self._state.synced(weights, parts.placement):
             trainer.outer.average_buffers(replicas, shares, comm)
 
     def _gather(self, tasks: Tasks) -> Mapping[int, WorkerRound]:
@@ -285,9 +285,6 @@ def average_replicas(state: RunState, parts: RoundParts) -> None:
     The mean is weighted by the last round's samples. Called on all ranks, between rounds.
     """
     if state.diverged:
-        # The round's meter is for its syncs, whose statistics have been taken.
-        meter = SyncMeter(parts.placement.ranks_per_worker)
-        synced = state.synced(state.last_samples, parts.placement, meter)
-        for trainer, replicas, weights, comm in synced:
+        for trainer, replicas, weights, comm in state.synced(state.last_samples, parts.placement):
             trainer.outer.average_replicas(replicas, weights, comm)
     state.diverged = False

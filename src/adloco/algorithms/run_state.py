@@ -11,7 +11,6 @@ from adloco.algorithms.state_parts import RUN, trainer_part, worker_part
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.metered import SyncMeter
 from adloco.distributed.placement.placement import Placement
 from adloco.rules.chosen import Chosen
 
@@ -81,7 +80,7 @@ class RunState:
         return [self.workers[worker].replica for worker in here]
 
     def synced(
-        self, samples: Mapping[int, float], placement: Placement, meter: SyncMeter
+        self, samples: Mapping[int, float], placement: Placement
     ) -> Iterator[tuple[Trainer, list[Replica], list[float], Comm]]:
         """Give what a sync needs, for each trainer that has workers in this process.
 
@@ -91,7 +90,6 @@ class RunState:
             samples: Samples of every worker of the run, by id. A worker's weight is its share of
                 its trainer's samples.
             placement: Where all workers live.
-            meter: Measures the syncs.
 
         Yields:
             (trainer, replicas of its workers here, their weights, its communicator).
@@ -104,8 +102,8 @@ class RunState:
         for trainer in self.trainers.values():
             here = placement.local(trainer.worker_ids)
             if here:
-                weights, comm = trainer.weights(samples, here), comms[trainer.id]
-                yield trainer, self.replicas(trainer, placement), weights, meter.around(comm, here)
+                replicas = self.replicas(trainer, placement)
+                yield trainer, replicas, trainer.weights(samples, here), comms[trainer.id]
 
     def skip_samples(self, count: int) -> None:
         """Leave out the next samples of each worker's stream; they do not count as trained on."""

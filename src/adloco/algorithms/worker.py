@@ -22,7 +22,7 @@ from adloco.algorithms.model_state import ADVICE, Replica, copy_all, counters, l
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.round_task import RoundTask
-from adloco.distributed.comm.metered import SyncStats
+from adloco.distributed.comm.sync_stats import SyncStats
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.dtensor import copied

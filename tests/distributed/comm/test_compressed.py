@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from adloco.distributed.comm import block_sums as compression
 from adloco.distributed.comm import buckets as sums
-from adloco.distributed.comm import compressed as compression
-from adloco.distributed.comm.comm import Comm, Contributions
-from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.comm.buckets import Contributions
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.islands import Islands
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
@@ -136,7 +137,15 @@ def test_equals_the_definition(wire: WireFormat, feedback: Feedback) -> None:
     decay = feedback.feedback_decay
     mine, theirs = zeros(3) if keeps else [], zeros(3)
     for _ in range(3):
-        total, stats = summed(LocalComm(3, Traffic()), origin, params, weights, wire, mine, decay)
+        total, stats = summed(
+            Comm(Islands(workers=[3], traffic=Traffic())),
+            origin,
+            params,
+            weights,
+            wire,
+            mine,
+            decay,
+        )
         expected = by_hand(origin, params, weights, wire, theirs, decay if keeps else 0.0)
         for got, wanted in zip(total, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=0)
@@ -177,7 +186,7 @@ def test_feedback_loses_nothing(wire: WireFormat, workers: int) -> None:
     weights = [1 / workers] * workers
     residuals, sent = zeros(workers), [torch.zeros(shape) for shape in SHAPES]
     for _ in range(20):
-        comm = LocalComm(workers, Traffic())
+        comm = Comm(Islands(workers=[workers], traffic=Traffic()))
         total, _ = summed(comm, origin, params, weights, wire, residuals, 1.0)
         sent = [before + now for before, now in zip(sent, total, strict=True)]
     for index, tensor in enumerate(origin):
@@ -191,7 +200,15 @@ def test_feedback_loses_nothing(wire: WireFormat, workers: int) -> None:
 def test_a_worker_without_weight_sends_nothing() -> None:
     origin, params, _ = problem(2)
     residuals = zeros(2)
-    summed(LocalComm(2, Traffic()), origin, params, [1.0, 0.0], Int4(), residuals, 0.5)
+    summed(
+        Comm(Islands(workers=[2], traffic=Traffic())),
+        origin,
+        params,
+        [1.0, 0.0],
+        Int4(),
+        residuals,
+        0.5,
+    )
     for kept, start, own in zip(residuals[1], origin, params[1], strict=True):
         torch.testing.assert_close(kept, (start - own) * 0.5)
 
@@ -201,7 +218,7 @@ def test_bytes_are_those_of_the_blocks(wire: WireFormat, feedback: Feedback) -> 
     origin, params, weights = problem(4)
     traffic = Traffic()
     residuals = [] if feedback.place(wire) == "none" else zeros(4)
-    summed(LocalComm(4, traffic), origin, params, weights, wire, residuals)
+    summed(Comm(Islands(workers=[4], traffic=traffic)), origin, params, weights, wire, residuals)
     blocks = sum(-(-tensor.numel() // wire.block) for tensor in origin)
     assert traffic.between == 4 * blocks * wire.block_bytes
     # In shares: each byte to its owner but for the own share, and each sum to three others.
@@ -212,7 +229,9 @@ def test_bytes_are_those_of_the_blocks(wire: WireFormat, feedback: Feedback) -> 
 def test_a_worker_alone_sends_nothing_and_loses_nothing() -> None:
     origin, params, _ = problem(1)
     traffic = Traffic()
-    total, _ = summed(LocalComm(1, traffic), origin, params, [1.0], Int4(), [])
+    total, _ = summed(
+        Comm(Islands(workers=[1], traffic=traffic)), origin, params, [1.0], Int4(), []
+    )
     assert traffic.between == 0
     for got, start, own in zip(total, origin, params[0], strict=True):
         assert got.equal(start - own)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from adloco import Bf16, Feedback, Int1, Int2, Int4, Int8, TopK
 from adloco.algorithms.model_state import Replica
-from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.islands import Islands
 from adloco.distributed.traffic import Traffic
 from adloco.distributed.wire.wire_format import WireFormat
 from adloco.rules.sync_schedule import SyncEvent
@@ -94,7 +95,10 @@ def test_two_syncs_by_hand(
         )
         for place in (27.0, 30.0)
     ]
-    event, comm = SyncEvent(step=0, kind="sync", fragment=0), LocalComm(2, Traffic())
+    event, comm = (
+        SyncEvent(step=0, kind="sync", fragment=0),
+        Comm(Islands(workers=[2], traffic=Traffic())),
+    )
     outer.sync(event, replicas, [0.5, 0.5], comm)
     assert outer.global_params[0].item() == 29.0
     assert tuple(replica.params[0].item() for replica in replicas) == begins
@@ -116,7 +120,7 @@ def test_what_rounding_to_bf16_leaves_out_of_the_parameters_stays_in_memory() ->
     feedback = Feedback(feedback="params", feedback_decay=0.5)
     outer = outer_sync([start], None, wire=WholeNumbers(), feedback=feedback)
     event = SyncEvent(step=0, kind="sync", fragment=0)
-    outer.sync(event, replicas, [0.5, 0.5], LocalComm(2, Traffic()))
+    outer.sync(event, replicas, [0.5, 0.5], Comm(Islands(workers=[2], traffic=Traffic())))
     # 0.25 was not sent: the residual is 0.5 of the difference of 0.5.
     assert outer.global_params[0].item() == 64.5
     assert replicas[0].params[0].item() == 64.0

@@ -1,56 +1,107 @@
-"""Sums of encoded blocks over several islands, the groups of ranks that serve the same workers.
+"""Sums of encoded blocks over all workers, which live on one island or on several.
 
 If the sum is encoded again (`sums_again`), each island adds up the rows that its workers own, and
 both directions are compressed. Sums of sparse blocks are not sparse, so every island receives all
 of these blocks, and likewise of two workers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
-from adloco.distributed.comm.compressed import Rows, add_decoded
+from adloco.distributed.comm.islands import Islands
 from adloco.distributed.parallel.gradient_norms import squared_norm
-from adloco.distributed.wire.wire_format import WireFormat
+from adloco.distributed.wire.wire_format import WireFormat, sums_again
+
+PIECE = 1 << 18
+"""Values that a format handles at once on a CPU: what one operation writes is still in the cache
+for the next.
+"""
+PIECE_ON_GPU = 1 << 24
+"""Values that a format handles at once on a GPU, where each operation costs a kernel launch. On an
+H100, 305M values take 13 ms in int4 in pieces of this size, 38 ms in pieces of a quarter of it, and
+207 ms in pieces of a sixteenth (reproduce/LOG.md, 2026-11-23).
+"""
 
 
-def sum_by_owners(
-    blocks: Tensor,
-    wire: WireFormat,
-    rows: Rows,
-    group: dist.ProcessGroup,
-    workers: Sequence[int],
-    *,
-    kept: bool,
+@dataclass(frozen=True)
+class Rows:
+    """What is known of each row of blocks, in host memory: int64 tensors of shape (rows,)."""
+
+    owners: Tensor
+    """The worker that owns the row."""
+    filled: Tensor
+    """How many of its values are not padding."""
+
+    def __getitem__(self, which: slice | Tensor) -> "Rows":
+        return Rows(self.owners[which], self.filled[which])
+
+    def without_padding(self, values: Tensor) -> Tensor:
+        """Set padding to 0, in place; not all formats decode it so. values: (rows, block)."""
+        (short,) = torch.nonzero(self.filled < values.shape[1], as_tuple=True)
+        if len(short):
+            beyond = torch.arange(values.shape[1]) >= self.filled[short, None]
+            place = short.to(values.device)
+            values[place] = values[place].masked_fill_(beyond.to(values.device), 0.0)
+        return values
+
+
+def sum_blocks(
+    blocks: Tensor, wire: WireFormat, rows: Rows, islands: Islands, *, kept: bool
 ) -> tuple[Tensor, Tensor | None, float]:
-    """Sum blocks over all workers; each island adds up its share and sends the encoded sum to all.
+    """Sum blocks over all workers.
 
     Args:
         blocks: The local workers' blocks, uint8 of shape (workers, rows, block_bytes).
         wire: The wire format.
         rows: What is known of the rows.
-        group: One rank of each island.
-        workers: Number of workers that each island hosts.
+        islands: Where the workers live.
         kept: True if workers keep what the encoding of the sum loses.
 
     Returns:
-        The decoded sum, float32 of shape (rows, block); what its encoding has lost in rows that
-        workers here own, 0 in others (None if nobody keeps it); and the squared norm of these rows
-        before their encoding.
+        The decoded sum, float32 of shape (rows, block); what its encoding has lost, 0 in rows of
+        other islands' workers (None if the sum is not encoded again, or if nobody keeps it); and
+        this island's part of the squared norm of the sum before its encoding.
     """
-    num_workers = sum(workers)
-    islands = torch.arange(len(workers)).repeat_interleave(torch.tensor(workers))[rows.owners]
-    shares = islands.bincount(minlength=len(workers)).tolist()
-    order = islands.argsort(stable=True)
-    me = dist.get_rank(group)
+    again = sums_again(wire, islands.num_workers)
+    if islands.group is not None and again:
+        return _sum_by_owners(blocks, wire, rows, islands, kept=kept)
+    everyone = blocks if islands.group is None else _from_everyone(blocks, islands)
+    total = add_decoded(everyone, wire, rows)
+    total_sq = squared_norm([total]) / len(islands.workers)
+    if not again:
+        return total, None, total_sq
+    sent = wire.decode(wire.encode(total))
+    return sent, total - sent if kept else None, total_sq
+
+
+def _from_everyone(blocks: Tensor, islands: Islands) -> Tensor:
+    """The blocks of the workers of all islands."""
+    assert islands.group is not None and islands.me is not None
+    received = blocks.new_empty(islands.num_workers, *blocks.shape[1:])
+    from_islands = torch.split(received, list(islands.workers))
+    from_islands[islands.me].copy_(blocks)
+    wait_for(start_all_to_all([blocks] * len(from_islands), from_islands, islands.group))
+    return received
+
+
+def _sum_by_owners(
+    blocks: Tensor, wire: WireFormat, rows: Rows, islands: Islands, *, kept: bool
+) -> tuple[Tensor, Tensor | None, float]:
+    """Each island adds up the rows that its workers own, and sends the encoded sum to all."""
+    workers, group, me = islands.workers, islands.group, islands.me
+    assert group is not None and me is not None
+    owners = torch.arange(len(workers)).repeat_interleave(torch.tensor(workers))[rows.owners]
+    shares = owners.bincount(minlength=len(workers)).tolist()
+    order = owners.argsort(stable=True)
     rows = rows[torch.split(order, shares)[me]]
     order = order.to(blocks.device)
     own = torch.split(order, shares)[me]
     parts = torch.split(blocks[:, order], shares, dim=1)
-    received = blocks.new_empty(num_workers, shares[me], wire.block_bytes)
+    received = blocks.new_empty(sum(workers), shares[me], wire.block_bytes)
     from_islands = torch.split(received, list(workers))
     from_islands[me].copy_(parts[me])
     wait_for(start_all_to_all([part.contiguous() for part in parts], from_islands, group))
@@ -66,19 +117,26 @@ def sum_by_owners(
     return summed, lost, squared_norm([total])
 
 
-def sum_everywhere(
-    blocks: Tensor, wire: WireFormat, rows: Rows, group: dist.ProcessGroup, workers: Sequence[int]
-) -> tuple[Tensor, float]:
-    """Sum blocks over all workers; every island receives all blocks and adds them up itself.
+def add_decoded(blocks: Tensor, wire: WireFormat, about: Rows) -> Tensor:
+    """Add up workers' blocks in the order of the workers, which is the same on every placement.
 
-    Arguments as for `sum_by_owners`. Nothing is lost.
+    Args:
+        blocks: uint8 of shape (workers, rows, block_bytes).
+        wire: The wire format.
+        about: What is known of the rows.
 
     Returns:
-        The sum, float32 of shape (rows, block), and this island's part of its squared norm.
+        The sum, float32 of shape (rows, block).
     """
-    received = blocks.new_empty(sum(workers), *blocks.shape[1:])
-    from_islands = torch.split(received, list(workers))
-    from_islands[dist.get_rank(group)].copy_(blocks)
-    wait_for(start_all_to_all([blocks] * len(workers), from_islands, group))
-    total = add_decoded(received, wire, rows)
-    return total, squared_norm([total]) / len(workers)
+    total = torch.zeros(blocks.shape[1], wire.block, dtype=torch.float32, device=blocks.device)
+    for rows in in_pieces(total, wire):
+        for one in blocks:
+            total[rows] += wire.decode(one[rows])
+    return about.without_padding(total)
+
+
+def in_pieces(values: Tensor, wire: WireFormat) -> Iterator[slice]:
+    """Cut rows of blocks into slices that a format handles at once; see `PIECE`."""
+    size = PIECE if values.device.type == "cpu" else PIECE_ON_GPU
+    step = max(1, size // wire.block)
+    return (slice(begin, begin + step) for begin in range(0, len(values), step))

@@ -1,15 +1,18 @@
-"""The arithmetic of reductions: flat buckets of tensors, and weighted sums of tensors.
+"""The arithmetic of sums over workers: what they contribute, flat buckets of it, weighted sums.
 
 Half-precision tensors are added up in float32, because a mean of small differences would be lost to
 rounding in bf16.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from adloco.distributed.dtensor import is_sharded, local
+from adloco.distributed.wire.feedback import Feedback
+from adloco.distributed.wire.wire_format import WireFormat
 
 BLOCK = 1 << 17
 """Elements that one operation handles on a CPU; the next one then finds them in the cache."""
@@ -26,6 +29,31 @@ PIECE = 1 << 20
 
 PerWorker = Sequence[Sequence[Tensor]]
 """One sequence of tensors for each local worker, with the same shapes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contributions:
+    """What the local workers contribute to a weighted sum: parameters, of which differences from
+    the global ones are sent, or other tensors.
+    """
+
+    per_worker: PerWorker
+    """The tensors of each local worker."""
+    weights: Sequence[float]
+    """One number for each local worker. Over all workers of the mean they add up to 1."""
+    origin: Sequence[Tensor]
+    """The global parameters, from which the workers' are subtracted. May be in host memory.
+
+    They are rounded to the type of a worker's parameters before the subtraction. Empty: what
+    workers contribute is added up as it is, without a subtraction.
+    """
+    wire: WireFormat | None = None
+    """The wire format; None: differences are sent uncompressed."""
+    feedback: Feedback = field(default_factory=Feedback)
+    """What is kept of what encoding loses, if there are residuals."""
+    residuals: PerWorker = ()
+    """With error feedback, what each local worker has not sent so far, but for what is in its
+    parameters. Changed in place. Empty: what encoding loses is lost."""
 
 
 class BufferPool:
@@ -71,6 +99,12 @@ class BufferPool:
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The data type in which tensors of this type are added up: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+@torch.no_grad()
+def rounded_origin(origin: Tensor, entry: Tensor) -> Tensor:
+    """The global parameters as a worker received them: on its device, rounded to its data type."""
+    return origin.to(device=entry.device, dtype=entry.dtype)
 
 
 def bucket_indices(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
@@ -125,68 +159,41 @@ def filled_pieces(
 
 
 @torch.no_grad()
-def fill_weighted_sum(
-    result: Tensor,
-    entries: Sequence[Tensor],
-    weights: Sequence[float],
-    origin: Tensor | None,
-    norms_sq: Tensor | None = None,
+def fill_weighted(
+    given: Contributions, index: int, results: Tensor, norms_sq: Tensor | None = None
 ) -> None:
-    """Set the result to the sum of the workers' terms, in their order; see `fill_weighted_terms`.
+    """Set results to the workers' terms of one tensor, or a single result to their sum.
+
+    A term is a worker's entry, or origin - entry, times its weight. It is rounded before it is
+    added to others, so a sum has the same bits wherever the terms are added. Differences are taken
+    before they are added up, because they are small and sums of parameters would round. The origin
+    is first rounded to the entries' data type. Workers start from the rounded values, so a worker
+    that has not moved contributes exactly zero.
 
     Args:
-        result: Where to write; its type is at least as precise as the entries'.
-        entries, weights, origin, norms_sq: As for `fill_weighted_terms`.
-    """
-    scratch = torch.empty_like(result.reshape(-1)[: _block_length(result)])
-    for total, *parts in blocks([result, *entries, *([] if origin is None else [origin])]):
-        start = parts[len(entries) :]
-        for worker, weight in enumerate(weights):
-            term = total if worker == 0 else scratch[: len(total)]
-            _write_term(term, parts[worker], weight, *start)
-            if norms_sq is not None:
-                norms_sq[worker] += block_squares(term)
-            if worker > 0:
-                total.add_(term)
-
-
-@torch.no_grad()
-def fill_weighted_terms(
-    results: Tensor,
-    entries: Sequence[Tensor],
-    weights: Sequence[float],
-    origin: Tensor | None,
-    norms_sq: Tensor | None = None,
-) -> None:
-    """Set each worker's result to its term: its entry, or origin - entry, times its weight.
-
-    A term is rounded before it is added to others, so a sum has the same bits wherever the terms
-    are added. Differences are taken before they are added up, because they are small and sums of
-    parameters would round. The origin is first rounded to the entries' data type. Workers start
-    from the rounded values, so a worker that has not moved contributes exactly zero.
-
-    Args:
-        results: Where to write, of shape (workers, *shape of a tensor); its type is at least as
-            precise as the entries'.
-        entries: One tensor for each worker, of the same shape.
-        weights: One number for each worker.
-        origin: A tensor of that shape; None: the terms are the weighted entries themselves.
+        given: What the local workers contribute.
+        index: Which of their tensors.
+        results: Where to write, of shape (workers, *shape of a tensor), or (1, *shape) for the sum
+            in the order of the workers; its type is at least as precise as the entries'.
         norms_sq: float64 of shape (workers,). The squared norm of each worker's term is added.
     """
-    for worker, (result, entry, weight) in enumerate(zip(results, entries, weights, strict=True)):
-        parts = [result, entry, *([] if origin is None else [origin])]
-        for term, own, *start in blocks(parts):
-            _write_term(term, own, weight, *start)
+    entries = [local(entry[index]) for entry in given.per_worker]
+    origin = [local(given.origin[index]).to(results.device)] if given.origin else []
+    rows, ends = len(results), len(results) + len(entries)
+    scratch = torch.empty_like(results[0].reshape(-1)[: _block_length(results)])
+    for parts in blocks([*results, *entries, *origin]):
+        for worker, (entry, weight) in enumerate(zip(parts[rows:ends], given.weights, strict=True)):
+            added = worker >= rows
+            term = scratch[: len(entry)] if added else parts[worker]
+            if origin:
+                start = parts[ends].to(entry.dtype).to(term.dtype)
+                torch.sub(start, entry.to(term.dtype), out=term).mul_(weight)
+            else:
+                torch.mul(entry.to(term.dtype), weight, out=term)
             if norms_sq is not None:
                 norms_sq[worker] += block_squares(term)
-
-
-def _write_term(term: Tensor, entry: Tensor, weight: float, start: Tensor | None = None) -> None:
-    if start is None:
-        torch.mul(entry.to(term.dtype), weight, out=term)
-    else:
-        start = start.to(entry.dtype).to(term.dtype)
-        torch.sub(start, entry.to(term.dtype), out=term).mul_(weight)
+            if added:
+                parts[0].add_(term)
 
 
 def blocks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:

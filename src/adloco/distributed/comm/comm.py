@@ -1,108 +1,36 @@
-"""The protocol of reductions among workers, with one entry for each local worker.
+"""Sums and broadcasts among a fixed set of workers, on one island or on several.
 
-Local entries are added first. A communicator over several ranks then reduces over its group, and
-callers cannot tell the difference.
+Each rank gives one entry for each worker that lives there, and callers cannot tell how many ranks
+take part: a sum has the same bits on any placement.
 """
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from adloco.distributed.comm.background import Transfers
-from adloco.distributed.comm.buckets import PerWorker
-from adloco.distributed.wire.feedback import Feedback
+from adloco.distributed.comm.buckets import (
+    BufferPool,
+    Contributions,
+    PerWorker,
+    bucket_indices,
+    bucket_views,
+)
+from adloco.distributed.comm.compressed import CompressedSum
+from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.plain_sum import PlainSum
+from adloco.distributed.comm.sync_stats import SumStats
+from adloco.distributed.dtensor import local, with_local
+from adloco.distributed.traffic import num_bytes
 from adloco.distributed.wire.wire_format import WireFormat
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contributions:
-    """What the local workers contribute to a mean of pseudo-gradients."""
-
-    per_worker: PerWorker
-    """The parameters of each local worker."""
-    weights: Sequence[float]
-    """One number for each local worker. Over all workers of the mean they add up to 1."""
-    origin: Sequence[Tensor]
-    """The global parameters, from which the workers' are subtracted. May be in host memory.
-
-    They are rounded to the type of a worker's parameters before the subtraction. Empty: what
-    workers contribute is added up as it is, without a subtraction; only in a wire format.
-    """
-    wire: WireFormat | None = None
-    """The wire format; None: differences are sent uncompressed."""
-    feedback: Feedback = field(default_factory=Feedback)
-    """What is kept of what encoding loses, if there are residuals."""
-    residuals: PerWorker = ()
-    """With error feedback, what each local worker has not sent so far, but for what is in its
-    parameters. Changed in place. Empty: what encoding loses is lost."""
-
-
-@dataclass
-class SumStats:
-    """This rank's part of what one sum of pseudo-gradients cost and lost.
-
-    Squared norms are taken after multiplication by the worker's weight.
-    """
-
-    wanted_sq: list[float]
-    """Squared norm of each local worker's contribution before encoding."""
-    sent_sq: list[float]
-    """Squared norm of what each local worker sent."""
-    error_sq: list[float]
-    """Squared norm of the difference of the two."""
-    total_sq: float = 0.0
-    """This rank's part of the squared norm of the sum over all workers of what they sent.
-
-    The parts of all ranks add up to the squared norm.
-    """
-    num_bytes: float = 0.0
-    """Payload that the local workers sent."""
-
-    @staticmethod
-    def zero(num_workers: int) -> "SumStats":
-        """Statistics of workers that sent nothing."""
-        return SumStats([0.0] * num_workers, [0.0] * num_workers, [0.0] * num_workers)
-
-    @staticmethod
-    def lossless(sent_sq: Tensor) -> "SumStats":
-        """Statistics of workers that sent without loss.
-
-        sent_sq: The squared norms of what they sent, shape (workers,).
-        """
-        return SumStats(sent_sq.tolist(), sent_sq.tolist(), [0.0] * len(sent_sq))
-
-
-class Work(Protocol):
-    """A sum over workers that has been started."""
-
-    stats: SumStats
-    """Complete after `wait`."""
-    background_seconds: float
-    """Seconds that the exchange took in the background, after `wait`; 0 if it ran in `wait`."""
-
-    def wait(self) -> list[Tensor]:
-        """Return the sum, the same bits on all islands. May be called once."""
-        ...
-
-
-class CompletedWork:
-    """A sum that needed no other rank."""
-
-    background_seconds = 0.0
-
-    def __init__(self, sums: list[Tensor], stats: SumStats) -> None:
-        self.stats = stats
-        self._sums = sums
-
-    def wait(self) -> list[Tensor]:
-        return self._sums
-
-
 class Exchange(Protocol):
-    """The two halves of a sum over several ranks."""
+    """The two halves of a sum; `PlainSum` or `CompressedSum`."""
 
     stats: SumStats
 
@@ -115,26 +43,41 @@ class Exchange(Protocol):
         ...
 
 
-class ExchangeWork:
-    """A sum whose exchange runs in the background, or when it is waited for."""
+class Work:
+    """A sum that has been started: its exchange runs in the background, or in `wait`."""
 
-    def __init__(self, exchange: Exchange, transfers: Transfers | None) -> None:
-        """transfers: Runs the exchange in the background; None: it runs in `wait`."""
+    def __init__(
+        self, exchange: Exchange, transfers: Transfers | None, filled_seconds: float
+    ) -> None:
+        """
+        Args:
+            exchange: What remains to be done.
+            transfers: Runs it in the background; None: it runs in `wait`.
+            filled_seconds: Seconds that it took to start.
+        """
         self.stats = exchange.stats
-        self.background_seconds = 0.0
+        """Complete after `wait`."""
         self._exchange = exchange
+        self._filled_seconds = filled_seconds
         self._transfer = transfers.start(exchange.transfer) if transfers else None
 
     def wait(self) -> list[Tensor]:
+        """Return the sum, the same bits on all islands. May be called once."""
+        began = time.monotonic()
         if self._transfer:
             self._transfer.wait()
-            self.background_seconds = self._transfer.seconds
         else:
             self._exchange.transfer()
-        return self._exchange.result()
+        result = self._exchange.result()
+        waited = time.monotonic() - began
+        self.stats.transfer_seconds = self._filled_seconds + waited
+        if self._transfer:
+            self.stats.transfer_seconds = self._transfer.seconds
+            self.stats.hidden_seconds = max(0.0, self._transfer.seconds - waited)
+        return result
 
 
-class Comm(Protocol):
+class Comm:
     """Reductions among a fixed set of workers.
 
     Every worker of the set takes part in every call, in the same order. Results are views of memory
@@ -142,8 +85,23 @@ class Comm(Protocol):
     are computed, exchanged and returned in float32.
     """
 
-    num_workers: int
-    """Workers of the set, on all ranks."""
+    def __init__(
+        self,
+        islands: Islands,
+        *,
+        transfers: Transfers | None = None,
+        pool: BufferPool | None = None,
+    ) -> None:
+        """
+        Args:
+            islands: Where the workers live.
+            transfers: Runs exchanges in the background; None: in `Work.wait`.
+            pool: Memory for buckets; None: a pool of its own.
+        """
+        self.num_workers = islands.num_workers
+        self._islands = islands
+        self._transfers = transfers
+        self._pool = pool or BufferPool()
 
     def mean(
         self, per_worker: PerWorker, weights: Sequence[float], wire: WireFormat | None = None
@@ -159,20 +117,33 @@ class Comm(Protocol):
             One tensor for each tensor of a worker, float32 or more precise. Empty on ranks without
             a worker of the set.
         """
-        ...
+        if self._islands.me is None:
+            return []
+        given = Contributions(per_worker=per_worker, weights=weights, origin=(), wire=wire)
+        return self.pseudo_gradient(given).wait()
 
     def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Work:
-        """Start the weighted mean of origin - entry.
+        """Start the weighted mean of origin - entry, or of entries if there is no origin.
 
         The workers' entries have been read when this returns.
 
         Args:
-            given: What the local workers contribute.
+            given: What the local workers contribute; there are some.
             overlapped: Exchange in the background, in memory of its own, so that training and
                 other reductions may come before `wait`.
         """
-        ...
+        began, islands = time.monotonic(), self._islands
+        transfers = self._transfers if overlapped else None
+        exchange: Exchange
+        if given.wire is not None and self.num_workers > 1:
+            exchange = CompressedSum(given, given.wire, islands)
+        else:
+            pool = BufferPool() if overlapped else self._pool
+            exchange = PlainSum(given, islands, pool, overlapped=overlapped)
+            transfers = transfers if islands.group else None  # One island has nothing to send.
+        return Work(exchange, transfers, time.monotonic() - began)
 
+    @torch.no_grad()
     def broadcast(
         self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]
     ) -> list[Tensor]:
@@ -183,10 +154,24 @@ class Comm(Protocol):
         Returns:
             The tensors of the source, in their own type.
         """
-        ...
-
-
-@torch.no_grad()
-def rounded_origin(origin: Tensor, entry: Tensor) -> Tensor:
-    """The global parameters as a worker received them: on its device, rounded to its data type."""
-    return origin.to(device=entry.device, dtype=entry.dtype)
+        islands, results = self._islands, list(tensors)
+        if islands.me is None or not receivers or self.num_workers == 1:
+            return results
+        sent_bytes = 0
+        for sharded, indices in bucket_indices(tensors):
+            if islands.group is None:
+                own = [tensors[index] for index in indices]
+                sent_bytes += num_bytes(own) if islands.counts(sharded) else 0
+                continue
+            (bucket,) = self._pool.buckets(tensors, indices, tensors[indices[0]].dtype)
+            for index, view in bucket_views(bucket, tensors, indices):
+                view.copy_(local(tensors[index]))
+            (mine,) = islands.slices(bucket[None], sharded)
+            rank = islands.rank_of(source)
+            dist.broadcast(mine, rank, group=islands.group)
+            sent_bytes += num_bytes([mine]) if dist.get_rank() == rank else 0
+            received = islands.joined(mine, len(bucket), sharded)
+            for index, view in bucket_views(received, tensors, indices):
+                results[index] = with_local(view, like=tensors[index])
+        islands.traffic.add(sent_bytes, self.num_workers - 1)
+        return results

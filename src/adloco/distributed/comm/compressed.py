@@ -8,64 +8,19 @@ tensor depend neither on its neighbours nor on its fragment. They do not depend 
 either, as long as shards are whole blocks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from adloco.distributed.comm.buckets import bucket_indices, sum_dtype
-from adloco.distributed.comm.comm import Contributions, SumStats, rounded_origin
+from adloco.distributed.comm.block_sums import Rows, in_pieces, sum_blocks
+from adloco.distributed.comm.buckets import Contributions, bucket_indices, rounded_origin, sum_dtype
+from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sync_stats import SumStats
 from adloco.distributed.dtensor import first_element, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.traffic import ring
 from adloco.distributed.wire.wire_format import WireFormat, sums_again
-
-PIECE = 1 << 18
-"""Values that a format handles at once on a CPU: what one operation writes is still in the cache
-for the next.
-"""
-PIECE_ON_GPU = 1 << 24
-"""Values that a format handles at once on a GPU, where each operation costs a kernel launch. On an
-H100, 305M values take 13 ms in int4 in pieces of this size, 38 ms in pieces of a quarter of it, and
-207 ms in pieces of a sixteenth (reproduce/LOG.md, 2026-11-23).
-"""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What is known of each row of blocks, in host memory: int64 tensors of shape (rows,)."""
-
-    owners: Tensor
-    """The worker that owns the row."""
-    filled: Tensor
-    """How many of its values are not padding."""
-
-    def __getitem__(self, which: slice | Tensor) -> "Rows":
-        return Rows(self.owners[which], self.filled[which])
-
-    def without_padding(self, values: Tensor) -> Tensor:
-        """Set padding to 0, in place; not all formats decode it so. values: (rows, block)."""
-        (short,) = torch.nonzero(self.filled < values.shape[1], as_tuple=True)
-        if len(short):
-            beyond = torch.arange(values.shape[1]) >= self.filled[short, None]
-            place = short.to(values.device)
-            values[place] = values[place].masked_fill_(beyond.to(values.device), 0.0)
-        return values
-
-
-BlockSum = Callable[[Tensor, WireFormat, Rows, bool, bool, SumStats], tuple[Tensor, Tensor | None]]
-"""(blocks, wire, rows, sharded, kept, stats) -> this rank's slice of the sum over all workers,
-decoded, and what encoding it again has lost.
-
-blocks: uint8 of shape (local workers, rows, block_bytes). sharded: True if they come from sharded
-tensors. kept: True if workers keep what is lost. stats: The function adds bytes and the squared
-norm of the sum to it. Both results are float32 of shape (rows, block); what is lost is 0 in rows of
-other islands' workers; it is None if the sum is not encoded again, or if nobody keeps it.
-"""
-
-Join = Callable[[Tensor, int, bool], Tensor]
-"""(slice, rows, sharded) -> all rows, gathered from an island's ranks with the same tensors."""
 
 
 class CompressedSum:
@@ -74,67 +29,60 @@ class CompressedSum:
     """
 
     @torch.no_grad()
-    def __init__(
-        self,
-        given: Contributions,
-        wire: WireFormat,
-        workers: range,
-        num_workers: int,
-        counts: Callable[[bool], bool],
-        sum_up: BlockSum,
-        join: Join,
-    ) -> None:
+    def __init__(self, given: Contributions, wire: WireFormat, islands: Islands) -> None:
         """
         Args:
             given: What the local workers contribute.
             wire: The wire format.
-            workers: Which of the sum's workers are local.
-            num_workers: Workers of the sum, on all ranks.
-            counts: Given True for sharded and False for other tensors, says whether this rank
-                counts their norms. One of the ranks that have the same tensors does.
-            sum_up: Exchanges blocks and adds them up.
-            join: Gathers the slices of a sum.
+            islands: Where the workers of the sum live.
         """
-        self._like, self._wire, self._sum_up, self._join = given.per_worker[0], wire, sum_up, join
-        self._given, self._workers, self._num_workers = given, workers, num_workers
+        self._given, self._wire, self._islands = given, wire, islands
+        self._like = given.per_worker[0]
         self._buckets = bucket_indices(self._like)
         self.stats = SumStats.zero(len(given.weights))
         self._rows = [self._rows_of(indices) for _, indices in self._buckets]
         self._blocks = [
-            self._encoded(given, indices, rows, counts(sharded))
+            self._encoded(indices, rows, islands.counts(sharded))
             for (sharded, indices), rows in zip(self._buckets, self._rows, strict=True)
         ]
         self._sums: list[tuple[Tensor, Tensor | None]] = []
 
     @torch.no_grad()
     def transfer(self) -> None:
+        wire, islands, stats = self._wire, self._islands, self.stats
+        times = crossings(wire, islands.num_workers)
         for (sharded, _), rows, blocks in zip(self._buckets, self._rows, self._blocks, strict=True):
+            mine = islands.slices(blocks, sharded)
+            rows = rows[islands.part(len(rows.owners), sharded)]
             kept = bool(self._given.residuals)
-            self._sums.append(self._sum_up(blocks, self._wire, rows, sharded, kept, self.stats))
+            values, lost, total_sq = sum_blocks(mine, wire, rows, islands, kept=kept)
+            self._sums.append((values, lost))
+            if islands.owns(sharded):
+                stats.num_bytes += islands.traffic.add(mine.numel(), times)
+                stats.total_sq += total_sq
 
     @torch.no_grad()
     def result(self) -> list[Tensor]:
         self._blocks = []  # Not earlier, because on a GPU another stream may still read them.
         results = list(self._like)
+        join = self._islands.joined
         for (sharded, indices), rows, (values, lost) in zip(
             self._buckets, self._rows, self._sums, strict=True
         ):
             count = len(rows.owners)
             if lost is not None:
-                self._keep(self._join(lost, count, sharded), rows.owners, indices)
-            for index, place in self._places(self._join(values, count, sharded), indices):
+                self._keep(join(lost, count, sharded), rows.owners, indices)
+            for index, place in self._places(join(values, count, sharded), indices):
                 dtype = sum_dtype(self._like[index].dtype)
                 results[index] = with_local(place.to(dtype), like=self._like[index])
         return results
 
-    def _encoded(
-        self, given: Contributions, indices: Sequence[int], about: Rows, counted: bool
-    ) -> Tensor:
+    def _encoded(self, indices: Sequence[int], about: Rows, counted: bool) -> Tensor:
         """Encode these tensors of all local workers, and set their residuals to what is left.
 
         Returns uint8 of shape (workers, rows, block_bytes).
         """
-        first = local(self._like[indices[0]])
+        given, first = self._given, local(self._like[indices[0]])
         values = torch.zeros(
             len(about.owners),
             self._wire.block,
@@ -191,7 +139,7 @@ class CompressedSum:
         return Rows(
             torch.cat(
                 [
-                    (number + begin) % self._num_workers
+                    (number + begin) % self._islands.num_workers
                     for number, begin in zip(numbers, begins, strict=True)
                 ]
             ),
@@ -210,10 +158,10 @@ class CompressedSum:
         because its residual must not become larger than what it sends.
         """
         for worker, weight, residuals in zip(
-            self._workers, self._given.weights, self._given.residuals, strict=True
+            self._islands.here, self._given.weights, self._given.residuals, strict=True
         ):
             # Divided by the weight, with which the residual will be multiplied when it is sent.
-            kept = self._given.feedback.feedback_decay / max(weight, 1 / self._num_workers)
+            kept = self._given.feedback.feedback_decay / max(weight, 1 / self._islands.num_workers)
             own = (owners == worker).to(lost.device, lost.dtype)[:, None] * kept
             for index, place in self._places(lost * own, indices):
                 residual = local(residuals[index])
@@ -236,31 +184,6 @@ class CompressedSum:
             (index, part.reshape(-1)[: shard.numel()].view_as(shard))
             for index, part, shard in zip(indices, rows, shards, strict=True)
         ]
-
-
-def add_decoded(blocks: Tensor, wire: WireFormat, about: Rows) -> Tensor:
-    """Add up workers' blocks in the order of the workers, which is the same on every placement.
-
-    Args:
-        blocks: uint8 of shape (workers, rows, block_bytes).
-        wire: The wire format.
-        about: What is known of the rows.
-
-    Returns:
-        The sum, float32 of shape (rows, block).
-    """
-    total = torch.zeros(blocks.shape[1], wire.block, dtype=torch.float32, device=blocks.device)
-    for rows in in_pieces(total, wire):
-        for one in blocks:
-            total[rows] += wire.decode(one[rows])
-    return about.without_padding(total)
-
-
-def in_pieces(values: Tensor, wire: WireFormat) -> Iterator[slice]:
-    """Cut rows of blocks into slices that a format handles at once; see `PIECE`."""
-    size = PIECE if values.device.type == "cpu" else PIECE_ON_GPU
-    step = max(1, size // wire.block)
-    return (slice(begin, begin + step) for begin in range(0, len(values), step))
 
 
 def crossings(wire: WireFormat, workers: int) -> float:

@@ -17,7 +17,7 @@ from torch import nn
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import BufferPool
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.local import LocalComm
+from adloco.distributed.comm.islands import Islands
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.layers import Fill
@@ -87,7 +87,8 @@ class OneProcess:
         return list(worker_ids)
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:
-        return LocalComm(len(worker_ids), self.traffic, transfers=self._transfers, pool=self._pool)
+        islands = Islands(workers=[len(worker_ids)], traffic=self.traffic)
+        return Comm(islands, transfers=self._transfers, pool=self._pool)
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         if len(rows) > 1:

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from adloco.distributed.comm.background import Transfers
-from adloco.distributed.comm.bucket_exchange import gathered
 from adloco.distributed.comm.buckets import BufferPool
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.local import LocalComm
-from adloco.distributed.comm.process_group import GroupComm
+from adloco.distributed.comm.islands import Islands, gathered
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.messages import all_states, broadcast_state, receive_state, send_state
 from adloco.distributed.parallel.ddp import ReplicatedModel
@@ -140,32 +138,26 @@ class Ranks:
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:
         islands = tuple(sorted({self.owner(worker) for worker in worker_ids}))
-        if len(islands) == 1:
-            return LocalComm(
-                len(self.local(worker_ids)),
-                self.traffic,
-                transfers=self._transfers,
-                pool=self._pool,
-                counts=lambda sharded: self._position < (self.shards if sharded else 1),
-            )
-        if islands not in self._groups:
+        if len(islands) > 1 and islands not in self._groups:
             # One group for each position on an island: its ranks have the same part of the model.
             places = [
                 [island * self.ranks_per_worker + place for island in islands]
                 for place in range(self.ranks_per_worker)
             ]
             self._groups[islands] = self._new_group(places)
-        workers = [sum(self.owner(worker) == island for worker in worker_ids) for island in islands]
-        member = self._island in islands
-        return GroupComm(
-            self._groups[islands],
-            self._replica_group,
-            workers,
-            member,
-            self._rank_of,
-            self.traffic,
-            self._transfers,
-            self._pool,
+        return Comm(
+            Islands(
+                workers=[
+                    sum(self.owner(worker) == island for worker in worker_ids) for island in islands
+                ],
+                traffic=self.traffic,
+                me=islands.index(self._island) if self._island in islands else None,
+                group=self._groups.get(islands),
+                same=self._replica_group,
+                rank_of=self._rank_of,
+            ),
+            transfers=self._transfers,
+            pool=self._pool,
         )
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:

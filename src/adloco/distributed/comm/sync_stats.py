@@ -1,8 +1,4 @@
-"""Costs and losses of the syncs of a round, measured by a wrapper around the communicator.
-
-The algorithm calls the wrapper like any communicator, and the wrapper records bytes, seconds and
-squared norms.
-"""
+"""Costs and losses of syncs: of one sum (`SumStats`), and of a worker in a round (`SyncStats`)."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +7,47 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from adloco.distributed.comm.buckets import PerWorker
-from adloco.distributed.comm.comm import Comm, Contributions, SumStats, Work
-from adloco.distributed.wire.wire_format import WireFormat
-
 Clock = Callable[[], float]
 """() -> seconds since some fixed moment."""
+
+
+@dataclass
+class SumStats:
+    """This rank's part of what one sum of pseudo-gradients cost and lost.
+
+    Squared norms are taken after multiplication by the worker's weight.
+    """
+
+    wanted_sq: list[float]
+    """Squared norm of each local worker's contribution before encoding."""
+    sent_sq: list[float]
+    """Squared norm of what each local worker sent."""
+    error_sq: list[float]
+    """Squared norm of the difference of the two."""
+    total_sq: float = 0.0
+    """This rank's part of the squared norm of the sum over all workers of what they sent.
+
+    The parts of all ranks add up to the squared norm.
+    """
+    num_bytes: float = 0.0
+    """Payload that the local workers sent."""
+    transfer_seconds: float = 0.0
+    """Seconds that the sum was in flight, filling included if it did not run in the background."""
+    hidden_seconds: float = 0.0
+    """Those of them for which nobody waited."""
+
+    @staticmethod
+    def zero(num_workers: int) -> "SumStats":
+        """Statistics of workers that sent nothing."""
+        return SumStats([0.0] * num_workers, [0.0] * num_workers, [0.0] * num_workers)
+
+    @staticmethod
+    def lossless(sent_sq: Tensor) -> "SumStats":
+        """Statistics of workers that sent without loss.
+
+        sent_sq: The squared norms of what they sent, shape (workers,).
+        """
+        return SumStats(sent_sq.tolist(), sent_sq.tolist(), [0.0] * len(sent_sq))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +108,6 @@ class SyncMeter:
         self._stats: dict[int, SyncStats] = {}
         self._exposed_seconds = 0.0
 
-    def around(self, comm: Comm, worker_ids: Sequence[int]) -> Comm:
-        """Wrap a communicator so that its sums are measured.
-
-        worker_ids: The local workers whose entries it is given.
-        """
-        return _MeteredComm(comm, worker_ids, self, self._clock)
-
     @contextmanager
     def exposed(self) -> Iterator[None]:
         """Count the seconds inside as time in which training stops."""
@@ -103,14 +127,9 @@ class SyncMeter:
         self._stats, self._exposed_seconds = {}, 0.0
         return taken
 
-    def add(
-        self,
-        worker_ids: Sequence[int],
-        stats: SumStats,
-        transfer_seconds: float,
-        hidden_seconds: float,
-    ) -> None:
-        """Count one sum."""
+    def add(self, worker_ids: Sequence[int], stats: SumStats) -> None:
+        """Count a sum that has ended, to which these local workers contributed."""
+        seconds = stats.transfer_seconds
         for index, worker in enumerate(worker_ids):
             num_bytes = stats.num_bytes / len(worker_ids)
             self._stats[worker] = self._stats.get(worker, SyncStats()) + SyncStats(
@@ -119,63 +138,7 @@ class SyncMeter:
                 error_sq=stats.error_sq[index],
                 total_sq=stats.total_sq if index == 0 else 0.0,
                 num_bytes=num_bytes,
-                hidden_seconds=hidden_seconds / self._ranks,
-                transfer_seconds=transfer_seconds / self._ranks,
-                peak_bytes_per_second=num_bytes / transfer_seconds if transfer_seconds else 0.0,
+                hidden_seconds=stats.hidden_seconds / self._ranks,
+                transfer_seconds=seconds / self._ranks,
+                peak_bytes_per_second=num_bytes / seconds if seconds else 0.0,
             )
-
-
-class _MeteredComm:
-    def __init__(
-        self, comm: Comm, worker_ids: Sequence[int], meter: SyncMeter, clock: Clock
-    ) -> None:
-        self.num_workers = comm.num_workers
-        self._comm = comm
-        self._worker_ids = worker_ids
-        self._meter = meter
-        self._clock = clock
-
-    def mean(
-        self, per_worker: PerWorker, weights: Sequence[float], wire: WireFormat | None = None
-    ) -> list[Tensor]:
-        return self._comm.mean(per_worker, weights, wire)
-
-    def broadcast(
-        self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]
-    ) -> list[Tensor]:
-        return self._comm.broadcast(tensors, source, receivers)
-
-    def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Work:
-        began = self._clock()
-        work = self._comm.pseudo_gradient(given, overlapped=overlapped)
-        return _MeteredWork(
-            work, self._worker_ids, self._meter, self._clock, filled_seconds=self._clock() - began
-        )
-
-
-class _MeteredWork:
-    def __init__(
-        self,
-        work: Work,
-        worker_ids: Sequence[int],
-        meter: SyncMeter,
-        clock: Clock,
-        filled_seconds: float,
-    ) -> None:
-        self.stats = work.stats
-        self.background_seconds = 0.0
-        self._work = work
-        self._worker_ids = worker_ids
-        self._meter = meter
-        self._clock = clock
-        self._filled_seconds = filled_seconds
-
-    def wait(self) -> list[Tensor]:
-        began = self._clock()
-        result = self._work.wait()
-        waited = self._clock() - began
-        self.background_seconds = self._work.background_seconds
-        hidden = max(0.0, self.background_seconds - waited)
-        transfer = self.background_seconds or self._filled_seconds + waited
-        self._meter.add(self._worker_ids, self.stats, transfer, hidden)
-        return result

@@ -1,0 +1,166 @@
+"""Sums over workers that are sent uncompressed, in the order of the workers.
+
+Each island owns a share of the elements. It receives that share from all workers, adds it up, and
+sends the sum to all islands. So the sum has the same bits on any number of islands as in one
+process, which an all-reduce does not promise. With one worker on each island the bytes are those of
+a ring.
+"""
+
+import collections
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from adloco.distributed.all_to_all import start_all_to_all, wait_for
+from adloco.distributed.comm.buckets import (
+    BufferPool,
+    Contributions,
+    blocks,
+    bucket_indices,
+    bucket_views,
+    fill_weighted,
+    filled_pieces,
+    sum_dtype,
+    sum_of_squares,
+)
+from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sync_stats import SumStats
+from adloco.distributed.dtensor import local, with_local
+from adloco.distributed.traffic import num_bytes, ring
+
+
+class PlainSum:
+    """The weighted sum of what workers contribute, uncompressed; see `Exchange`."""
+
+    @torch.no_grad()
+    def __init__(
+        self, given: Contributions, islands: Islands, pool: BufferPool, *, overlapped: bool
+    ) -> None:
+        """
+        Args:
+            given: What the local workers contribute.
+            islands: Where the workers of the sum live.
+            pool: Memory for buckets.
+            overlapped: True to start no exchange yet; False to exchange each piece of a bucket
+                while the next one is filled.
+        """
+        like, workers = given.per_worker[0], len(given.weights)
+        device = local(like[0]).device if like else None
+        norms_sq = torch.zeros(workers, dtype=torch.float64, device=device)
+        self._like, self._islands, self._measured = like, islands, bool(given.origin)
+        self._sums: list[OrderedSum] = []
+        self._buckets: list[tuple[bool, list[int], int, Tensor]] = []
+        """(sharded, indices, elements, this rank's slice of the sum) of each bucket."""
+        sent_bytes = 0
+        for sharded, indices in bucket_indices(like):
+            # One island needs no terms, because it can add up its workers' at once.
+            rows = 1 if islands.group is None else workers
+            buckets = pool.buckets(like, indices, sum_dtype(like[indices[0]].dtype), rows)
+            measured = norms_sq if given.origin and islands.counts(sharded) else None
+            fill = functools.partial(fill_weighted, given, norms_sq=measured)
+            pieces = filled_pieces(buckets, bucket_views(buckets, like, indices), fill)
+            if islands.group is None or islands.same(sharded) is not None:
+                collections.deque(pieces, maxlen=0)  # A slice needs all pieces.
+                mine = islands.slices(buckets, sharded)
+                pieces = iter([mine])
+            else:
+                mine = buckets
+            if islands.group is not None:
+                for terms in pieces:
+                    name = ("received", sharded, len(self._sums))
+                    memory = functools.partial(
+                        pool.rows, name, dtype=terms.dtype, device=terms.device
+                    )
+                    self._sums.append(OrderedSum(terms, terms[0], islands, memory))
+                    if not overlapped:
+                        self._sums[-1].exchange()
+            if islands.num_workers > 1 and islands.owns(sharded):
+                sent_bytes += num_bytes([mine[:1]]) * workers
+            self._buckets.append((sharded, indices, buckets.shape[1], mine[0]))
+        self.stats = SumStats.lossless(norms_sq)
+        self.stats.num_bytes = islands.traffic.add(sent_bytes, ring(islands.num_workers))
+
+    def transfer(self) -> None:
+        for piece in self._sums:
+            piece.exchange()
+        for piece in self._sums:
+            piece.add_up()
+        for piece in self._sums:
+            piece.finish()
+        if self._measured and self._islands.me == 0:
+            self.stats.total_sq = sum(
+                sum_of_squares(mine)
+                for sharded, _, _, mine in self._buckets
+                if self._islands.owns(sharded)
+            )
+
+    def result(self) -> list[Tensor]:
+        results = list(self._like)
+        for sharded, indices, numel, mine in self._buckets:
+            whole = self._islands.joined(mine, numel, sharded)
+            for index, view in bucket_views(whole, self._like, indices):
+                results[index] = with_local(view, like=self._like[index])
+        return results
+
+
+class OrderedSum:
+    """The sum of a piece over several islands, in three steps.
+
+    The first two start what the next one waits for.
+    """
+
+    def __init__(
+        self,
+        terms: Tensor,
+        result: Tensor,
+        islands: Islands,
+        memory: Callable[[int, int], Tensor],
+    ) -> None:
+        """
+        Args:
+            terms: One row for each local worker, in their order; shape (workers, elements).
+            result: Where the sum is written; shape (elements,). May be the memory of the terms.
+            islands: Where the workers live.
+            memory: Gives a tensor of this shape for what is received, with the terms' data type.
+        """
+        assert islands.group is not None and islands.me is not None
+        self._terms, self._result, self._group = terms, result, islands.group
+        self._me = islands.me
+        # Equal shares, the last ones shorter or empty.
+        count = len(islands.workers)
+        share = -(-len(result) // count)
+        self._shares = [slice(share * island, share * (island + 1)) for island in range(count)]
+        others = [each for island, each in enumerate(islands.workers) if island != self._me]
+        own = self._terms[:, self._shares[self._me]]
+        # By island. What this one has itself is not copied.
+        self._rows = list(torch.split(memory(sum(others), own.shape[1]), others))
+        self._rows.insert(self._me, own)
+        self._works: list[dist.Work] | None = None
+
+    def exchange(self) -> None:
+        """Start to send each island its share of the terms, unless that has been started."""
+        if self._works is not None:
+            return
+        sent = [self._terms[:, share].contiguous() for share in self._shares]
+        self._works = start_all_to_all(sent, self._rows, self._group)
+
+    def add_up(self) -> None:
+        """Add up this island's share, and start to send the sum to all islands."""
+        wait_for(self._works or [])
+        own = self._result[self._shares[self._me]]
+        for total, first, *others, last in blocks(
+            [own, *(row for rows in self._rows for row in rows)]
+        ):
+            for term in others:
+                first.add_(term)
+            # Not earlier, because the total may be the memory of a term.
+            torch.add(first, last, out=total)
+        sums = [self._result[share] for share in self._shares]
+        self._works = start_all_to_all([own] * len(sums), sums, self._group)
+
+    def finish(self) -> None:
+        """Wait until the whole sum is in the result."""
+        wait_for(self._works or [])
