@@ -20,7 +20,7 @@ from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.algorithms.reports import RoundReport
 from adloco.data.sources import TensorSource
 from adloco.distributed.launch.launcher import place, process_group
-from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.placement.placement import OneProcess
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.int1 import Int1

@@ -24,8 +24,9 @@ from adloco import (
     OuterOptimizer,
     SwitchMode,
 )
-from adloco.algorithms.reporting import WorkerRound, report_sync
+from adloco.algorithms.make_reports import report_sync
 from adloco.algorithms.trainer_distance import BUCKETS
+from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.wire.int4 import Int4
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.sync_schedule import Streaming
@@ -271,7 +272,8 @@ def test_stop_and_go_on_is_the_same_run() -> None:
     with pytest.raises(ValueError, match="a round is in progress"):
         stopped.evaluate(lambda model, part, parts: (0.0, 1.0))
     state = copy.deepcopy(stopped.state_dict())
-    assert {worker["inner_step"] for worker in state["run"]["workers"].values()} != {3}
+    workers = state["run"]["workers"].values()
+    assert {len(worker["round"]["losses"]) for worker in workers} != {3}
 
     resumed = fresh()
     resumed.load_state_dict(state)

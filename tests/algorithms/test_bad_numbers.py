@@ -17,6 +17,7 @@ from adloco import (
     NormTest,
     TensorSource,
 )
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from tests.problems import (
@@ -178,7 +179,8 @@ def test_running_statistics_stay_finite(choice: Any) -> None:
     run.round()
     assert all(bool(tensor.isfinite().all()) for tensor in run.trainers[0].outer.buffers)
     assert [
-        run.workers[worker].restarts + run.workers[worker].skipped_steps for worker in (0, 1)
+        run.workers[worker].round.restarts + run.workers[worker].round.skipped_steps
+        for worker in (0, 1)
     ] == [0, 1]
 
 
@@ -230,7 +232,7 @@ def left_out(shards: int, replicas: int) -> list[tuple[list[Any], list[float]]]:
         )
         reports = list(run.rounds(2))
         counts = [(row.skipped_steps, row.restarts) for report in reports for row in report.workers]
-        params = run.placement.gather_shards(list(run.trainers[0].outer.global_params))
+        params = gather_shards(list(run.trainers[0].outer.global_params))
         found.append((counts, torch.cat([one.detach().flatten() for one in params]).tolist()))
     return found
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, NormTest, OneProcess, SwitchMode
 from adloco.algorithms.dropout import mixed_seed, own_dropout, recomputed_alike, uses_dropout
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from tests.problems import adamw, cases, make_run, params_of, tokens
@@ -168,7 +169,7 @@ def on_ranks(shards: int, replicas: int) -> Tensor:
         torch.cat(
             [
                 tensor.flatten()
-                for tensor in run.placement.gather_shards(list(run.trainers[1].outer.global_params))
+                for tensor in gather_shards(list(run.trainers[1].outer.global_params))
             ]
         )
         .detach()

@@ -22,7 +22,8 @@ from adloco import (
 )
 from adloco.algorithms.model_state import Replica
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sum_islands import Islands
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
 from adloco.rules.sync_schedule import SyncEvent
@@ -168,7 +169,7 @@ def train_in_bf16(
     )
     losses = [report.train_loss for report in run.rounds(10)]
     run.average_replicas()
-    whole = run.placement.gather_shards(list(run.trainers[0].outer.global_params))
+    whole = gather_shards(list(run.trainers[0].outer.global_params))
     return {"losses": losses, "params": torch.cat([tensor.detach().flatten() for tensor in whole])}
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from adloco import InnerAdamW, InnerMuon, InnerSGD
 from adloco.algorithms import muon_step
-from adloco.algorithms.newton_schulz import NEWTON_SCHULZ
+from adloco.algorithms.inner.muon import NEWTON_SCHULZ
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LR, DECAY = 0.25, 0.5

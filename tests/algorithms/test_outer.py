@@ -9,7 +9,7 @@ from torch import nn
 
 from adloco import DiLoCo, OuterOptimizer
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.traffic import Traffic
 from tests.problems import (
     linear,

@@ -30,7 +30,7 @@ from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm import block_sums as compression
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.traffic import Traffic
 from adloco.distributed.wire.bf16 import Bf16
@@ -299,7 +299,7 @@ def test_settling_weighs_by_the_samples_of_the_round_that_was() -> None:
     run, resumed = language_run(**settings), language_run(**settings)
     report = run.round()
     assert report is not None and run.trainers[0].requested_batch != 5
-    samples = [worker.round_samples for worker in run.workers.values()]
+    samples = [worker.round.samples for worker in run.workers.values()]
     own = [
         torch.cat([tensor.detach().flatten() for tensor in worker.replica.params])
         for worker in run.workers.values()

@@ -13,7 +13,7 @@ from adloco.distributed.comm.buckets import (
     filled_pieces,
 )
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.traffic import Traffic
 
 

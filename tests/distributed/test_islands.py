@@ -18,6 +18,7 @@ from adloco import (
     NormTest,
     SwitchMode,
 )
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
@@ -59,7 +60,7 @@ def one_step(shards: int, replicas: int) -> list[dict[str, float]]:
         before = [parameter.detach().clone() for parameter in BlockLM().parameters()]
         report = run.round()
         assert report is not None
-        after = run.placement.gather_shards(list(run.workers[0].replica.params))
+        after = gather_shards(list(run.workers[0].replica.params))
         moved = sum(
             float((new - old).detach().square().sum())
             for new, old in zip(after, before, strict=True)
@@ -140,7 +141,7 @@ def ddp(shards: int, replicas: int) -> list[Tensor]:
     list(run.rounds(2))
     return [
         parameter.detach().clone()
-        for parameter in run.placement.gather_shards(list(run.workers[0].replica.params))
+        for parameter in gather_shards(list(run.workers[0].replica.params))
     ]
 
 
@@ -196,9 +197,7 @@ def merged_steps(shards: int) -> list[float]:
         num_workers=3,
     )
     list(run.rounds(2))
-    states = run.placement.gather_shards(
-        [worker.optimizers[0].state_dict() for worker in run.workers.values()]
-    )
+    states = gather_shards([worker.optimizers[0].state_dict() for worker in run.workers.values()])
     return [
         float(entry[key].sum())
         for state in states

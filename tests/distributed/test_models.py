@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from adloco import BatchGuards
-from adloco.distributed.parallel.ddp import ReplicatedModel
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.parallel.engine import IslandGroup
+from adloco.distributed.parallel.whole_model import WholeModel
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
 from tests.distributed.test_islands import run_here
@@ -85,9 +86,7 @@ def trained(
     list(run.rounds(2))
     return [
         parameter.detach().clone()
-        for parameter in run.placement.gather_shards(
-            next(iter(run.workers.values())).replica.params
-        )
+        for parameter in gather_shards(next(iter(run.workers.values())).replica.params)
     ]
 
 
@@ -115,7 +114,7 @@ def running_means() -> tuple[float, float]:
     assert model.running_mean is not None
     model.running_mean.fill_(rank)
     island = IslandGroup(init_device_mesh("cpu", (2, 1)), group, Traffic())
-    forward = ReplicatedModel(model, island, compile=False, fill=None).forward
+    forward = WholeModel(model, torch.device("cpu"), island, compile=False, fill=None).forward
     copied = model.running_mean.item()
     for _ in range(2):
         forward(torch.full((2, 1), 4.0 * rank))

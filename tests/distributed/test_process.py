@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.placement.placement import OneProcess
 
 
 def nothing() -> None:

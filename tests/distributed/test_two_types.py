@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from adloco import Int4, MergeFates, MergeSmallest, OuterMemory
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic

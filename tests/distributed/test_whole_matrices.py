@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, InnerAdamW, InnerMuon, SwitchMode
 from adloco.algorithms import muon_step
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.parallel import whole_matrices
 from adloco.distributed.parallel.whole_matrices import balanced, cost
@@ -66,7 +67,7 @@ def trained(
     ):
         run = run_here(shards, replicas, dtype, inner)
         list(run.rounds(2))
-    whole = run.placement.gather_shards(list(run.workers[0].replica.params))
+    whole = gather_shards(list(run.workers[0].replica.params))
     return [parameter.detach().clone() for parameter in whole], run.placement.total_bytes().inside
 
 

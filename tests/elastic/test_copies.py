@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adloco import place
-from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.placement.placement import OneProcess
 from adloco.distributed.testing import run_on_ranks
 from adloco.elastic.copies import MemoryCopies, next_elsewhere
 from adloco.run.checkpoint import list_all

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder
 from adloco.models.source import Head, ModelOptions
@@ -140,9 +141,7 @@ def on_ranks(shards: int, replicas: int) -> list[Tensor]:
     )
     start = [
         parameter.detach().clone()
-        for parameter in run.placement.gather_shards(
-            list(next(iter(run.workers.values())).replica.params)
-        )
+        for parameter in gather_shards(list(next(iter(run.workers.values())).replica.params))
     ]
     assert all(torch.isfinite(parameter).all() for parameter in start)
     run.round()
@@ -150,9 +149,7 @@ def on_ranks(shards: int, replicas: int) -> list[Tensor]:
         *start,
         *(
             parameter.detach().clone()
-            for parameter in run.placement.gather_shards(
-                list(next(iter(run.workers.values())).replica.params)
-            )
+            for parameter in gather_shards(list(next(iter(run.workers.values())).replica.params))
         ),
     ]
 

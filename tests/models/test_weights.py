@@ -17,6 +17,7 @@ from torch import nn
 
 from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder
 from adloco.models.source import Head, ModelOptions
@@ -364,9 +365,7 @@ def asked(
     )
     start = [
         parameter.detach().clone()
-        for parameter in run.placement.gather_shards(
-            list(next(iter(run.workers.values())).replica.params)
-        )
+        for parameter in gather_shards(list(next(iter(run.workers.values())).replica.params))
     ]
     run.round()
     return reads, start, most

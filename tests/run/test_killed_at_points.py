@@ -107,7 +107,7 @@ ON_RANKS: dict[str, tuple[list[str], dict[int, Point]]] = {
     "the end of a merge": ([], {1: ("adloco.algorithms.merging:_reassign", 1)}),
     "a copy in memory": (
         COPIES,
-        {1: ("adloco.distributed.placement.ranks:Ranks.transfer", 6)},
+        {1: ("adloco.distributed.placement.placement:Placement.transfer", 6)},
     ),
     "between two files of its part": ([], {1: ("adloco.run.part_file:checksum", 12)}),
     "the last part of a checkpoint": ([], {1: ("adloco.run.part_file:write_text", 7)}),

@@ -14,7 +14,7 @@ from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import this_rank
-from adloco.distributed.placement.one_process import OneProcess
+from adloco.distributed.placement.placement import OneProcess
 from adloco.distributed.testing import run_on_ranks
 from adloco.run import part_file, records, saving
 from adloco.run.checkpoint import Checkpoint, list_all, list_checkpoints

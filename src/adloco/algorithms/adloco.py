@@ -26,8 +26,7 @@ from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.sync_stats import SyncMeter
 from adloco.distributed.parallel.layers import layers
-from adloco.distributed.placement.one_process import OneProcess
-from adloco.distributed.placement.placement import Placement
+from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.traffic import Bytes
 from adloco.dotted_path import load_object
 from adloco.errors import require

@@ -10,8 +10,7 @@ from adloco.algorithms.model_state import Replica, all_tensors, copy_all
 from adloco.algorithms.optimizers import OuterFactory
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.parallel.layers import layers
-from adloco.distributed.placement.one_process import OneProcess
-from adloco.distributed.placement.placement import Placement
+from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
 from adloco.errors import require

@@ -1,7 +1,7 @@
 """Evaluation of trainers' global parameters, with the work split over their workers and ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -17,13 +17,6 @@ The set is split into `parts` parts, and `part` is the number of one of them, fr
 the sum of one or more quantities, and last the number of summands. The function must call the model
 equally often for every part, because all ranks of an island compute a sharded model together.
 """
-
-
-def evaluated(trainer: Trainer, worker: Worker, *, diverged: bool) -> AbstractContextManager[None]:
-    """While the context lasts, a worker's model has its trainer's global parameters. The arguments
-    are those of `evaluate`.
-    """
-    return worker.swapped_params(trainer.outer.parameters()) if diverged else nullcontext()
 
 
 def evaluate(
@@ -54,7 +47,8 @@ def evaluate(
     def run(worker: Worker) -> list[float]:
         trainer, index = places[worker.id]
         worker.model.eval()
-        with evaluated(trainer, worker, diverged=diverged), torch.no_grad():
+        live = worker.swapped_params(trainer.outer.parameters()) if diverged else nullcontext()
+        with live, torch.no_grad():
             part = share(
                 worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks
             )

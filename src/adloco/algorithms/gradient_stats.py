@@ -25,14 +25,6 @@ Passes = Callable[[BatchPlan], Iterator[Tensor]]
 pass of one, and returns its part of the batch's mean loss."""
 
 
-class TestStep(Protocol):
-    """An inner step that takes statistics."""
-
-    def backward(self) -> tuple[Tensor, Moments]:
-        """As `MeasuredStep.backward`."""
-        ...
-
-
 class Measurement(Protocol):
     """How a worker measures its test steps. A batch rule names it by a dotted path."""
 
@@ -54,8 +46,8 @@ class Measurement(Protocol):
             optimizers: Its inner optimizers.
         """
 
-    def step(self, plan: BatchPlan, passes: Passes, engine: Engine) -> TestStep:
-        """A test step with these micro-batches, which are the groups."""
+    def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
+        """A test step with these micro-batches, the groups; as `MeasuredStep.backward`."""
         ...
 
 
@@ -73,8 +65,9 @@ class NormMeasurement:
     ) -> None:
         self._params = params
 
-    def step(self, plan: BatchPlan, passes: Passes, engine: Engine) -> "MeasuredStep":
-        return MeasuredStep(plan=plan, passes=passes, engine=engine, params=self._params)
+    def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
+        step = MeasuredStep(plan=plan, passes=passes, engine=engine, params=self._params)
+        return step.backward()
 
 
 def measurement_of(rule: BatchRule) -> type[Measurement]:

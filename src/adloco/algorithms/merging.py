@@ -9,6 +9,7 @@ bits (`Syncing.parameter_wire`, `Syncing.difference_wire`).
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
@@ -38,65 +39,161 @@ def apply_merge(
         fates: What happens to the things that trainers own.
         placement: Where all workers live.
     """
-    members = [trainers[trainer] for trainer in sorted(merge.weights)]
-    survivor = trainers[merge.survivor]
-    _merge_parameters(merge, members, survivor, fates, placement)
-    _merge_momentum(merge, members, survivor, fates, placement)
-    _merge_inner_state(merge, members, workers, fates, placement)
-    _merge_requests(merge, members, survivor, fates)
+    merging = _Merging(merge, trainers, workers, fates, placement)
+    merging.parameters()
+    merging.outer_momentum()
+    merging.inner_state()
+    merging.requests()
     living = {trainer: trainers[trainer] for trainer in trainers if trainer not in merge.absorbed}
-    _reassign(
-        survivor,
-        [trainers[trainer] for trainer in merge.absorbed],
-        living,
-        workers,
-        fates,
-        placement,
-    )
+    merging.reassign(living)
     if fates.streams == "balance":
         _balance_streams(living, workers, placement)
     return living
 
 
-def _merge_parameters(
-    merge: Merge,
-    members: Sequence[Trainer],
-    survivor: Trainer,
-    fates: MergeFates,
-    placement: Placement,
-) -> None:
-    if fates.parameters == "survivor":
-        return
-    weights = (
-        merge.weights
-        if fates.parameters == "weighted"
-        else dict.fromkeys(merge.weights, 1 / len(members))
-    )
-    wire = survivor.outer.syncing.parameter_wire
-    params = {member.id: member.outer.global_params for member in members}
-    buffers = {member.id: member.outer.buffers for member in members}
-    _average(members, survivor, params, weights, placement, wire)
-    _average(members, survivor, buffers, weights, placement)
+class _Merging:
+    """The fates of what the trainers of a merge own, a method each."""
 
+    def __init__(
+        self,
+        merge: Merge,
+        trainers: Mapping[int, Trainer],
+        workers: Mapping[int, Worker],
+        fates: MergeFates,
+        placement: Placement,
+    ) -> None:
+        """The arguments are those of `apply_merge`."""
+        self._members = [trainers[trainer] for trainer in sorted(merge.weights)]
+        self._survivor = trainers[merge.survivor]
+        self._absorbed = [trainers[trainer] for trainer in merge.absorbed]
+        self._weights = merge.weights
+        self._workers = workers
+        self._fates = fates
+        self._placement = placement
+        homes = {worker: member for member in self._members for worker in member.worker_ids}
+        # In the order of the workers, which is that of sums.
+        self._homes = {worker: homes[worker] for worker in sorted(homes)}
+        self._here = {worker: self._homes[worker] for worker in placement.local(list(self._homes))}
+        """The trainer of each worker of the merge, and of each one in this process."""
 
-def _merge_momentum(
-    merge: Merge,
-    members: Sequence[Trainer],
-    survivor: Trainer,
-    fates: MergeFates,
-    placement: Placement,
-) -> None:
-    if survivor.outer.optimizer is None or fates.outer_momentum == "survivor":
-        return
-    if fates.outer_momentum == "reset":
-        survivor.outer.optimizer.state.clear()
-        return
-    _fill_missing_momentum(members, placement)
-    entries = {member.id: member.outer.momentum() for member in members}
-    # Other state (Adam's) has second moments, by whose roots is divided: a loss could make them 0.
-    names = {name for state in survivor.outer.optimizer.state.values() for name in state}
-    wire = survivor.outer.syncing.difference_wire if names == {"momentum_buffer"} else None
-    _average(members, survivor, entries, merge.weights, placement, wire)
+    def parameters(self) -> None:
+        members, weights = self._members, self._weights
+        if self._fates.parameters == "survivor":
+            return
+        if self._fates.parameters == "uniform":
+            weights = dict.fromkeys(weights, 1 / len(members))
+        wire = self._survivor.outer.syncing.parameter_wire
+        self._average({each.id: each.outer.global_params for each in members}, weights, wire)
+        self._average({each.id: each.outer.buffers for each in members}, weights)
+
+    def outer_momentum(self) -> None:
+        outer, fate = self._survivor.outer, self._fates.outer_momentum
+        if outer.optimizer is None or fate == "survivor":
+            return
+        if fate == "reset":
+            outer.optimizer.state.clear()
+            return
+        _fill_missing_momentum(self._members, self._placement)
+        entries = {member.id: member.outer.momentum() for member in self._members}
+        # Other state (Adam's) has second moments, by whose roots is divided: a loss could make them
+        # 0.
+        names = {name for state in outer.optimizer.state.values() for name in state}
+        wire = outer.syncing.difference_wire if names == {"momentum_buffer"} else None
+        self._average(entries, self._weights, wire)
+
+    def inner_state(self) -> None:
+        workers = [self._workers[worker] for worker in self._here]
+        if self._fates.inner_state == "reset":
+            for worker in workers:
+                worker.forget()
+        if self._fates.inner_state in ("keep", "reset"):
+            return
+        states = [
+            [tensor for optimizer in worker.optimizers for tensor in optimizer_tensors(optimizer)]
+            for worker in workers
+        ]
+        # Residuals that are kept in the parameters were averaged with these before the merge (what
+        # rounding left of them stays with its worker).
+        if self._survivor.outer.syncing.residuals == "memory":
+            for worker, state in zip(workers, states, strict=True):
+                state += worker.replica.residuals
+        means = self._mean(states, self._weights)
+        for state in states:
+            copy_all(means, state)
+
+    def requests(self) -> None:
+        survivor, members = self._survivor, self._members
+        requests = {member.id: member.requested_batch for member in members}
+        wanted = {
+            "survivor": survivor.requested_batch,
+            "weighted": round(sum(self._weights[each] * requests[each] for each in requests)),
+            "sum": sum(requests.values()),
+        }[self._fates.requested_batch]
+        survivor.controller.requested_batch = min(wanted, survivor.controller.guards.maximum)
+        if self._fates.parameters != "survivor":
+            controllers = {member.id: member.controller for member in members}
+            survivor.controller.merge(controllers, self._weights)
+
+    def reassign(self, living: Mapping[int, Trainer]) -> None:
+        """Give the freed workers to living trainers, whose global parameters they get."""
+        placement, momentum = self._placement, self._fates.outer_momentum
+        freed = sorted(worker for trainer in self._absorbed for worker in trainer.worker_ids)
+        requests = {trainer.id: trainer.requested_batch for trainer in living.values()}
+        counts = {trainer.id: len(trainer.worker_ids) for trainer in living.values()}
+        homes = assign_workers(requests, counts, len(freed))
+        for trainer in living.values():
+            newcomers = [
+                worker for worker, home in zip(freed, homes, strict=True) if home == trainer.id
+            ]
+            # All workers of the merged trainers have taken part in means, so they have the results.
+            whole = trainer is not self._survivor
+            missing = whole or momentum == "survivor"
+            if newcomers and missing:
+                _fill_missing_momentum([*self._absorbed, trainer], placement)
+            tensors = [
+                *(
+                    trainer.outer.parameters()
+                    if whole or self._fates.parameters == "survivor"
+                    else []
+                ),
+                *(trainer.outer.momentum() if missing else []),
+            ]
+            source = trainer.worker_ids[0]
+            trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
+            comm = placement.comm(trainer.worker_ids)
+            copy_all(comm.broadcast(tensors, source, newcomers), tensors)
+            here = placement.local(trainer.worker_ids)
+            trainer.outer.broadcast_all([self._workers[worker].replica for worker in here])
+
+    def _average(
+        self,
+        entries: Mapping[int, Sequence[Tensor]],
+        weights: Mapping[int, float],
+        wire: WireFormat | None = None,
+    ) -> None:
+        """Set the survivor's tensors to the weighted mean of each trainer's.
+
+        Args:
+            entries: Tensors of each trainer, by id.
+            weights: Weight of each trainer, by id; they add up to 1.
+            wire: The wire format; None: uncompressed.
+        """
+        means = self._mean([entries[home.id] for home in self._here.values()], weights, wire)
+        if self._here:
+            copy_all(means, entries[self._survivor.id])
+
+    @torch.no_grad()
+    def _mean(
+        self,
+        per_worker: Sequence[Sequence[Tensor]],
+        weights: Mapping[int, float],
+        wire: WireFormat | None = None,
+    ) -> list[Tensor]:
+        """The mean over all workers of the merged trainers, so that every process that hosts one of
+        them gets the same bits. Other processes get nothing.
+        """
+        shares = [weights[home.id] / len(home.worker_ids) for home in self._here.values()]
+        return self._placement.comm(list(self._homes)).mean(per_worker, shares, wire)
 
 
 def _fill_missing_momentum(members: Sequence[Trainer], placement: Placement) -> None:
@@ -109,143 +206,6 @@ def _fill_missing_momentum(members: Sequence[Trainer], placement: Placement) -> 
     for member in members:
         if here is not None and not member.outer.momentum():
             member.outer.copy_optimizer_state(here.outer)
-
-
-@torch.no_grad()
-def _average(
-    members: Sequence[Trainer],
-    survivor: Trainer,
-    entries: Mapping[int, Sequence[torch.Tensor]],
-    weights: Mapping[int, float],
-    placement: Placement,
-    wire: WireFormat | None = None,
-) -> None:
-    """Set the survivor's tensors to the weighted mean of each trainer's.
-
-    It is computed as a mean over all workers of the merged trainers, so that every process that
-    hosts one of them gets the same bits. Other processes do nothing.
-
-    Args:
-        members: The merged trainers.
-        survivor: The one that continues.
-        entries: Tensors of each trainer, by id.
-        weights: Weight of each trainer, by id; they add up to 1.
-        placement: Where all workers live.
-        wire: The wire format; None: uncompressed.
-    """
-    homes = _homes(members)
-    here = [homes[worker] for worker in placement.local(list(homes))]
-    means = placement.comm(list(homes)).mean(
-        [entries[home.id] for home in here],
-        [weights[home.id] / len(home.worker_ids) for home in here],
-        wire,
-    )
-    if here:
-        copy_all(means, entries[survivor.id])
-
-
-def _homes(members: Sequence[Trainer]) -> dict[int, Trainer]:
-    """The trainer of each worker, in the order of the workers, which is that of sums."""
-    homes = {worker: member for member in members for worker in member.worker_ids}
-    return {worker: homes[worker] for worker in sorted(homes)}
-
-
-def _merge_inner_state(
-    merge: Merge,
-    members: Sequence[Trainer],
-    workers: Mapping[int, Worker],
-    fates: MergeFates,
-    placement: Placement,
-) -> None:
-    if fates.inner_state == "keep":
-        return
-    homes = _homes(members)
-    local = {worker: homes[worker] for worker in placement.local(list(homes))}
-    if fates.inner_state == "reset":
-        for worker in local:
-            for optimizer in workers[worker].optimizers:
-                optimizer.state.clear()
-            for residual in workers[worker].replica.residuals:
-                residual.zero_()
-        return
-    # Residuals that are kept in the parameters were averaged with these before the merge (what
-    # rounding left of them stays with its worker).
-    residuals = {
-        worker: workers[worker].replica.residuals
-        if member.outer.syncing.residuals == "memory"
-        else []
-        for worker, member in local.items()
-    }
-    states = [
-        [
-            *(
-                tensor
-                for optimizer in workers[worker].optimizers
-                for tensor in optimizer_tensors(optimizer)
-            ),
-            *residuals[worker],
-        ]
-        for worker in local
-    ]
-    weights = [merge.weights[member.id] / len(member.worker_ids) for member in local.values()]
-    means = placement.comm(list(homes)).mean(states, weights)
-    for state in states:
-        copy_all(means, state)
-
-
-def _merge_requests(
-    merge: Merge, members: Sequence[Trainer], survivor: Trainer, fates: MergeFates
-) -> None:
-    wanted = {
-        "survivor": survivor.requested_batch,
-        "weighted": round(
-            sum(merge.weights[member.id] * member.requested_batch for member in members)
-        ),
-        "sum": sum(member.requested_batch for member in members),
-    }[fates.requested_batch]
-    survivor.controller.requested_batch = min(wanted, survivor.controller.guards.maximum)
-    if fates.parameters != "survivor":
-        controllers = {member.id: member.controller for member in members}
-        survivor.controller.merge(controllers, merge.weights)
-
-
-def _reassign(
-    survivor: Trainer,
-    absorbed: Sequence[Trainer],
-    living: Mapping[int, Trainer],
-    workers: Mapping[int, Worker],
-    fates: MergeFates,
-    placement: Placement,
-) -> None:
-    """Give the freed workers to living trainers; each gets its new trainer's global parameters."""
-    freed = sorted(worker for trainer in absorbed for worker in trainer.worker_ids)
-    requests = {trainer.id: trainer.requested_batch for trainer in living.values()}
-    counts = {trainer.id: len(trainer.worker_ids) for trainer in living.values()}
-    homes = assign_workers(requests, counts, len(freed))
-    for trainer in living.values():
-        newcomers = [
-            worker for worker, home in zip(freed, homes, strict=True) if home == trainer.id
-        ]
-        source = trainer.worker_ids[0]
-        if newcomers and (trainer is not survivor or fates.outer_momentum == "survivor"):
-            _fill_missing_momentum([*absorbed, trainer], placement)
-        trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
-        # All workers of the merged trainers have taken part in the means, so they have the result.
-        missing = (
-            _not_averaged(survivor, fates)
-            if trainer is survivor
-            else [*trainer.outer.parameters(), *trainer.outer.momentum()]
-        )
-        copy_all(placement.comm(trainer.worker_ids).broadcast(missing, source, newcomers), missing)
-        trainer.outer.broadcast_all(
-            [workers[worker].replica for worker in placement.local(trainer.worker_ids)]
-        )
-
-
-def _not_averaged(survivor: Trainer, fates: MergeFates) -> list[torch.Tensor]:
-    """The survivor's tensors that the merge has not averaged."""
-    parameters = survivor.outer.parameters() if fates.parameters == "survivor" else []
-    return [*parameters, *(survivor.outer.momentum() if fates.outer_momentum == "survivor" else [])]
 
 
 def _balance_streams(

@@ -50,7 +50,7 @@ class Replica:
         return Replica(
             names=[name for name, parameter in model.named_parameters() if parameter.requires_grad],
             params=params,
-            buffers=averaged_buffers(model),
+            buffers=state_buffers(model, floating=True),
             residuals=[zeros_like(parameter, torch.float32, to_host=on_host) for parameter in kept],
         )
 
@@ -73,53 +73,43 @@ class Replica:
         )
         if norm_sq < LARGEST**2 and math.isfinite(state_sq):
             return
+        # Which one it is costs a reduction of many numbers, so it is asked only now.
+        names = dict(zip(self.params, self.names, strict=True))
+        named = [(f"parameter {name}", parameter) for parameter, name in names.items()]
+        limit = LARGEST**2 / len(named)
         if norm_sq < LARGEST**2:
-            squares = add_up([squared_norm([tensor]) for _, _, tensor in states])
-            parameter, key, _ = next(
-                state
-                for state, square in zip(states, squares, strict=True)
-                if not math.isfinite(square)
-            )
-            owner = next(
-                name for name, own in zip(self.names, self.params, strict=True) if own is parameter
-            )
-            raise NonFiniteLossError(
-                f"optimizer state {key} of parameter {owner} is not finite in {where}; {ADVICE}"
-            )
-        norms_sq = add_up([squared_norm([parameter]) for parameter in self.params])
-        limit = LARGEST**2 / len(norms_sq)
-        name = next(
-            name for name, norm_sq in zip(self.names, norms_sq, strict=True) if not norm_sq < limit
+            named = [
+                (f"optimizer state {key} of parameter {names[parameter]}", tensor)
+                for parameter, key, tensor in states
+            ]
+            limit = math.inf
+        squares = add_up([squared_norm([tensor]) for _, tensor in named])
+        what = next(
+            what for (what, _), square in zip(named, squares, strict=True) if not square < limit
         )
-        raise NonFiniteLossError(f"parameter {name} is not finite in {where}; {ADVICE}")
+        raise NonFiniteLossError(f"{what} is not finite in {where}; {ADVICE}")
 
 
-def averaged_buffers(model: nn.Module) -> list[Tensor]:
-    """The floating-point buffers of the model's state (running statistics)."""
-    names = model.state_dict().keys()
-    return [
-        buffer
-        for name, buffer in model.named_buffers()
-        if name in names and buffer.is_floating_point()
-    ]
+def state_buffers(model: nn.Module, *, floating: bool) -> list[Tensor]:
+    """The buffers of the model's state that are floating-point (running statistics), or the others.
 
-
-def counters(model: nn.Module) -> list[Tensor]:
-    """The other buffers of the model's state, such as counts of batches.
-
-    Each worker keeps its own; they are saved, but not averaged.
+    The others, such as counts of batches, are each worker's own: they are saved, but not averaged.
     """
     names = model.state_dict().keys()
     return [
         buffer
         for name, buffer in model.named_buffers()
-        if name in names and not buffer.is_floating_point()
+        if name in names and buffer.is_floating_point() == floating
     ]
 
 
 def all_tensors(model: nn.Module) -> list[Tensor]:
     """Every parameter and every buffer of the model's state, frozen and integer ones included."""
-    return [*model.parameters(), *averaged_buffers(model), *counters(model)]
+    return [
+        *model.parameters(),
+        *state_buffers(model, floating=True),
+        *state_buffers(model, floating=False),
+    ]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adloco.algorithms.newton_schulz import NEWTON_SCHULZ, Quintic
+from adloco.algorithms.inner.muon import NEWTON_SCHULZ, Quintic
 from adloco.distributed.device import native_bf16
 from adloco.distributed.dtensor import local
 from adloco.distributed.parallel.gradient_norms import Block

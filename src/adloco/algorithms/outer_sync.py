@@ -121,7 +121,7 @@ class OuterSync:
             self._pick(fragment, self.global_params), work.wait(), strict=True
         ):
             parameter.grad = in_memory_of(pseudo_gradient, parameter).to(parameter.dtype)
-            if self.optimizer is None:
+            if self.optimizer is None:  # global - mean(global - worker) is the workers' mean.
                 parameter.sub_(parameter.grad)
         if self.optimizer is not None:
             # Parameters of other fragments have no grad, and torch's optimizers leave those alone.

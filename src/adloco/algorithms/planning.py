@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from adloco.algorithms.method import Batching
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
@@ -37,16 +36,9 @@ class Planner:
     sync_growth: float = 0.0
     """As `Method.sync_growth`."""
 
-    def plans(self, trainer: Trainer, state: RunState) -> dict[int, BatchPlan]:
-        """Each worker's micro-batches for an inner step, by worker id."""
-        switch = replace(self.batching.switch, multiplier=state.chosen.multiplier)
-        plans = trainer.plans(self.batching.shares, state.speeds, switch, self.ranks)
-        limit = state.pass_limit
-        return {worker: plan.at_most(limit) if limit else plan for worker, plan in plans.items()}
-
     def samples_per_inner_step(self, state: RunState) -> int:
         """Samples that one inner step takes over all trainers."""
-        return samples_of(self._all_plans(state))
+        return samples_of(self._plans(state))
 
     def fewest_samples(self, state: RunState) -> int:
         """Fewest samples of an inner step over all trainers: those that the batch rule compares."""
@@ -56,7 +48,7 @@ class Planner:
 
     def tasks(self, state: RunState) -> dict[int, RoundTask]:
         """The task of every worker of the run in the round that has begun, by worker id."""
-        plans = self._all_plans(state)
+        plans = self._plans(state)
         final = self._final_plans(plans, state.final_samples) if state.final_samples else plans
         steps = [plans] * (state.round_steps - 1) + [final]
         return {
@@ -87,11 +79,23 @@ class Planner:
     def _smallest_share(self) -> int:
         return smallest_share(self.batching.rule.fewest_groups, self.ranks)
 
-    def _all_plans(self, state: RunState) -> dict[int, BatchPlan]:
+    def _plans(self, state: RunState) -> dict[int, BatchPlan]:
+        """Each worker's micro-batches for an inner step, by worker id."""
+        switch = replace(self.batching.switch, multiplier=state.chosen.multiplier)
         plans: dict[int, BatchPlan] = {}
         for trainer in state.trainers.values():
-            plans |= self.plans(trainer, state)
-        return plans
+            size = trainer.requested_batch, len(trainer.worker_ids), self.ranks
+            shares = self.batching.shares.split(
+                switch.clipped(*size),
+                trainer.worker_ids,
+                state.speeds,
+                minimum=self._smallest_share,
+                maximum=switch.most_per_worker(*size),
+            )
+            for worker, share in zip(trainer.worker_ids, shares, strict=True):
+                plans[worker] = switch.plan(share, self.ranks)
+        limit = state.pass_limit
+        return {worker: plan.at_most(limit) if limit else plan for worker, plan in plans.items()}
 
     def _final_plans(self, plans: Mapping[int, BatchPlan], samples: int) -> dict[int, BatchPlan]:
         """Plans of a step of so many samples over all workers, in proportion to these plans."""

@@ -11,19 +11,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Event
 
+from adloco.algorithms.make_reports import report_round, report_trainer
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.method import Batching, Merging, Syncing
 from adloco.algorithms.planning import Planner, agreed_pass_limit
-from adloco.algorithms.reporting import (
-    WorkerRound,
-    report_round,
-    report_trainer,
-)
 from adloco.algorithms.reports import RoundReport, TrainerReport
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Weights
 from adloco.algorithms.trainer_distance import trainer_distances
+from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.comm.sync_stats import SyncMeter
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
@@ -127,8 +124,7 @@ class Round:
             merge = self._merge(last)
             report = self._report(tasks, done, trainers, merge)
             for stage in state.stages:
-                changes = stage.after_report(tasks, done, report)
-                report = replace(report, changes=(*report.changes, *changes))
+                report = stage.report(tasks, done, report)
             return report
 
     def _plan(self) -> Tasks:
@@ -181,13 +177,18 @@ class Round:
         workers = self._state.workers.values()
         # A rank with more workers than cores trains them in turns. Its seconds over those of its
         # slowest worker say how many; a clock that stood still must not divide by zero.
-        longest = max(worker.busy_seconds for worker in workers)
+        longest = max(worker.round.busy_seconds for worker in workers)
         turns = max(1.0, self._training_seconds / max(longest, 1e-9))
+        ended = {
+            worker.id: replace(
+                worker.round,
+                turn_seconds=worker.round.busy_seconds * turns,
+                loss_sum=tasks[worker.id].loss_sum(worker.round.losses, worker.round.samples),
+            )
+            for worker in workers
+        }
         rows = self._parts.placement.gather(
-            {
-                worker.id: WorkerRound.of(worker, tasks[worker.id], turns).to_numbers()
-                for worker in workers
-            }
+            {worker: row.to_numbers() for worker, row in ended.items()}
         )
         return {worker: WorkerRound.from_numbers(row) for worker, row in rows.items()}
 
@@ -232,7 +233,6 @@ class Round:
                     rows,
                     parts.base_rate,
                     distances[trainer.id],
-                    state.stages,
                 )
             )
         return reports

@@ -1,5 +1,6 @@
 """A worker's task in a round: how many inner steps it takes, and what belongs to each of them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,22 @@ class RoundTask:
         """Where a worker is after so many inner steps of the round, for messages."""
         of_run = self.first_step + inner_steps
         return f"trainer {self.trainer}, worker {worker}, inner step {of_run}"
+
+    def loss_sum(self, losses: Sequence[float], samples: float) -> float:
+        """Sum of the losses of a worker's samples; nan if no step has a finite loss.
+
+        Args:
+            losses: Mean loss of each inner step. Steps that were left out have none that is finite.
+            samples: Samples of all steps.
+        """
+        finite = [
+            (loss, self.plan_of(step).worker_batch / self.plan.worker_batch)
+            for step, loss in enumerate(losses)
+            if math.isfinite(loss)
+        ]
+        batches = sum(weight for _, weight in finite)
+        mean = sum(loss * weight for loss, weight in finite) / batches if finite else math.nan
+        return mean * samples
 
     @property
     def samples(self) -> int:

@@ -11,8 +11,15 @@ from adloco.algorithms.state_parts import RUN, trainer_part, worker_part
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.placement.placement import Placement
 from adloco.rules.chosen import Chosen
+
+COUNTERS = (
+    *("rounds_done", "samples", "inner_steps", "syncs", "round_steps", "final_samples"),
+    *("events_done", "diverged", "pass_limit"),
+)
+"""Fields of a run's state that are saved as they are."""
 
 
 @dataclass(kw_only=True)
@@ -65,7 +72,7 @@ class RunState:
     @property
     def samples_so_far(self) -> int:
         """Samples trained on, including this process's workers' in the round in progress."""
-        here = sum(worker.round_samples for worker in self.workers.values())
+        here = sum(int(worker.round.samples) for worker in self.workers.values())
         return self.samples + (here if self.in_round else 0)
 
     @property
@@ -141,7 +148,7 @@ class RunState:
             inner = worker.tensors(with_params=with_params)
             name = worker_part(worker.id)
             parts[name] = {"inner": inner, "stages": self._of_stages(name)}
-        parts = placement.gather_shards(parts, keep=placement.is_island_first)
+        parts = gather_shards(parts, keep=placement.is_island_first)
         here = [(str(worker.id), worker.numbers()) for worker in self.workers.values()]
         workers = dict(placement.collect(here))
         if not placement.is_island_first:
@@ -150,9 +157,9 @@ class RunState:
         return numbers | parts
 
     def _of_stages(self, part: str) -> dict[str, Any]:
-        """The tensors that stages keep in a part, by their keys."""
-        kept = {stage.key: stage.tensors() for stage in self.stages}
-        return {key: tensors[part] for key, tensors in kept.items() if part in tensors}
+        """What stages keep in a part, by their keys."""
+        kept = {stage.key: stage.state_parts() for stage in self.stages}
+        return {key: own[part] for key, own in kept.items() if part in own}
 
     def _numbers(self, workers: Mapping[str, Any]) -> dict[str, Any]:
         """The part `run`.
@@ -160,16 +167,8 @@ class RunState:
         workers: The numbers of all workers, by id.
         """
         return {
-            "rounds_done": self.rounds_done,
-            "samples": self.samples,
-            "inner_steps": self.inner_steps,
-            "syncs": self.syncs,
-            "round_steps": self.round_steps,
-            "final_samples": self.final_samples,
-            "events_done": self.events_done,
-            "diverged": self.diverged,
-            "pass_limit": self.pass_limit,
-            "stages": {stage.key: stage.numbers() for stage in self.stages},
+            **{name: getattr(self, name) for name in COUNTERS},
+            "stages": self._of_stages(RUN),
             "chosen": asdict(self.chosen),
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "trainers": [trainer.numbers() for trainer in self.trainers.values()],
@@ -207,24 +206,19 @@ class RunState:
         for worker in self.workers.values():
             worker.load_numbers(numbers["workers"][str(worker.id)])
             worker.load_tensors(parts[worker_part(worker.id)]["inner"])
-        names = [trainer_part(trainer.id) for trainer in here]
+        names = [RUN, *(trainer_part(trainer.id) for trainer in here)]
         names += [worker_part(worker) for worker in self.workers]
         for stage in self.stages:
-            # An option that was switched on since then has nothing to continue from.
-            if stage.key in numbers["stages"]:
-                stage.load_numbers(numbers["stages"][stage.key])
-            kept = {name: parts[name]["stages"].get(stage.key) for name in names}
-            stage.load_tensors({name: own for name, own in kept.items() if own is not None})
+            kept = {name: parts[name]["stages"] for name in names}
+            own = {name: saved[stage.key] for name, saved in kept.items() if stage.key in saved}
+            if own:  # An option that was switched on since then has nothing to continue from.
+                stage.load_parts(own)
 
     def _load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from the counters in the part `run`."""
-        self.rounds_done, self.samples = numbers["rounds_done"], numbers["samples"]
-        self.inner_steps, self.syncs = numbers["inner_steps"], numbers["syncs"]
-        self.round_steps, self.events_done = numbers["round_steps"], numbers["events_done"]
-        self.final_samples = numbers["final_samples"]
-        self.diverged, self.pass_limit = numbers["diverged"], numbers["pass_limit"]
+        vars(self).update({name: numbers[name] for name in COUNTERS})
         self.chosen = Chosen(**numbers["chosen"])
         self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}
         self.last_samples = {
-            int(worker): saved["round_samples"] for worker, saved in numbers["workers"].items()
+            int(worker): saved["round"]["samples"] for worker, saved in numbers["workers"].items()
         }

@@ -7,18 +7,17 @@ what acts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adloco.metric import Metric
 
 if TYPE_CHECKING:
     from adloco.algorithms.method import Batching, Method, Syncing
-    from adloco.algorithms.reporting import WorkerRound
     from adloco.algorithms.reports import RoundReport
     from adloco.algorithms.round_task import RoundTask
+    from adloco.algorithms.worker_round import WorkerRound
     from adloco.distributed.placement.placement import Placement
-    from adloco.rules.chosen import Change
     from adloco.rules.failure_signs import Sign
     from adloco.rules.merge import MergePolicy
     from adloco.rules.sync_schedule import Streaming, SyncEvent
@@ -59,42 +58,50 @@ class Stage:
         """
         return done
 
-    def after_report(
+    def report(
         self,
         tasks: Mapping[int, RoundTask],
         done: Mapping[int, WorkerRound],
         report: RoundReport,
-    ) -> tuple[Change, ...]:
-        """Called after a round's merge; returns what it changes for the rounds to come."""
-        return ()
+    ) -> RoundReport:
+        """Called after a round's merge; returns the report with what the stage adds to it, and may
+        change what is in force in the rounds to come.
+        """
+        return report
 
-    def of_trainer(self, trainer: int) -> Mapping[str, Any]:
-        """Its numbers of a trainer in the round, by the names of the option's metrics."""
-        return {}
-
-    def of_worker(self, worker: int) -> Mapping[str, Any]:
-        """Its numbers of a worker in the round."""
-        return {}
-
-    def numbers(self) -> Any:
-        """The part of its state that every process has: plain numbers, to be saved once."""
-        return None
-
-    def load_numbers(self, numbers: Any) -> None:
-        """Continue from `numbers`."""
-
-    def tensors(self) -> Mapping[str, Any]:
-        """The live tensors of its state in this process, by the part of a checkpoint to which they
-        belong (`trainer_part`, `worker_part`).
+    def state_parts(self) -> Mapping[str, Any]:
+        """Its live state in this process, by the part of a checkpoint to which it belongs: plain
+        numbers that every process has in `RUN`, tensors in those of trainers and workers.
         """
         return {}
 
-    def load_tensors(self, parts: Mapping[str, Any]) -> None:
-        """Continue from the `tensors` of this process."""
+    def load_parts(self, parts: Mapping[str, Any]) -> None:
+        """Continue from the `state_parts` of this process."""
 
 
-class Option(Protocol):
-    """The settings of an option: a frozen dataclass in `lab/NAME/option.py`."""
+def with_numbers(
+    report: RoundReport,
+    of_trainers: Mapping[int, Mapping[str, Any]] | None = None,
+    of_workers: Mapping[int, Mapping[str, Any]] | None = None,
+) -> RoundReport:
+    """The report with more numbers of each trainer or worker, by id and then by their names."""
+    trainers, workers = of_trainers or {}, of_workers or {}
+    return replace(
+        report,
+        trainers=tuple(
+            replace(row, more={**row.more, **trainers.get(row.trainer, {})})
+            for row in report.trainers
+        ),
+        workers=tuple(
+            replace(row, more={**row.more, **workers.get(row.worker, {})}) for row in report.workers
+        ),
+    )
+
+
+class Option:
+    """The settings of an option: a frozen dataclass in `lab/NAME/option.py`. What is said here of
+    an option holds if it says nothing else.
+    """
 
     key: ClassVar[str]
     """Name of its folder."""
@@ -103,33 +110,32 @@ class Option(Protocol):
     stage: ClassVar[str]
     """Dotted path of its `Stage`, a class that takes the option, the run's sections and its state.
     """
-    trainer_metrics: ClassVar[tuple[Metric, ...]]
+    trainer_metrics: ClassVar[tuple[Metric, ...]] = ()
     """Numbers of a trainer that the stage adds to a round's report."""
-    worker_metrics: ClassVar[tuple[Metric, ...]]
+    worker_metrics: ClassVar[tuple[Metric, ...]] = ()
     """Numbers of a worker that it adds."""
 
     @property
     def active(self) -> bool:
         """True if the run has the stage."""
-        ...
+        return True
 
     @property
     def chooses(self) -> tuple[str, ...]:
         """Fields of `Chosen` that the stage changes while the run trains."""
-        ...
+        return ()
 
     def check(
         self, method: Method, batching: Batching, streaming: Streaming, policy: MergePolicy
     ) -> None:
         """Raise ValueError if the option cannot work with these sections."""
-        ...
 
     def unused(self, largest: int) -> str:
         """A sentence if the option has no effect; else empty.
 
         largest: Workers of the largest trainer that the run can have.
         """
-        ...
+        return ""
 
     def copies(self, outer: int, workers: int, *, feedback: bool) -> int:
         """Memory that the stage takes on the device, as a multiple of the model's size.
@@ -139,14 +145,14 @@ class Option(Protocol):
             workers: Workers in this process.
             feedback: True if workers have residuals.
         """
-        ...
+        return 0
 
     @staticmethod
     def events(record: Mapping[str, Any]) -> Iterator[str]:
         """What the stage did in a round, in sentences that begin with whom it concerns."""
-        ...
+        return iter(())
 
     @staticmethod
     def signs(record: Mapping[str, Any]) -> Iterator[Sign]:
         """Warnings that a round gives."""
-        ...
+        return iter(())

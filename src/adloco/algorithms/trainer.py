@@ -9,9 +9,7 @@ from typing import Any
 
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.rules.controller import BatchController
-from adloco.rules.moments import GradientEstimate, Moments, estimate
-from adloco.rules.shares import Shares
-from adloco.rules.switch import BatchPlan, SwitchMode, smallest_share
+from adloco.rules.moments import Moments, estimate
 
 
 class Trainer:
@@ -30,27 +28,6 @@ class Trainer:
     def requested_batch(self) -> int:
         """Samples per inner step over all workers, before clipping at what fits in memory."""
         return self.controller.requested_batch
-
-    def plans(
-        self, shares_rule: Shares, speeds: Mapping[int, float], switch: SwitchMode, ranks: int
-    ) -> dict[int, BatchPlan]:
-        """Each worker's micro-batches for an inner step, by worker id.
-
-        Args:
-            shares_rule: Splits the batch over the workers.
-            speeds: Samples per second by worker id.
-            switch: What fits in memory, and when gradients are accumulated.
-            ranks: Ranks that serve each worker.
-        """
-        smallest = smallest_share(self.controller.rule.fewest_groups, ranks)
-        workers = len(self.worker_ids)
-        wanted = switch.clipped(self.requested_batch, workers, ranks)
-        most = switch.most_per_worker(self.requested_batch, workers, ranks)
-        shares = shares_rule.split(wanted, self.worker_ids, speeds, minimum=smallest, maximum=most)
-        return {
-            worker: switch.plan(share, ranks)
-            for worker, share in zip(self.worker_ids, shares, strict=True)
-        }
 
     def weights(self, samples: Mapping[int, float], workers: Sequence[int]) -> list[float]:
         """The share of each of these workers in the trainer's samples.
@@ -74,7 +51,8 @@ class Trainer:
             eta: eta in force of a run that chooses it; see `TrainingPoint`.
         """
         self.samples += samples
-        self.controller.update(pooled(moments), self.samples, decay, eta)
+        pooled = estimate(sum(moments, start=Moments()))
+        self.controller.update(pooled, self.samples, decay, eta)
 
     def numbers(self) -> dict[str, Any]:
         """The part of its state that every process has; the rest is that of `outer`."""
@@ -90,8 +68,3 @@ class Trainer:
         self.worker_ids = list(numbers["workers"])
         self.samples = numbers["samples"]
         self.controller.load_state_dict(numbers["controller"])
-
-
-def pooled(moments: Sequence[Moments]) -> GradientEstimate | None:
-    """The estimate from all workers of a trainer; None if no statistics were taken."""
-    return estimate(sum(moments, start=Moments()))

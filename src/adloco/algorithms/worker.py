@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, measurement_of
 from adloco.algorithms.method import Execution, GradientTest, Problem
-from adloco.algorithms.model_state import ADVICE, Replica, copy_all, counters, load_optimizer
+from adloco.algorithms.model_state import ADVICE, Replica, copy_all, load_optimizer, state_buffers
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.round_task import RoundTask
+from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.comm.sync_stats import SyncStats
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
@@ -30,7 +31,6 @@ from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
 from adloco.errors import NonFiniteLossError, OutOfMemoryError
 from adloco.rules.batch_rules.batch_rule import BatchRule
-from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
 
 
@@ -68,7 +68,7 @@ class Worker:
         self.replica = Replica.of(
             model, with_residuals=settings.with_residuals, on_host=settings.on_host
         )
-        self.counters = counters(model)
+        self.counters = state_buffers(model, floating=False)
         self.optimizers = list(inner(model))
         for optimizer in self.optimizers:
             if isinstance(optimizer, Muon):
@@ -81,17 +81,7 @@ class Worker:
         )
         self.stream = worker
         self.position = 0
-        self.inner_step = 0
-        self.round_samples = 0
-        self.busy_seconds = 0.0
-        self.losses: list[float] = []
-        self.skipped_steps = 0
-        """Inner steps of this round that were left out, because they were not finite."""
-        self.restarts = 0
-        """How often in this round it started again from the parameters of the last sync."""
-        self.moments = Moments()
-        self.sync = SyncStats()
-        """Statistics of this round's syncs."""
+        self.round = WorkerRound()
         self.pass_limit = 0
         """Largest micro-batch after memory has run out, until the plans have it; 0: no limit."""
         self._settings = settings
@@ -99,14 +89,13 @@ class Worker:
         self.engine = engine
 
     def begin_round(self) -> None:
-        """Clear the records of the last round."""
-        self.inner_step = 0
-        self.round_samples = 0
-        self.busy_seconds = 0.0
-        self.losses = []
-        self.skipped_steps = self.restarts = 0
-        self.moments = Moments()
-        self.sync = SyncStats()
+        """Clear the numbers of the last round."""
+        self.round = WorkerRound()
+
+    @property
+    def inner_step(self) -> int:
+        """Inner steps that it has taken in the round."""
+        return len(self.round.losses)
 
     def count_sync(self, part: SyncStats) -> None:
         """Add a sync to those of the round.
@@ -114,7 +103,7 @@ class Worker:
         Args:
             part: This rank's part of the statistics of the sync; the island's ranks add up theirs.
         """
-        self.sync += SyncStats.from_numbers(self.engine.sum(part.to_numbers()))
+        self.round.sync += SyncStats.from_numbers(self.engine.sum(part.to_numbers()))
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
         """Take inner steps until the round has `until` of them, or until `halted` is set.
@@ -134,7 +123,12 @@ class Worker:
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         while self.inner_step < until and not stopping:
             stopping = self._step(task, halted)
-        if 1 < task.inner_steps == self.inner_step == self.skipped_steps + self.restarts:
+        if (
+            1
+            < task.inner_steps
+            == self.inner_step
+            == self.round.skipped_steps + self.round.restarts
+        ):
             place = task.place(self.id, self.inner_step)
             raise NonFiniteLossError(f"no step of the round was finite until {place}; {ADVICE}")
         # Neither a sync nor a checkpoint may take what is not finite.
@@ -147,7 +141,7 @@ class Worker:
                 raise
             self._restart(task)
         self.engine.average(self.replica.buffers)
-        self.busy_seconds += self._settings.execution.clock() - began
+        self.round.busy_seconds += self._settings.execution.clock() - began
 
     def _step(self, task: RoundTask, halted: Event) -> bool:
         """Take one inner step. True if any rank of the island was told to halt."""
@@ -158,7 +152,7 @@ class Worker:
         testing = tests and self._settings.rule.fewest_groups > 1
         plan = task.plan_of(self.inner_step)
         plan = plan.in_groups(self._settings.test.groups) if testing else plan
-        statistics, moments = [tensor.clone() for tensor in self._statistics], self.moments
+        statistics, moments = [tensor.clone() for tensor in self._statistics], self.round.moments
         parts = self._backward(plan, testing, statistics)
         stops = self._settings.execution.on_nonfinite == "stop"
         measured = self._settings.max_grad_norm > 0 or not stops
@@ -175,14 +169,13 @@ class Worker:
             place = task.place(self.id, self.inner_step + 1)
             raise NonFiniteLossError(f"{what} is {value} in {place}; {ADVICE}")
         else:
-            self.moments = moments
+            self.round.moments = moments
             copy_all(statistics, self._statistics)
             self._leave_out(task)
         self._drop_gradients()  # A sync needs their memory.
         self.position += plan.worker_batch
-        self.round_samples += plan.worker_batch
-        self.losses.append(loss)
-        self.inner_step += 1
+        self.round.samples += plan.worker_batch
+        self.round.losses.append(loss)
         return halting > 0
 
     def _update(self, norm: float) -> None:
@@ -195,7 +188,7 @@ class Worker:
     def _leave_out(self, task: RoundTask) -> None:
         """Take no step with gradients that are not finite; the samples count as read."""
         if self._settings.execution.on_nonfinite == "skip":
-            self.skipped_steps += 1
+            self.round.skipped_steps += 1
         else:
             self._restart(task)
 
@@ -203,11 +196,15 @@ class Worker:
         """Start again from the parameters of the last sync, with fresh optimizer state."""
         copy_all(task.start, [*self.replica.params, *self.replica.buffers])
         # Moments that are not finite would spoil the next steps, and so would a residual.
+        self.forget()
+        self.round.restarts += 1
+
+    def forget(self) -> None:
+        """Clear optimizer state and residuals, as at the start of the run."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
         for residual in self.replica.residuals:
             residual.zero_()
-        self.restarts += 1
 
     @property
     def _statistics(self) -> list[Tensor]:
@@ -285,9 +282,8 @@ class Worker:
 
     def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
         """Compute the gradients, add the step's moments to the round's, and return the losses."""
-        step = self._measurement.step(plan, self._micro_steps, self.engine)
-        losses, moments = step.backward()
-        self.moments += moments
+        losses, moments = self._measurement.backward(plan, self._micro_steps, self.engine)
+        self.round.moments += moments
         return losses
 
     def _drop_gradients(self) -> None:
@@ -315,14 +311,7 @@ class Worker:
         return {
             "stream": self.stream,
             "position": self.position,
-            "inner_step": self.inner_step,
-            "round_samples": self.round_samples,
-            "busy_seconds": self.busy_seconds,
-            "losses": list(self.losses),
-            "skipped_steps": self.skipped_steps,
-            "restarts": self.restarts,
-            "moments": self.moments.to_numbers(),
-            "sync": self.sync.to_numbers(),
+            "round": self.round.state_dict(),
         }
 
     def tensors(self, *, with_params: bool) -> dict[str, Any]:
@@ -342,13 +331,7 @@ class Worker:
     def load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from `numbers`."""
         self.stream, self.position = numbers["stream"], numbers["position"]
-        self.inner_step, self.round_samples = numbers["inner_step"], numbers["round_samples"]
-        self.busy_seconds = numbers["busy_seconds"]
-        self.losses = list(numbers["losses"])
-        self.skipped_steps = numbers["skipped_steps"]
-        self.restarts = numbers["restarts"]
-        self.moments = Moments.from_numbers(numbers["moments"])
-        self.sync = SyncStats.from_numbers(numbers["sync"])
+        self.round = WorkerRound.from_state(numbers["round"])
 
     def load_tensors(self, state: Mapping[str, Any]) -> None:
         """Set the tensors of the state to copies of those of `tensors`."""

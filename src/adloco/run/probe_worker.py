@@ -106,7 +106,7 @@ class ProbeWorker:
         until = [0.0]
         for end in ends:
             self._worker.advance(task, end, Event())
-            until.append(self._worker.busy_seconds)
+            until.append(self._worker.round.busy_seconds)
         if self._worker.pass_limit:
             raise OutOfMemoryError("the worker repeated the step with smaller micro-batches")
         return [after - before for before, after in pairwise(until)]

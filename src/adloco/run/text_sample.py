@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from adloco.algorithms.evaluation import evaluated
 from adloco.tasks.language_model import generate
 
 if TYPE_CHECKING:
@@ -46,18 +45,17 @@ def text_sample(run: TrainingRun) -> dict[str, str] | None:
     worker = state.workers[trainer.worker_ids[0]]
     tokenizer = run.task.tokenizer
     prompt = run.task.largest_source().read(0, 0, 1)[0][:PROMPT_TOKENS].tolist()
-    with evaluated(trainer, worker, diverged=False):
-        added = list(
-            generate(
-                worker.model,
-                prompt,
-                max_tokens=ADDED_TOKENS,
-                temperature=TEMPERATURE,
-                context_tokens=recipe.data.context_tokens,
-                vocab_size=tokenizer.vocab_size,
-                stop=tokenizer.end_of_text,
-                seed=0,
-            )
+    added = list(
+        generate(
+            worker.model,
+            prompt,
+            max_tokens=ADDED_TOKENS,
+            temperature=TEMPERATURE,
+            context_tokens=recipe.data.context_tokens,
+            vocab_size=tokenizer.vocab_size,
+            stop=tokenizer.end_of_text,
+            seed=0,
         )
+    )
     begun, text = tokenizer.decode(prompt), tokenizer.decode([*prompt, *added])
     return {"prompt": begun, "text": text.removeprefix(begun)}

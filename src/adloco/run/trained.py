@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from adloco.algorithms.method import Problem
-from adloco.algorithms.model_state import averaged_buffers, copy_all
+from adloco.algorithms.model_state import copy_all, state_buffers
 from adloco.algorithms.state_parts import trainer_part, workers_of
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
@@ -64,7 +64,7 @@ def load_trained(
     builder = builder_of(problem, recipe, folder) if problem else stored_builder(stored)
     model = builder.whole().to(choose_device(recipe.run.device))
     copy_all(outer["params"], trainable(model))
-    copy_all(outer["buffers"], averaged_buffers(model))
+    copy_all(outer["buffers"], state_buffers(model, floating=True))
     return Trained(stored=stored, model=model, trainer=chosen, problem=problem)
 
 

@@ -16,7 +16,7 @@ from adloco.distributed.comm import block_sums as compression
 from adloco.distributed.comm import buckets as sums
 from adloco.distributed.comm.buckets import Contributions
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic

@@ -12,7 +12,7 @@ from torch import Tensor
 from adloco import Bf16, Feedback, Int1, Int2, Int4, Int8, TopK
 from adloco.algorithms.model_state import Replica
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.traffic import Traffic
 from adloco.distributed.wire.wire_format import WireFormat
 from adloco.rules.sync_schedule import SyncEvent

@@ -125,7 +125,7 @@ def test_a_resumed_run_goes_on_undisturbed() -> None:
     assert lengths(reports) == lengths(expected)
     assert torch.equal(params_of(second), params_of(whole))
     (kept,), (expected_kept,) = second.state.stages, whole.state.stages
-    assert kept.numbers() == expected_kept.numbers()
+    assert kept.state_parts() == expected_kept.state_parts()
     assert second.state.chosen == whole.state.chosen
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from adloco import AdLoCo, BatchGuards, Int4, NonFiniteLossError
 from adloco.algorithms.trainer_distance import BUCKETS
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.wire.topk import TopK
@@ -152,7 +153,7 @@ def gated_run(shards: int, replicas: int) -> tuple[list[Any], list[float]]:
             (row.more["syncs_left_out"], row.more["relative_norm"], row.more["cosine_with_others"])
             for row in report.workers
         ]
-    whole = run.placement.gather_shards(list(run.trainers[0].outer.global_params))
+    whole = gather_shards(list(run.trainers[0].outer.global_params))
     flat: Tensor = torch.cat([tensor.detach().flatten() for tensor in whole])
     return seen, flat.tolist()
 

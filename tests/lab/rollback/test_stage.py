@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adloco import AdLoCo, BatchGuards, Int4, NormTest, RoundReport, TensorSource
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.lab.rollback.losses import FEWEST
@@ -160,7 +161,7 @@ def rolled_back(shards: int, replicas: int) -> tuple[list[Any], list[float]]:
     assert run.round() is None
     run.load_state_dict(run.placement.agree(copy.deepcopy(run.state_dict())))
     reports += [seen(report) for report in run.rounds(2)]
-    whole = run.placement.gather_shards(list(run.trainers[0].outer.global_params))
+    whole = gather_shards(list(run.trainers[0].outer.global_params))
     return reports, torch.cat([tensor.detach().flatten() for tensor in whole]).tolist()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
-from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.wire.wire_format import WireFormat, sums_again
 

@@ -6,7 +6,6 @@ take part: a sum has the same bits on any placement.
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,37 +20,23 @@ from adloco.distributed.comm.buckets import (
     bucket_views,
 )
 from adloco.distributed.comm.compressed import CompressedSum
-from adloco.distributed.comm.islands import Islands
 from adloco.distributed.comm.plain_sum import PlainSum
-from adloco.distributed.comm.sync_stats import SumStats
+from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.dtensor import local, with_local
 from adloco.distributed.traffic import num_bytes
 from adloco.distributed.wire.wire_format import WireFormat
-
-
-class Exchange(Protocol):
-    """The two halves of a sum; `PlainSum` or `CompressedSum`."""
-
-    stats: SumStats
-
-    def transfer(self) -> None:
-        """Return when everything has been exchanged. May be called once, in any thread."""
-        ...
-
-    def result(self) -> list[Tensor]:
-        """Return the sum. Called after `transfer`."""
-        ...
 
 
 class Work:
     """A sum that has been started: its exchange runs in the background, or in `wait`."""
 
     def __init__(
-        self, exchange: Exchange, transfers: Transfers | None, filled_seconds: float
+        self, exchange: PlainSum | CompressedSum, transfers: Transfers | None, filled_seconds: float
     ) -> None:
         """
         Args:
-            exchange: What remains to be done.
+            exchange: A sum that has been filled: `transfer` sends and receives, in any thread, and
+                `result` comes after it.
             transfers: Runs it in the background; None: it runs in `wait`.
             filled_seconds: Seconds that it took to start.
         """
@@ -134,7 +119,7 @@ class Comm:
         """
         began, islands = time.monotonic(), self._islands
         transfers = self._transfers if overlapped else None
-        exchange: Exchange
+        exchange: PlainSum | CompressedSum
         if given.wire is not None and self.num_workers > 1:
             exchange = CompressedSum(given, given.wire, islands)
         else:

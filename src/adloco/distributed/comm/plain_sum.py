@@ -26,14 +26,14 @@ from adloco.distributed.comm.buckets import (
     sum_dtype,
     sum_of_squares,
 )
-from adloco.distributed.comm.islands import Islands
+from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.comm.sync_stats import SumStats
 from adloco.distributed.dtensor import local, with_local
 from adloco.distributed.traffic import num_bytes, ring
 
 
 class PlainSum:
-    """The weighted sum of what workers contribute, uncompressed; see `Exchange`."""
+    """The weighted sum of what workers contribute, uncompressed."""
 
     @torch.no_grad()
     def __init__(

@@ -19,9 +19,12 @@ from adloco.distributed.launch.rank_store import (
     store_outlives_ranks,
 )
 from adloco.distributed.messages import broadcast_state
-from adloco.distributed.placement.one_process import OneProcess
-from adloco.distributed.placement.placement import Placement
-from adloco.distributed.placement.ranks import TIMEOUT_SECONDS, Ranks, longest_wait
+from adloco.distributed.placement.placement import (
+    TIMEOUT_SECONDS,
+    OneProcess,
+    Placement,
+    longest_wait,
+)
 
 START_SECONDS = 30.0
 """How long ranks that were started together may come after each other, even if timeout_seconds is
@@ -163,7 +166,7 @@ def place(
                 f"start at most {found} ranks on it, or use the device cpu"
             )
         torch.cuda.set_device(device)
-    return Ranks(workers, device, threads, shards, replicas, timeout_seconds)
+    return Placement(workers, device, threads, shards, replicas, timeout_seconds)
 
 
 def _check_agreement(mine: dict[str, str]) -> None:

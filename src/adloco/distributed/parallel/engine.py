@@ -1,4 +1,4 @@
-"""The protocol of a worker's model on its island, the group of ranks that serve the worker.
+"""A worker's model on its island, the group of ranks that serve the worker.
 
 The model is on one rank, replicated (DDP) or sharded (FSDP2). An inner step is a sum over
 micro-batches, and each rank computes some of them. The losses are scaled by samples beforehand, so
@@ -6,33 +6,54 @@ gradients are summed and not averaged, and each micro-batch is weighted by its s
 squared norm of the gradient of micro-batch j, is measured before any reduction between ranks.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from adloco.distributed.dtensor import local
-from adloco.distributed.parallel.gradient_norms import Block, GradientSums, Transform
+from adloco.distributed.parallel.gradient_norms import (
+    Block,
+    GradientSums,
+    Transform,
+    gradients,
+    squared_norm,
+    trainable,
+)
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic, num_bytes
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A worker's model on the ranks of its island."""
 
-    forward: Callable[..., Any]
-    """The model, as the loss function must call it."""
-    rank: int
-    """Number of this rank on the island; it takes the micro-batches `BatchPlan.of_rank` names."""
-    owners: MatrixOwners
-    """The ranks that share the work on whole matrices."""
-    replicas: int
-    """Ranks of the island that have the same part of the reduced gradient."""
+    def __init__(
+        self, model: nn.Module, island: "IslandGroup | None", owners: MatrixOwners, compile: bool
+    ) -> None:
+        """
+        Args:
+            model: The model; a wrapper of it where there is one.
+            island: The ranks that serve the worker; None: this one alone.
+            owners: The ranks that share the work on whole matrices.
+            compile: True to compile the model.
+        """
+        self.forward: Callable[..., Any] = torch.compile(model) if compile else model
+        """The model, as the loss function must call it."""
+        self.rank = island.rank if island else 0
+        """Number of this rank on the island; it takes the micro-batches `BatchPlan.of_rank` names.
+        """
+        self.replicas = island.replicas if island else 1
+        """Ranks of the island that have the same part of the reduced gradient."""
+        self.owners = owners
+        self._island = island
+        self._parameters = trainable(model)
 
+    @abstractmethod
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         """Wrap the forward and backward pass of a micro-batch.
 
@@ -40,8 +61,8 @@ class Engine(Protocol):
             last: True for the last micro-batch of a step, whose backward pass must leave gradients
                 summed over the island.
         """
-        ...
 
+    @abstractmethod
     def incoming(
         self, reference: Sequence[Tensor | None] | None = None
     ) -> AbstractContextManager[GradientSums]:
@@ -51,8 +72,8 @@ class Engine(Protocol):
             reference: A tensor for each trainable parameter, or None for zero. Sums the inner
                 product <g, reference> in place of |g|^2.
         """
-        ...
 
+    @abstractmethod
     def adding(
         self, totals: Sequence[Tensor], transform: Transform
     ) -> AbstractContextManager[None]:
@@ -68,8 +89,8 @@ class Engine(Protocol):
         Raises:
             ValueError: Shards would have to add up gradients that some parameters do not have.
         """
-        ...
 
+    @abstractmethod
     def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
         """This rank's part of the Gram matrix (see `gram`) of a block of a matrix.
 
@@ -79,29 +100,30 @@ class Engine(Protocol):
             matrix: A matrix that is sharded like a parameter.
             block: The part of it.
         """
-        ...
 
     def norm_sq_part(self) -> float:
         """This rank's part of the squared norm of the reduced gradient.
 
         The parts of the island's ranks add up to the squared norm.
         """
-        ...
+        # Each replica has all of its part.
+        return squared_norm(gradients(self._parameters)) / self.replicas
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """Add up each number over the island, in float64.
 
         Every rank of the island gets the same bits.
         """
-        ...
+        return self._island.sum(numbers) if self._island else list(numbers)
 
     def average(self, buffers: Sequence[Tensor]) -> None:
         """Set tensors that each rank has updated on its own to their mean over the island."""
-        ...
+        if self._island:
+            self._island.average(buffers)
 
+    @abstractmethod
     def after_evaluation(self) -> None:
         """Free parameters that forward passes without a backward pass have left gathered."""
-        ...
 
 
 class IslandGroup:

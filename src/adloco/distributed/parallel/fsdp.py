@@ -7,7 +7,7 @@ shards.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +19,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from adloco.distributed.device_memory import trim_host_memory
 from adloco.distributed.dtensor import first_element, gathered_whole, local
-from adloco.distributed.parallel.engine import IslandGroup
+from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.gradient_norms import (
     Block,
     GradientSums,
     Transform,
-    gradients,
-    squared_norm,
     squares,
-    trainable,
 )
 from adloco.distributed.parallel.layers import Fill, blocks
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
@@ -35,7 +32,7 @@ from adloco.distributed.torch_versions import all_gather_single, reduce_scatter_
 from adloco.distributed.traffic import Traffic, num_bytes
 
 
-class ShardedModel:
+class ShardedModel(Engine):
     """Parameters, gradients and optimizer state spread over the shards of an island."""
 
     def __init__(
@@ -52,20 +49,20 @@ class ShardedModel:
             # Frees the unsharded part: the peak is 834 MiB with this and 1,050 MiB without it
             # (305M parameters, 2 shards).
             trim_host_memory()
-        self.rank, self.replicas = island.rank, island.replicas
-        self.owners = MatrixOwners(
+        owners = MatrixOwners(
             island.traffic,
             replicas=island.mesh.get_group(names[0]) if island.replicas > 1 else None,
             shards=island.mesh.get_group(names[1]),
         )
-        self._island = island
-        self._parameters = trainable(model)
-        self.forward: Callable[..., Any] = torch.compile(model) if compile else model
+        super().__init__(model, island, owners, compile)
+        self._shared = island
         self._model: FSDPModule = model  # type: ignore[assignment]  # fully_shard changes the class in place.
         self._reduces: list[_MeasuringReduceScatter] = []
         indices = {parameter: index for index, parameter in enumerate(self._parameters)}
         for module in model.modules():
             if isinstance(module, FSDPModule):
+                # Losses are scaled by samples, so gradients are added up; FSDP2 by itself would
+                # divide by the number of ranks, or let the collective do it.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
                 own = [indices[each] for each in _gathered_with(module) if each in indices]
@@ -105,7 +102,7 @@ class ShardedModel:
             for reduce in self._reduces:
                 reduce.added = None
         if self.replicas > 1:
-            self._island.add_up(totals, self._island.mesh.get_group(0))
+            self._shared.add_up(totals, self._shared.mesh.get_group(0))
 
     def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
         (rows, columns), own = block, local(matrix)
@@ -115,27 +112,17 @@ class ShardedModel:
         if height >= columns.stop - columns.start:
             return mine.mT @ mine / self.replicas
         # Products of rows on different ranks: there is no sum over the shards.
-        self._island.traffic.inside += num_bytes([matrix])
+        self._shared.traffic.inside += num_bytes([matrix])
         part, above = own.new_zeros(height, height), first + begin - rows.start
         part[above : above + len(mine)] = mine @ gathered_whole(matrix)[block].mT
         return part / self.replicas
-
-    def norm_sq_part(self) -> float:
-        # Every replica of a shard has the same gradient.
-        return squared_norm(gradients(self._parameters)) / self.replicas
-
-    def sum(self, numbers: Sequence[float]) -> list[float]:
-        return self._island.sum(numbers)
-
-    def average(self, buffers: Sequence[Tensor]) -> None:
-        self._island.average(buffers)
 
     def after_evaluation(self) -> None:
         # FSDP2 keeps its root gathered, and would use it again after the shards have changed.
         self._model.reshard()
 
     def _count(self, reduced: Tensor) -> None:
-        self._island.traffic.inside += num_bytes([reduced])
+        self._shared.traffic.inside += num_bytes([reduced])
 
 
 @dataclass(frozen=True)

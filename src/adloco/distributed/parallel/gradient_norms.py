@@ -5,8 +5,9 @@ backward pass and after all uses of a tied weight have been summed. So |g_j|^2 i
 second copy of the gradients. Sums are in float64.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -91,30 +92,41 @@ def incoming_gradients(
             <g, reference> in place of |g|^2.
     """
     sums = GradientSums()
-    references = reference or [None] * len(parameters)
-    handles = [
-        parameter.register_hook(_hook(sums, other))  # type: ignore[no-untyped-call]
-        for parameter, other in zip(parameters, references, strict=True)
-        if reference is None or other is not None
-    ]
-    try:
+
+    def see(index: int, gradient: Tensor) -> None:
+        if reference is None:
+            sums.add(squares(gradient))
+        elif (other := reference[index]) is not None:
+            sums.add((gradient.double() * other.detach().double()).sum())
+
+    with _watched(parameters, see):
         yield sums
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-@contextmanager
 def added_gradients(
     parameters: Sequence[Tensor], totals: Sequence[Tensor], transform: Transform | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Add every incoming gradient also to the total of its parameter while open.
 
     transform: What is added in place of the gradient; None: the gradient.
     """
+
+    def see(index: int, gradient: Tensor) -> None:
+        totals[index].add_(transform(index, gradient) if transform else gradient)
+
+    return _watched(parameters, see)
+
+
+@contextmanager
+def _watched(parameters: Sequence[Tensor], see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call a function with each parameter's index and incoming gradient while open."""
+
+    def hook(index: int, gradient: Tensor) -> None:
+        see(index, gradient.detach())
+
     handles = [
-        parameter.register_hook(_adder(index, total, transform))  # type: ignore[no-untyped-call]
-        for index, (parameter, total) in enumerate(zip(parameters, totals, strict=True))
+        parameter.register_hook(functools.partial(hook, index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(parameters)
     ]
     try:
         yield
@@ -123,24 +135,6 @@ def added_gradients(
             handle.remove()
 
 
-def _adder(index: int, total: Tensor, transform: Transform | None) -> Callable[[Tensor], None]:
-    def add(gradient: Tensor) -> None:
-        own = gradient.detach()
-        total.add_(transform(index, own) if transform else own)
-
-    return add
-
-
-def _hook(sums: GradientSums, reference: Tensor | None) -> Callable[[Tensor], None]:
-    return lambda gradient: sums.add(
-        squares(gradient) if reference is None else _inner(gradient, reference)
-    )
-
-
 def _total(parts: Sequence[Tensor]) -> float:
     # One transfer from the device in place of one for each tensor.
     return float(torch.stack(list(parts)).sum()) if parts else 0.0
-
-
-def _inner(left: Tensor, right: Tensor) -> Tensor:
-    return (left.detach().double() * right.detach().double()).sum()

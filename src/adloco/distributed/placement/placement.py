@@ -1,63 +1,126 @@
-"""What a placement does: it knows which workers live in this process and how to reach others."""
+"""Where the workers of a run live: all in this process, or spread over ranks.
 
+The ranks are divided into islands. An island hosts a contiguous, balanced share of the workers, and
+its ranks shard or replicate each of them. Ranks are numbered island by island, so that an island's
+ranks are neighbours (the ranks of one machine, as torchrun numbers them). Within an island they are
+numbered replica by replica. All process groups are made here: `comm` is called on all ranks in the
+same order, also on those that host none of its workers, and keeps the groups of each set of
+islands.
+"""
+
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from datetime import timedelta
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
+from adloco.distributed.comm.background import Transfers
+from adloco.distributed.comm.buckets import BufferPool
 from adloco.distributed.comm.comm import Comm
-from adloco.distributed.parallel.engine import Engine
+from adloco.distributed.comm.sum_islands import Islands, gathered
+from adloco.distributed.messages import all_states, broadcast_state, receive_state, send_state
+from adloco.distributed.parallel.engine import Engine, IslandGroup
+from adloco.distributed.parallel.fsdp import ShardedModel
 from adloco.distributed.parallel.layers import Fill
+from adloco.distributed.parallel.whole_model import WholeModel
+from adloco.distributed.placement.one_process import (
+    Item,
+    Result,
+    map_in_threads,
+    num_cores,
+    set_up_matrix_products,
+)
 from adloco.distributed.traffic import Bytes, Traffic
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+TIMEOUT_SECONDS = 600.0
+"""A rank that gives no sign of life for so long has failed."""
+PATIENCE = 10
+"""How many times timeout_seconds a rank that lives is waited for. One with a large batch can be
+minutes late at a sync, and one that reads and tokenises text more so.
+"""
 
 
-class Placement(Protocol):
+def longest_wait(timeout_seconds: float) -> timedelta:
+    """Longest wait of a collective for other ranks."""
+    return timedelta(seconds=PATIENCE * timeout_seconds)
+
+
+class Placement:
     """Which workers live in this process, how they run, and how they reach the others.
 
     Unless stated otherwise, every rank calls every method, in the same order.
     """
 
-    device: torch.device
-    """Where the workers of this process compute."""
-    num_ranks: int
-    """Processes among which the workers are spread."""
-    ranks_per_worker: int
-    """Ranks of an island: those that serve the same workers together."""
-    shards: int
-    """Ranks over which a worker's parameters are sharded."""
-    traffic: Traffic
-    """Bytes that this process has given to collectives."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among `num_ranks`."""
-        ...
+    def __init__(
+        self,
+        workers: Sequence[int] | None,
+        device: str | torch.device = "cpu",
+        threads: int = 0,
+        shards: int = 1,
+        replicas: int = 1,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        """
+        Args:
+            workers: Ids of the run's workers, rising, for the ranks of the default process group;
+                None: all workers live in this process, which talks to no other.
+            device: Where the workers of this process compute.
+            threads: Workers of it that run at once. 0: one per core on a CPU, one at a time on a
+                GPU.
+            shards: Ranks over which a worker's parameters are sharded.
+            replicas: Replicas of each shard; an island has `shards` x `replicas` ranks.
+            timeout_seconds: See `longest_wait`.
+        """
+        set_up_matrix_products()
+        self.device = torch.device(device)
+        """Where the workers of this process compute."""
+        self.shards = shards
+        """Ranks over which a worker's parameters are sharded."""
+        self.ranks_per_worker = shards * replicas
+        """Ranks of an island: those that serve the same workers together."""
+        self.rank, self.num_ranks = 0, 1
+        """Number of this process, and of the processes among which the workers are spread."""
+        self.traffic = Traffic()
+        """Bytes that this process has given to collectives."""
+        self._alone = workers is None
+        self._places = {worker: place for place, worker in enumerate(workers or ())}
+        self._pool = BufferPool()
+        self._transfers = Transfers(self.device)
+        self._threads = threads or (num_cores() if self.device.type == "cpu" else 1)
+        self._longest_wait = longest_wait(timeout_seconds)
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._island_group: IslandGroup | None = None
+        if not self._alone:
+            self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        self._num_islands = self.num_ranks // self.ranks_per_worker
+        self._island, self._position = divmod(self.rank, self.ranks_per_worker)
+        if self.ranks_per_worker > 1:
+            self._make_island_groups(replicas)
+        if not self._alone:
+            # Every rank has the same intra-operator threads, however many workers it hosts, because
+            # the numbers must not depend on the placement.
+            torch.set_num_threads(1)
 
     @property
     def is_island_first(self) -> bool:
         """True in the process that writes the state of its island's workers."""
-        ...
+        return self._position == 0
 
     @property
     def is_rank_zero(self) -> bool:
         """True in the process that writes files and shows progress."""
-        ...
-
-    def total_bytes(self) -> Bytes:
-        """Bytes that all ranks have given to collectives so far."""
-        ...
+        return self.rank == 0
 
     def owner(self, worker: int) -> int:
         """Number of the island that hosts the worker. Needs no other rank."""
-        ...
+        return 0 if self._alone else self._places[worker] * self._num_islands // len(self._places)
 
     def local(self, worker_ids: Sequence[int]) -> list[int]:
         """The workers among these that live in this process. Needs no other rank."""
-        ...
+        return [worker for worker in worker_ids if self.owner(worker) == self._island]
 
     def engine(self, model: nn.Module, compile: bool = False, fill: Fill | None = None) -> Engine:
         """Put a worker's model on the device of this rank, replicated or sharded over its island.
@@ -69,7 +132,10 @@ class Placement(Protocol):
             compile: Compile it with torch.compile.
             fill: Gives values to a model that was built on the meta device.
         """
-        ...
+        if self.shards > 1:
+            assert self._island_group is not None
+            return ShardedModel(model, self._island_group, compile, fill)
+        return WholeModel(model, self.device, self._island_group, compile, fill)
 
     def map(
         self,
@@ -85,11 +151,37 @@ class Placement(Protocol):
             on_failure: Called as soon as one item fails or the wait is interrupted, to end the
                 others early. The error is raised once all have ended.
         """
-        ...
+        if self.ranks_per_worker > 1:
+            # One after another in this thread: workers of one island would mix up their collectives
+            # if they ran at once, and after a failure no other worker may start, because its
+            # collectives would meet those of the failed worker on the other ranks.
+            return [function(item) for item in items]
+        return map_in_threads(function, items, on_failure, self._threads, self.device)
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:
         """Reductions among these workers, also on ranks that have none of them."""
-        ...
+        islands = tuple(sorted({self.owner(worker) for worker in worker_ids}))
+        if len(islands) > 1 and islands not in self._groups:
+            # One group for each position on an island: its ranks have the same part of the model.
+            places = [
+                [island * self.ranks_per_worker + place for island in islands]
+                for place in range(self.ranks_per_worker)
+            ]
+            self._groups[islands] = self._new_group(places)
+        return Comm(
+            Islands(
+                workers=[
+                    sum(self.owner(worker) == island for worker in worker_ids) for island in islands
+                ],
+                traffic=self.traffic,
+                me=islands.index(self._island) if self._island in islands else None,
+                group=self._groups.get(islands),
+                same=self._replica_group,
+                rank_of=self._rank_of,
+            ),
+            transfers=self._transfers,
+            pool=self._pool,
+        )
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
         """Gather a few float64 numbers of every worker.
@@ -103,42 +195,77 @@ class Placement(Protocol):
         Returns:
             The numbers of all workers, by worker id in rising order.
         """
-        ...
+        num_workers = len(rows) if self._alone else len(self._places)
+        if num_workers > 1 and self._position == 0:
+            self.traffic.add(sum(8 * len(row) for row in rows.values()), num_workers - 1)
+        if self._alone:
+            return {worker: list(rows[worker]) for worker in sorted(rows)}
+        assert list(rows) == self.local([*self._places]), "one row for each local worker"
+        mine = torch.tensor(
+            [list(row) for row in rows.values()], dtype=torch.float64, device=self.device
+        )
+        everyone = gathered(mine, -(-num_workers // self._num_islands))
+        parts = everyone[:: self.ranks_per_worker].tolist()
+        islands: list[list[int]] = [[] for _ in parts]
+        for worker in self._places:
+            islands[self.owner(worker)].append(worker)
+        return {
+            worker: row
+            for workers, part in zip(islands, parts, strict=True)
+            for worker, row in zip(workers, part, strict=False)
+        }
 
     def any(self, flag: bool) -> bool:
         """True if the flag is set on any rank."""
-        ...
+        return self.largest(float(flag)) > 0
 
     def largest(self, number: float) -> float:
         """The largest of the numbers of all ranks."""
-        ...
+        if self._alone:
+            return number
+        most = torch.tensor(number, dtype=torch.float64, device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return float(most)
+
+    def total_bytes(self) -> Bytes:
+        """Bytes that all ranks have given to collectives so far."""
+        if self._alone:
+            return self.traffic.total()
+        total = torch.tensor(self.traffic.total(), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return Bytes(*total.tolist())
 
     def agree(self, value: Item) -> Item:
         """Return rank 0's value on every rank."""
-        ...
+        return value if self._alone else broadcast_state(value)
 
+    @torch.no_grad()
     def broadcast_model(self, model: nn.Module) -> None:
         """Set the model's parameters and buffers to those of rank 0.
 
         Used before training starts, and not counted as traffic.
         """
-        ...
-
-    def gather_shards(self, state: Item, *, keep: bool = True) -> Item:
-        """A copy of a state in host memory in which sharded tensors are whole.
-
-        Called on all ranks of an island, in the same order.
-
-        keep: False on a rank that only helps the others: its copy has empty tensors.
-        """
-        ...
+        if self._alone:
+            return
+        tensors = {
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if isinstance(tensor, Tensor)
+        }
+        self._check_same_model(
+            {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()}
+        )
+        for tensor in tensors.values():
+            sent = tensor.to(self.device).contiguous()
+            dist.broadcast(sent, 0)
+            tensor.copy_(sent)
 
     def all_values(self, value: Item) -> list[Item]:
         """The values of all ranks, in the order of the ranks; for small ones.
 
         Used for checkpoints, and not counted as traffic.
         """
-        ...
+        return [value] if self._alone else all_states(value)
 
     def transfer(self, state: Item | None, sender: int, receiver: int) -> Item | None:
         """Send a state from one rank to another; only these two call it.
@@ -151,11 +278,95 @@ class Placement(Protocol):
         Returns:
             The state, on both.
         """
-        ...
+        if sender == receiver:
+            return state
+        if self.rank == sender:
+            send_state(state, receiver)
+            return state
+        received: Item = receive_state(sender)
+        return received
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
         """Collect the items of all ranks on rank 0; other ranks get their own.
 
         Used for records, and not counted as traffic.
         """
-        ...
+        # Ranks send one after another, so that rank 0 holds the message of one at a time.
+        collected = list(items)
+        if self.is_rank_zero:
+            for rank in range(self.ranks_per_worker, self.num_ranks, self.ranks_per_worker):
+                collected += receive_state(rank)
+        elif self.is_island_first:
+            send_state(collected, 0)
+        return collected
+
+    def _make_island_groups(self, replicas: int) -> None:
+        # torch takes meshes of one shape and these names for equal, and its caches of sharded
+        # operations outlive a process group: one name is new for each group.
+        replica, shard = "replica", f"shard-{time.monotonic_ns()}"
+        mesh = init_device_mesh(
+            self.device.type,
+            (self._num_islands, replicas, self.shards),
+            mesh_dim_names=("worker", replica, shard),
+        )
+        self._inside = self._new_group(
+            [
+                range(first, first + self.ranks_per_worker)
+                for first in range(0, self.num_ranks, self.ranks_per_worker)
+            ]
+        )
+        self._replicas = mesh[replica].get_group()
+        self._island_group = IslandGroup(mesh[replica, shard], self._inside, self.traffic)
+
+    def _check_same_model(self, mine: Mapping[str, str]) -> None:
+        """Raise ValueError on all ranks if one has other tensors than rank 0.
+
+        mine: Shape and type of each tensor on this rank, by name.
+        """
+        first = broadcast_state(mine)
+        differing = [name for name in {**first, **mine} if first.get(name) != mine.get(name)]
+        found = -int(self.largest(-self.rank if differing else -self.num_ranks))
+        if found == self.num_ranks:
+            return
+        name = differing[0] if differing else ""
+        raise ValueError(
+            broadcast_state(
+                "build_model must make the same model on every rank, but "
+                f"{name} is {first.get(name, 'absent')} on rank 0 and {mine.get(name, 'absent')} "
+                f"on rank {self.rank}",
+                found,
+            )
+        )
+
+    def _replica_group(self, sharded: bool) -> dist.ProcessGroup | None:
+        """The ranks of this island that have the same values as this one; None if it is alone.
+
+        sharded: True for sharded tensors, False for whole ones.
+        """
+        alone = self.ranks_per_worker == (self.shards if sharded else 1)
+        return None if alone else self._replicas if sharded else self._inside
+
+    def _rank_of(self, worker: int) -> int:
+        """The rank that has this rank's position on the worker's island."""
+        return self.owner(worker) * self.ranks_per_worker + self._position
+
+    def _new_group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Make all these groups, on all ranks; return the one of this rank, or else the first."""
+        made = [dist.new_group(list(ranks), timeout=self._longest_wait) for ranks in groups]
+        mine: dist.ProcessGroup = next(
+            (group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks),
+            made[0],
+        )
+        return mine
+
+
+class OneProcess(Placement):
+    """All workers in this process."""
+
+    def __init__(self, device: str | torch.device = "cpu", threads: int = 0) -> None:
+        """
+        Args:
+            device: Where the workers compute.
+            threads: Workers that run at once. 0: one per core on a CPU, one at a time on a GPU.
+        """
+        super().__init__(None, device, threads)

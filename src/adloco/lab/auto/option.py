@@ -1,27 +1,23 @@
 """The settings that a run chooses itself, and their bounds."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from adloco.algorithms.method import Batching, Method
+from adloco.algorithms.stage import Option
 from adloco.errors import require, require_range, require_setting
-from adloco.metric import Metric
 from adloco.rules.batch_rules.norm_test import NormTest
-from adloco.rules.failure_signs import Sign
 from adloco.rules.merge import MergePolicy
 from adloco.rules.sync_schedule import Streaming
 
 
 @dataclass(frozen=True, kw_only=True)
-class Auto:
+class Auto(Option):
     """Settings that the run chooses for the least time to a loss, and their bounds."""
 
     key: ClassVar[str] = "auto"
     section: ClassVar[str] = "auto"
     stage: ClassVar[str] = "adloco.lab.auto.stage:AutoStage"
-    trainer_metrics: ClassVar[tuple[Metric, ...]] = ()
-    worker_metrics: ClassVar[tuple[Metric, ...]] = ()
 
     chooses: tuple[Literal["sync_every", "eta", "multiplier"], ...] = ()
     """Settings that the run chooses from its own seconds of steps and syncs, and its noise scale:
@@ -105,18 +101,3 @@ class Auto:
             f"of a round with streaming.fragments = {streaming.fragments} and streaming.tau = "
             f"{streaming.tau}, got {self.sync_every_maximum}",
         )
-
-    def unused(self, largest: int) -> str:
-        return ""
-
-    def copies(self, outer: int, workers: int, *, feedback: bool) -> int:
-        return 0
-
-    @staticmethod
-    def events(record: Mapping[str, Any]) -> Iterator[str]:
-        """Changes are part of every record, which says them."""
-        yield from ()
-
-    @staticmethod
-    def signs(record: Mapping[str, Any]) -> Iterator[Sign]:
-        yield from ()

@@ -1,18 +1,19 @@
 """Chooses settings after a round, from what the round measured."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from adloco.algorithms.reporting import WorkerRound
 from adloco.algorithms.reports import RoundReport, TrainerReport
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import RunSections, Stage
+from adloco.algorithms.state_parts import RUN
+from adloco.algorithms.worker_round import WorkerRound
 from adloco.lab.auto.controller import AutoController, MeasuredRound
 from adloco.lab.auto.option import Auto
 from adloco.rules.batch_rules.norm_test import NormTest
-from adloco.rules.chosen import Change
 
 
 class AutoStage(Stage):
@@ -31,26 +32,26 @@ class AutoStage(Stage):
         )
         state.chosen = self._controller.chosen
 
-    def after_report(
+    def report(
         self,
         tasks: Mapping[int, RoundTask],
         done: Mapping[int, WorkerRound],
         report: RoundReport,
-    ) -> tuple[Change, ...]:
+    ) -> RoundReport:
         if report.merges:  # Other workers serve the trainers from now on.
             self._controller.forget()
-            return ()
+            return report
         fits = self._sections.placement.ranks_per_worker * self._sections.batching.switch.b_max
         measured = measured_round(tasks, done, report.trainers, fits)
         changes = self._controller.update(measured, report.round)
         self._state.chosen = self._controller.chosen
-        return changes
+        return replace(report, changes=(*report.changes, *changes))
 
-    def numbers(self) -> Any:
-        return self._controller.state_dict()
+    def state_parts(self) -> Mapping[str, Any]:
+        return {RUN: self._controller.state_dict()}
 
-    def load_numbers(self, numbers: Any) -> None:
-        self._controller.load_state_dict(self._state.chosen, numbers)
+    def load_parts(self, parts: Mapping[str, Any]) -> None:
+        self._controller.load_state_dict(self._state.chosen, parts[RUN])
 
 
 def measured_round(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, ClassVar
 
+from adloco.algorithms.stage import Option
 from adloco.errors import require_range
 from adloco.metric import COUNT, Metric, Unit
 from adloco.rules.failure_signs import Sign
@@ -36,13 +37,12 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate:
+class Gate(Option):
     """Leaves workers out of a sync whose pseudo-gradients are far from the others'."""
 
     key: ClassVar[str] = "gate"
     section: ClassVar[str] = "outer"
     stage: ClassVar[str] = "adloco.lab.gate.stage:GateStage"
-    trainer_metrics: ClassVar[tuple[Metric, ...]] = ()
     worker_metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("syncs_left_out", "left out of syncs", COUNT, aggregation="sum", always=True),
         Metric("relative_norm", "norm relative to the median", Unit("", ".3g")),
@@ -71,13 +71,6 @@ class Gate:
     def active(self) -> bool:
         return self.gate
 
-    @property
-    def chooses(self) -> tuple[str, ...]:
-        return ()
-
-    def check(self, *sections: Any) -> None:
-        """It works with all sections."""
-
     def unused(self, largest: int) -> str:
         few = self.gate and largest < SMALLEST
         return (
@@ -85,9 +78,6 @@ class Gate:
             if few
             else ""
         )
-
-    def copies(self, outer: int, workers: int, *, feedback: bool) -> int:
-        return 0
 
     @staticmethod
     def events(record: Mapping[str, Any]) -> Iterator[str]:

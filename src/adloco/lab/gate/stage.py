@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 
+from adloco.algorithms.reports import RoundReport
+from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.stage import RunSections, Stage, Weights
+from adloco.algorithms.stage import RunSections, Stage, Weights, with_numbers
+from adloco.algorithms.state_parts import RUN
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.trainer_distance import sketch
 from adloco.algorithms.worker import Worker
+from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.placement.placement import Placement
 from adloco.lab.gate.option import SMALLEST, Gate, Verdict
 from adloco.rules.sync_schedule import SyncEvent
@@ -74,7 +78,15 @@ class GateStage(Stage):
                 owners[worker.id].outer.restart(fragment, worker.replica)
         return verdicts
 
-    def of_worker(self, worker: int) -> Mapping[str, Any]:
+    def report(
+        self,
+        tasks: Mapping[int, RoundTask],
+        done: Mapping[int, WorkerRound],
+        report: RoundReport,
+    ) -> RoundReport:
+        return with_numbers(report, of_workers={worker: self._said(worker) for worker in done})
+
+    def _said(self, worker: int) -> Mapping[str, Any]:
         """Count how often it was left out; of several fragments, the norm that is furthest from the
         median's and the lowest cosine.
         """
@@ -88,16 +100,18 @@ class GateStage(Stage):
             "cosine_with_others": min(cosines, default=None),
         }
 
-    def numbers(self) -> Any:
+    def state_parts(self) -> Mapping[str, Any]:
         return {
-            str(worker): [asdict(verdict) for verdict in verdicts]
-            for worker, verdicts in self._verdicts.items()
+            RUN: {
+                str(worker): [asdict(verdict) for verdict in verdicts]
+                for worker, verdicts in self._verdicts.items()
+            }
         }
 
-    def load_numbers(self, numbers: Any) -> None:
+    def load_parts(self, parts: Mapping[str, Any]) -> None:
         self._verdicts = {
             int(worker): [Verdict(**verdict) for verdict in verdicts]
-            for worker, verdicts in numbers.items()
+            for worker, verdicts in parts[RUN].items()
         }
 
 

@@ -42,7 +42,7 @@ class ProductMeasurement:
     ) -> None:
         self._estimator, self._params, self._statistics = rule.estimator, params, statistics
 
-    def step(self, plan: BatchPlan, passes: Passes, engine: Engine) -> ProductStep:
+    def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
         return ProductStep(
             plan=plan,
             passes=passes,
@@ -50,7 +50,7 @@ class ProductMeasurement:
             params=self._params,
             statistics=self._statistics,
             estimator=self._estimator,
-        )
+        ).backward()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,14 +54,14 @@ class DualMeasurement:
         self._params = params
         self._geometry = StepGeometry.of(rule.metric, params, optimizers)
 
-    def step(self, plan: BatchPlan, passes: Passes, engine: Engine) -> DualStep:
+    def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
         return DualStep(
             plan=plan,
             passes=passes,
             engine=engine,
             params=self._params,
             geometry=self._geometry,
-        )
+        ).backward()
 
 
 @dataclass(frozen=True, kw_only=True)

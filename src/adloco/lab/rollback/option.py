@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from adloco.algorithms.stage import Option
 from adloco.errors import require_choices, require_range
 from adloco.metric import COUNT, Metric, Unit
 from adloco.rules.failure_signs import Sign
@@ -12,7 +13,7 @@ from adloco.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spikes:
+class Spikes(Option):
     """The answer to an inner step whose loss is far above those before."""
 
     key: ClassVar[str] = "rollback"
@@ -24,7 +25,6 @@ class Spikes:
         Metric("spike_deviations", "highest spike", Unit("standard deviations", ".1f")),
         Metric("rolled_back", "rolled back", COUNT, aggregation="sum", always=True),
     )
-    worker_metrics: ClassVar[tuple[Metric, ...]] = ()
 
     on_spike: Literal["report", "rollback", "off"] = setting("report", resume="recorded")
     """What to do when the loss of a trainer's inner step is far above its running mean. report:
@@ -43,16 +43,6 @@ class Spikes:
     @property
     def active(self) -> bool:
         return self.on_spike != "off"
-
-    @property
-    def chooses(self) -> tuple[str, ...]:
-        return ()
-
-    def check(self, *sections: Any) -> None:
-        """It works with all sections."""
-
-    def unused(self, largest: int) -> str:
-        return ""
 
     def copies(self, outer: int, workers: int, *, feedback: bool) -> int:
         """What a round began with: AdamW's moments and residuals of the workers, and the trainers'

@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from adloco.algorithms.reporting import WorkerRound
+from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.stage import RunSections, Stage
-from adloco.algorithms.state_parts import trainer_part, worker_part
+from adloco.algorithms.stage import RunSections, Stage, with_numbers
+from adloco.algorithms.state_parts import RUN, trainer_part, worker_part
 from adloco.algorithms.trainer import Trainer
+from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.dtensor import copied
 from adloco.lab.rollback.losses import LossRange
 from adloco.lab.rollback.option import Spikes
@@ -94,21 +95,25 @@ class RollbackStage(Stage):
         for worker in here:
             workers[worker].load_tensors(self._before[worker_part(worker)])
 
-    def of_trainer(self, trainer: int) -> Mapping[str, Any]:
-        return NO_SPIKE | self._found.get(trainer, {})
+    def report(
+        self,
+        tasks: Mapping[int, RoundTask],
+        done: Mapping[int, WorkerRound],
+        report: RoundReport,
+    ) -> RoundReport:
+        rows = {row.trainer: NO_SPIKE | self._found.get(row.trainer, {}) for row in report.trainers}
+        return with_numbers(report, of_trainers=rows)
 
-    def numbers(self) -> Any:
-        return {str(trainer): own.to_numbers() for trainer, own in self._ranges.items()}
+    def state_parts(self) -> Mapping[str, Any]:
+        ranges = {str(trainer): own.to_numbers() for trainer, own in self._ranges.items()}
+        return {RUN: ranges, **self._before}
 
-    def load_numbers(self, numbers: Any) -> None:
-        self._ranges = {int(trainer): LossRange(*own) for trainer, own in numbers.items()}
-
-    def tensors(self) -> Mapping[str, Any]:
-        return self._before
-
-    def load_tensors(self, parts: Mapping[str, Any]) -> None:
+    def load_parts(self, parts: Mapping[str, Any]) -> None:
+        before = dict(parts)
+        ranges = before.pop(RUN)
+        self._ranges = {int(trainer): LossRange(*own) for trainer, own in ranges.items()}
         # The option may have been another one when the state was saved.
-        self._before = dict(parts) if self._spikes.on_spike == "rollback" else {}
+        self._before = before if self._spikes.on_spike == "rollback" else {}
 
 
 def mean_losses(tasks: Sequence[RoundTask], rows: Sequence[WorkerRound]) -> list[float]:

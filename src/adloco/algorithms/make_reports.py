@@ -1,9 +1,7 @@
 """The report of a round, computed from what every worker did in it."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from adloco.algorithms.reports import (
     RoundReport,
@@ -14,95 +12,12 @@ from adloco.algorithms.reports import (
 )
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.stage import Stage
 from adloco.algorithms.trainer import Trainer
-from adloco.algorithms.worker import Worker
-from adloco.distributed.comm.sync_stats import SyncStats
+from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.agreement import mean_cosine, relative_error
 from adloco.rules.merge import Merge
-from adloco.rules.moments import Moments
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerRound:
-    """A worker's numbers of one round, which all ranks gather at its end."""
-
-    busy_seconds: float
-    """Seconds of its inner steps."""
-    turn_seconds: float
-    """`busy_seconds` times the turns in which its rank's workers run: 1 if all run at once, 2 if
-    they take twice as long as the slowest of them."""
-    loss_sum: float
-    """Sum of the losses of its samples."""
-    samples: float
-    """Samples that it trained on."""
-    sync: SyncStats
-    """Cost of its syncs."""
-    moments: Moments
-    """Its gradient statistics."""
-    skipped_steps: float
-    """Inner steps that it left out, because they were not finite."""
-    restarts: float
-    """How often it started again from the parameters of the last sync."""
-    losses: tuple[float, ...]
-    """Loss of each inner step."""
-
-    @staticmethod
-    def of(worker: Worker, task: RoundTask, turns: float) -> "WorkerRound":
-        """The numbers of a worker in this process.
-
-        Args:
-            worker: A worker that has done its round.
-            task: Its task in the round.
-            turns: Seconds of all workers of this rank over those of its slowest worker; at least 1.
-        """
-        # Steps that were left out have no loss.
-        finite = [
-            (loss, task.plan_of(step).worker_batch / task.plan.worker_batch)
-            for step, loss in enumerate(worker.losses)
-            if math.isfinite(loss)
-        ]
-        batches = sum(weight for _, weight in finite)
-        mean = sum(loss * weight for loss, weight in finite) / batches if finite else math.nan
-        loss_sum = mean * worker.round_samples
-        busy = worker.busy_seconds
-        return WorkerRound(
-            busy_seconds=busy,
-            turn_seconds=busy * turns,
-            loss_sum=loss_sum,
-            samples=worker.round_samples,
-            sync=worker.sync,
-            moments=worker.moments,
-            skipped_steps=worker.skipped_steps,
-            restarts=worker.restarts,
-            losses=tuple(worker.losses),
-        )
-
-    def to_numbers(self) -> list[float]:
-        """The float64 scalars that cross the network."""
-        own = [self.busy_seconds, self.turn_seconds, self.loss_sum, self.samples]
-        left_out = [float(self.skipped_steps), float(self.restarts)]
-        pooled = [*self.sync.to_numbers(), *self.moments.to_numbers()]
-        return [*own, *pooled, *left_out, *self.losses]
-
-    @staticmethod
-    def from_numbers(numbers: Sequence[float]) -> "WorkerRound":
-        """The inverse of `to_numbers`."""
-        busy_seconds, turn_seconds, loss_sum, samples, *rest = numbers
-        sync, moments = len(fields(SyncStats)), len(fields(Moments))
-        return WorkerRound(
-            busy_seconds=busy_seconds,
-            turn_seconds=turn_seconds,
-            loss_sum=loss_sum,
-            samples=samples,
-            sync=SyncStats.from_numbers(rest[:sync]),
-            moments=Moments.from_numbers(rest[sync : sync + moments]),
-            skipped_steps=rest[sync + moments],
-            restarts=rest[sync + moments + 1],
-            losses=tuple(rest[sync + moments + 2 :]),
-        )
 
 
 def step_losses(
@@ -123,9 +38,7 @@ def step_losses(
 
 
 def report_workers(
-    tasks: Mapping[int, RoundTask],
-    done: Mapping[int, WorkerRound],
-    stages: Sequence[Stage],
+    tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]
 ) -> tuple[WorkerReport, ...]:
     """Reports of all workers of the run, by rising id."""
     slowest = max(row.turn_seconds for row in done.values())
@@ -138,7 +51,6 @@ def report_workers(
             wait_seconds=slowest - row.busy_seconds,
             skipped_steps=int(row.skipped_steps),
             restarts=int(row.restarts),
-            more=merged(stage.of_worker(worker) for stage in stages),
         )
         for worker, row in done.items()
     )
@@ -218,7 +130,7 @@ def report_round(
         train_loss=sum(row.loss_sum for row in done.values()) / samples,
         sync=report_sync(done, trainers, model_bytes, islands),
         trainers=tuple(trainers),
-        workers=report_workers(tasks, done, state.stages),
+        workers=report_workers(tasks, done),
         merges=(merge,) if merge else (),
         steps=step_losses(tasks, done),
     )
@@ -231,7 +143,6 @@ def report_trainer(
     done: Sequence[WorkerRound],
     base_rate: float,
     distance: float | None,
-    stages: Sequence[Stage],
 ) -> TrainerReport:
     """The report of a trainer after its sync.
 
@@ -242,7 +153,6 @@ def report_trainer(
         done: Their numbers of the round, in the same order.
         base_rate: Their learning rate at a factor of 1.
         distance: Of its global parameters from the mean of all trainers', relative to the mean.
-        stages: The stages of the run.
     """
     first, estimate = tasks[0], trainer.controller.estimate
     measured = trainer.controller.measured
@@ -279,10 +189,4 @@ def report_trainer(
         if several
         else None,
         distance_to_mean=distance,
-        more=merged(stage.of_trainer(trainer.id) for stage in stages),
     )
-
-
-def merged(numbers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The numbers of all stages."""
-    return {name: value for own in numbers for name, value in own.items()}

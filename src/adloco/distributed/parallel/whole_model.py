@@ -1,62 +1,71 @@
-"""A worker's model replicated by DDP over its island, the ranks that serve the worker.
+"""A worker's whole model: on one rank, or on each rank of its island, replicated by DDP.
 
 DDP by itself averages gradients. Our losses are scaled by samples, so a communication hook adds the
 gradients up instead. |g_j|^2 of micro-batch j is measured by hooks on the parameters, which run
 before DDP puts a gradient into its buckets.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from adloco.distributed.parallel.engine import IslandGroup
+from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.gradient_norms import (
     Block,
     GradientSums,
     Transform,
     added_gradients,
-    gradients,
     gram,
     incoming_gradients,
-    squared_norm,
-    trainable,
 )
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
-from adloco.distributed.traffic import num_bytes
+from adloco.distributed.traffic import Traffic, num_bytes
 
 
-class ReplicatedModel:
-    """A copy of the model on each rank, by DistributedDataParallel."""
+class WholeModel(Engine):
+    """A copy of the model on each rank of the island, by DistributedDataParallel if they are more
+    than one.
+    """
 
     def __init__(
-        self, model: nn.Module, island: IslandGroup, compile: bool, fill: Fill | None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        island: IslandGroup | None,
+        compile: bool,
+        fill: Fill | None,
     ) -> None:
         if fill:
             fill_whole(model, fill)
-        model.to(island.mesh.device_type)
-        self.rank, self.replicas = island.rank, island.replicas
-        self.owners = MatrixOwners(island.traffic, replicas=island.group)
-        self._island = island
-        self._parameters = trainable(model)
-        self._ddp = DistributedDataParallel(
+        model.to(device)
+        self._ddp = self._replicated(model, island) if island else None
+        owners = MatrixOwners(
+            island.traffic if island else Traffic(), replicas=island.group if island else None
+        )
+        super().__init__(self._ddp or model, island, owners, compile)
+
+    def _replicated(self, model: nn.Module, island: IslandGroup) -> DistributedDataParallel:
+        ddp = DistributedDataParallel(
             model, process_group=island.group, gradient_as_bucket_view=True
         )
         # DDP copies buffers from the first replica when it is made, and would do so again in each
         # forward pass. The argument that stops this was renamed after torch 2.11 (there it stops
         # the first copy too), so both attributes are set: each version reads one of them.
-        self._ddp.forward_sync_buffers = False
-        self._ddp.broadcast_buffers = False
-        self._ddp.register_comm_hook(island.group, self._sum_hook)
-        self.forward: Callable[..., Any] = torch.compile(self._ddp) if compile else self._ddp
+        ddp.forward_sync_buffers = False
+        ddp.broadcast_buffers = False
+        ddp.register_comm_hook(island, self._sum_hook)
+        return ddp
 
     @contextmanager
     def reducing(self, last: bool) -> Iterator[None]:
+        if self._ddp is None:
+            yield
+            return
         if not last:
             with self._ddp.no_sync():
                 yield
@@ -79,34 +88,25 @@ class ReplicatedModel:
     def adding(self, totals: Sequence[Tensor], transform: Transform) -> Iterator[None]:
         with added_gradients(self._parameters, totals, transform):
             yield
-        self._island.add_up(totals, self._island.group)
+        if self._island:
+            self._island.add_up(totals, self._island.group)
 
     def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
         return gram(matrix[block]) / self.replicas
-
-    def norm_sq_part(self) -> float:
-        # Every replica has the whole gradient.
-        return squared_norm(gradients(self._parameters)) / self.replicas
-
-    def sum(self, numbers: Sequence[float]) -> list[float]:
-        return self._island.sum(numbers)
-
-    def average(self, buffers: Sequence[Tensor]) -> None:
-        self._island.average(buffers)
 
     def after_evaluation(self) -> None:
         return
 
     def _sum_hook(
         self,
-        group: dist.ProcessGroup,
+        island: IslandGroup,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
         """Sum a bucket of gradients over the replicas; DDP calls it for each full bucket."""
         reduced = bucket.buffer()
         self._reduced += reduced.numel()
-        self._island.traffic.inside += num_bytes([reduced])
-        work = dist.all_reduce(reduced, group=group, async_op=True)
+        island.traffic.inside += num_bytes([reduced])
+        work = dist.all_reduce(reduced, group=island.group, async_op=True)
         assert work is not None
         done: torch.futures.Future[Tensor] = work.get_future().then(
             lambda future: future.value()[0]
