@@ -21,7 +21,7 @@ from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Weights
 from adloco.algorithms.trainer_distance import trainer_distances
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.distributed.comm.sync_stats import SyncMeter
+from adloco.distributed.comm.sync_stats import SyncMeter, SyncStats
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.rules.batch_rules.norm_test import NormTest
@@ -164,7 +164,9 @@ class Round:
         for worker, stats in zip(
             workers.values(), self._parts.meter.take(list(workers)), strict=True
         ):
-            worker.count_sync(stats)
+            # This rank has a part of the statistics; the ranks of the island add up theirs.
+            whole = worker.engine.sum(stats.to_numbers())
+            worker.round.sync += SyncStats.from_numbers(whole)
 
     def _average_buffers(self, weights: Weights) -> None:
         """Set running statistics to the mean over each trainer's workers."""

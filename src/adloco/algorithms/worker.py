@@ -23,7 +23,6 @@ from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.distributed.comm.sync_stats import SyncStats
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.dtensor import copied
@@ -96,14 +95,6 @@ class Worker:
     def inner_step(self) -> int:
         """Inner steps that it has taken in the round."""
         return len(self.round.losses)
-
-    def count_sync(self, part: SyncStats) -> None:
-        """Add a sync to those of the round.
-
-        Args:
-            part: This rank's part of the statistics of the sync; the island's ranks add up theirs.
-        """
-        self.round.sync += SyncStats.from_numbers(self.engine.sum(part.to_numbers()))
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
         """Take inner steps until the round has `until` of them, or until `halted` is set.

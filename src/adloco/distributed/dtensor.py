@@ -58,16 +58,18 @@ def _sharded_dimension(tensor: DTensor) -> int:
     return dimension
 
 
-def with_local(shard: Tensor, like: Tensor) -> Tensor:
+def with_local(shard: Tensor, like: Tensor, *, on_host: bool = False) -> Tensor:
     """Make a tensor that is sharded like another from this rank's shard of it.
 
     Returns the shard itself if the other tensor is not sharded.
+
+    on_host: True for a shard in host memory of a tensor that may be on a GPU.
     """
     if not isinstance(like, DTensor):
         return shard
     return DTensor.from_local(
         shard,
-        like.device_mesh,
+        _host_mesh(like.device_mesh) if on_host else like.device_mesh,
         like.placements,
         run_check=False,
         shape=like.shape,
@@ -88,11 +90,8 @@ def in_memory_of(tensor: Tensor, like: Tensor) -> Tensor:
 def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool) -> Tensor:
     """Zeros that are sharded like a tensor, in host memory or on the tensor's device."""
     shard = local(tensor)
-    return _kept(
-        torch.zeros_like(shard, dtype=dtype, device="cpu" if to_host else shard.device),
-        tensor,
-        to_host,
-    )
+    zeros = torch.zeros_like(shard, dtype=dtype, device="cpu" if to_host else shard.device)
+    return with_local(zeros, tensor, on_host=to_host)
 
 
 @torch.no_grad()
@@ -103,20 +102,8 @@ def copied(tensor: Tensor, *, to_host: bool, dtype: torch.dtype | None = None) -
     """
     shard = local(tensor).detach()
     device = torch.device("cpu") if to_host else shard.device
-    return _kept(shard.to(device=device, dtype=dtype or shard.dtype, copy=True), tensor, to_host)
-
-
-def _kept(shard: Tensor, like: Tensor, to_host: bool) -> Tensor:
-    if not isinstance(like, DTensor) or not to_host:
-        return with_local(shard, like)
-    return DTensor.from_local(
-        shard,
-        _host_mesh(like.device_mesh),
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
+    copy = shard.to(device=device, dtype=dtype or shard.dtype, copy=True)
+    return with_local(copy, tensor, on_host=to_host)
 
 
 @functools.cache

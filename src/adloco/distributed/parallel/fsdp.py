@@ -135,6 +135,11 @@ class _Added:
     """Gives what is added to a total from the unsharded gradient."""
 
 
+def _allocate(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for a collective; FSDP2 asks its custom collectives for it."""
+    return torch.empty(*size, dtype=dtype, device=device)
+
+
 class _MeasuringReduceScatter:
     """A reduce-scatter for one of FSDP2's modules that sees unsharded gradients and counts bytes.
 
@@ -153,8 +158,7 @@ class _MeasuringReduceScatter:
         self._traffic = traffic
         self._members = members
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+    allocate = staticmethod(_allocate)
 
     def __call__(
         self,
@@ -208,8 +212,7 @@ class _CountingAllGather:
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+    allocate = staticmethod(_allocate)
 
     def __call__(
         self,
