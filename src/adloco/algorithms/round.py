@@ -103,7 +103,7 @@ class Round:
             with phase("sync"), parts.meter.exposed():
                 if may_stop and self._stopped():
                     return None
-                if event.kind != "receive":
+                if event.kind != "receive":  # What is received was weighted when it was sent.
                     weights = samples
                     for stage in state.stages:
                         weights = stage.weights(event, weights)
@@ -120,6 +120,7 @@ class Round:
             self._count_round(done)
             for stage in state.stages:
                 done = stage.after_round(tasks, done)
+            # In this order, because a merge goes by the requests that the tests of the round gave.
             trainers = self._request_batches(tasks, done)
             merge = self._merge(last)
             report = self._report(tasks, done, trainers, merge)

@@ -131,6 +131,7 @@ class Worker:
             if self._settings.execution.on_nonfinite != "restore":
                 raise
             self._restart(task)
+        # Each rank of the island has seen other samples.
         self.engine.average(self.replica.buffers)
         self.round.busy_seconds += self._settings.execution.clock() - began
 
@@ -140,9 +141,11 @@ class Worker:
         if task.lr_factor is not None:
             self._scale_rates(task.lr_factor(self.inner_step))
         tests = task.tests(self._settings.test, self.inner_step)
+        # A rule that compares no groups (a constant batch, a ramp) needs no statistics.
         testing = tests and self._settings.rule.fewest_groups > 1
         plan = task.plan_of(self.inner_step)
         plan = plan.in_groups(self._settings.test.groups) if testing else plan
+        # To go back to if the step is left out or repeated: forward passes change the buffers.
         statistics, moments = [tensor.clone() for tensor in self._statistics], self.round.moments
         parts = self._backward(plan, testing, statistics)
         stops = self._settings.execution.on_nonfinite == "stop"

@@ -8,7 +8,7 @@ a ring.
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -62,26 +62,28 @@ class PlainSum:
             measured = norms_sq if given.origin and islands.counts(sharded) else None
             fill = functools.partial(fill_weighted, given, norms_sq=measured)
             pieces = filled_pieces(buckets, bucket_views(buckets, like, indices), fill)
+            mine = buckets
             if islands.group is None or islands.same(sharded) is not None:
                 collections.deque(pieces, maxlen=0)  # A slice needs all pieces.
                 mine = islands.slices(buckets, sharded)
                 pieces = iter([mine])
-            else:
-                mine = buckets
             if islands.group is not None:
-                for terms in pieces:
-                    name = ("received", sharded, len(self._sums))
-                    memory = functools.partial(
-                        pool.rows, name, dtype=terms.dtype, device=terms.device
-                    )
-                    self._sums.append(OrderedSum(terms, terms[0], islands, memory))
-                    if not overlapped:
-                        self._sums[-1].exchange()
+                self._start(pieces, sharded, pool, overlapped)
             if islands.num_workers > 1 and islands.owns(sharded):
                 sent_bytes += num_bytes([mine[:1]]) * workers
             self._buckets.append((sharded, indices, buckets.shape[1], mine[0]))
         self.stats = SumStats.lossless(norms_sq)
         self.stats.num_bytes = islands.traffic.add(sent_bytes, ring(islands.num_workers))
+
+    def _start(
+        self, pieces: Iterable[Tensor], sharded: bool, pool: BufferPool, overlapped: bool
+    ) -> None:
+        for terms in pieces:
+            name = ("received", sharded, len(self._sums))
+            memory = functools.partial(pool.rows, name, dtype=terms.dtype, device=terms.device)
+            self._sums.append(OrderedSum(terms, terms[0], self._islands, memory))
+            if not overlapped:  # This piece is sent while the next one is filled.
+                self._sums[-1].exchange()
 
     def transfer(self) -> None:
         for piece in self._sums:
