@@ -20,7 +20,7 @@ from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.round import Phase, Round, RoundParts, average_replicas
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.stage import Option, RunSections
+from adloco.algorithms.stage import Option
 from adloco.algorithms.state_parts import RUN, without_workers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
@@ -98,24 +98,6 @@ class AdLoCo:
             eta=rule.eta if isinstance(rule, NormTest) else None,
             multiplier=self._batching.switch.multiplier,
         )
-        self.state = RunState(workers=workers, trainers={}, chosen=chosen)
-        """The run's trainers, workers and counters."""
-        sections = RunSections(batching=self._batching, syncing=syncing, placement=self.placement)
-        self.state.stages = [
-            load_object(option.stage)(option, sections, self.state)
-            for option in options
-            if option.active
-        ]
-        self._fragments = syncing.streaming.cut(layers(first.model), self.state.chosen.sync_every)
-        for trainer in range(method.num_trainers):
-            begin = trainer * method.workers_per_trainer
-            ids = range(begin, begin + method.workers_per_trainer)
-            if living := [worker for worker in ids if worker in method.living_workers]:
-                self.state.trainers[trainer] = self._new_trainer(trainer, living)
-        outers = [trainer.outer.optimizer for trainer in self.state.trainers.values()]
-        optimizers = [*first.optimizers, *(outer for outer in outers if outer)]
-        check_shards(optimizers, self.placement.shards)
-        self._bytes_before = self.placement.total_bytes()
         self._parts = RoundParts(
             planner=Planner(
                 batching=self._batching,
@@ -134,6 +116,23 @@ class AdLoCo:
             model_bytes=sum(tensor.numel() * tensor.element_size() for tensor in params),
             bytes_handed=self._bytes_handed,
         )
+        self.state = RunState(workers=workers, trainers={}, chosen=chosen)
+        """The run's trainers, workers and counters."""
+        self.state.stages = [
+            load_object(option.stage)(option, self._parts, self.state)
+            for option in options
+            if option.active
+        ]
+        self._fragments = syncing.streaming.cut(layers(first.model), self.state.chosen.sync_every)
+        for trainer in range(method.num_trainers):
+            begin = trainer * method.workers_per_trainer
+            ids = range(begin, begin + method.workers_per_trainer)
+            if living := [worker for worker in ids if worker in method.living_workers]:
+                self.state.trainers[trainer] = self._new_trainer(trainer, living)
+        outers = [trainer.outer.optimizer for trainer in self.state.trainers.values()]
+        optimizers = [*first.optimizers, *(outer for outer in outers if outer)]
+        check_shards(optimizers, self.placement.shards)
+        self._bytes_before = self.placement.total_bytes()
         self._round: Round | None = None
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
@@ -260,18 +259,11 @@ class AdLoCo:
         Raises:
             ValueError: A round is in progress.
         """
-        state = self.state
         require(
-            not state.in_round,
+            not self.state.in_round,
             "a round is in progress, and workers differ; evaluate between rounds",
         )
-        return evaluate(
-            state.trainers,
-            state.workers,
-            self.placement,
-            share,
-            diverged=state.diverged,
-        )
+        return evaluate(self.state, self.placement, share)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a run needs to continue with the same bits.

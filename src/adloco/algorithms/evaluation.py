@@ -1,12 +1,12 @@
 """Evaluation of trainers' global parameters, with the work split over their workers and ranks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import nn
 
-from adloco.algorithms.trainer import Trainer
+from adloco.algorithms.run_state import RunState
 from adloco.algorithms.worker import Worker
 from adloco.distributed.placement.placement import Placement
 
@@ -19,24 +19,18 @@ equally often for every part, because all ranks of an island compute a sharded m
 """
 
 
-def evaluate(
-    trainers: Mapping[int, Trainer],
-    workers: Mapping[int, Worker],
-    placement: Placement,
-    share: Share,
-    *,
-    diverged: bool,
-) -> dict[int, list[float]]:
+def evaluate(state: RunState, placement: Placement, share: Share) -> dict[int, list[float]]:
     """The mean of each quantity over the evaluation set, by trainer id. Called on all ranks.
 
+    Where workers' parameters differ from their trainers' global ones, these replace them while the
+    model is evaluated.
+
     Args:
-        trainers: The living trainers, by id.
-        workers: The workers in this process, by id.
+        state: The run's state, between rounds.
         placement: Where all workers live.
         share: Evaluates a model on one part of the evaluation set.
-        diverged: True if workers' parameters differ from their trainers' global ones. The global
-            ones then replace them while the model is evaluated.
     """
+    trainers, workers = state.trainers, state.workers
     places = {
         worker: (trainer, index)
         for trainer in trainers.values()
@@ -47,7 +41,8 @@ def evaluate(
     def run(worker: Worker) -> list[float]:
         trainer, index = places[worker.id]
         worker.model.eval()
-        live = worker.swapped_params(trainer.outer.parameters()) if diverged else nullcontext()
+        tensors = trainer.outer.parameters()
+        live = worker.swapped_params(tensors) if state.diverged else nullcontext()
         with live, torch.no_grad():
             part = share(
                 worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks

@@ -7,32 +7,22 @@ what acts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adloco.metric import Metric
 
 if TYPE_CHECKING:
-    from adloco.algorithms.method import Batching, Method, Syncing
+    from adloco.algorithms.method import Batching, Method
     from adloco.algorithms.reports import RoundReport
     from adloco.algorithms.round_task import RoundTask
     from adloco.algorithms.worker_round import WorkerRound
-    from adloco.distributed.placement.placement import Placement
     from adloco.rules.failure_signs import Sign
     from adloco.rules.merge import MergePolicy
     from adloco.rules.sync_schedule import Streaming, SyncEvent
 
 Weights = Mapping[int, float]
 """The weight of each worker of the run in a sync, by id: its samples, or less."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSections:
-    """The sections of a run that stages may read."""
-
-    batching: Batching
-    syncing: Syncing
-    placement: Placement
 
 
 class Stage:
@@ -108,8 +98,7 @@ class Option:
     section: ClassVar[str]
     """Section of a recipe in which its fields are settings."""
     stage: ClassVar[str]
-    """Dotted path of its `Stage`, a class that takes the option, the run's sections and its state.
-    """
+    """Dotted path of its `Stage`, which takes the option, the run's `RoundParts` and its state."""
     trainer_metrics: ClassVar[tuple[Metric, ...]] = ()
     """Numbers of a trainer that the stage adds to a round's report."""
     worker_metrics: ClassVar[tuple[Metric, ...]] = ()

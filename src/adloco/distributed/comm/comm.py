@@ -50,15 +50,15 @@ class Work:
         """Return the sum, the same bits on all islands. May be called once."""
         began = time.monotonic()
         if self._transfer:
-            self._transfer.wait()
+            self.stats.transfer_seconds = self._transfer.result()
         else:
             self._exchange.transfer()
         result = self._exchange.result()
         waited = time.monotonic() - began
-        self.stats.transfer_seconds = self._filled_seconds + waited
         if self._transfer:
-            self.stats.transfer_seconds = self._transfer.seconds
-            self.stats.hidden_seconds = max(0.0, self._transfer.seconds - waited)
+            self.stats.hidden_seconds = max(0.0, self.stats.transfer_seconds - waited)
+        else:
+            self.stats.transfer_seconds = self._filled_seconds + waited
         return result
 
 

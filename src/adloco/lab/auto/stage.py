@@ -6,9 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from adloco.algorithms.reports import RoundReport, TrainerReport
+from adloco.algorithms.round import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.stage import RunSections, Stage
+from adloco.algorithms.stage import Stage
 from adloco.algorithms.state_parts import RUN
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.lab.auto.controller import AutoController, MeasuredRound
@@ -21,14 +22,14 @@ class AutoStage(Stage):
 
     key = Auto.key
 
-    def __init__(self, auto: Auto, sections: RunSections, state: RunState) -> None:
-        rule = sections.batching.rule
-        self._state, self._sections = state, sections
+    def __init__(self, auto: Auto, parts: RoundParts, state: RunState) -> None:
+        rule = parts.batching.rule
+        self._state, self._parts = state, parts
         self._controller = AutoController(
             auto,
             state.chosen,
             norm_test=rule if isinstance(rule, NormTest) else None,
-            fewest_steps=sections.syncing.streaming.fewest_steps,
+            fewest_steps=parts.syncing.streaming.fewest_steps,
         )
         state.chosen = self._controller.chosen
 
@@ -41,7 +42,7 @@ class AutoStage(Stage):
         if report.merges:  # Other workers serve the trainers from now on.
             self._controller.forget()
             return report
-        fits = self._sections.placement.ranks_per_worker * self._sections.batching.switch.b_max
+        fits = self._parts.placement.ranks_per_worker * self._parts.batching.switch.b_max
         measured = measured_round(tasks, done, report.trainers, fits)
         changes = self._controller.update(measured, report.round)
         self._state.chosen = self._controller.chosen

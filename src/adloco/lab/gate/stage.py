@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from adloco.algorithms.reports import RoundReport
+from adloco.algorithms.round import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.stage import RunSections, Stage, Weights, with_numbers
+from adloco.algorithms.stage import Stage, Weights, with_numbers
 from adloco.algorithms.state_parts import RUN
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.trainer_distance import sketch
@@ -29,8 +30,8 @@ class GateStage(Stage):
 
     key = Gate.key
 
-    def __init__(self, gate: Gate, sections: RunSections, state: RunState) -> None:
-        self._gate, self._state, self._placement = gate, state, sections.placement
+    def __init__(self, gate: Gate, parts: RoundParts, state: RunState) -> None:
+        self._gate, self._state, self._placement = gate, state, parts.placement
         self._verdicts: dict[int, list[Verdict]] = {}
         """The verdicts on each worker in the round, by id."""
 

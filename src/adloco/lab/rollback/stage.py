@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from adloco.algorithms.reports import RoundReport
+from adloco.algorithms.round import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.stage import RunSections, Stage, with_numbers
+from adloco.algorithms.stage import Stage, with_numbers
 from adloco.algorithms.state_parts import RUN, trainer_part, worker_part
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker_round import WorkerRound
@@ -30,8 +31,8 @@ class RollbackStage(Stage):
 
     key = Spikes.key
 
-    def __init__(self, spikes: Spikes, sections: RunSections, state: RunState) -> None:
-        self._spikes, self._state, self._placement = spikes, state, sections.placement
+    def __init__(self, spikes: Spikes, parts: RoundParts, state: RunState) -> None:
+        self._spikes, self._state, self._placement = spikes, state, parts.placement
         self._ranges: dict[int, LossRange] = {}
         """Losses of each trainer's inner steps so far, by id."""
         self._found: dict[int, dict[str, Any]] = {}
