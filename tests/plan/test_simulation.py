@@ -2,7 +2,6 @@
 
 import math
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -219,9 +218,3 @@ def test_the_page_shows_a_call_that_works(
     assert [float(number) for number in capsys.readouterr().out.split()] == pytest.approx(
         [400.0, 0.0, 1.0, 1.0], abs=1e-9
     )
-
-
-def test_without_simpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "simpy", None)
-    with pytest.raises(ValueError, match=r"pip install 'adloco\[plan\]'"):
-        simulate(cluster(), STEPS, 10, [PLAIN])
