@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pydantic
-
 from adloco.config.authors.entries import Entry, read_entries
-from adloco.config.authors.keys import KEYS, Given, Settings, read_words
+from adloco.config.authors.keys import Given, Settings, first_rows, row_of, settings_of, typed
 from adloco.config.recipe import Values, build_recipe
 from adloco.config.recipe_text import toml_line
 from adloco.config.sections import SECTIONS
 from adloco.errors import require
 
-NAMES = {name: name for name in KEYS} | {key.older: name for name, key in KEYS.items() if key.older}
-"""Name of a key, current or older -> its current name."""
-DATASETS = {"microllama": ("c4", None), "bert": ("imdb",)}
-"""model_type -> the datasets that fit it; None: our default corpus, where the file names none."""
+FITTING = {
+    *((model, dataset) for model in (None, "microllama") for dataset in ("c4", None)),
+    *((model, "imdb") for model in (None, "bert")),
+}
+"""Each model_type with the datasets that fit it; None: not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,27 +106,37 @@ def convert(path: Path) -> Conversion:
         ValueError: The file is no such configuration, a value has a wrong type, or the recipe would
             not be valid.
     """
+    rows, names = first_rows(), _names()
     entries = read_entries(path)
-    known = [entry for entry in entries if _name(entry)]
+    known = [entry for entry in entries if _bare(entry) in names]
     require(
         bool(known),
         f"{path} has none of the keys that the AdLoCo authors' configuration has, such as "
-        f"{', '.join(list(NAMES)[:4])}; docs/from-the-authors-script.md lists all",
+        f"{', '.join(list(names)[:4])}; docs/from-the-authors-script.md lists all",
     )
     # A current name goes before an older one; of equal names the last one counts, as in their YAML.
-    used = {_name(entry): entry for entry in sorted(known, key=lambda one: one.key in KEYS)}
-    given = {name: key.default for name, key in KEYS.items()}
-    # `pretrained=True` in braces is a key of that name without a value, for YAML.
-    given |= {name: _typed(path, entry) for name, entry in used.items() if "=" not in entry.key}
-    keys = [_converted(path, entry, used, given) for entry in entries]
+    used = {names[_bare(entry)]: entry for entry in sorted(known, key=lambda one: one.key in rows)}
+    given = {name: row.default for name, row in rows.items()}
+    for name, entry in used.items():
+        # `pretrained=True` in braces is a key of that name without a value, for YAML.
+        if "=" not in entry.key:
+            given[name] = _typed(path, entry, name)
+    keys = [_converted(entry, used, given) for entry in entries]
     missing = []
-    for name, key in KEYS.items():
-        if name not in used and (key.gives or key.choices):
-            entry = Entry(line=0, key=name, value=key.default, text=str(key.default))
-            found = _converted(path, entry, used, given) if key.default is not None else None
-            keys += [found] if found and found.settings else []
-            missing += [] if found else [name]
-    _check_model(path, given)
+    for name, row in rows.items():
+        if name in used or not row.gives:
+            continue
+        entry = Entry(line=0, key=name, value=row.default, text=str(row.default))
+        if row.default is None:
+            missing.append(name)
+        elif settings_of(name, given):
+            keys.append(_converted(entry, used, given))
+    model, dataset = given["model_type"], given["dataset"]
+    require(
+        (model, dataset) in FITTING,
+        f"{path}: dataset must be {'imdb' if model == 'bert' else 'c4'} with model_type {model}, "
+        f"got {dataset!r}",
+    )
     conversion = Conversion(name=path.name, keys=tuple(keys), missing=tuple(missing))
     try:
         build_recipe(conversion.values)
@@ -136,27 +145,32 @@ def convert(path: Path) -> Conversion:
     return conversion
 
 
-def _name(entry: Entry) -> str:
-    """The current name of a key; empty if it is unknown."""
-    return NAMES.get(entry.key.partition("=")[0], "")
+def _names() -> dict[str, str]:
+    """Name of a key, current or older -> its current name."""
+    rows = first_rows()
+    older = {row.older: name for name, row in rows.items() if row.older}
+    return {name: name for name in rows} | older
 
 
-def _typed(path: Path, entry: Entry) -> Any:
-    kind = KEYS[_name(entry)].kind
-    wrong_bool = isinstance(entry.value, bool) and kind not in (bool, object)
+def _bare(entry: Entry) -> str:
+    """The name of a key without the value that braces in YAML make a part of it."""
+    return entry.key.partition("=")[0]
+
+
+def _typed(path: Path, entry: Entry, name: str) -> Any:
     try:
-        return pydantic.TypeAdapter(kind).validate_python([] if wrong_bool else entry.value)
-    except pydantic.ValidationError as error:
-        problem = error.errors()[0]["msg"].removeprefix("Input should be ")
-        raise ValueError(
-            f"{path} line {entry.line}: {entry.key} must be {problem}, got {entry.value!r}"
-        ) from error
+        value = typed(first_rows()[name].kind, entry.value)
+        row_of(name, value)
+    except ValueError as error:
+        raise ValueError(f"{path} line {entry.line}: {entry.key} {error}") from error
+    return value
 
 
-def _converted(path: Path, entry: Entry, used: Mapping[str, Entry], given: Given) -> Converted:
-    name = _name(entry)
-    if not name:
-        nearest = difflib.get_close_matches(entry.key, NAMES, n=1)
+def _converted(entry: Entry, used: Mapping[str, Entry], given: Given) -> Converted:
+    names = _names()
+    name = names.get(_bare(entry))
+    if name is None:
+        nearest = difflib.get_close_matches(entry.key, names, n=1)
         meant = f"; did you mean {nearest[0]}?" if nearest else "."
         remark = f"The authors' script has no such key{meant}"
         return Converted(entry=entry, known=False, settings={}, remark=remark)
@@ -164,31 +178,12 @@ def _converted(path: Path, entry: Entry, used: Mapping[str, Entry], given: Given
     if other is not entry:
         remark = f"Not used, because {other.key} is given in line {other.line}."
         return Converted(entry=entry, settings={}, remark=remark)
-    key, value, rows = KEYS[name], given[name], read_words()
-    require(
-        not key.choices or "" in key.choices or value in key.choices,
-        f"{path} line {entry.line}: {entry.key} must be one of {', '.join(key.choices)}, "
-        f"got {entry.text!r}",
-    )
-    settings = key.settings(value, given)
-    row = rows.get(f"{name}: {value}") or rows[name]
+    row, settings = row_of(name, given[name]), settings_of(name, given)
     first = next((one for one in row.keys if one in used), name)
-    here = "" if settings or row.ours == "none" else f"Here: {row.ours}. "
+    nearest_setting = row.ours.removeprefix("none").strip(" ()")
+    here = f"Here: {nearest_setting}. " if nearest_setting and not settings else ""
     remark = f"{here}{row.differs}".replace("`", "") if name == first else f"As {first}."
     return Converted(entry=entry, settings=settings, remark=remark)
-
-
-def _check_model(path: Path, given: Given) -> None:
-    model, dataset = given["model_type"], given["dataset"]
-    require(
-        model is None or model in DATASETS,
-        f"{path}: model_type must be one of {', '.join(DATASETS)}, got {model!r}",
-    )
-    allowed = DATASETS.get(model, (dataset,))
-    require(
-        dataset in allowed,
-        f"{path}: dataset must be {allowed[0]} with model_type {model}, got {dataset!r}",
-    )
 
 
 def _comment(text: str) -> list[str]:
