@@ -1,6 +1,7 @@
 """The errors that users see, each with one sentence that says what to change."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -82,10 +83,17 @@ def require_range(
 
 def require_choices(owner: Any) -> None:
     """Raise SettingError unless each field with a Literal type has one of its values."""
-    for name, hint in get_type_hints(type(owner)).items():
-        if get_origin(hint) is Literal:
-            known = getattr(owner, name) in get_args(hint)
-            require_setting(known, owner, name, f"must be {one_of(get_args(hint))}")
+    kind: type = type(owner)
+    for name, allowed in _choices(kind).items():
+        known = getattr(owner, name) in allowed
+        require_setting(known, owner, name, f"must be {one_of(allowed)}")
+
+
+@functools.cache
+def _choices(owner: type) -> Mapping[str, tuple[Any, ...]]:
+    """The values of each field with a Literal type."""
+    hints = get_type_hints(owner).items()
+    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
 def one_of(words: Iterable[Any]) -> str:

@@ -75,6 +75,15 @@ class Nothing(Doubling):
     other: int | None = None
 
 
+class Plain:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unconvertible(Doubling):
+    other: Plain = Plain()
+
+
 def function():
     pass
 '''
@@ -178,6 +187,12 @@ def test_a_flag_for_a_setting_of_the_users_own() -> None:
             "my_rules:Doubling",
             {"every_samples": "x"},
             "batch.every_samples must be a whole number",
+        ),
+        (
+            "my_rules:Unconvertible",
+            {"every_samples": 5},
+            r"^my_rules:Unconvertible has a setting of a type that a recipe cannot hold \("
+            r"Unable to generate pydantic-core schema for <class 'my_rules.Plain'>\); use numbers",
         ),
         ("norm_test", {}, r"or a class of your own .* got 'norm_test' \(did you mean 'norm-test'"),
     ],

@@ -49,11 +49,11 @@ def test_seconds_of_a_step() -> None:
         ("islands = 2", "islnds = 2", "no entry islnds"),
         ("[1.0, 0.5]", "[1.0]", "speeds must have one number > 0 for each of the 2"),
         ("1 = 1.0", "0 = 1.0", "samples_per_second must have at least one line"),
-        ("1 = 1.0", "x = 1.0", "must be a valid integer"),
+        ("1 = 1.0", "x = 1.0", "samples_per_second must be a table such as { 8 = 1 }, got {'x'"),
         ("islands = 2", "islands = ", "is not a TOML file"),
         ("islands = 2", "islands = 2\njitter = -1", "jitter must be a number >= 0"),
-        ("islands = 2", 'islands = "two"', "islands must be a valid integer"),
-        ("[1.0, 0.5]", "3", "speeds must be a valid tuple, got 3"),
+        ("islands = 2", 'islands = "two"', "islands must be a whole number, got 'two'"),
+        ("[1.0, 0.5]", "3", "speeds must be a list of numbers, got 3"),
     ],
 )
 def test_wrong_entries(tmp_path: Path, old: str, new: str, message: str) -> None:

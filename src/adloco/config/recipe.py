@@ -4,20 +4,17 @@ A recipe is a set of settings in sections; `adloco.config.sections` lists all of
 """
 
 import difflib
-import functools
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
-
-import pydantic
 
 from adloco.config.finding import choices_with, settings_meant
 from adloco.config.sections import SECTIONS, Recipe
 from adloco.config.shipped import shipped_recipes, shipped_text
-from adloco.config.values import FlagText, check_size, kind_of, plain_value
-from adloco.errors import SettingError, one_of, require, shown
+from adloco.config.values import FlagText, check_size, construct, plain_value
+from adloco.errors import SettingError, one_of, require
 from adloco.options import options
 
 Values = dict[str, dict[str, Any]]
@@ -154,43 +151,13 @@ def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
         for field in own:
             if field.name in given and given[field.name] != field.default:
                 check_size(f"{section}.{field.name}", given[field.name])
-        return _convert(owner, hints, given)
+        return construct(owner, given)
     except ValueError as error:
         text = error.named(section) if isinstance(error, SettingError) else str(error)
         # Errors of a class of the user's own begin with the bare name of the setting.
         bare = text.partition(" ")[0] in {field.name for field in own}
         text = f"{section}.{text}" if bare else text
         raise ValueError(f"{text} (recipe section [{section}])") from error
-
-
-def _convert(owner: type, hints: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """An object of the class, with these values converted to the types of its fields."""
-    # pydantic would take true for 1, but not a list.
-    checked = {
-        key: [value] if isinstance(value, bool) and hints[key] is not bool else value
-        for key, value in given.items()
-    }
-    try:
-        # Without values there is nothing to convert, and an adapter takes a millisecond to build.
-        return _adapter(owner).validate_python(checked) if checked or _required(owner) else owner()
-    except pydantic.ValidationError as error:
-        found = error.errors()[0]
-        if found["type"] == "value_error":  # Raised by the class itself.
-            raise found["ctx"]["error"] from None
-        key = str(found["loc"][0])
-        require(key in given, f"{key} must be given")
-        kind = kind_of(hints[key]) or found["msg"].removeprefix("Input should be ")
-        raise ValueError(f"{key} must be {kind}, got {shown(given[key])}") from error
-
-
-def _required(owner: type) -> bool:
-    """True if a setting of the class must be given."""
-    return any(each.default is each.default_factory is MISSING for each in fields(owner))
-
-
-@functools.cache
-def _adapter(owner: type) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(owner)
 
 
 def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:

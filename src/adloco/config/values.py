@@ -1,12 +1,16 @@
-"""Values of settings as users write them: flags, sizes such as 600k, and what each type is called
-in messages.
+"""Values of settings as users write them: flags, sizes such as 600k, their conversion to the types
+of a class, and what each type is called in messages.
 """
 
+import functools
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import MISSING, fields
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pydantic
 
 from adloco.config.sizes import read_gib, read_number
 from adloco.errors import one_of, require, shown
@@ -35,6 +39,43 @@ def plain_value(name: str, hint: Any, value: Any) -> Any:
     return value if hint is str else _with_sizes(name, hint, value)
 
 
+def construct(owner: type, given: Mapping[str, Any]) -> Any:
+    """An object of a dataclass, with these values converted to the types of its fields.
+
+    Raises:
+        ValueError: A value is missing, has a wrong type, or is refused by the class; the message
+            begins with its name. Or a field has a type that cannot be converted to.
+    """
+    hints = get_type_hints(owner, include_extras=True)
+    # pydantic would take true for 1, but not a list.
+    checked = {
+        key: [value] if isinstance(value, bool) and hints[key] is not bool else value
+        for key, value in given.items()
+    }
+    required = any(each.default is each.default_factory is MISSING for each in fields(owner))
+    try:
+        # Without values there is nothing to convert, and an adapter takes a millisecond to build.
+        return _adapter(owner).validate_python(checked) if checked or required else owner()
+    except pydantic.PydanticSchemaGenerationError as error:
+        raise ValueError(
+            f"{owner.__module__}:{owner.__qualname__} has a setting of a type that a recipe cannot "
+            f"hold ({str(error).partition('. ')[0]}); use numbers, texts, lists and tables"
+        ) from error
+    except pydantic.ValidationError as error:
+        found = error.errors()[0]
+        if found["type"] == "value_error":  # Raised by the class itself.
+            raise found["ctx"]["error"] from None
+        key = str(found["loc"][0])
+        require(key in given, f"{key} must be given")
+        kind = kind_of(hints[key]) or found["msg"].removeprefix("Input should be ")
+        raise ValueError(f"{key} must be {kind}, got {shown(given[key])}") from error
+
+
+@functools.cache
+def _adapter(owner: type) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(owner)
+
+
 def kind_of(hint: Any) -> str:
     """What the values of a type are, in words; empty if that cannot be said."""
     origin, inside = get_origin(hint), get_args(hint)
@@ -44,7 +85,7 @@ def kind_of(hint: Any) -> str:
         kinds = [kind_of(each) for each in inside]
         return one_of(kinds) if all(kinds) else ""
     if origin in (dict, Mapping):
-        return "a table such as { key = 1 }"
+        return f"a table such as {{ {8 if inside[:1] == (int,) else 'key'} = 1 }}"
     if origin in LISTS:
         number = "" if origin is not tuple or ... in inside else f"{len(inside)} "
         items = ITEMS.get(inside[0]) or (kind_of(inside[0]) and f"words, each {kind_of(inside[0])}")

@@ -79,6 +79,7 @@ class DataSettings:
     """Folder of the caches: tokenised text, and results of adloco probe."""
 
     def __post_init__(self) -> None:
+        # 1 is for problems from Python, whose samples need not be texts (`require_context`).
         require_setting(self.context_tokens >= 1, self, "context_tokens", "must be >= 2")
         require_range(self, "validation_fraction", above=0, at_most=0.5)
         require_range(self, "skip_samples", "samples", "validation_samples", at_least=0)

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import pydantic
-
+from adloco.config.values import construct
 from adloco.errors import require
 from adloco.plan.link import Link, Pattern
 
@@ -173,10 +172,7 @@ def read_cluster(path: Path) -> Cluster:
         f"{path} lacks {', '.join(lacking)}; entries stand above the table [samples_per_second]",
     )
     try:
-        return pydantic.TypeAdapter(Cluster).validate_python(values)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        entry = ".".join(str(part) for part in first["loc"])
-        problem = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-        message = f"{entry} must be {problem}, got {first['input']!r}" if entry else problem
-        raise ValueError(f"{path}: {message}") from error
+        found: Cluster = construct(Cluster, values)
+        return found
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
