@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -22,6 +23,7 @@ from adloco.plan.cluster_plan import BANDWIDTHS, Plan, make_plan
 from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction, Workload
 from adloco.plan.target import Target
+from adloco.report.pictures import draw
 from adloco.report.plan_curves import plan_curves
 from adloco.report.plan_page import best_table, cluster_words, crossing_text, write_plan
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable
@@ -64,8 +66,9 @@ def folder(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(plan: Plan, measured: Sequence[MeasuredPoint] = ()) -> dict[str, Any]:
-    """The numbers of the page's curves."""
-    numbers: dict[str, Any] = plan_curves(plan, measured).charts[0].numbers
+    """The numbers of the page's curves, as the page has them."""
+    chart = plan_curves(plan, measured).charts[0]
+    numbers: dict[str, Any] = json.loads(json.dumps(chart.numbers))
     return numbers
 
 
@@ -226,24 +229,30 @@ def test_times_without_bound_are_not_drawn(plan: Plan) -> None:
 def test_the_picture_marks_the_link_and_the_crossing(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from adloco.report.plan_plot import draw_plan
-
     kept: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: kept.append(figure))
-    draw_plan(plan, [MEASURED], tmp_path / "plan.png")
+    monkeypatch.setattr(
+        "adloco.report.pictures.save_figure", lambda figure, path: kept.append(figure)
+    )
+    (chart,) = plan_curves(plan, [MEASURED]).charts
+    x, y = chart.axes["bandwidth"].unit.scale, chart.measures[0].unit.scale
+    draw([(chart, "bandwidth", chart.measures[0])], "the target", tmp_path / "plan.png")
     (axis,) = kept[0].axes
-    lines = {str(line.get_label()): line.get_xydata().tolist() for line in axis.lines}  # type: ignore[union-attr]
+    lines: dict[str, Any] = {}
+    for line in axis.lines:
+        points = [[at * x, value * y] for at, value in line.get_xydata().tolist()]  # type: ignore[union-attr]
+        lines.setdefault(str(line.get_label()), []).append(points)
     assert axis.get_xscale() == axis.get_yscale() == "log"
     low, high = axis.get_ylim()
     assert sum(low <= tick <= high for tick in axis.get_yticks()) > 1, "the axis can be read"
     for name, found in plan.over_bandwidth.items():
-        assert lines[name] == [
+        expected = [
             [bandwidth, one.seconds] for bandwidth, one in zip(BANDWIDTHS, found, strict=True)
         ]
-    assert lines["diloco, measured"] == [[1e9, 12345.0]]
-    assert lines["this link 100 Mbit/s"][0][0] == 1e8
-    (crossing,) = (points for name, points in lines.items() if "as fast from" in name)
-    assert crossing[0][0] == plan.advice.crossing
+        assert np.array(lines[name][0]) == pytest.approx(np.array(expected))
+    assert lines["diloco"][1] == [pytest.approx([1e9, 12345.0])]
+    assert lines["this link 100 Mbit/s"][0][0][0] == pytest.approx(1e8)
+    (crossing,) = (points for name, (points, *_) in lines.items() if "as fast from" in name)
+    assert crossing[0][0] == pytest.approx(plan.advice.crossing)
 
 
 def test_the_crossing_in_words(plan: Plan) -> None:

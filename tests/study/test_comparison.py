@@ -78,7 +78,7 @@ def test_every_arm_of_a_picture_looks_different(
     found = against((2.0, 2.0))
     arms = {f"arm {number}": found.arms["a"] for number in range(24)}
     found = replace(found, arms=arms)
-    draw_comparison(found, comparison_chart(found), tmp_path)
+    draw_comparison(comparison_chart(found), found.statement, tmp_path)
     (figure,) = drawn
     shown = figure.legends[0].get_lines(), figure.axes[0].get_lines(), figure.axes[1].get_lines()
     for lines in shown:

@@ -88,7 +88,7 @@ def write_comparison(
     write_text(folder / "compare.csv", to_csv(comparison))
     write_text(folder / "compare_differences.csv", differences_csv(comparison))
     chart = comparison_chart(comparison)
-    images = draw_comparison(comparison, chart, folder)
+    images = draw_comparison(chart, comparison.statement, folder)
     path = folder / "compare.html"
     write_page(path, "compare.html", _content(comparison, chart, images, draw(comparison), title))
     return path

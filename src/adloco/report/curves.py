@@ -72,20 +72,7 @@ class Chart:
             "marks": {name: list(found) for name, found in (self.marks or {}).items()},
             "axes": [choice(name, metric) for name, metric in self.axes.items()],
             "measures": [choice(metric.name, metric) for metric in self.measures],
-            "curves": [self._curve(curve) for curve in self.curves],
-        }
-
-    def _curve(self, curve: Curve) -> dict[str, Any]:
-        names = [metric.name for metric in self.measures]
-        return {
-            "name": curve.name,
-            "detail": curve.detail,
-            "look": curve.look,
-            "notes": list(curve.notes),
-            "axes": {name: list(curve.axes[name]) for name in self.axes if name in curve.axes},
-            "measures": {
-                name: list(curve.measures[name]) for name in names if name in curve.measures
-            },
+            "curves": [vars(curve) for curve in self.curves],
         }
 
 

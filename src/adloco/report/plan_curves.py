@@ -20,20 +20,6 @@ AMONG_CANDIDATES = {"seconds": ("bytes_sent", "tokens", "loss"), "bytes_sent": (
 """Axis -> measures that are shown over it, candidate by candidate."""
 
 
-def method_lines(plan: Plan) -> dict[str, list[tuple[float, Prediction]]]:
-    """Method -> its line: (bandwidth in bits/s, the method's choice there), without times that are
-    too long to be drawn.
-    """
-    return {
-        name: [
-            (bandwidth, one)
-            for bandwidth, one in zip(BANDWIDTHS, found, strict=True)
-            if one.seconds <= LONGEST
-        ]
-        for name, found in plan.over_bandwidth.items()
-    }
-
-
 def plan_curves(plan: Plan, measured: Sequence[MeasuredPoint]) -> Panel:
     """The page's chart, with what it shows."""
     metrics = _metrics(plan)
@@ -76,7 +62,14 @@ def _over_bandwidth(
     plan: Plan, measured: Sequence[MeasuredPoint], metrics: Mapping[str, Metric]
 ) -> Iterable[Curve]:
     shown = [name for name in OVER_BANDWIDTH if name in metrics]
-    lines = method_lines(plan)
+    lines = {
+        name: [
+            (bandwidth, one)
+            for bandwidth, one in zip(BANDWIDTHS, found, strict=True)
+            if one.seconds <= LONGEST
+        ]
+        for name, found in plan.over_bandwidth.items()
+    }
     for name, line in lines.items():
         yield Curve(
             name=name,

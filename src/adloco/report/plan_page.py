@@ -11,7 +11,7 @@ from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import BANDWIDTHS, Plan
 from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction, Workload
-from adloco.report.curves import charts_content
+from adloco.report.curves import Panel, charts_content
 from adloco.report.html import embedded, write_page
 from adloco.report.plan_curves import plan_curves
 from adloco.report.plan_files import recipe_text, to_csv, to_json
@@ -36,16 +36,20 @@ def write_plan(plan: Plan, folder: Path, measured: Sequence[MeasuredPoint] = ())
     Raises:
         ValueError: A setting of the recommended recipe cannot be written as TOML.
     """
-    from adloco.report.plan_plot import draw_plan  # Late, for matplotlib.
+    from adloco.report.pictures import draw  # Late, for matplotlib.
 
     recipe = recipe_text(plan)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / RECIPE, recipe)
     write_json(folder / "plan.json", to_json(plan, measured))
     write_text(folder / "plan.csv", to_csv(plan))
-    draw_plan(plan, measured, folder / "plan.png")
+    panel = plan_curves(plan, measured)
+    (chart,) = panel.charts
+    points = "; points were measured" if measured else ""
+    title = f"{plan.target}: each method with its best settings at each bandwidth{points}"
+    draw([(chart, "bandwidth", chart.measures[0])], title, folder / "plan.png")
     path = folder / "plan.html"
-    write_page(path, "plan.html", _content(plan, measured, folder))
+    write_page(path, "plan.html", _content(plan, panel, folder))
     return path
 
 
@@ -117,11 +121,11 @@ def _workload_words(workload: Workload) -> str:
     )
 
 
-def _content(plan: Plan, measured: Sequence[MeasuredPoint], folder: Path) -> dict[str, Any]:
+def _content(plan: Plan, panel: Panel, folder: Path) -> dict[str, Any]:
     chosen = plan.advice.chosen
     command = f"adloco train {shlex.quote(str(folder / RECIPE))}"
     ranks = ranks_of_island(plan.advice.chosen.candidate.recipe)
-    return charts_content([plan_curves(plan, measured)]) | {
+    return charts_content([panel]) | {
         "about": [
             ("Target", f"{plan.target}."),
             ("Model", _workload_words(plan.workload)),
