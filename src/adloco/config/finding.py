@@ -34,8 +34,8 @@ def held_by(name: str) -> str:
 
     name: section.key; also one of a class of the user's own.
     """
-    own = setting_facts().get(name, Facts()).equal
-    return SECTIONS[name.partition(".")[0]].held_equal if own is None else own
+    own, choice = setting_facts().get(name, Facts()).equal, SECTIONS[name.partition(".")[0]].choice
+    return (choice.held_equal if choice else "") if own is None else own
 
 
 def choices_with(section: str, key: str) -> list[str]:

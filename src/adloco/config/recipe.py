@@ -177,7 +177,7 @@ def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
         f"{name}.{choice.key} {str(chosen)!r} has a setting {', '.join(twice)}, which [{name}] has "
         "already; rename it",
     )
-    return {section.chosen: owner, **section.parts}
+    return {choice.part: owner, **section.parts}
 
 
 def _suggest(word: str, allowed: Sequence[str], settings: Sequence[tuple[str, str]] = ()) -> str:

@@ -32,16 +32,16 @@ class Setting:
 def settings(recipe: Recipe) -> Iterator[Setting]:
     """Every setting of a recipe, in the order of the sections."""
     for name, section in SECTIONS.items():
-        if section.choice:
-            owner = getattr(recipe, section.chosen)
+        choice = section.choice
+        if choice:
             yield Setting(
                 section=name,
-                key=section.choice.key,
-                value=section.choice.register.name_of(type(owner)),
-                meaning=section.choice.help(),
-                default=section.choice.default,
+                key=choice.key,
+                value=choice.register.name_of(type(recipe.part(choice.part))),
+                meaning=choice.help(),
+                default=choice.default,
             )
-        for part in [*([section.chosen] if section.choice else []), *section.parts]:
+        for part in [*([choice.part] if choice else []), *section.parts]:
             owner = recipe.part(part)
             meanings, given = field_meanings(owner.__class__), defaults(owner.__class__)
             for field in fields(owner):

@@ -2,11 +2,12 @@
 
 The settings of a section are the fields of frozen dataclasses, each defined beside the code that
 uses it. Some sections also have a key that chooses one class among several, such as `rule` in
-[batch]; then only the fields of the chosen class are settings of the section.
+[batch]; then only the fields of the chosen class are settings of the section. The fields of
+`Recipe` say which section has their class, and which key chooses it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from adloco.algorithms.method import (
@@ -44,11 +45,15 @@ class Choice:
     """A key of a section that selects one of several classes."""
 
     key: str
+    part: str
+    """Field of `Recipe` that has the chosen class."""
     register: Register
     default: str
     meaning: str
     """Help text of the key. The help text of each class is its own docstring."""
-    aliases: tuple[str, ...] = ()
+    held_equal: str
+    """As `Facts.equal`, of the settings of the section that do not say it."""
+    aliases: tuple[str, ...]
     """As in `Facts`."""
 
     def help(self) -> str:
@@ -63,13 +68,9 @@ class Section:
     """The classes whose fields are the settings of a section."""
 
     parts: Mapping[str, type]
-    """Field of `Recipe` -> class, for the classes that the section always has."""
-    choice: Choice | None = None
+    """Field of `Recipe`, or key of an option -> class, for the classes that it always has."""
+    choice: Choice | None
     """Key that chooses one more class; None: the section has no such key."""
-    chosen: str = ""
-    """Field of `Recipe` that has the chosen class."""
-    held_equal: str = ""
-    """As `Facts.equal`, of the settings of the section that do not say it."""
 
 
 BATCH_RULES = Register(package="adloco.rules.batch_rules", protocol=BatchRule)
@@ -81,104 +82,27 @@ INNER_OPTIMIZERS = Register(package="adloco.algorithms.inner", protocol=InnerFac
 OUTER_UPDATES = Register(package="adloco.algorithms.optimizers", protocol=OuterFactory)
 WIRE_FORMATS = Register(package="adloco.distributed.wire", protocol=WireFormat)
 
-SECTIONS: dict[str, Section] = {
-    "run": Section(parts={"run": RunSettings}),
-    "task": Section(
-        parts={},
-        choice=Choice(
-            key="kind",
-            register=TASKS,
-            default="language-model",
-            meaning="What the model is trained for.",
-        ),
-        chosen="task",
-        held_equal="task",
-    ),
-    "model": Section(
-        parts={"model_options": ModelOptions},
-        choice=Choice(
-            key="source",
-            register=MODEL_SOURCES,
-            default="llama",
-            meaning="Where the model comes from.",
-        ),
-        chosen="model",
-        held_equal="model",
-    ),
-    "data": Section(parts={"data": DataSettings}),
-    "method": Section(parts={"method": Method}),
-    "placement": Section(
-        parts={"placement": PlacementSettings},
-        choice=Choice(
-            key="balance",
-            register=SHARES,
-            default="equal",
-            meaning="How a trainer's batch is split over its workers.",
-        ),
-        chosen="shares",
-    ),
-    "inner": Section(
-        parts={},
-        choice=Choice(
-            key="optimizer",
-            register=INNER_OPTIMIZERS,
-            default="adamw",
-            meaning="Each worker's optimizer.",
-        ),
-        chosen="inner",
-    ),
-    "learning_rate": Section(parts={"learning_rate": LearningRate}),
-    "outer": Section(
-        parts={"outer_memory": OuterMemory},
-        choice=Choice(
-            key="update",
-            register=OUTER_UPDATES,
-            default="optimizer",
-            meaning="How a sync changes the global parameters.",
-        ),
-        chosen="outer",
-    ),
-    "wire": Section(
-        parts={"feedback": Feedback},
-        choice=Choice(
-            key="format",
-            register=WIRE_FORMATS,
-            default="fp32",
-            meaning="How pseudo-gradients are encoded when they are sent between workers.",
-            aliases=("codec",),
-        ),
-        chosen="wire",
-    ),
-    "streaming": Section(parts={"streaming": Streaming}),
-    "batch": Section(
-        parts={"guards": BatchGuards},
-        choice=Choice(
-            key="rule",
-            register=BATCH_RULES,
-            default="constant",
-            meaning="How a trainer's batch is decided.",
-        ),
-        chosen="batch",
-    ),
-    "test": Section(parts={"test": GradientTest}),
-    "switch": Section(parts={"switch": SwitchMode}),
-    "merge": Section(
-        parts={"fates": MergeFates},
-        choice=Choice(
-            key="policy",
-            register=MERGE_POLICIES,
-            default="none",
-            meaning="Which trainers merge.",
-        ),
-        chosen="merge",
-    ),
-    "evaluation": Section(parts={"evaluation": EvaluationSettings}),
-    "memory": Section(parts={"memory": MemorySettings}),
-    "profile": Section(parts={"profile": ProfileSettings}),
-}
-for _key, _option in options().items():
-    _section = SECTIONS.get(_option.section, Section(parts={}))
-    SECTIONS[_option.section] = replace(_section, parts={**_section.parts, _key: _option})
+
+def _in(section: str) -> Any:
+    """A field of `Recipe` whose class has its settings in a section of another name."""
+    return field(metadata={"section": section})
+
+
+def _chosen(
+    name: str,
+    register: Register,
+    *,
+    default: str,
+    meaning: str,
+    held_equal: str = "",
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A field of `Recipe` whose class is chosen by section.key; see `Choice`."""
+    section, _, key = name.partition(".")
+    about = {"default": default, "meaning": meaning, "held_equal": held_equal, "aliases": aliases}
+    return field(
+        metadata={"section": section, "choice": {"key": key, "register": register} | about}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,26 +110,69 @@ class Recipe:
     """Every setting of a run."""
 
     run: RunSettings
-    task: TaskSettings
-    model: ModelSource
-    model_options: ModelOptions
+    task: TaskSettings = _chosen(
+        "task.kind",
+        TASKS,
+        default="language-model",
+        meaning="What the model is trained for.",
+        held_equal="task",
+    )
+    model: ModelSource = _chosen(
+        "model.source",
+        MODEL_SOURCES,
+        default="llama",
+        meaning="Where the model comes from.",
+        held_equal="model",
+    )
+    model_options: ModelOptions = _in("model")
     data: DataSettings
     method: Method
     placement: PlacementSettings
-    shares: Shares
-    inner: InnerFactory
+    shares: Shares = _chosen(
+        "placement.balance",
+        SHARES,
+        default="equal",
+        meaning="How a trainer's batch is split over its workers.",
+    )
+    inner: InnerFactory = _chosen(
+        "inner.optimizer",
+        INNER_OPTIMIZERS,
+        default="adamw",
+        meaning="Each worker's optimizer.",
+    )
     learning_rate: LearningRate
-    outer: OuterFactory | OuterMean
-    outer_memory: OuterMemory
-    wire: PlainWire | WireFormat
-    feedback: Feedback
+    outer: OuterFactory | OuterMean = _chosen(
+        "outer.update",
+        OUTER_UPDATES,
+        default="optimizer",
+        meaning="How a sync changes the global parameters.",
+    )
+    outer_memory: OuterMemory = _in("outer")
+    wire: PlainWire | WireFormat = _chosen(
+        "wire.format",
+        WIRE_FORMATS,
+        default="fp32",
+        meaning="How pseudo-gradients are encoded when they are sent between workers.",
+        aliases=("codec",),
+    )
+    feedback: Feedback = _in("wire")
     streaming: Streaming
-    batch: BatchRule
-    guards: BatchGuards
+    batch: BatchRule = _chosen(
+        "batch.rule",
+        BATCH_RULES,
+        default="constant",
+        meaning="How a trainer's batch is decided.",
+    )
+    guards: BatchGuards = _in("batch")
     test: GradientTest
     switch: SwitchMode
-    merge: MergePolicy
-    fates: MergeFates
+    merge: MergePolicy = _chosen(
+        "merge.policy",
+        MERGE_POLICIES,
+        default="none",
+        meaning="Which trainers merge.",
+    )
+    fates: MergeFates = _in("merge")
     evaluation: EvaluationSettings
     memory: MemorySettings
     profile: ProfileSettings
@@ -334,3 +301,22 @@ class Recipe:
     def keeps_residuals(self) -> bool:
         """True if workers keep what the wire format leaves unsent (error feedback)."""
         return self.syncing.residuals != "none"
+
+
+def _sections() -> dict[str, Section]:
+    """The sections in the order of the recipe's fields, then those that only options have."""
+    parts: dict[str, dict[str, Any]] = {}
+    choices: dict[str, Choice] = {}
+    for each in fields(Recipe):
+        section = each.metadata.get("section", each.name)
+        if "choice" in each.metadata:
+            choices[section] = Choice(part=each.name, **each.metadata["choice"])
+            parts.setdefault(section, {})
+        elif each.name != "options":
+            parts.setdefault(section, {})[each.name] = each.type
+    for key, option in options().items():
+        parts.setdefault(option.section, {})[key] = option
+    return {name: Section(parts=own, choice=choices.get(name)) for name, own in parts.items()}
+
+
+SECTIONS = _sections()
