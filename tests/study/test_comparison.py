@@ -58,7 +58,7 @@ def test_differences_of_what_a_target_needs() -> None:
     ((pair, seeds, *cells),) = table.rows
     assert (pair.text, seeds.text) == ("a - b", "2")
     assert [cell.text for cell in cells] == ["-37.5 ± 158.8", "-3.8 ± 15.9"]
-    assert [cell.detail for cell in cells] == ["", ""]
+    assert [cell.detail for cell in cells] == ["no clear difference"] * 2
 
 
 def test_a_clear_difference_is_named_and_a_target_that_one_arm_misses_is_not_compared() -> None:

@@ -15,13 +15,13 @@ placement, because it changes no numbers.
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, read_values
-from adloco.config.recipe_text import named_settings
+from adloco.config.recipe_text import defaults, named_settings
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.metrics import TRAINER, Record, values
@@ -165,12 +165,9 @@ def sync_every_of(recipe: Recipe) -> int:
 
 def _changed(section: str, part: Any) -> list[str]:
     """Settings of a part of a recipe that are not the defaults, in words."""
-    values = {field.name: getattr(part, field.name) for field in fields(part)}
-    usual = {
-        field.name: field.default_factory() if callable(field.default_factory) else field.default
-        for field in fields(part)
-    }
-    return [f"{section}.{key} {value}" for key, value in values.items() if value != usual[key]]
+    usual = defaults(type(part)).items()
+    values = {key: getattr(part, key) for key, value in usual if getattr(part, key) != value}
+    return [f"{section}.{key} {value}" for key, value in values.items()]
 
 
 def _may_differ() -> set[str]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from adloco.config.sections import Recipe
 from adloco.errors import require
@@ -18,8 +19,6 @@ Budget = Callable[[Recipe, float], float]
 """(recipe, trainer's batch in samples) -> tokens to the target; inf if it is out of reach."""
 Loss = Callable[[Recipe, float, float], float]
 """(recipe, trainer's batch in samples, tokens) -> loss that is reached."""
-
-
 Interval = Callable[[Recipe, float], tuple[float, float] | None]
 """(recipe, trainer's batch in samples) -> least and most tokens."""
 
@@ -95,30 +94,29 @@ def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float | None) ->
         fit: The law.
         loss: The loss; None for the one that the first candidate has after its budget in tokens.
     """
+
+    def known(recipe: Recipe, batch: float) -> dict[str, Any]:
+        """What the law takes of a recipe."""
+        method, _ = nearest_method(recipe, fit.law.methods)
+        return {"method": method, "batch": batch, "sync_every": sync_every_of(recipe)}
+
+    def loss_at(recipe: Recipe, batch: float, tokens: float) -> float:
+        return fit.law.loss_at(tokens, **known(recipe, batch))
+
     if loss is None:
         first = found[0].recipe
         require(
             first.run.tokens > 0,
             f"{found[0].name} has no budget in tokens; give --run.tokens or --target-loss",
         )
-        loss = _loss(fit)(first, first.guards.initial, first.run.tokens)
+        loss = loss_at(first, first.guards.initial, first.run.tokens)
     require(0 < loss < math.inf, f"--target-loss must be a number > 0, got {loss}")
-
-    def tokens(recipe: Recipe, batch: float) -> float:
-        method, _ = nearest_method(recipe, fit.law.methods)
-        every = sync_every_of(recipe)
-        return fit.law.tokens_to(loss, method=method, batch=batch, sync_every=every)
-
-    def interval(recipe: Recipe, batch: float) -> tuple[float, float] | None:
-        method, _ = nearest_method(recipe, fit.law.methods)
-        every = sync_every_of(recipe)
-        return fit.tokens_interval(loss, method=method, batch=batch, sync_every=every)
-
+    goal = loss
     return Target(
-        name=f"a loss of {loss:.4g}",
-        tokens=tokens,
-        interval=interval,
-        loss=_loss(fit),
+        name=f"a loss of {goal:.4g}",
+        tokens=lambda recipe, batch: fit.law.tokens_to(goal, **known(recipe, batch)),
+        interval=lambda recipe, batch: fit.tokens_interval(goal, **known(recipe, batch)),
+        loss=loss_at,
         assumptions=_assumptions(fit, found),
     )
 
@@ -131,15 +129,6 @@ def nearest_method(recipe: Recipe, measured: Mapping[str, float]) -> tuple[str, 
     apart = {name: wanted ^ {*name.split(", ")} for name in measured}
     name = min(apart, key=lambda name: ("1 worker" in apart[name], len(apart[name])))
     return name, sorted(wanted & apart[name])
-
-
-def _loss(fit: LossFit) -> Loss:
-    def loss(recipe: Recipe, batch: float, tokens: float) -> float:
-        method, _ = nearest_method(recipe, fit.law.methods)
-        every = sync_every_of(recipe)
-        return fit.law.loss_at(tokens, method=method, batch=batch, sync_every=every)
-
-    return loss
 
 
 def _assumptions(fit: LossFit, found: Sequence[Candidate]) -> tuple[str, ...]:

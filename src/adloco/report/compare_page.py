@@ -1,6 +1,7 @@
 """compare.html of a comparison, its tables, and all files beside it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,54 +18,106 @@ from adloco.whole_file import write_text
 
 def tables(comparison: Comparison) -> list[Table]:
     """The final values, what each arm needs for each target, and the differences."""
+    axes, loss, warning = comparison.axes, comparison.loss, comparison.warning
     spread = "Mean over seeds; below it the lowest and the highest."
-    axes = comparison.axes
-    return [
-        Table(
-            title="At the end",
-            note=f"{spread}{comparison.warning}",
-            columns=[
-                "arm",
-                *(metric.axis for metric in comparison.measures),
-                *(metric.axis for metric in axes.values()),
-            ],
-            rows=[
+    paired = (
+        "First minus second, paired by seed, with the 95% interval of Student's t. With one seed "
+        "there is no interval."
+    )
+    needed, differing = [], []
+    for target in comparison.targets:
+        needed.append(
+            _table_of_arms(
+                comparison,
+                f"To {loss.label} {target:g}",
+                f"{spread} On the line between evaluations. -: not reached.{warning}",
                 [
-                    Cell(arm),
-                    *(
-                        _cell(metric, comparison.finals(arm, metric.name))
-                        for metric in comparison.measures
-                    ),
-                    *(_cell(axes[axis], comparison.totals(arm, axis)) for axis in axes),
-                ]
-                for arm in comparison.arms
-            ],
-        ),
-        *(
-            Table(
-                title=f"To {comparison.loss.label} {target:g}",
-                note=f"{spread} On the line between evaluations. -: not reached."
-                f"{comparison.warning}",
-                columns=["arm", *(metric.axis for metric in axes.values())],
-                rows=[
-                    [
-                        Cell(arm),
-                        *(
-                            _cell(
-                                axes[axis],
-                                comparison.to_target(arm, axis, target),
-                                of=len(comparison.arms[arm]),
-                            )
-                            for axis in axes
-                        ),
-                    ]
-                    for arm in comparison.arms
+                    (metric, partial(comparison.to_target, axis=axis, target=target))
+                    for axis, metric in axes.items()
                 ],
+                counted=True,
             )
-            for target in comparison.targets
-        ),
-        *_difference_tables(comparison),
+        )
+        differing.append(
+            _table_of_pairs(
+                f"Differences of what {loss.label} {target:g} needs",
+                f"{paired} A seed with which one of the two does not reach it is left out, which "
+                f"favours that one.{warning}",
+                list(axes.values()),
+                [comparison.differences_to_target(axis, target) for axis in axes],
+                "needs less",
+            )
+        )
+    at_end = [
+        *((each, partial(comparison.finals, measure=each.name)) for each in comparison.measures),
+        *((metric, partial(comparison.totals, axis=axis)) for axis, metric in axes.items()),
     ]
+    finals = _table_of_pairs(
+        "Differences of the final loss",
+        f"{paired}{warning}",
+        [loss],
+        [comparison.final_differences()],
+        "is lower",
+    )
+    return [
+        _table_of_arms(comparison, "At the end", f"{spread}{warning}", at_end),
+        *needed,
+        *(table for table in (finals, *differing) if table.rows),
+    ]
+
+
+def _table_of_arms(
+    comparison: Comparison,
+    title: str,
+    note: str,
+    columns: Sequence[tuple[Metric, Callable[[str], Spread]]],
+    *,
+    counted: bool = False,
+) -> Table:
+    """A row for each arm.
+
+    Args:
+        columns: A number and what it is of an arm, over its seeds.
+        counted: True to say how many of the seeds have a number, where some lack it.
+    """
+    rows = [
+        [
+            Cell(arm),
+            *(_cell(metric, of(arm), len(runs) if counted else 0) for metric, of in columns),
+        ]
+        for arm, runs in comparison.arms.items()
+    ]
+    return Table(
+        title=title, note=note, columns=["arm", *(metric.axis for metric, _ in columns)], rows=rows
+    )
+
+
+def _table_of_pairs(
+    title: str,
+    note: str,
+    metrics: Sequence[Metric],
+    differences: Sequence[Sequence[Difference]],
+    better: str,
+) -> Table:
+    """A row for each pair of arms.
+
+    Args:
+        differences: [metrics][pairs]
+        better: What is said of the arm with the lower number, if it clearly is.
+    """
+    rows = [
+        [
+            Cell(f"{row[0].first} - {row[0].second}"),
+            Cell(str(row[0].seeds)),
+            *(
+                Cell(_interval(metric, difference), _reading(difference, better))
+                for metric, difference in zip(metrics, row, strict=True)
+            ),
+        ]
+        for row in zip(*differences, strict=True)
+    ]
+    columns = ["pair", "seeds", *(metric.axis for metric in metrics)]
+    return Table(title=title, note=note, columns=columns, rows=rows)
 
 
 def write_comparison(
@@ -136,56 +189,6 @@ def _content(
     }
 
 
-def _difference_tables(comparison: Comparison) -> list[Table]:
-    paired = (
-        "First minus second, paired by seed, with the 95% interval of Student's t. With one seed "
-        "there is no interval."
-    )
-    axes, loss = comparison.axes, comparison.loss
-    found = [
-        Table(
-            title="Differences of the final loss",
-            note=f"{paired}{comparison.warning}",
-            columns=["pair", "seeds", loss.axis, "reading"],
-            rows=[
-                [
-                    *_pair(difference),
-                    Cell(_interval(loss, difference)),
-                    Cell(_reading(difference)),
-                ]
-                for difference in comparison.final_differences()
-            ],
-        ),
-        *(
-            Table(
-                title=f"Differences of what {loss.label} {target:g} needs",
-                note=f"{paired} A seed with which one of the two does not reach it is left out, "
-                f"which favours that one.{comparison.warning}",
-                columns=["pair", "seeds", *(metric.axis for metric in axes.values())],
-                rows=[
-                    [
-                        *_pair(row[0]),
-                        *(
-                            Cell(_interval(metric, difference), _needs_less(difference))
-                            for metric, difference in zip(axes.values(), row, strict=True)
-                        ),
-                    ]
-                    for row in zip(
-                        *(comparison.differences_to_target(axis, target) for axis in axes),
-                        strict=True,
-                    )
-                ],
-            )
-            for target in comparison.targets
-        ),
-    ]
-    return [table for table in found if table.rows]
-
-
-def _pair(difference: Difference) -> list[Cell]:
-    return [Cell(f"{difference.first} - {difference.second}"), Cell(str(difference.seeds))]
-
-
 def _interval(metric: Metric, difference: Difference) -> str:
     def number(value: float) -> str:
         # Of few syncs the tenths count.
@@ -197,18 +200,13 @@ def _interval(metric: Metric, difference: Difference) -> str:
     return f"{sign}{number(difference.mean)}{half}"
 
 
-def _needs_less(difference: Difference) -> str:
-    """The arm that clearly needs less; empty if none does."""
-    less = difference.first if difference.mean < 0 else difference.second
-    return f"{less} needs less" if difference.clear else ""
-
-
-def _reading(difference: Difference) -> str:
+def _reading(difference: Difference, better: str) -> str:
+    """Which arm clearly has the lower number, or why none is named."""
     if difference.half_width is None:
         return "one seed: no claim"
     if not difference.clear:
         return "no clear difference"
-    return f"{difference.first if difference.mean < 0 else difference.second} is lower"
+    return f"{difference.first if difference.mean < 0 else difference.second} {better}"
 
 
 def _cell(metric: Metric, spread: Spread, of: int = 0) -> Cell:
