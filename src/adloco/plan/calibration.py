@@ -21,8 +21,9 @@ clearly better than none.
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,6 +46,10 @@ LEAST_ROWS = 3
 """Rows of a group: fewer say nothing about rows that were not measured."""
 
 
+STEPS, BANDWIDTH = operator.attrgetter("sync_every"), operator.attrgetter("bits_per_second")
+"""What is left out of a fit, one value after another."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """The fitted constants of a group."""
@@ -57,21 +62,35 @@ class Constants:
     ceiling: float = math.inf
     """Bandwidth in bits/s from which on transfers get no faster."""
 
+    @staticmethod
+    def unfitted(measure: Measure, names: Iterable[str], ceiling: float = math.inf) -> "Constants":
+        """These terms, with constants of 0."""
+        return Constants(measure=measure, terms=dict.fromkeys(names, 0.0), ceiling=ceiling)
+
+    def factors(self, row: Row) -> list[float]:
+        """What each constant is multiplied by in the time of a row."""
+        bits = min(row.bits_per_second, self.ceiling)
+        return [TERMS[name](row.sync_every, bits) for name in self.terms]
+
     def utilisation(self, row: Row) -> float:
         """Compute seconds over all seconds of a round."""
         if self.measure == "compute_utilisation":
-            return row.sync_every / (row.sync_every + self._sum(row))
-        return self.terms.get("overhead", 0.0) * row.sync_every / self._sum(row)
+            return row.sync_every / (row.sync_every + self._time(row))
+        return self.terms.get("overhead", 0.0) * row.sync_every / self._time(row)
 
     def value(self, row: Row) -> float:
         """What is measured, predicted for a row."""
-        return self.utilisation(row) if self.measure == "compute_utilisation" else self._sum(row)
+        by_ratio = self.measure == "compute_utilisation"
+        return self.utilisation(row) if by_ratio else self._time(row)
 
-    def _sum(self, row: Row) -> float:
-        return sum(
-            constant * TERMS[name](row.sync_every, min(row.bits_per_second, self.ceiling))
-            for name, constant in self.terms.items()
-        )
+    def error(self, row: Row) -> float:
+        """Relative error of what is predicted for a measured row."""
+        assert row.value is not None
+        return abs(self.value(row) / row.value - 1)
+
+    def _time(self, row: Row) -> float:
+        pairs = zip(self.terms.values(), self.factors(row), strict=True)
+        return sum(constant * factor for constant, factor in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,29 +164,25 @@ def describe(group: Group) -> str:
 
 
 def _calibrate(rows: Sequence[Row], measure: Measure) -> Calibration:
-    names = list(TERMS) if measure == "compute_utilisation" else [*TERMS][:-1]
-    always = () if measure == "compute_utilisation" else ("overhead",)
-    choices = [
-        (*always, *chosen)
+    by_ratio = measure == "compute_utilisation"
+    names, always = ([*TERMS], ()) if by_ratio else ([*TERMS][:-1], ("overhead",))
+    forms = [
+        Constants.unfitted(measure, (*always, *chosen))
         for number in range(0 if always else 1, len(names) + 1)
         for chosen in itertools.combinations(names, number)
         if _can_tell(rows, chosen)
     ]
     # Fewer terms come first, and win if more do not predict better.
-    best = min(choices, key=lambda terms: round(_held_out_error(rows, terms, measure), 9))
-    ceiling, best = _ceiling(rows, best, measure)
-    constants = _fit(rows, best, measure, ceiling)
-    fitted = Errors.of([_error(constants, row) for row in rows])
+    best = min(forms, key=lambda form: round(_held_out_error(rows, form), 9))
+    form = _with_ceiling(rows, best)
+    constants = _fit(rows, form)
+    fitted = Errors.of([constants.error(row) for row in rows])
     assert fitted is not None
     return Calibration(
         constants=constants,
         fitted=fitted,
-        held_out_steps=Errors.of(
-            _held_out(rows, best, measure, ceiling, lambda row: row.sync_every)
-        ),
-        held_out_bandwidths=Errors.of(
-            _held_out(rows, best, measure, ceiling, lambda row: row.bits_per_second)
-        ),
+        held_out_steps=Errors.of(_held_out(rows, form, STEPS)),
+        held_out_bandwidths=Errors.of(_held_out(rows, form, BANDWIDTH)),
     )
 
 
@@ -177,79 +192,59 @@ def _can_tell(rows: Sequence[Row], terms: Collection[str]) -> bool:
     return "inefficiency" not in terms or ("volume" in terms and bandwidths > 2)
 
 
-def _ceiling(
-    rows: Sequence[Row], terms: tuple[str, ...], measure: Measure
-) -> tuple[float, tuple[str, ...]]:
-    """The ceiling and the terms with it; infinite if none predicts clearly better."""
+def _with_ceiling(rows: Sequence[Row], form: Constants) -> Constants:
+    """The terms with the ceiling that predicts clearly better than none; else as they are."""
     measured = sorted({row.bits_per_second for row in rows})
     tried = [
         low * (high / low) ** (part / CEILINGS)
         for low, high in itertools.pairwise(measured)
         for part in range(CEILINGS)
     ]
-    choices = {(ceiling, names) for ceiling in tried for names in (terms, _with_volume(terms))}
-    errors = {choice: _held_out_error(rows, choice[1], measure, choice[0]) for choice in choices}
+    with_volume = tuple(name for name in TERMS if name in form.terms or name == "volume")
+    errors = {
+        (ceiling, names): _held_out_error(rows, Constants.unfitted(form.measure, names, ceiling))
+        for ceiling in tried
+        for names in (tuple(form.terms), with_volume)
+    }
     best = min(errors, key=lambda choice: (round(errors[choice], 12), choice), default=None)
-    without = _held_out_error(rows, terms, measure)
-    if best is None or errors[best] > CLEARLY**2 * without:
-        return math.inf, terms
-    return best
+    if best is None or errors[best] > CLEARLY**2 * _held_out_error(rows, form):
+        return form
+    return Constants.unfitted(form.measure, best[1], best[0])
 
 
-def _with_volume(terms: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in TERMS if name in terms or name == "volume")
-
-
-def _held_out_error(
-    rows: Sequence[Row], terms: Sequence[str], measure: Measure, ceiling: float = math.inf
-) -> float:
+def _held_out_error(rows: Sequence[Row], form: Constants) -> float:
     """Mean squared relative error for values of H and bandwidths that were left out."""
-    errors = _held_out(rows, terms, measure, ceiling, lambda row: row.sync_every)
-    errors += _held_out(rows, terms, measure, ceiling, lambda row: row.bits_per_second)
-    errors = errors or [_error(_fit(rows, terms, measure, ceiling), row) for row in rows]
+    errors = _held_out(rows, form, STEPS) + _held_out(rows, form, BANDWIDTH)
+    if not errors:
+        constants = _fit(rows, form)
+        errors = [constants.error(row) for row in rows]
     return float(np.mean(np.square(errors)))
 
 
-def _held_out(
-    rows: Sequence[Row],
-    terms: Sequence[str],
-    measure: Measure,
-    ceiling: float,
-    key: Callable[[Row], float],
-) -> list[float]:
+def _held_out(rows: Sequence[Row], form: Constants, key: Callable[[Row], float]) -> list[float]:
     """Errors for the rows of each key, by a fit to the others; none if all rows have one key."""
     errors = []
     for left_out in {key(row) for row in rows}:
         others = [row for row in rows if key(row) != left_out]
         if others:
-            constants = _fit(others, terms, measure, ceiling)
-            errors += [_error(constants, row) for row in rows if key(row) == left_out]
+            constants = _fit(others, form)
+            errors += [constants.error(row) for row in rows if key(row) == left_out]
     return errors
 
 
-def _error(constants: Constants, row: Row) -> float:
-    assert row.value is not None
-    return abs(constants.value(row) / row.value - 1)
-
-
-def _fit(rows: Sequence[Row], terms: Sequence[str], measure: Measure, ceiling: float) -> Constants:
+def _fit(rows: Sequence[Row], form: Constants) -> Constants:
     """Least squares of relative errors with constants >= 0.
 
     A utilisation u says that a round takes H / u steps' time, H (1 / u - 1) of it not computation.
     An error of that by d changes u by the part d u / H.
     """
-    matrix, wanted = [], []
-    for row in rows:
-        assert row.value is not None
-        steps = row.sync_every
-        by_ratio = measure == "compute_utilisation"
-        bits = min(row.bits_per_second, ceiling)
-        weight = row.value / steps if by_ratio else 1 / row.value
-        target = steps * (1 / row.value - 1) if by_ratio else row.value
-        matrix.append([weight * TERMS[name](steps, bits) for name in terms])
-        wanted.append(weight * target)
-    solved = _nonnegative(np.array(matrix), np.array(wanted))
-    return Constants(measure=measure, terms=dict(zip(terms, solved, strict=True)), ceiling=ceiling)
+    steps, measured = np.array([(row.sync_every, row.value) for row in rows], float).T
+    by_ratio = form.measure == "compute_utilisation"
+    weights = measured / steps if by_ratio else 1 / measured
+    wanted = steps * (1 / measured - 1) if by_ratio else measured
+    factors = np.array([form.factors(row) for row in rows])
+    solved = _nonnegative(weights[:, None] * factors, weights * wanted)
+    return replace(form, terms=dict(zip(form.terms, solved, strict=True)))
 
 
 def _nonnegative(matrix: np.ndarray, wanted: np.ndarray) -> list[float]:
