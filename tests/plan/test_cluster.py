@@ -51,7 +51,7 @@ def test_seconds_of_a_step() -> None:
         ("1 = 1.0", "0 = 1.0", "samples_per_second must have at least one line"),
         ("1 = 1.0", "x = 1.0", "samples_per_second must be a table such as { 8 = 1 }, got {'x'"),
         ("islands = 2", "islands = ", "is not a TOML file"),
-        ("islands = 2", "islands = 2\njitter = -1", "jitter must be a number >= 0"),
+        ("islands = 2", "islands = 2\njitter = -1", r"jitter must be in \[0, inf\), got -1"),
         ("islands = 2", 'islands = "two"', "islands must be a whole number, got 'two'"),
         ("[1.0, 0.5]", "3", "speeds must be a list of numbers, got 3"),
     ],

@@ -4,13 +4,14 @@ fail. `adloco probe --throughput` writes one with what it measured.
 
 import math
 import tomllib
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import numpy as np
+
 from adloco.config.values import construct
-from adloco.errors import require
+from adloco.errors import require, require_choices, require_range
 from adloco.plan.link import Link, Pattern
 
 SECONDS_PER_DAY = 86400.0
@@ -49,7 +50,7 @@ class Cluster:
     """Memory of one island, over all its ranks, in GiB; 0: not known."""
 
     def __post_init__(self) -> None:
-        require(self.islands >= 1, f"islands must be >= 1, got {self.islands}")
+        require_range(self, "islands", at_least=1)
         Link.parse(self.bandwidth, "bandwidth")
         Link.parse(f"1mbit,{self.latency}", "latency")
         require(
@@ -60,20 +61,14 @@ class Cluster:
             "samples_per_second must have at least one line SAMPLES = RATE with both > 0, got "
             f"{dict(self.samples_per_second)}",
         )
-        require(
-            self.pattern in ("ring", "all-to-all"),
-            f"pattern must be ring or all-to-all, got {self.pattern!r}",
+        require_choices(self)
+        require_range(
+            self,
+            *("sync_seconds", "jitter", "failures_per_day", "restart_seconds"),
+            *("price_per_hour", "memory_gib"),
+            at_least=0,
+            below=math.inf,
         )
-        for name in (
-            "sync_seconds",
-            "jitter",
-            "failures_per_day",
-            "restart_seconds",
-            "price_per_hour",
-            "memory_gib",
-        ):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"{name} must be a number >= 0, got {value}")
         require(
             len(self.speeds) in (0, self.islands) and all(speed > 0 for speed in self.speeds),
             f"speeds must have one number > 0 for each of the {self.islands} islands, got "
@@ -84,13 +79,6 @@ class Cluster:
     def link(self) -> Link:
         """The link between islands."""
         return Link.parse(f"{self.bandwidth},{self.latency}")
-
-    def sync_time(self, bytes_sent: float, workers: int, exchanges: int = 1) -> float:
-        """Seconds of a sync in which so many bytes leave each of its workers, in some exchanges."""
-        if workers == 1:
-            return 0.0
-        moved = self.link.seconds(bytes_sent, workers, times=exchanges, pattern=self.pattern)
-        return self.sync_seconds + moved
 
     @property
     def failures_per_second(self) -> float:
@@ -115,13 +103,8 @@ class Cluster:
         """
         known = sorted(self.samples_per_second)
         seconds = [size / self.samples_per_second[size] for size in known]
-        if samples <= known[0]:
-            return seconds[0]
-        if samples >= known[-1]:
-            return seconds[-1] * samples / known[-1]
-        above = bisect_left(known, samples)
-        part = (samples - known[above - 1]) / (known[above] - known[above - 1])
-        return seconds[above - 1] + part * (seconds[above] - seconds[above - 1])
+        largest = known[-1]
+        return float(np.interp(samples, known, seconds)) * max(1.0, samples / largest)
 
     def passes(self, worker_batch: float, largest_pass: int = 0) -> int:
         """Passes of an inner step; the arguments are those of `step_seconds`."""

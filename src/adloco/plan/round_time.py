@@ -51,9 +51,12 @@ class Sync:
 
     def seconds(self, cluster: Cluster) -> tuple[float, float]:
         """Seconds in which a fragment's bytes are in flight, and those that it takes besides."""
-        besides = cluster.sync_time(0.0, self.workers, self.exchanges)
-        sent = self.bytes_sent / self.fragments
-        return cluster.sync_time(sent, self.workers, self.exchanges) - besides, besides
+        if self.workers == 1:
+            return 0.0, 0.0
+        link = cluster.link
+        latencies = link.seconds(0.0, self.workers, self.exchanges, cluster.pattern)
+        in_flight = self.bytes_sent / self.fragments / link.bytes_per_second
+        return in_flight, cluster.sync_seconds + latencies
 
 
 @dataclass(frozen=True, kw_only=True)
