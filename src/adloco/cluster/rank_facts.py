@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -104,12 +103,10 @@ def all_facts(mine: RankFacts) -> list[RankFacts]:
     A rank with another version of adloco, which `versions` tells, may have other facts: what it
     does not say is taken to be as here.
     """
-    return [_facts_of(said, mine) for said in all_states(asdict(mine))]
-
-
-def _facts_of(said: Mapping[str, Any], mine: RankFacts) -> RankFacts:
     own = asdict(mine)
-    return RankFacts(**{name: said.get(name, own[name]) for name in own})
+    return [
+        RankFacts(**{name: said.get(name, own[name]) for name in own}) for said in all_states(own)
+    ]
 
 
 def first_of_islands(facts: Sequence[RankFacts], recipe: Recipe | None) -> list[int]:

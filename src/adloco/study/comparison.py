@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adloco.errors import require
 from adloco.metric import SECONDS, TRAFFIC
-from adloco.metrics import ROUND, Metric, Record, validation
+from adloco.metrics import ROUND, Metric, validation
 from adloco.plan.link import Link
 from adloco.run.folder import SUMMARY
 from adloco.run.records import Records, finite, read_json
@@ -71,15 +71,11 @@ class Comparison:
         return self.measures[0]
 
     @property
-    def num_seeds(self) -> str:
-        """Number of seeds, in words."""
-        counts = sorted({len(runs) for runs in self.arms.values()})
-        return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-
-    @property
     def statement(self) -> str:
         """What was held equal, how many seeds there are, and how to read the lines."""
-        seeds = f"{self.num_seeds} seed{'' if self.num_seeds == '1' else 's'} of each arm"
+        counts = [len(runs) for runs in self.arms.values()]
+        number = " to ".join(map(str, sorted({min(counts), max(counts)})))
+        seeds = f"{number} seed{'' if number == '1' else 's'} of each arm"
         parallel = [arm for arm, runs in self.arms.items() if runs[0].run.recipe.data_parallel]
         names = ", ".join(parallel)
         taken = f" {names}: {self.replicas} replicas that sync in each step." if parallel else ""
@@ -228,11 +224,10 @@ def _curves(
     return RunCurves(
         run=run,
         axes=axes,
-        measures={metric.name: _values(records, metric.name) for metric in measures},
+        measures={
+            metric.name: [finite(record.get(metric.name)) for record in records]
+            for metric in measures
+        },
         corpus="" if run.recipe.data.streaming else ended.get("corpus", ""),
         problem=problem,
     )
-
-
-def _values(records: Sequence[Record], name: str) -> list[float | None]:
-    return [finite(record.get(name)) for record in records]

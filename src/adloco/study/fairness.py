@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from adloco.config.finding import held_by, setting_names
 from adloco.config.recipe_text import named_settings
-from adloco.config.sections import Recipe
 from adloco.study.arms import StudyRun
 
 
@@ -32,9 +31,12 @@ def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[I
         runs: Runs of all arms.
         varied: Settings in which the arms differ on purpose.
     """
-    each = [(run.arm, _decisive(run.recipe)) for run in runs]
+    each = [
+        (run.arm, {name: str(value) for name, value in named_settings(run.recipe).items()})
+        for run in runs
+    ]
     found = []
-    for setting in dict.fromkeys(setting for _, settings in each for setting in settings):
+    for setting in dict.fromkeys(name for _, named in each for name in named if held_by(name)):
         given: dict[str, set[str]] = {}
         for arm, settings in each:
             given.setdefault(arm, set()).add(settings.get(setting, "-"))
@@ -55,9 +57,3 @@ def held_equal(runs: Sequence[StudyRun]) -> list[str]:
     names = dict.fromkeys(held_by(name) for name in setting_names())
     equal = [name for name in names if name and name not in unequal and name != "budget"]
     return [*equal, *(sorted(budget) if "budget" not in unequal else [])]
-
-
-def _decisive(recipe: Recipe) -> dict[str, str]:
-    """The settings of a recipe that decide what is held equal."""
-    named = named_settings(recipe).items()
-    return {setting: str(value) for setting, value in named if held_by(setting)}
