@@ -66,10 +66,11 @@ def run(arguments: Namespace) -> int:
 def _print_key(console: Console, key: "Converted") -> None:
     from adloco.config.recipe_text import toml_line
 
-    found = []
-    for name, value in key.settings.items():
-        section, _, bare = name.partition(".")
-        found.append(f"{section}.{toml_line(bare, value)}")
+    found = [
+        f"{section}.{toml_line(*setting)}"
+        for section, own in key.settings.items()
+        for setting in own.items()
+    ]
     colour = "green" if found else "yellow" if key.known else "red"
     becomes = ", ".join(found) or ("no setting" if key.known else "unknown")
     line = Text.assemble((key.source, "bold"), " -> ", (becomes, colour))

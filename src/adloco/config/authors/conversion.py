@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco.config.authors.entries import Entry, read_entries
-from adloco.config.authors.keys import Given, Settings, first_rows, row_of, settings_of, typed
+from adloco.config.authors.keys import Given, first_rows, row_of, settings_of, typed
 from adloco.config.recipe import Values, build_recipe
 from adloco.config.recipe_text import toml_line
 from adloco.config.sections import SECTIONS
@@ -30,7 +30,7 @@ class Converted:
     entry: Entry
     known: bool = True
     """False if the authors' script has no such key."""
-    settings: Settings
+    settings: Values
     """The settings that it gives; empty if it has no counterpart here."""
     remark: str
     """What differs in meaning, or why it gives nothing; may be empty."""
@@ -45,14 +45,6 @@ class Converted:
     def explained(self) -> str:
         """Where it is in the file, its value, and the remark."""
         return f"{self.source}. {self.remark}" if self.remark else self.source
-
-    def of_section(self, section: str) -> Settings:
-        """The settings of a section, by their bare names."""
-        return {
-            name.removeprefix(f"{section}."): value
-            for name, value in self.settings.items()
-            if name.startswith(f"{section}.")
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +63,11 @@ class Conversion:
     @property
     def values(self) -> Values:
         """The recipe by section and key."""
-        return {
-            section: {
-                name: value for key in self.keys for name, value in key.of_section(section).items()
-            }
-            for section in SECTIONS
-        }
+        found: Values = {}
+        for key in self.keys:
+            for section, own in key.settings.items():
+                found[section] = found.get(section, {}) | own
+        return found
 
     def to_toml(self) -> str:
         """The recipe, with a comment above its settings that says which key gave them."""
@@ -86,12 +77,12 @@ class Conversion:
         )
         explained = set()
         for section in SECTIONS:
-            giving = [key for key in self.keys if key.of_section(section)]
+            giving = [key for key in self.keys if section in key.settings]
             lines += ["", f"[{section}]"] if giving else []
             for key in giving:
                 lines += _comment(key.source if key.source in explained else key.explained)
                 explained.add(key.source)
-                lines += [toml_line(*setting) for setting in key.of_section(section).items()]
+                lines += [toml_line(*setting) for setting in key.settings[section].items()]
         idle = [key for key in self.keys if not key.settings]
         lines += ["", "# Keys that give no setting:"] if idle else []
         for key in idle:

@@ -17,11 +17,10 @@ from typing import Any
 import pydantic
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
+from adloco.config.recipe import Values
 from adloco.errors import require
 from adloco.rules.controller import BatchGuards
 
-Settings = dict[str, Any]
-"""`section.key` of a recipe -> value."""
 Given = Mapping[str, Any]
 """The values of an authors' configuration by key; None where a key is missing."""
 
@@ -130,18 +129,20 @@ def row_of(name: str, value: Any) -> Row:
     return rows[choice] if choice in rows else rows[name]
 
 
-def settings_of(name: str, given: Given) -> Settings:
-    """The settings that a key gives with its value."""
+def settings_of(name: str, given: Given) -> Values:
+    """The settings that a key gives with its value, by section."""
     value, (other, wanted) = given[name], ONLY_WITH.get(name, (name, given[name]))
     if value is None or given[other] != wanted:
         return {}
-    found = {
-        setting: COMPUTED[setting](value, given)
-        if setting in COMPUTED
-        else (value if constant is None else constant)
-        for setting, constant in row_of(name, value).gives.items()
-    }
-    return {setting: ours for setting, ours in found.items() if ours is not None}
+    found: Values = {}
+    for setting, constant in row_of(name, value).gives.items():
+        ours = value if constant is None else constant
+        if setting in COMPUTED:
+            ours = COMPUTED[setting](value, given)
+        if ours is not None:
+            section, _, key = setting.partition(".")
+            found.setdefault(section, {})[key] = ours
+    return found
 
 
 def _workers(value: Any, given: Given) -> int:
