@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ from stored_runs import (
     Result,
     Spec,
     Store,
-    Trainer,
-    in_processes,
     megabytes,
+    run_script,
     spread,
     stored,
     study_parser,
     table,
+    trained,
     write_page,
 )
 
@@ -296,7 +297,6 @@ def draw(rows: Sequence[Row], file: Path) -> None:
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = study_parser(__doc__, Path("benchmarks/bytes_to_loss.json"))
-    parser.set_defaults(jobs=1)
     add = parser.add_argument
     add("--stage", choices=("tune", "final", "all", "table"), default="all")
     add(
@@ -314,7 +314,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--outer-momentum", nargs="+", type=float, default=(0.0, 0.6, 0.9))
     add("--tune-sync-every", type=int, default=50)
     add("--tune-tokens", type=int, default=1_000_000, help="at most --tokens")
-    add("--threads", type=int, default=1, help="of a run")
     settings, rest = take_settings(sys.argv[1:] if words is None else words)
     options = parser.parse_args(rest)
     options.tune_tokens = min(options.tune_tokens, options.tokens)
@@ -322,40 +321,26 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def work(options: argparse.Namespace, deadline: float) -> None:
-    """Train what nobody has stored or begun: the tuning runs, then the final ones."""
-    finish = Trainer(store=Store(options.json), deadline=deadline, threads=options.threads)
-    known = finish.store.of if options.stage == "final" else finish
-    tuned = {inner: tune(options, inner, known) for inner in options.inner}
-    if options.stage != "tune":
-        finish(final_specs(options, tuned))
-
-
 def main(words: Sequence[str] | None = None) -> None:
     options = parse(words)
+    store = Store(options.json)
+    finish = partial(trained, options=options) if options.stage in ("tune", "all") else store.of
     if options.stage != "table":
         # An arm that this version refuses must fail now, not after hours of other runs.
+        first = Spec(
+            arm="", inner="adamw", inner_lr=1e-3, seed=0, tokens=1, problem=options.problem
+        )
         for arm in options.arms:
-            one = Spec(
-                arm=arm, inner=options.inner[0], inner_lr=1e-3, seed=0, tokens=options.tokens
-            )
-            replace(one, problem=options.problem).recipe()
-        in_processes(options, work)
-    store = Store(options.json)
-    try:
-        tuned = {inner: tune(options, inner, store.of) for inner in options.inner}
-    except ValueError:
-        if options.stage in ("tune", "all"):
-            return  # It was out of time.
-        raise
-    found = stored(final_specs(options, tuned), store.read())
+            replace(first, arm=arm).recipe()
+    tuned = {inner: tune(options, inner, finish) for inner in options.inner}
+    specs = final_specs(options, tuned)
+    if options.stage in ("final", "all"):
+        trained(specs, options)
+    found = stored(specs, store.read())
     rows = rows_of(found)
     write_page(options.json, "bytes_to_loss", tables(rows, tuned, options), [*found.values()])
     draw(rows, options.json.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"bytes_to_loss: {error}")
+    run_script("bytes_to_loss", main)

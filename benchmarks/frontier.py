@@ -8,39 +8,30 @@
 The page (frontier.md) has the protocol; frontier_trials.csv has the trials, a line each.
 """
 
-import argparse
-import copy
 import csv
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from stored_runs import (
     TUNING_SEED,
     Result,
     Spec,
     Store,
-    Trainer,
     flags_of,
-    in_processes,
     mean,
     megabytes,
+    run_script,
     spread,
     study_parser,
     table,
+    trained,
     write_page,
 )
-from torch import Tensor
 
 from adloco.errors import require
-from adloco.metrics import Record
-from adloco.run.training_run import TrainingRun
 
 SEEDS = (0, 1, 2)
-TAIL = 0.1
-"""The last part of a run, whose global parameters are averaged."""
 # A shape of zeros is the one of `model.shape`, as in the recipe adloco.
 LARGER = (
     "model.hidden_size=0 model.num_layers=0 model.num_heads=0 model.intermediate_size=0 "
@@ -134,41 +125,6 @@ def finals(model: str) -> list[Trial]:
     return sorted(chosen, key=lambda trial: trial.final)
 
 
-class TailMean:
-    """The mean of the global parameters over the end of a run, evaluated when it is over."""
-
-    def __init__(self) -> None:
-        self._sums: list[Tensor] = []
-        self._count = 0
-
-    def __call__(self, run: TrainingRun, record: Record) -> Result:
-        """Called after each round; returns what is added to the run's result."""
-        tokens = run.recipe.run.limits["tokens"]
-        if record["tokens"] <= (1 - TAIL) * tokens:
-            return {}
-        (trainer,) = run.algorithm.state.trainers.values()
-        now = [parameter.detach().double() for parameter in trainer.outer.global_params]
-        self._sums = [a + b for a, b in zip(self._sums, now, strict=True)] if self._sums else now
-        self._count += 1
-        return {"tail_loss": round(self._loss(run), 5)} if record["tokens"] >= tokens else {}
-
-    def _loss(self, run: TrainingRun) -> float:
-        model = copy.deepcopy(next(iter(run.algorithm.workers.values())).model).eval()
-        with torch.no_grad():
-            for parameter, total in zip(model.parameters(), self._sums, strict=True):
-                parameter.copy_(total / self._count)
-            nats, *_, windows = run.task.measure(model, run.device, 64)
-        return nats / windows
-
-
-def work(options: argparse.Namespace, deadline: float) -> None:
-    """Train the runs of a stage that nobody has stored or begun, one after another."""
-    specs = [trial.spec(TUNING_SEED) for trial in trials(options.model)]
-    if options.stage == "final":
-        specs = [trial.spec(seed) for seed in SEEDS for trial in finals(options.model)]
-    Trainer(store=Store(options.json), deadline=deadline, watch=TailMean)(specs)
-
-
 def comparison(
     chosen: Sequence[Trial], seeds: Sequence[int], first_ddp: Result | None, runs: dict[str, Result]
 ) -> tuple[str, list[Result]]:
@@ -213,7 +169,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", choices=tuple(PROBLEMS), default="small", help="what to train")
     options = parser.parse_args(words)
     if options.stage != "table":
-        in_processes(options, work)
+        specs = [trial.spec(TUNING_SEED) for trial in trials(options.model)]
+        if options.stage == "final":
+            specs = [trial.spec(seed) for seed in SEEDS for trial in finals(options.model)]
+        trained(specs, options)
     runs = Store(options.json).read()
     require(bool(runs), f"there are no runs in {options.json}; run --stage trials first")
     parts: list[str] = []
@@ -231,7 +190,4 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"frontier: {error}")
+    run_script("frontier", main)

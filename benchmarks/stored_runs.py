@@ -1,39 +1,34 @@
 """Runs of one small problem, each trained once and kept in a JSON file with its whole curve.
 
-`bytes_to_loss.py`, `frontier.py` and `studies.py` choose the runs and make the
-tables; this module trains what is missing. A run is found by a key of its settings, so a study can
-be stopped at any time, and several processes, also of the same command started twice, share its
-work. The text of a study's page (its problem, protocol and numbers) stands in the page itself,
-NAME.md beside the script; the tables below it are replaced.
+`bytes_to_loss.py`, `frontier.py` and `studies.py` choose the runs and make the tables; what is
+missing is trained by `adloco.study`, each run in a process of its own. A run is found by a key of
+its settings, so a study can be stopped at any time: the same command resumes it. The text of a
+study's page (its problem, protocol and numbers) stands in the page itself, NAME.md beside the
+script; the tables below it are replaced.
 """
 
 import argparse
 import hashlib
 import json
 import math
-import multiprocessing
-import os
 import re
-import signal
+import shutil
 import statistics
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from filelock import FileLock, Timeout
-
+from adloco.algorithms.model_state import ADVICE
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
-from adloco.errors import NonFiniteLossError, require
-from adloco.metrics import Record
-from adloco.run.training_run import TrainingRun
+from adloco.errors import require
+from adloco.run.folder import ENVIRONMENT, SUMMARY
+from adloco.run.records import Records, read_json
+from adloco.study.arms import StudyRun
+from adloco.study.training import Job, StudyInterruptedError, train_missing
+from adloco.whole_file import write_text
 
 WORKERS, BATCH, EVALUATION_STEPS, TUNING_SEED = 4, 16, 40, 1000
 REPRODUCE = Path(__file__).parents[1] / "reproduce"
@@ -47,8 +42,6 @@ STORED_AS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 """Flags that stored runs and keys have under another name, and perhaps with other values."""
 Result = dict[str, Any]
 """A run in the JSON file: its settings, and its curve column by column."""
-Watch = Callable[[TrainingRun, Record], Result]
-"""(run, record of the round that ended) -> further entries of the result."""
 
 
 def flags_of(text: str) -> dict[str, str]:
@@ -160,29 +153,19 @@ class Spec:
         return f"{self.arm}, {self.inner} {self.inner_lr:g}{interval}{outer}, seed {self.seed}"
 
 
-def train(spec: Spec, threads: int, watch: Watch | None = None) -> Result:
-    """Train in this process, in a temporary run folder. Divergence is a result; every other failure
-    is an error. What `watch` returns after each round is added to the result.
-    """
-    more: Result = {}
+def result_of(spec: Spec, job: Job) -> Result:
+    """The result of a run that has ended; divergence is a result."""
+    folder = job.run.folder
+    environment = read_json(folder / ENVIRONMENT)
     curve: dict[str, list[float]] = {}
-    parallel = spec.arm in DATA_PARALLEL
-    seconds, tokens, diverged = 0.0, 0, ""
-    torch.set_num_threads(threads)  # With which a run of a single worker computes.
-    with tempfile.TemporaryDirectory(prefix="adloco-stored-runs-") as folder:
-        run = TrainingRun.create(spec.recipe(run_folder=f"{folder}/run", run_threads=str(threads)))
-        try:
-            for record in run.rounds():
-                seconds += (record["tokens"] - tokens) / record["tokens_per_second"]
-                tokens = record["tokens"]
-                if watch:
-                    more |= watch(run, record)
-                if record["val_loss"] is not None:
-                    for name, value in point(record, seconds, parallel).items():
-                        curve.setdefault(name, []).append(value)
-        except NonFiniteLossError as error:
-            diverged = str(error)
-        environment = json.loads(Path(folder, "run", "environment.json").read_text())
+    seconds, tokens, record = 0.0, 0, {}
+    for record in Records(folder).read():
+        seconds += (record["tokens"] - tokens) / record["tokens_per_second"]
+        tokens = record["tokens"]
+        if record["val_loss"] is not None:
+            for name, value in point(record, seconds, spec.arm in DATA_PARALLEL).items():
+                curve.setdefault(name, []).append(value)
+    diverged = job.problem
     return {
         "arm": spec.arm,
         "inner": spec.inner,
@@ -191,12 +174,12 @@ def train(spec: Spec, threads: int, watch: Watch | None = None) -> Result:
         "flags": spec.flags,
         "git": environment["git"],
         "torch": environment["versions"]["torch"],
-        "threads": threads,
-        "parameters": run.algorithm.num_parameters,
+        "threads": environment["torch_threads"],
+        "parameters": None if diverged else read_json(folder / SUMMARY)["num_parameters"],
         "diverged": diverged,
         "final_loss": None if diverged else curve["loss"][-1],
         "curve": curve,
-        **more,
+        **{name: record.get(name, 0) for name in ("inner_steps", "samples")},
     }
 
 
@@ -222,7 +205,7 @@ def point(record: Mapping[str, Any], seconds: float, data_parallel: bool) -> dic
 
 
 class Store:
-    """The runs in a JSON file, one per line. Several processes may add to it."""
+    """The runs in a JSON file, one per line."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -232,15 +215,11 @@ class Store:
         return json.loads(self.file.read_text()) if self.file.exists() else {}
 
     def add(self, key: str, result: Result) -> None:
-        with self.lock("file"):
-            runs = self.read() | {key: result}
-            lines = ",\n".join(
-                f"{json.dumps(name)}: {json.dumps(run, allow_nan=False)}"
-                for name, run in runs.items()
-            )
-            temporary = self.file.with_name(f".{self.file.name}")
-            temporary.write_text(f"{{\n{lines}\n}}\n")
-            temporary.replace(self.file)
+        runs = self.read() | {key: result}
+        lines = (
+            f"{json.dumps(name)}: {json.dumps(run, allow_nan=False)}" for name, run in runs.items()
+        )
+        write_text(self.file, "{\n" + ",\n".join(lines) + "\n}\n")
 
     def of(self, specs: Sequence[Spec]) -> list[Result]:
         """The results of these runs; ValueError if one is missing."""
@@ -248,18 +227,10 @@ class Store:
         missing = [spec for spec in specs if spec.key not in runs]
         require(
             not missing,
-            f"{len(missing)} tuning runs are not in {self.file}, for instance: "
-            f"{missing[0] if missing else ''}; run --stage tune first",
+            f"{len(missing)} runs are not in {self.file}, for instance: "
+            f"{missing[0] if missing else ''}; train them first",
         )
         return [runs[spec.key] for spec in specs]
-
-    def lock(self, name: str) -> FileLock:
-        """A lock between processes: of the file, or of a run that only one of them shall train."""
-        folder = Path(tempfile.gettempdir(), f"adloco-locks-{os.getuid()}")
-        folder.mkdir(exist_ok=True)
-        return FileLock(
-            folder / hashlib.sha256(f"{self.file.resolve()} {name}".encode()).hexdigest()
-        )
 
 
 def stored(specs: Iterable[Spec], runs: Mapping[str, Result]) -> dict[Spec, Result]:
@@ -283,46 +254,49 @@ def as_stored(flags: Mapping[str, str]) -> dict[str, str]:
     return {name: values.get(value, value) for (name, values), value in renamed}
 
 
-class OutOfTimeError(Exception):
-    """The time limit has passed, so no further run is started."""
+def trained(specs: Sequence[Spec], options: argparse.Namespace) -> list[Result]:
+    """The results of these runs, in their order. Those that --json lacks are trained first, --jobs
+    at a time.
+
+    Raises:
+        ValueError: A run failed, and did not diverge.
+    """
+    store, known = Store(options.json), Store(options.json).read()
+    folder = Path("runs", "benchmarks", options.json.stem)
+    missing = {spec.key: spec for spec in specs if spec.key not in known}
+    runs = [
+        StudyRun(arm=str(spec), seed=spec.seed, recipe=spec.recipe(), folder=folder / key)
+        for key, spec in missing.items()
+    ]
+    number, failed = len(missing), []
+    for jobs in train_missing(runs, folder, options.jobs):
+        for job in jobs:
+            if job.state not in ("done", "failed") or job.run.folder.name not in missing:
+                continue
+            spec = missing.pop(job.run.folder.name)
+            if job.problem and ADVICE not in job.problem:
+                failed.append(f"{spec}: {job.problem}")
+                continue
+            result = result_of(spec, job)
+            store.add(spec.key, result)
+            shutil.rmtree(job.run.folder)
+            loss = result["diverged"] or f"loss {result['final_loss']:.4f}"
+            print(
+                f"[{number - len(missing)}/{number}] {spec}: {loss} ({job.seconds:.0f} s)",
+                flush=True,
+            )
+    require(not failed, "; ".join(failed))
+    return store.of(specs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trainer:
-    """Trains the runs that nobody has stored or begun."""
-
-    store: Store
-    deadline: float = math.inf
-    """In seconds of time.monotonic(); no run is started after it."""
-    threads: int = 1
-    watch: Callable[[], Watch | None] = lambda: None
-    """() -> what watches one run."""
-
-    def __call__(self, specs: Sequence[Spec]) -> list[Result]:
-        """The results of these runs, in their order.
-
-        Raises:
-            OutOfTimeError: The deadline passed before all runs were started.
-        """
-        # First without the runs that another process trains; then these are waited for.
-        for timeout in (0, -1):
-            for number, spec in enumerate(specs, 1):
-                if spec.key in self.store.read():
-                    continue
-                if time.monotonic() > self.deadline:
-                    raise OutOfTimeError
-                with suppress(Timeout), self.store.lock(spec.key).acquire(timeout):
-                    if spec.key not in self.store.read():
-                        self._train(spec, f"[{number}/{len(specs)}]")
-        return self.store.of(specs)
-
-    def _train(self, spec: Spec, number: str) -> None:
-        began = time.monotonic()
-        result = train(spec, self.threads, self.watch())
-        self.store.add(spec.key, result)
-        loss = result["final_loss"]
-        told = result["diverged"] if loss is None else f"loss {loss:.4f}"
-        print(f"{number} {spec}: {told} ({time.monotonic() - began:.0f} s)", flush=True)
+def run_script(name: str, main: Callable[[], None]) -> None:
+    """Run a script, whose errors are one sentence each."""
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"{name}: {error}")
+    except StudyInterruptedError:
+        sys.exit("stopped and saved; the same command resumes")
 
 
 def study_parser(doc: str, file: Path) -> argparse.ArgumentParser:
@@ -336,58 +310,9 @@ def study_parser(doc: str, file: Path) -> argparse.ArgumentParser:
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--jobs", type=int, default=2, help="runs at once, each on one core (default: 2)")
-    add("--minutes", type=float, default=math.inf, help="start no run after so many")
+    add("--jobs", type=int, default=2, help="runs at once (default: 2)")
     add("--json", type=Path, default=file, help="file of the results; tables are written beside it")
     return parser
-
-
-def in_processes(options: argparse.Namespace, work: Callable[..., None]) -> None:
-    """Call work(options, deadline) in --jobs processes at once, and wait for all of them; a single
-    one is this process.
-
-    They end when this process ends, even if it is killed.
-
-    Raises:
-        ValueError: --jobs cannot work, or one of the processes failed.
-    """
-    require(options.jobs >= 1, f"--jobs must be >= 1, got {options.jobs}")
-    arguments = (work, options, time.monotonic() + 60 * options.minutes)
-    if options.jobs == 1:
-        _in_time(*arguments)
-        return
-    context = multiprocessing.get_context("spawn")
-    jobs = [context.Process(target=_child, args=arguments) for _ in range(options.jobs)]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join()
-    require(not any(job.exitcode for job in jobs), "a process failed; see above")
-
-
-def _in_time(work: Callable[..., None], *arguments: Any) -> None:
-    try:
-        work(*arguments)
-    except OutOfTimeError:
-        print("out of time; the same command continues from here", flush=True)
-
-
-def _child(*arguments: Any) -> None:
-    # By SystemExit, a run that is cut off removes its temporary folder.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        _in_time(*arguments)
-    except ValueError as error:
-        sys.exit(str(error))
-
-
-def _end_with_parent() -> None:
-    """Wait until the process that started this one has ended, and then end this one."""
-    parent = multiprocessing.parent_process()
-    assert parent, "multiprocessing started this process"
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def write_page(file: Path, name: str, tables: Iterable[str], known: Sequence[Result]) -> None:
@@ -421,7 +346,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def mean(results: Sequence[Result], name: str) -> float:
     """The mean of an entry over the runs that did not diverge; infinite if all did."""
-    return statistics.fmean([one[name] for one in results if not one["diverged"]] or [math.inf])
+    known = [one.get(name, math.nan) for one in results if not one["diverged"]]
+    return statistics.fmean(known or [math.inf])
 
 
 def spread(values: Sequence[float]) -> str:

@@ -8,9 +8,7 @@
 The page (studies.md) has the problem, the batches, the protocol and the numbers.
 """
 
-import argparse
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,17 +19,15 @@ from stored_runs import (
     Result,
     Spec,
     Store,
-    Trainer,
     flags_of,
-    in_processes,
+    run_script,
     study_parser,
     table,
+    trained,
     write_page,
 )
 
 from adloco.errors import require
-from adloco.metrics import Record
-from adloco.run.training_run import TrainingRun
 from adloco.study.statistics import paired_difference
 
 TOKENS, CONTEXT, EVERY, SMALL, LARGEST = 600_000, 64, 20, 16, 256
@@ -249,11 +245,6 @@ STUDIES = {
 }
 
 
-def watch(run: TrainingRun, record: Record) -> Result:
-    """Called after each round; returns what is added to the run's result."""
-    return {"inner_steps": record["inner_steps"], "samples": record["samples"]}
-
-
 def best(arm: Arm, runs: Mapping[str, Result]) -> Spec | None:
     """The trial with the lowest loss; None until all are stored."""
     trials = arm.trials()
@@ -261,16 +252,6 @@ def best(arm: Arm, runs: Mapping[str, Result]) -> Spec | None:
         return None
     losses = [runs[spec.key]["final_loss"] or float("inf") for spec in trials]
     return trials[losses.index(min(losses))]
-
-
-def work(options: argparse.Namespace, deadline: float) -> None:
-    """Train what nobody has stored or begun: the trials, then all arms, a seed after the other."""
-    trained = Trainer(store=Store(options.json), deadline=deadline, watch=lambda: watch)
-    for study in (STUDIES[name] for name in options.study):
-        trained([spec for arm in study.arms.values() for spec in arm.trials()])
-        runs = trained.store.read()
-        chosen = [spec for arm in study.arms.values() if (spec := best(arm, runs))]
-        trained([replace(spec, seed=seed) for seed in study.seeds for spec in chosen])
 
 
 def comparison(study: Study, runs: Mapping[str, Result]) -> str:
@@ -326,7 +307,11 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--study", nargs="+", choices=STUDIES, default=list(STUDIES), help="which to train")
     options = parser.parse_args(words)
     if not (options.table or options.against):
-        in_processes(options, work)
+        for study in (STUDIES[name] for name in options.study):
+            trained([spec for arm in study.arms.values() for spec in arm.trials()], options)
+            stored = Store(options.json).read()
+            chosen = [spec for arm in study.arms.values() if (spec := best(arm, stored))]
+            trained([replace(spec, seed=seed) for seed in study.seeds for spec in chosen], options)
     runs = Store(options.json).read()
     require(bool(runs), f"there are no runs in {options.json}; run without --table first")
     if options.against:
@@ -346,7 +331,4 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"studies: {error}")
+    run_script("studies", main)

@@ -128,7 +128,7 @@ def test_an_arm_that_this_version_does_not_know_is_refused_before_anything_is_tr
         ValueError, match=r"this version refuses arm 'ddp': there is no recipe section \[no\]"
     ):
         study.main(["--arms", "ddp", "--no.such", "1", "--json", str(tmp_path / "runs.json")])
-    with pytest.raises(ValueError, match="run --stage tune first"):
+    with pytest.raises(ValueError, match="train them first"):
         study.main(["--stage", "table", "--json", str(tmp_path / "runs.json")])
 
 
@@ -223,9 +223,15 @@ def test_the_table_of_invented_runs(runs: Any, study: Any, tmp_path: Path) -> No
     assert (tmp_path / "runs.png").stat().st_size > 0
 
 
+@pytest.mark.nightly
 def test_a_tiny_problem_from_tuning_to_table_and_nothing_twice(
-    study: Any, tmp_path: Path, corpus: Path, capfd: pytest.CaptureFixture[str]
+    study: Any,
+    tmp_path: Path,
+    corpus: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     sizes = {
         name: value
         for name, value in SMALL.items()
@@ -254,13 +260,11 @@ def test_a_tiny_problem_from_tuning_to_table_and_nothing_twice(
         "0.6",
         "--tune-sync-every",
         "2",
-        "--threads",
-        "1",
         "--json",
         str(tmp_path / "runs.json"),
     ]
     words += [word for name, value in problem.items() for word in (f"--{name}", value)]
-    study.main(["--minutes", "10", *words])
+    study.main(words)
     printed = capfd.readouterr().out
     assert (
         printed.count(" s)") == 4
@@ -278,7 +282,7 @@ def test_a_tiny_problem_from_tuning_to_table_and_nothing_twice(
         adloco["curve"]["tokens"][-1] >= 2560
         and adloco["curve"]["bytes"][-1] > 4 * adloco["parameters"]
     )
-    study.main(["--minutes", "0", *words])
+    study.main(words)
     assert " s)" not in capfd.readouterr().out
     assert json.loads((tmp_path / "runs.json").read_text()) == stored
 

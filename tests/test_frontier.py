@@ -1,8 +1,6 @@
-"""benchmarks/frontier.py: its trials, the tables of invented runs, and the mean of a tail."""
+"""benchmarks/frontier.py: its trials, the tables of invented runs, and a run of its own."""
 
-import os
-import subprocess
-import sys
+from argparse import Namespace
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -13,18 +11,6 @@ import pytest
 from tests.conftest import SMALL
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-WAITING = """
-import time
-from argparse import Namespace
-from stored_runs import in_processes
-
-def wait(*arguments: object) -> None:
-    print("began", flush=True)
-    time.sleep(600)
-
-if __name__ == "__main__":
-    in_processes(Namespace(jobs=2, minutes=1), wait)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -35,27 +21,8 @@ def frontier() -> Any:
 
 
 def test_options_that_cannot_work(frontier: Any) -> None:
-    with pytest.raises(ValueError, match="--jobs must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="--parallel must be >= 1, got 0"):
         frontier.main(["--jobs", "0"])
-
-
-@pytest.mark.nightly
-def test_the_processes_of_a_study_end_when_it_is_killed(tmp_path: Path) -> None:
-    file = tmp_path / "study.py"
-    file.write_text(WAITING)
-    paths = os.pathsep.join([str(BENCHMARKS), *sys.path])
-    study = subprocess.Popen(
-        [sys.executable, file],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": paths},
-    )
-    with study:
-        assert study.stdout
-        assert study.stdout.readline() == "began\n"
-        study.kill()
-        # Its output ends when the last process that could write to it has ended.
-        study.communicate(timeout=60)
 
 
 def test_every_trial_is_another_run(frontier: Any) -> None:
@@ -94,17 +61,19 @@ def test_the_tables(frontier: Any, tmp_path: Path) -> None:
     assert "| 1 | diverged | - |" in trials
 
 
-def test_the_mean_of_a_tail_of_one_round_has_the_loss_of_its_end(
-    frontier: Any, tmp_path: Path, corpus: Path
+def test_one_worker_stands_for_four_that_reduce_at_each_step(
+    frontier: Any, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     problem = {"data.path": str(corpus), "data.cache": str(tmp_path / "cache")} | {
         name: value for name, value in SMALL.items() if name.startswith(("model.", "data.contex"))
     }
     trial = frontier.Trial(arm="outer-alone", sync_every=2, more="evaluation.windows=8")
     spec = trial.spec(0)
     spec = replace(spec, tokens=2048, problem=spec.problem + tuple(problem.items()))
-    result = import_module("stored_runs").train(spec, 1, frontier.TailMean())
-    assert result["tail_loss"] == pytest.approx(result["final_loss"], abs=2e-5)
-    # One worker stands for four that reduce at each step.
+    options = Namespace(json=tmp_path / "runs.json", jobs=1)
+    (result,) = frontier.trained([spec], options)
     steps = result["curve"]["syncs"][-1]
     assert result["curve"]["bytes"] == [steps * 4 * result["parameters"]]
+    diverging = replace(spec, inner_lr=1e30)
+    assert "learning rate" in frontier.trained([diverging], options)[0]["diverged"]
