@@ -35,14 +35,16 @@ ROOT = Path(__file__).absolute().parents[1]
 PARTS = {
     "single": "bench_steps:single",
     "norm-test": "bench_steps:norm_test",
-    "muon": "bench_steps:muon",
-    "outer-sync": "bench_steps:outer_sync",
+    "norm-metrics": "bench_steps:norm_metrics",
+    "muon": "bench_ranks:muon",
+    "outer-sync": "bench_ranks:outer_sync",
     "outer-sync-links": "bench_links:outer_sync",
-    "exchange-links": "bench_links:exchange",
-    "ddp": "bench_steps:ddp",
+    "ddp": "bench_ranks:ddp",
+    "wire-formats": "bench_ranks:wire_format_times",
     "co-located": "bench_steps:co_located",
     "recompiles": "bench_steps:recompiles",
-    "prepare": "bench_prepare:prepare_text",
+    "checkpoints": "bench_steps:checkpoints",
+    "prepare": "bench_steps:prepare_text",
     "peers": "bench_peers:peers",
 }
 """The module and function of each part, imported only where the part runs."""

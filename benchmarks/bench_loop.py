@@ -24,6 +24,8 @@ from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.tasks.language_model import next_token_loss
 
 CONTEXT, BATCH, VOCABULARY = 128, 8, 257
+INNER_STEPS = 20
+"""H by default; the norm test takes its statistics once in so many steps."""
 WIDTHS = {1: 128, 10: 512, 30: 768}
 """Width of a model of about so many million parameters (0.9, 13 and 29)."""
 
@@ -42,13 +44,15 @@ def problem(width: int, *, layers: int = 4, streams: int = 1) -> Problem:
 
 
 def batching(
-    batch: int = BATCH, *, rule: BatchRule | None = None, maximum: int | None = None
+    batch: int = BATCH, *, rule: BatchRule | None = None, maximum: int | None = None, fits: int = 0
 ) -> Batching:
-    """Batches of so many samples in one pass; with a maximum, the rule may raise them to it."""
+    """Batches of so many samples, in one pass unless fewer fit; with a maximum, the rule may raise
+    them to it.
+    """
     return Batching(
         rule=rule or ConstantBatch(),
         guards=BatchGuards(initial=batch, minimum=batch, maximum=maximum or batch),
-        switch=SwitchMode(max_micro_batch=max(batch, BATCH), mode="always"),
+        switch=SwitchMode(max_micro_batch=fits or max(batch, BATCH), mode="always"),
     )
 
 

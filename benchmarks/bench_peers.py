@@ -10,25 +10,41 @@ import json
 import os
 import shutil
 import signal
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
-from peer_job import BATCH, CONTEXT, STEPS, WORKERS
-from peer_numbers import Peer, Turn, measured, summed_up, without
+from bench_pairs import spread
+from peer_job import BATCH, CONTEXT, ROUNDS, STEPS, SYNC_EVERY, WORKERS
 
 from adloco.data.standard_library import StandardLibrary
 
 ENVIRONMENTS = Path(__file__).absolute().parents[1] / ".venv-peers"
-PROGRAM = Path(__file__).absolute().with_name("peer_launch.py")
+PROGRAM = Path(__file__).absolute().with_name("peer_arms.py")
 VALIDATION_WINDOWS, TIMEOUT_SECONDS = 64, 600
+Turn = dict[str, Any]
+"""What one turn of a library measured; what each number is, `measured` says."""
+Peer = dict[str, Any]
+"""A library's numbers, medians over its turns: a line of the second table of performance.md.
+`failed` says why there are none, and `ratio` is that of steps per second to adloco's."""
+MEDIANS = ("steps_per_second", "sync_seconds", "start_seconds", "round_megabytes", "loss")
+# The loopback of a new namespace is down. The first rank that fails ends the script with its code.
+RANKS = """
+ip link set lo up 2>/dev/null
+for rank in $(seq 0 $((WORLD_SIZE - 1))); do RANK=$rank LOCAL_RANK=$rank "$@" & done
+for rank in $(seq $WORLD_SIZE); do wait -n || exit 1; done
+"""
 ALONE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
@@ -51,11 +67,7 @@ ARMS = (
     Arm("diloco", "adloco"),
     Arm("diloco", "torchft", ("torchft==0.2.0",)),
 )
-NOT_RUN = without(
-    "diloco",
-    "exo-gym",
-    "not run: its only release on PyPI, `exogym` 0.0.0a0, contains no code",
-)
+NOT_RUN = "not run: its only release on PyPI, `exogym` 0.0.0a0, contains no code"
 
 
 def peers(*, quick: bool) -> Iterator[Peer]:
@@ -81,7 +93,7 @@ def peers(*, quick: bool) -> Iterator[Peer]:
             yield without(arm.method, arm.library, failures[arm])
         else:
             yield summed_up(arm.method, arm.library, turns[arm], base)
-    yield NOT_RUN
+    yield without("diloco", "exo-gym", NOT_RUN)
 
 
 class PeerError(Exception):
@@ -130,11 +142,22 @@ def one_turn(arm: Arm, python: Path, folder: Path) -> Turn:
     """Train with an arm once."""
     for name in ("readings.json", "result.json"):
         (folder / name).unlink(missing_ok=True)
-    command = [str(python), str(PROGRAM), str(WORKERS), f"{arm.library}-{arm.method}", str(folder)]
+    arguments = [str(python), str(PROGRAM), f"{arm.library}-{arm.method}", str(folder)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(WORKERS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
     began = time.time()
     with (folder / "output.txt").open("w+") as output:
         process = subprocess.Popen(
-            [*(ALONE if has_namespaces() else []), *command],
+            [*(ALONE if has_namespaces() else []), "bash", "-c", RANKS, "ranks", *arguments],
+            env=os.environ | shared,
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
@@ -169,3 +192,56 @@ def has_namespaces() -> bool:
 def last_line(text: str) -> str:
     """The last line that says something."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
+
+
+def measured(readings: Sequence[dict[str, Any]], result: dict[str, Any], began: float) -> Turn:
+    """The numbers of a turn.
+
+    Args:
+        readings: When each step's batch was asked for, and the loopback's bytes by then.
+        result: The final loss on held-out windows, and the library's version.
+        began: When the process was started.
+    """
+    times = [reading["time"] for reading in readings]
+    steps = [after - before for before, after in pairwise(times)]
+    # A sync follows step H, or in one library step H + 1; it adds to the steps around it.
+    ends = range(SYNC_EVERY, len(steps), SYNC_EVERY)
+    usual = statistics.median(steps)
+    syncs = [steps[at - 1] + steps[at] - 2 * usual for at in ends]
+    # Whole rounds, from the middle of the first one to the middle of the last.
+    first, last = SYNC_EVERY // 2, STEPS - SYNC_EVERY // 2
+    sent = readings[last]["loopback_bytes"] - readings[first]["loopback_bytes"]
+    return {
+        "version": result["version"],
+        # Inner steps of a worker, syncs included.
+        "steps_per_second": (last - first) / (times[last] - times[first]),
+        "sync_seconds": statistics.median(syncs),
+        # Until the first step is done.
+        "start_seconds": times[1] - began,
+        # Of both ranks together.
+        "round_megabytes": sent / (ROUNDS - 1) / 1e6,
+        "loss": result["loss"],
+    }
+
+
+def summed_up(method: str, library: str, turns: Sequence[Turn], base: Sequence[Turn]) -> Peer:
+    """The line of a library.
+
+    Args:
+        method: What was trained.
+        library: With which library.
+        turns: Its turns.
+        base: Those of adloco with the same method; the n-th of both were taken one soon after the
+            other.
+    """
+    speeds = ([turn["steps_per_second"] for turn in of_side] for of_side in (turns, base))
+    ratios = [mine / other for mine, other in zip(*speeds, strict=True)]
+    medians = {name: statistics.median(turn[name] for turn in turns) for name in MEDIANS}
+    version = turns[0]["version"]
+    about = {"method": method, "library": library, "failed": "", "version": version}
+    return about | spread(ratios) | medians
+
+
+def without(method: str, library: str, failed: str) -> Peer:
+    """The line of a library that has no numbers."""
+    return {"method": method, "library": library, "failed": failed}

@@ -1,27 +1,35 @@
-"""The parts of bench.py about steps and syncs: `single`, the norm test, Muon, co-located trainers,
-how often torch.compile compiles while the batch changes; and on ranks, what an outer sync and a
-data-parallel step cost.
+"""The parts of bench.py in one process: `single`, the norm test and its metrics, co-located
+trainers, how often torch.compile compiles while the batch changes, checkpoints, and text.
 """
 
+import json
+import os
 import shutil
+import tempfile
+import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from bench_loop import BATCH, WIDTHS, BareLoop, batching, plain_run, problem
-from bench_pairs import Count, Row, Seconds, chosen, in_turns
-from sync import step_times, sync_times
+from bench_loop import BATCH, INNER_STEPS, WIDTHS, BareLoop, batching, plain_run, problem
+from bench_pairs import Count, Row, chosen, in_turns
 
-from adloco import AdLoCo, BatchWarmup, Execution, InnerAdamW, InnerMuon, NormTest, place
+from adloco import AdLoCo, BatchWarmup, Execution, InnerMuon, NormTest
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.data.data_settings import DataSettings
+from adloco.data.preparation import prepare
+from adloco.data.standard_library import StandardLibrary
+from adloco.data.tokenizers import make_tokenizer
 from adloco.distributed.placement.one_process import num_cores
-from adloco.distributed.testing import run_on_ranks
+from adloco.lab.optimizer_norms.batch_rules import StepNormTest
+from adloco.run.training_run import TrainingRun
 
-INNER_STEPS = 20
-"""H by default; the norm test takes its statistics once in so many steps."""
-RANKS, MUON_STEPS = 2, 5
-MUON_GOALS = {1: 1.15, 2: 1.25}
-"""The largest ratio that is good enough, by the number of shards."""
+TOKENIZER = "bpe:4096"
+ROUNDS = 10
+"""Rounds of a block with and without checkpoints."""
 
 
 def single(*, quick: bool) -> Iterator[Row]:
@@ -61,34 +69,29 @@ def norm_test(*, quick: bool) -> Iterator[Row]:
         )
 
 
-def muon(*, quick: bool) -> Iterator[Row]:
-    """Rounds of the default model with Muon against those with AdamW."""
-    for shards, pairs in chosen([(1, 40), (2, 30)], quick):
-        seconds, parameters = run_on_ranks(
-            optimizer_times, shards, WIDTHS[1], pairs, timeout_seconds=600
-        )[0]
-        where = "one thread" if shards == 1 else f"{shards} shards on {shards} ranks"
-        yield Row.of(
-            f"Muon, {parameters / 1e6:.1f}M parameters, {MUON_STEPS} steps of {BATCH} samples, "
-            f"{where}",
-            "AdamW",
-            seconds["Muon"],
-            seconds["AdamW"],
-            goal=MUON_GOALS[shards],
-        )
-
-
-def optimizer_times(width: int, pairs: int) -> tuple[Seconds, int]:
-    """Seconds of MUON_STEPS inner steps with each optimizer, and the model's number of parameters.
-
-    The model is sharded over the ranks that call it; each rank computes on one thread.
+def norm_metrics(*, quick: bool) -> Iterator[Row]:
+    """Rounds with four test steps in each metric, with Muon and the smallest batch of the default
+    recipe, against those of a constant batch.
     """
-    runs = {
-        name: plain_run(problem(width), MUON_STEPS, inner=inner, placement=place(1, shard_size=0))
-        for name, inner in (("AdamW", InnerAdamW()), ("Muon", InnerMuon()))
+    tests = {"euclidean": NormTest(), "sign": StepNormTest(metric="sign")}
+    tests["muon"] = StepNormTest(metric="muon")
+    torch.set_num_threads(1)
+    sides = {
+        name: plain_run(
+            problem(WIDTHS[1]), INNER_STEPS, inner=InnerMuon(), batching=batching(rule=rule, fits=4)
+        ).round
+        for name, rule in {"constant": None, **tests}.items()
     }
-    sides = {name: run.round for name, run in runs.items()}
-    return in_turns(sides, pairs, meet=dist.barrier), runs["Muon"].num_parameters
+    for (pairs,) in chosen([(15,)], quick):
+        times = in_turns(sides, pairs)
+        for name in tests:
+            yield Row.of(
+                f"norm test, metric {name}, {INNER_STEPS} steps of {BATCH} samples",
+                "a constant batch",
+                times[name],
+                times["constant"],
+                goal=1.03,
+            )
 
 
 def co_located(*, quick: bool) -> Iterator[Row]:
@@ -144,33 +147,81 @@ def recompiles(*, quick: bool) -> Iterator[Count]:
     )
 
 
-def outer_sync(*, quick: bool) -> Iterator[Row]:
-    """An outer sync against all_reduce of as many bytes, and against the same steps by hand."""
-    for millions, turns in chosen([(1, 60), (10, 20), (30, 10)], quick):
-        seconds = run_on_ranks(sync_times, RANKS, millions * 10**6, turns, timeout_seconds=600)[0]
-        for name, text in (
-            ("all_reduce", "a bare `all_reduce`"),
-            ("by_hand", "the same outer step in plain torch"),
-        ):
+def checkpoints(*, quick: bool) -> Iterator[Row]:
+    """Rounds of the default recipe with checkpoints against the same rounds without, in seconds in
+    which threads were busy. The write that is in progress at a block's end is waited for, so the
+    ratios are upper bounds.
+    """
+    never = 10**9
+    with tempfile.TemporaryDirectory() as folder:
+        for every, pairs in chosen([(1, 4), (10, 4)], quick):
+            sides = {
+                str(each): partial(_block, _run(Path(folder, f"{every}-{each}"), each, pairs))
+                for each in (never, every)
+            }
+            times = in_turns(sides, pairs, warm_up=1, clock=time.process_time)
             yield Row.of(
-                f"outer sync (Nesterov), {millions}M parameters, {RANKS} ranks",
-                text,
-                seconds["sync"],
-                seconds[name],
-                goal=1.15 if millions > 1 else None,
+                f"a checkpoint every {every} rounds, busy seconds of {ROUNDS}",
+                "none",
+                times[str(every)],
+                times[str(never)],
+                goal=1.02,
             )
 
 
-def ddp(*, quick: bool) -> Iterator[Row]:
-    """Rounds of `ddp` against as many steps of torch's DistributedDataParallel."""
-    for millions, turns in chosen([(1, 12), (10, 4)], quick):
-        seconds, parameters = run_on_ranks(
-            step_times, RANKS, WIDTHS[millions], turns, timeout_seconds=600
-        )[0]
-        yield Row.of(
-            f"`ddp`, {parameters / 1e6:.1f}M parameters, {RANKS} ranks",
-            "a loop by hand with DistributedDataParallel",
-            seconds["ours"],
-            seconds["torch"],
-            goal=1.03,
-        )
+def _run(folder: Path, every: int, pairs: int) -> tuple[TrainingRun, Iterator[Any]]:
+    own = {
+        "run.folder": str(folder),
+        "run.checkpoint_every": str(every),
+        # The last round saves in all runs, so it is not trained.
+        "run.rounds": str(ROUNDS * (pairs + 1) + 1),
+        "run.tokens": "1000000000",
+        "run.trackers": "none",
+        "batch.maximum": "4",
+    }
+    run = TrainingRun.create(build_recipe(override(read_values("adloco"), list(own.items()))))
+    return run, run.rounds()
+
+
+def _block(of: tuple[TrainingRun, Iterator[Any]]) -> None:
+    run, under_way = of
+    for _ in range(ROUNDS):
+        next(under_way)
+    run.saving.wait()
+
+
+def prepare_text(*, quick: bool) -> Iterator[Row]:
+    """Python's standard library, from a file to a complete token cache, against `tokenizers` on the
+    same texts in memory, both with all cores.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    texts = [str(row["text"]) for _, row in StandardLibrary("text").read(["text"], 0)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text_file = folder / "texts.jsonl"
+        with text_file.open("w") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        made = make_tokenizer(TOKENIZER, texts[:200]).to_transformers(whole=False)
+        made.save_pretrained(folder / "tokenizer")
+        caches = count()
+        sides = {
+            "tokenizer": partial(made.backend_tokenizer.encode_batch_fast, texts),
+            "prepare": lambda: _prepared(folder, text_file, f"cache-{next(caches)}"),
+        }
+        times = in_turns(sides, 1 if quick else 4, warm_up=0)
+    megabytes = sum(map(len, texts)) / 1e6
+    yield Row.of(
+        f"`adloco prepare` of {megabytes:.0f} MB with {TOKENIZER}",
+        f"`tokenizers` on the texts in memory, {num_cores()} threads",
+        times["prepare"],
+        times["tokenizer"],
+    )
+
+
+def _prepared(folder: Path, text_file: Path, cache: str) -> Any:
+    data = DataSettings(
+        path=str(text_file), tokenizer=str(folder / "tokenizer"), cache=str(folder / cache)
+    )
+    for state in prepare(data, num_cores()).states():
+        last = state
+    assert last.complete, "the whole text is prepared"

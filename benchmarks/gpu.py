@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from bench_pairs import in_turns
-from sync import wire_formats
+from bench_ranks import wire_formats
 from torch import Tensor
 
 from adloco.algorithms.muon_step import Muon

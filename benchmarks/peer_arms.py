@@ -184,6 +184,7 @@ ARMS: dict[str, Callable[[Path], None]] = {
     "torchft-local-sgd": partial(torchft, "local-sgd"),
 }
 
+
 if __name__ == "__main__":
     ARMS[sys.argv[1]](Path(sys.argv[2]))
     # Threads that a library leaves running end some processes with an error, after their work.

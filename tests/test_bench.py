@@ -52,7 +52,7 @@ def test_a_row_has_the_median_and_the_quartiles_of_the_pairs(bench: Any) -> None
 
 
 def test_the_numbers_of_a_turn(bench: Any) -> None:
-    numbers, job = bench("peer_numbers"), bench("peer_job")
+    numbers, job = bench("bench_peers"), bench("peer_job")
     clock, sent, readings = 1000.0, 0, []
     for step in range(job.STEPS):
         readings.append({"time": clock, "loopback_bytes": sent})
@@ -79,7 +79,7 @@ def test_the_page_has_the_tables_of_the_measurements(bench: Any) -> None:
 
 
 def test_the_tables_say_what_failed_and_what_missed_its_goal(bench: Any) -> None:
-    pairs, numbers = bench("bench_pairs"), bench("peer_numbers")
+    pairs, numbers = bench("bench_pairs"), bench("bench_peers")
     rows = [
         pairs.Row.of("mine", "theirs", [1.2], [1.0], goal=1.15),
         pairs.Count(what="graphs", of="5 sizes", count=2, goal=3),
