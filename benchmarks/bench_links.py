@@ -5,7 +5,6 @@ may make, and others where user namespaces are allowed.
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +32,7 @@ def outer_sync(*, quick: bool) -> Iterator[Row]:
         shape = LinkShape(bits_per_second=parse_bandwidth(bandwidth))
         with TemporaryDirectory() as folder, Network(RANKS, shape) as network:
             found = Path(folder) / "seconds.json"
-            network.run_ranks([sys.executable, __file__, str(turns), str(found)], os.getpid())
+            network.run_ranks([sys.executable, __file__, str(turns), str(found)])
             seconds = json.loads(found.read_text())
         yield Row.of(
             f"outer sync (Nesterov), {MILLIONS}M parameters, {RANKS} ranks, {bandwidth}/s",
@@ -46,12 +45,12 @@ def outer_sync(*, quick: bool) -> Iterator[Row]:
 
 def main() -> None:
     """One rank: write its seconds if it is the first."""
-    turns, found, rank, parent = sys.argv[1:]
-    die_with_parent(int(parent))
+    turns, found = sys.argv[1:]
+    die_with_parent()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=int(rank), world_size=RANKS)
+    dist.init_process_group("gloo")
     seconds = sync_times(MILLIONS * 10**6, int(turns))
-    if rank == "0":
+    if dist.get_rank() == 0:
         Path(found).write_text(json.dumps(seconds))
     dist.barrier()
     dist.destroy_process_group()

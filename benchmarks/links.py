@@ -27,15 +27,10 @@ is in the table too: the seconds outside of inner steps, and those of a step.
 
 import argparse
 import json
-import os
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -47,16 +42,14 @@ from links_network import (
     LinksRefusedError,
     Network,
     enter_private_namespaces,
-    meeting,
     parse_bandwidth,
-    stop,
 )
 
 from adloco.cli.arguments import take_settings
 from adloco.config.recipe import build_recipe, override, read_values
 
 WORKER = Path(__file__).with_name("links_worker.py")
-FAILING_SECONDS, TOLERANCE, BATCH_PER_ISLAND = 5.0, 0.05, 4
+TOLERANCE, BATCH_PER_ISLAND = 0.05, 4
 FORMATS = ("fp32", "bf16", "int8", "int4", "int2", "topk")
 OVERLAP = (("streaming.fragments", "4"), ("streaming.tau", "4"))
 Flags = list[tuple[str, str]]
@@ -71,14 +64,6 @@ ARMS: dict[str, tuple[str, Flags]] = {
     "diloco-auto": ("diloco", [("wire.format", "fp32"), ("auto.chooses", "[sync_every]")]),
 }
 """The recipe and the flags of each arm."""
-
-
-class ArmRefusedError(Exception):
-    """An arm has a setting that this version of adloco refuses."""
-
-
-class ArmFailedError(Exception):
-    """A rank ended with an error."""
 
 
 def flags_of(arm: str, islands: int) -> Flags:
@@ -104,15 +89,19 @@ def main() -> None:
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         enter_private_namespaces()
-        check_arms(known.arms, known.islands, settings)
+        # An arm with a setting that this version refuses must fail before any arm is trained.
+        for arm in known.arms:
+            build_recipe(
+                override(read_values(ARMS[arm][0]), [*flags_of(arm, known.islands), *settings])
+            )
         with (
             Network(known.islands, shape, use_tc=not known.without_tc) as network,
             tempfile.TemporaryDirectory(dir=PRIVATE_FOLDER) as folder,
         ):
             run_arms(known, settings, network, Path(folder))
-    except (LinksRefusedError, ArmRefusedError, ArmFailedError) as error:
+    except (LinksRefusedError, ValueError, RuntimeError) as error:
         print(f"links: {error}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, ArmFailedError) else 2)
+        sys.exit(1 if isinstance(error, RuntimeError) else 2)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -152,19 +141,6 @@ def parse() -> tuple[argparse.Namespace, Flags]:
     except ValueError as error:
         parser.error(str(error))
     return known, list(settings)
-
-
-def check_arms(arms: Sequence[str], islands: int, settings: Flags) -> None:
-    """Raise ArmRefusedError for the first arm with a setting that this version of adloco refuses,
-    before any arm is trained.
-    """
-    for arm in arms:
-        try:
-            build_recipe(override(read_values(ARMS[arm][0]), [*flags_of(arm, islands), *settings]))
-        except ValueError as error:
-            raise ArmRefusedError(
-                f"arm {arm} cannot run with this version of adloco: {error}"
-            ) from error
 
 
 def run_arms(known: argparse.Namespace, settings: Flags, network: Network, folder: Path) -> None:
@@ -209,11 +185,7 @@ def begin(known: argparse.Namespace, settings: Flags, network: Network) -> dict[
 def run_arm(
     arm: str, known: argparse.Namespace, settings: Flags, network: Network, folder: Path
 ) -> list[list[dict[str, Any]]]:
-    """Train an arm and return the lines of each island.
-
-    Raises:
-        ArmFailedError: A rank failed; the message has what the first such rank wrote to stderr.
-    """
+    """Train an arm and return the lines of each island; RuntimeError if a rank failed."""
     folder.mkdir()
     quiet = [
         *(("run.folder", str(folder / "run")), ("run.checkpoint_every", "1000000000")),
@@ -225,47 +197,11 @@ def run_arm(
         "flags": [*quiet, *flags_of(arm, known.islands), *settings],
         "tokens": known.tokens,
         "max_seconds": known.max_seconds,
+        "folder": str(folder),
     }
-    ranks: list[subprocess.Popen[bytes]] = []
-    try:
-        for island in range(known.islands):
-            mine = json.dumps(order | {"lines": str(folder / f"{island}.jsonl")})
-            own = {"RANK": str(island), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
-            with (folder / f"{island}.stderr").open("wb") as errors:
-                command = [sys.executable, str(WORKER), mine, str(os.getpid())]
-                environment = os.environ | meeting(known.islands) | own
-                ranks.append(network.start(island, command, environment, errors))
-        failed = wait(ranks, network)
-    finally:
-        for rank in ranks:
-            stop(rank)
-    if failed is not None:
-        text = (folder / f"{failed}.stderr").read_text().strip()
-        raise ArmFailedError(
-            f"arm {arm}: the rank of island {failed} ended with exit code "
-            f"{ranks[failed].returncode}:\n{text}"
-        )
-    shutil.rmtree(folder / "run")
+    network.run_ranks([sys.executable, str(WORKER), json.dumps(order)])
     files = [folder / f"{island}.jsonl" for island in range(known.islands)]
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-
-
-def wait(ranks: Sequence["subprocess.Popen[bytes]"], network: Network) -> int | None:
-    """Wait until all ranks have ended, or for a few seconds after one has failed.
-
-    Returns:
-        The number of the first rank that failed; None if none did.
-    """
-    first, deadline = None, float("inf")
-    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
-        time.sleep(0.1)
-        if not network.works:
-            raise ArmFailedError("the process that carries packets between the islands has ended")
-        bad = [number for number, rank in enumerate(ranks) if rank.poll()]
-        if bad and first is None:
-            first, deadline = bad[0], time.monotonic() + FAILING_SECONDS
-    bad = [number for number, rank in enumerate(ranks) if rank.poll()]
-    return bad[0] if first is None and bad else first
 
 
 def summarise(lines: list[list[dict[str, Any]]], header_bytes: int) -> dict[str, Any]:

@@ -5,11 +5,10 @@ The process first moves to a private mount and network namespace (as root, or th
 namespace where the kernel allows one). So names cannot collide with those of another run, and the
 kernel removes everything with the last process in it, however that process ends.
 
-There are two layouts. If tc can do all that is asked for, a veth pair joins each island to a
-bridge, with tbf (bandwidth) on the island's end and netem (latency, loss) on the bridge's. If the
-kernel lacks netem or tbf, each island has a TUN device, and a process (`links_pump.py`) carries the
-packets between them and does what tc cannot. (The kernel on which this was written has no netem, so
-the layout with netem has not been run yet.)
+There are two layouts. Where tc can limit the bandwidth and nothing else is asked for, a veth pair
+joins each island to a bridge. Otherwise each island has a TUN device, and a process
+(`links_pump.py`) carries the packets between them, with their latency and loss, and with the
+bandwidth where the kernel lacks tbf.
 """
 
 import ctypes
@@ -30,8 +29,10 @@ DEVICE = "wan0"
 """Name of every island's end of its link."""
 PRIVATE_FOLDER = Path("/run")
 """A file system in memory that only this process and its children see."""
+PARENT = "LINKS_PARENT"
+"""Variable with the process id of the program that started a rank."""
 NAMESPACE_FOLDER = PRIVATE_FOLDER / "netns"
-TBF, NETEM, NOTHING = "tc tbf", "tc netem", "not asked for"
+TBF, NOTHING = "tc tbf", "not asked for"
 PUMP = "userspace pump between TUN devices"
 IP_HEADER, TCP_HEADER, TIMESTAMPS, ETHERNET_HEADER = 20, 20, 12, 14
 QUEUE_SECONDS, BURST_SECONDS, LEAST_BURST = 0.1, 0.005, 16_000
@@ -63,17 +64,13 @@ class LinkShape:
     """Bytes of the longest packet."""
 
     @property
-    def delays(self) -> bool:
-        return self.latency_seconds > 0 or self.loss > 0
-
-    @property
     def burst_bytes(self) -> int:
         return max(LEAST_BURST, 2 * self.mtu, int(self.bits_per_second / 8 * BURST_SECONDS))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanisms:
-    """The mechanism (`TBF`, `NETEM`, `PUMP` or `NOTHING`) behind each property of a link."""
+    """The mechanism (`TBF`, `PUMP` or `NOTHING`) behind each property of a link."""
 
     bandwidth: str
     latency: str
@@ -206,11 +203,6 @@ class Network:
         file = "/proc/sys/net/ipv4/tcp_congestion_control"
         return call(f"ip netns exec {namespace(0)} cat {file}").strip()
 
-    @property
-    def works(self) -> bool:
-        """False once the process that carries the packets has ended."""
-        return self._pump is None or self._pump.poll() is None
-
     def start(
         self, island: int, command: Sequence[str], environment: Mapping[str, str], errors: BinaryIO
     ) -> "subprocess.Popen[bytes]":
@@ -220,19 +212,27 @@ class Network:
         words = ["ip", "netns", "exec", namespace(island), *command]
         return subprocess.Popen(words, start_new_session=True, env=environment, stderr=errors)
 
-    def run_ranks(self, command: Sequence[str], stop_with: int) -> None:
-        """Run a command on every island until all have ended. Its last words are the rank, and a
-        process id with which it ends.
+    def run_ranks(self, command: Sequence[str]) -> None:
+        """Run a command on every island until all have ended, or one has failed.
 
         Raises:
-            RuntimeError: A rank failed.
+            RuntimeError: A rank failed, or the process that carries packets ended.
         """
-        environment = os.environ | meeting(self.islands) | {"OMP_NUM_THREADS": "1"}
+        common = os.environ | meeting(self.islands) | {"LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
+        common[PARENT] = str(os.getpid())
         ranks = [
-            self.start(rank, [*command, str(rank), str(stop_with)], environment, sys.stderr.buffer)
+            self.start(rank, command, common | {"RANK": str(rank)}, sys.stderr.buffer)
             for rank in range(self.islands)
         ]
-        if max(rank.wait() for rank in ranks):
+        try:
+            while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+                if self._pump and self._pump.poll() is not None:
+                    raise RuntimeError("the process that carries packets has ended")
+                time.sleep(0.05)
+        finally:
+            for rank in ranks:
+                stop(rank)
+        if any(codes):
             raise RuntimeError("a rank failed; see above")
 
     def _add_device(self, island: int) -> None:
@@ -247,8 +247,6 @@ class Network:
         size = f"mtu {mtu} gso_max_segs 1"
         call(f"ip link add {DEVICE} {size} netns {name} type veth peer name {port} {size}")
         call(f"ip link set {port} master switch up")
-        if self.shape.delays:
-            call(f"tc qdisc add dev {port} root {netem(self.shape)}")
 
     def _set_up(self, island: int) -> None:
         name = namespace(island)
@@ -280,38 +278,26 @@ class Network:
 
 
 def choose_mechanisms(shape: LinkShape, *, use_tc: bool) -> Mechanisms:
-    """Choose tc where the kernel supports it, and the pump elsewhere, after a try on a temporary
-    device.
+    """Choose tc for the bandwidth where the kernel has tbf, after a try on a temporary device, and
+    the pump for the rest.
     """
     call("ip link add trial type veth peer name trial-peer")
+    words = f"tc qdisc add dev trial root {tbf(shape)}".split()
     try:
-        shapes = use_tc and accepted(f"tc qdisc add dev trial root {tbf(shape)}")
-        delays = use_tc and accepted(f"tc qdisc add dev trial-peer root {netem(shape)}")
+        use_tc = use_tc and bool(shutil.which("tc"))
+        shapes = use_tc and not subprocess.run(words, capture_output=True).returncode
     finally:
         call("ip link del trial")
     return Mechanisms(
         bandwidth=(TBF if shapes else PUMP) if shape.bits_per_second else NOTHING,
-        latency=(NETEM if delays else PUMP) if shape.latency_seconds else NOTHING,
-        loss=(NETEM if delays else PUMP) if shape.loss else NOTHING,
+        latency=PUMP if shape.latency_seconds else NOTHING,
+        loss=PUMP if shape.loss else NOTHING,
     )
 
 
 def tbf(shape: LinkShape) -> str:
     burst, wait = shape.burst_bytes, f"{1000 * QUEUE_SECONDS:g}ms"
     return f"tbf rate {shape.bits_per_second}bit burst {burst} latency {wait}"
-
-
-def netem(shape: LinkShape) -> str:
-    delay, loss = f"{1000 * shape.latency_seconds:g}ms", f"{100 * shape.loss:g}%"
-    return f"netem delay {delay} loss {loss} limit 100000"
-
-
-def accepted(line: str) -> bool:
-    """True if a command exists and succeeds."""
-    words = line.split()
-    return (
-        bool(shutil.which(words[0])) and not subprocess.run(words, capture_output=True).returncode
-    )
 
 
 def call(line: str) -> str:
@@ -361,10 +347,13 @@ def unsent_bytes() -> int:
     return sum(int(row[4].partition(":")[0], 16) for row in rows)
 
 
-def die_with_parent(parent: int) -> None:
-    """Let the kernel end this process when its parent (this process id) ends, even by kill -9."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Let the kernel end this process when its parent ends, even by kill -9.
+
+    parent: Its process id; None: the one that `Network.run_ranks` names.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != (int(os.environ[PARENT]) if parent is None else parent):
         sys.exit("the process that started this one is gone")
 
 

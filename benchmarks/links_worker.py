@@ -10,7 +10,6 @@ still in the buffers counts in the next round.
 """
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -29,14 +28,14 @@ ENOUGH = 1_000
 
 
 def main() -> None:
-    die_with_parent(int(sys.argv[2]))
+    die_with_parent()
     order: dict[str, Any] = json.loads(sys.argv[1])
     budget = {"run.tokens": ENOUGH * order["tokens"], "learning_rate.total_tokens": order["tokens"]}
     flags = [*map(tuple, order["flags"]), *((name, str(count)) for name, count in budget.items())]
     recipe = build_recipe(override(read_values(order["recipe"]), flags))
     with process_group():
         run = TrainingRun.create(recipe)
-        with Path(order["lines"]).open("w") as lines:
+        with Path(order["folder"], f"{this_rank()}.jsonl").open("w") as lines:
             train(run, order, lines)
 
 
@@ -100,5 +99,4 @@ def show(arm: str, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

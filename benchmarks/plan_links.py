@@ -3,7 +3,6 @@ H and wire formats, and data-parallel training, over links of several bandwidths
 compares the time of their rounds with two predictions.
 
     .venv/bin/python benchmarks/plan_links.py --stage stored    # of the rounds in links*.json
-    .venv/bin/python benchmarks/plan_links.py --stage losses    # 72 short runs, without links
     .venv/bin/python benchmarks/plan_links.py [--bandwidths 10mbit,30mbit,100mbit]
         [--every 5,10,20,40] [--formats fp32,int4] [--islands 2]
 
@@ -12,11 +11,6 @@ compares the time of their rounds with two predictions.
   data-parallel training the step is that of DiLoCo, because its own contains exchanges.
 - fitted (`adloco plan --measured`): constants fitted to the method's other rows. Each H, and each
   bandwidth, is left out of the fit once, and then predicted.
-
-Then the choice: a law of the loss is fitted to the runs of 100k and 200k tokens and says which H
-and format reach a loss first on each link (`adloco plan --target-loss`). The loss is the highest
-with which a run of 500k tokens ends. What is the fastest is measured: the tokens to that loss in
-these runs times the measured seconds of their rounds.
 
 The stage `stored` measures nothing: it takes the rounds in links.json and links_latency.json (H =
 20; evaluations are part of them). The seconds that a round takes besides steps and transfers are
@@ -43,24 +37,18 @@ from links_network import parse_bandwidth
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from adloco.cli.main import main as main_of_adloco
 from adloco.config.recipe import build_recipe, override, read_values
-from adloco.config.recipe_text import named_settings
 from adloco.plan.calibration import LEAST_ROWS, Errors, calibrate
 from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
-from adloco.plan.loss_law import fit_loss_law
 from adloco.plan.measured_rows import Row, Rows
 from adloco.plan.prediction import Workload, predict
-from adloco.plan.short_runs import method_of, read_short_runs
 from adloco.plan.target import Target
 from adloco.run.recipe_probe import count_parameters
 
 HERE = Path(__file__).parent
-DILOCO = str(HERE.parent / "reproduce" / "diloco.toml")
 FITTED = ("diloco-fp32", "diloco-int2", "diloco-topk")
 HELD_OUT = ("ddp", "diloco-bf16", "diloco-int8", "diloco-int4")
-STUDIES, SHORT, LONG = Path("runs/benchmarks/plan-links"), (100_000, 200_000), 500_000
 KEY = ("method", "workers", "parameters", "sync_every", "bandwidth_bits_per_second")
 COLUMNS = (*KEY, "compute_utilisation", "round_seconds", "rounds")
 BATCH_PER_ISLAND, CONTEXT, STEPS_PER_ROUND_OF_DDP = 4, 128, 20
@@ -76,32 +64,16 @@ def main() -> None:
     parser.add_argument("--bandwidths", default="10mbit,30mbit,100mbit")
     parser.add_argument("--every", default="5,10,20,40", help="values of H")
     parser.add_argument("--formats", default="fp32,int4", help="wire formats")
-    parser.add_argument("--stage", choices=("losses", "rounds", "stored"), default="rounds")
+    parser.add_argument("--stage", choices=("rounds", "stored"), default="rounds")
     parser.add_argument("--islands", type=int, default=2)
     parser.add_argument("--csv", type=Path, default=HERE / "plan_links.csv")
     parser.add_argument("--png", type=Path)
     known, settings = parser.parse_known_args()
     if known.stage == "stored":
         compare_stored(known.png or HERE / "plan_links.png")
-    elif known.stage == "losses":
-        train_for_losses(known, settings)
     else:
         measure_all(known, settings)
         compare(known.csv, known.png or HERE / "plan_links_grid.png")
-        if all((STUDIES / f"{tokens}" / "compare.json").is_file() for tokens in (*SHORT, LONG)):
-            choose(known)
-
-
-def train_for_losses(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Train DiLoCo with every H and format on three budgets."""
-    words = ["--method.workers_per_trainer", str(known.islands)]
-    words += ["--batch.initial", str(known.islands * BATCH_PER_ISLAND)]
-    words += ["--method.sync_every", *known.every.split(",")]
-    words += ["--wire.format", *known.formats.split(","), "--seeds", "3", "--parallel", "2"]
-    words += ["--outer.options", "{ momentum = 0.6, nesterov = true }", "--inner.lr", "2e-3"]
-    for tokens in (*SHORT, LONG):
-        own = ["--run.tokens", str(tokens), "--run.folder", str(STUDIES / f"{tokens}")]
-        main_of_adloco(["sweep", DILOCO, *own, *words, *settings])
 
 
 def measure_all(known: argparse.Namespace, settings: Sequence[str]) -> None:
@@ -269,47 +241,6 @@ def closed_form(row: Row, step: float, sync_seconds: float = 0.0, latency: float
         Target(name="any", tokens=lambda recipe, batch: 1e6),
     )
     return found.round.total
-
-
-def choose(known: argparse.Namespace) -> None:
-    """Print, for each link, the fastest H and format by the plan and by measurement."""
-    short, long = (
-        [json.loads((STUDIES / f"{tokens}" / "compare.json").read_text()) for tokens in budgets]
-        for budgets in (SHORT, (LONG,))
-    )
-    runs = [run for study in short for arm in study["arms"] for run in arm["runs"]]
-    law = fit_loss_law(read_short_runs([Path(run["folder"]) for run in runs]).points).law
-    (target,) = long[0]["targets"]
-    table, batch = read(known.csv), known.islands * BATCH_PER_ISLAND
-    for bits in map(parse_bandwidth, known.bandwidths.split(",")):
-        measured, predicted = {}, {}
-        for arm in long[0]["arms"]:
-            recipe = build_recipe(read_values(f"{arm['runs'][0]['folder']}/recipe.toml"))
-            every = recipe.method.given_sync_every
-            method = f"diloco-{named_settings(recipe)['wire.format']}"
-            wanted = (method, every, bits)
-            found = [
-                row
-                for row in table
-                if (row.group[0], row.sync_every, row.bits_per_second) == wanted
-            ]
-            tokens = arm["to_target"][f"{target:g}"]["tokens"]["mean"]
-            if found and tokens is not None:
-                key, per_round = (method, every), batch * CONTEXT * every
-                measured[key] = tokens / per_round * found[0].value
-                needed = law.tokens_to(
-                    target, method=method_of(recipe), batch=batch, sync_every=every
-                )
-                seconds = closed_form(found[0], *without_link(table, method))
-                predicted[key] = needed / per_round * seconds
-        fastest = min(measured, key=measured.__getitem__)
-        chosen = min(predicted, key=predicted.__getitem__)
-        print(
-            f"{bits / 1e6:g} Mbit/s, loss {target:g}: the plan chooses {chosen[0]}, "
-            f"H = {chosen[1]} ({predicted[chosen]:.0f} s predicted, {measured[chosen]:.0f} s "
-            f"measured); fastest is {fastest[0]}, H = {fastest[1]} ({measured[fastest]:.0f} s); "
-            f"{measured[chosen] / measured[fastest] - 1:.1%} longer"
-        )
 
 
 def without_link(table: Mapping[Row, float], method: str) -> tuple[float, float]:
