@@ -10,7 +10,6 @@ with the commit, the machine and its load; then the tables of benchmarks/perform
 from that file.
 """
 
-import argparse
 import datetime
 import importlib
 import json
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_tables import write_tables
+from common import script_parser
 
 from adloco.whole_file import write_text
 
@@ -51,9 +51,7 @@ PARTS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--part", choices=PARTS, help="measure this part only")
     parser.add_argument("--quick", action="store_true", help="the smallest cases only")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "bench.json")

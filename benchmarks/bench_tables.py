@@ -1,8 +1,10 @@
 """The tables of benchmarks/performance.md, from benchmarks/bench.json alone."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from common import table
 
 from adloco.whole_file import write_text
 
@@ -20,19 +22,19 @@ def write_tables(parts: Parts, page: Path) -> None:
 
 def with_tables(parts: Parts, text: str) -> str:
     """The text of the page with these tables in it."""
-    for name, table in (("ratios", ratios), ("peers", peers), ("measured", measured)):
+    for name, rows_of in (("ratios", ratios), ("peers", peers), ("measured", measured)):
         begin, end = BEGIN.format(name), END.format(name)
         before, _, rest = text.partition(begin)
         _, found, after = rest.partition(end)
         assert found, f"the page has no {begin} ... {end}"
-        text = f"{before}{begin}\n{table(parts)}\n{end}{after}"
+        text = f"{before}{begin}\n{rows_of(parts)}\n{end}{after}"
     return text
 
 
 def ratios(parts: Parts) -> str:
     """What was compared in pairs, and what was counted."""
     rows = [row for name, part in parts.items() if name != "peers" for row in part["rows"]]
-    return _table(
+    return table(
         ("", "compared with", "ratio of seconds", "half of the pairs", "pairs", "seconds", "goal"),
         (_counted(row) if "count" in row else _compared(row) for row in rows),
     )
@@ -40,7 +42,7 @@ def ratios(parts: Parts) -> str:
 
 def peers(parts: Parts) -> str:
     """The other libraries, beside adloco with the same method."""
-    return _table(
+    return table(
         (
             *("method", "library", "steps/s", "of adloco's"),
             *("a sync, s", "start, s", "MB a round", "final loss"),
@@ -51,7 +53,7 @@ def peers(parts: Parts) -> str:
 
 def measured(parts: Parts) -> str:
     """When, where and at which commit each part was measured."""
-    return _table(
+    return table(
         ("part", "date", "commit", "machine", "torch", "load before and after", "took"),
         (
             (
@@ -109,8 +111,3 @@ def _peer(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _seconds(value: float) -> str:
     """Three digits of a time, in seconds or milliseconds."""
     return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from common import table
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from stored_runs import (
@@ -31,7 +32,6 @@ from stored_runs import (
     spread,
     stored,
     study_parser,
-    table,
     trained,
     write_page,
 )

@@ -27,7 +27,6 @@ import os
 import random
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,9 +35,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from chaos_checks import TIMEOUT_SECONDS, Fault, Outcome, RunFiles, names_below, problems, schedule
 from chaos_run import FAULTS, DisturbedRun
+from common import script_parser, table
 from links_network import (
     DEVICE,
     PRIVATE_FOLDER,
@@ -156,9 +157,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--faults", type=int, default=20, help="number of faults (default: 20)")
     parser.add_argument("--seed", type=int, default=0, help="of faults and runs (default: 0)")
     choices = {"modes": [*MODES], "kinds": [*FAULTS]}
@@ -225,7 +224,7 @@ class Campaign:
         if files is not None:
             wrong += problems(files, self._undisturbed[whole])
             moments = [0.0, *(record["seconds"] for record in files.records)]
-            usual = statistics.median(after - before for before, after in pairwise(moments))
+            usual = median(after - before for before, after in pairwise(moments))
             self._goodput[name] = len(files.records) * usual / run.seconds if run.seconds else 0.0
         wrong += [
             f"{outcome.repeated} rounds were trained again after {outcome.fault}"
@@ -290,7 +289,7 @@ class Campaign:
 
     def write(self, out: Path) -> None:
         """Print the tables, and write them and a CSV line for each fault."""
-        text = "\n".join([*self._rows_of_faults(), "", *self._rows_of_modes(), ""])
+        text = f"{self._table_of_faults()}\n\n{self._table_of_modes()}\n"
         print(text, flush=True)
         out.with_suffix(".md").write_text(text)
         with out.with_suffix(".csv").open("w", newline="") as file:
@@ -305,35 +304,28 @@ class Campaign:
                     cells = [mode, kind, outcome.recorded, outcome.repeated, seconds]
                     lines.writerow([*cells, int(outcome.in_place), f"{outcome.goal:.1f}"])
 
-    def _rows_of_faults(self) -> list[str]:
-        rows = [
-            "| mode | fault | survived | in place | rounds repeated | seconds to go on, median "
-            "| worst | later than the goal |",
-            "|---|---|---:|---:|---:|---:|---:|---:|",
-        ]
+    def _table_of_faults(self) -> str:
+        rows = []
         for mode, faults in self._faults.items():
             for kind in FAULTS:
                 planned = sum(fault.kind == kind for fault in faults)
                 found = [one for one in self._outcomes[mode] if one.fault.kind == kind]
                 times = [one.recovery for one in found if one.recovery is not None]
-                seconds = f"{statistics.median(times):.1f} | {max(times):.1f}" if times else "- | -"
+                seconds = [f"{each(times):.1f}" if times else "-" for each in (median, max)]
                 most = max((one.repeated for one in found), default=0)
                 if planned:
                     cells = [mode, kind, f"{len(times)} of {planned}"]
-                    cells += [str(sum(one.in_place for one in found)), str(most), seconds]
-                    cells += [str(sum(one.late for one in found))]
-                    rows.append(f"| {' | '.join(cells)} |")
-        return rows
+                    cells += [str(sum(one.in_place for one in found)), str(most), *seconds]
+                    rows.append([*cells, str(sum(one.late for one in found))])
+        heads = ["mode", "fault", "survived", "in place", "rounds repeated"]
+        heads += ["seconds to go on, median", "worst", "later than the goal"]
+        return table(heads, rows)
 
-    def _rows_of_modes(self) -> list[str]:
-        return [
-            "| mode | result | goodput |",
-            "|---|---|---:|",
-            *(
-                f"| {mode} | {told(wrong)} | {self._goodput[mode]:.0%} |"
-                for mode, wrong in self.wrong.items()
-            ),
+    def _table_of_modes(self) -> str:
+        rows = [
+            [mode, told(wrong), f"{self._goodput[mode]:.0%}"] for mode, wrong in self.wrong.items()
         ]
+        return table(["mode", "result", "goodput"], rows)
 
 
 def rounds_meanwhile(faults: Sequence[Fault]) -> int:

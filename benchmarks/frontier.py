@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import table
 from stored_runs import (
     TUNING_SEED,
     Result,
@@ -24,7 +25,6 @@ from stored_runs import (
     run_script,
     spread,
     study_parser,
-    table,
     trained,
     write_page,
 )

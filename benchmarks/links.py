@@ -36,6 +36,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from common import script_parser, table
 from links_network import (
     PRIVATE_FOLDER,
     LinkShape,
@@ -108,11 +109,7 @@ def main() -> None:
 
 def parse() -> tuple[argparse.Namespace, Flags]:
     """The options of this program, and the settings of adloco among its flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = script_parser(__doc__)
     add = parser.add_argument
     add("--bandwidth", default="10mbit", help="out of each island; 0bit: unlimited (10mbit)")
     add("--latency-ms", type=float, default=0.0, help="one way, in milliseconds (0)")
@@ -160,7 +157,7 @@ def run_arms(known: argparse.Namespace, settings: Flags, network: Network, folde
         # Written after each arm, so that the results stay if the next arm fails.
         known.json.write_text(json.dumps(results, indent=2) + "\n")
         draw(results, known.png)
-    print("\n" + table(results))
+    print("\n" + arms_table(results))
     print(f"\nwritten to {known.json} and {known.png}")
 
 
@@ -251,13 +248,13 @@ def payload(kernel: dict[str, int], header_bytes: int) -> int:
     return kernel["tx_bytes"] - kernel["tx_packets"] * header_bytes
 
 
-def table(results: dict[str, Any]) -> str:
+def arms_table(results: dict[str, Any]) -> str:
     """A Markdown table with a row for each arm and link."""
     titles = "arm, island, val loss, seconds, outside of steps, s a step, syncs, counted MB, "
     titles += "payload by the kernel MB, counted / payload, mean within 5%, "
     titles += "all bytes by the kernel MB, counted / all, uncounted bytes per round, sent again"
     heads = titles.split(", ")
-    rows = [heads, ["---"] * len(heads)]
+    rows: list[list[str]] = []
     for arm, result in results["arms"].items():
         seconds, outside = result["seconds"], result["outside_inner_steps"]
         step = (1 - outside) * seconds / result["rounds"][-1]["inner_steps"]
@@ -270,7 +267,7 @@ def table(results: dict[str, Any]) -> str:
             rows[-1] += ["yes" if result["within_5_percent"] else "NO"]
             rows[-1] += [f"{link['tx_bytes'] / 1e6:.3f}", f"{link['counted_per_tx_bytes']:.3f}"]
             rows[-1] += [f"{link['uncounted_bytes_per_round']:,.0f}", f"{link['retransmitted']:,}"]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return table(heads, rows)
 
 
 def draw(results: dict[str, Any], file: Path) -> None:

@@ -33,6 +33,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from common import script_parser
 from links_network import parse_bandwidth
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
@@ -58,9 +59,7 @@ PAYLOAD = 1448 / 1514
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--bandwidths", default="10mbit,30mbit,100mbit")
     parser.add_argument("--every", default="5,10,20,40", help="values of H")
     parser.add_argument("--formats", default="fp32,int4", help="wire formats")

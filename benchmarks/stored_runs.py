@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common import script_parser
+
 from adloco.algorithms.model_state import ADVICE
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
@@ -306,9 +308,7 @@ def study_parser(doc: str, file: Path) -> argparse.ArgumentParser:
         doc: The study's description.
         file: Its results, unless --json names another file.
     """
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(doc)
     add = parser.add_argument
     add("--jobs", type=int, default=2, help="runs at once (default: 2)")
     add("--json", type=Path, default=file, help="file of the results; tables are written beside it")
@@ -336,12 +336,6 @@ def write_page(file: Path, name: str, tables: Iterable[str], known: Sequence[Res
     text = "\n\n".join([about, *tables, f"{last}; torch {versions}; threads: {threads}."]) + "\n"
     file.with_suffix(".md").write_text(text)
     print(text)
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def mean(results: Sequence[Result], name: str) -> float:

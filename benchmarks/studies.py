@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from common import table
 from stored_runs import (
     TUNING_SEED,
     WORKERS,
@@ -22,7 +23,6 @@ from stored_runs import (
     flags_of,
     run_script,
     study_parser,
-    table,
     trained,
     write_page,
 )

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import correlation, fmean, median
 from typing import Any
 
 import numpy as np
@@ -102,13 +102,9 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float | None:
     """Spearman's; None if all values of one side are equal."""
-    left, right = ranks(one), ranks(two)
-    middle = (len(one) - 1) / 2
-    spread = [sum((rank - middle) ** 2 for rank in side) for side in (left, right)]
-    if not all(spread):
+    if len({*one}) == 1 or len({*two}) == 1:
         return None
-    shared = sum((a - middle) * (b - middle) for a, b in zip(left, right, strict=True))
-    return float(shared / (spread[0] * spread[1]) ** 0.5)
+    return correlation(ranks(one), ranks(two))
 
 
 def requests_against_losses(folder: Path, words: Sequence[str]) -> None:

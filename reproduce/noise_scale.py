@@ -12,16 +12,11 @@ which decides the next round's batch. Checkpoints within the first tenth of the 
 past that the recipes had.
 
 What was measured is kept in noise_scale.json beside this file, and not measured again.
-
-.venv/bin/python reproduce/noise_scale.py --cost
-    # what the tests cost: seconds of inner steps with and without them, in turn
 """
 
 import argparse
 import json
 import math
-import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +36,6 @@ TOKENS = {"ddp-norm": 300_000}
 SAMPLES, BATCH, NEAR, PAST = 512, 16, 1.5, 0.8
 FULL = ("noise_scale", "grad_variance", "grad_norm_sq")
 SEEN = (*FULL, "noise_scale_factor", "measured_grad_variance", "measured_grad_norm_sq")
-COST_BATCHES, COST_STEPS, COST_PAIRS = (4, 16), 180, 3
 
 Row = dict[str, Any]
 
@@ -94,41 +88,6 @@ def measured(folder: Path) -> Iterator[Row]:
                 "used": seen[number, trainer],
                 "same": seen.get((number if last else number + 1, trainer)),
             }
-
-
-def busy_seconds(recipe: str, batch: int, rule: str) -> float:
-    """Seconds of inner steps of a short run with a constant batch."""
-    settings = {
-        "run.trackers": "none",
-        "run.tokens": COST_STEPS * batch * 128,
-        "run.checkpoint_every": 10**6,
-        "evaluation.every": 10**6,
-        "merge.policy": "none",
-        "method.num_trainers": 1,
-        "batch.rule": rule,
-        **{f"batch.{name}": batch for name in ("initial", "minimum", "maximum")},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        run = adloco.train(recipe, **settings, **{"run.folder": f"{folder}/run"})
-        return sum(row["busy_seconds"] for each in run.records[1:] for row in each["workers"])
-
-
-def show_costs() -> None:
-    print("| recipe | samples of a step | time of inner steps with tests over without (pairs) |")
-    print("| --- | --- | --- |")
-    for recipe in EVERY:
-        for batch in COST_BATCHES:
-            ratios = []
-            for repeat in range(COST_PAIRS):
-                rules = ("norm-test", "constant")[:: 1 if repeat % 2 else -1]
-                seconds = {rule: busy_seconds(recipe, batch, rule) for rule in rules}
-                ratios.append(seconds["norm-test"] / seconds["constant"])
-            ratios.sort()
-            print(
-                f"| {recipe} | {batch} | {median(ratios):.3f} "
-                f"({ratios[0]:.3f} to {ratios[-1]:.3f}) |",
-                flush=True,
-            )
 
 
 def weighted(values: list[float]) -> float:
@@ -187,16 +146,12 @@ def as_text(store: dict[str, list[Row]]) -> str:
     return "{\n" + ",\n".join(runs) + "\n}\n"
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--corpus", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--recipes", default=",".join(EVERY))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--cost", action="store_true")
     arguments = parser.parse_args()
-    if arguments.cost:
-        show_costs()
-        return 0
     store: dict[str, list[Row]] = json.loads(STORE.read_text()) if STORE.exists() else {}
     corpora = {"default": ""} | dict(each.split("=", 1) for each in arguments.corpus)
     for seed in range(arguments.seeds):
@@ -209,8 +164,7 @@ def main() -> int:
                     print(share(store[key], "same"), flush=True)
                     STORE.write_text(as_text(store))
     show(store)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
