@@ -3,8 +3,7 @@ H and wire formats, and data-parallel training, over links of several bandwidths
 compares the time of their rounds with two predictions.
 
     .venv/bin/python benchmarks/plan_links.py --stage stored    # of the rounds in links*.json
-    .venv/bin/python benchmarks/plan_links.py [--bandwidths 10mbit,30mbit,100mbit]
-        [--every 5,10,20,40] [--formats fp32,int4] [--islands 2]
+    .venv/bin/python benchmarks/plan_links.py                   # of the rows of plan_links.csv
 
 - closed form, before (`adloco plan --cluster`): from the bytes, the bandwidth, and two times on an
   unlimited link: that of a step, and what a sync takes besides steps (`sync_seconds`). For
@@ -20,7 +19,6 @@ Rounds that are in the CSV already are not measured again. The first round of ea
 Settings of adloco may be given, as for links.py.
 """
 
-import argparse
 import csv
 import itertools
 import json
@@ -45,9 +43,12 @@ from adloco.plan.cluster import Cluster
 from adloco.plan.measured_rows import Row, Rows
 from adloco.plan.prediction import Workload, predict
 from adloco.plan.target import Target
-from adloco.run.recipe_probe import count_parameters
 
 HERE = Path(__file__).parent
+ISLANDS, PARAMETERS, BANDWIDTHS = 2, 869_504, ("0bit", "10mbit", "30mbit", "100mbit")
+"""The parameters are those of the default model; 0bit: unlimited."""
+ARMS = [("ddp", 1), *itertools.product(("diloco-fp32", "diloco-int4"), (5, 10, 20, 40))]
+"""The methods with their H."""
 FITTED = ("diloco-fp32", "diloco-int2", "diloco-topk")
 HELD_OUT = ("ddp", "diloco-bf16", "diloco-int8", "diloco-int4")
 KEY = ("method", "workers", "parameters", "sync_every", "bandwidth_bits_per_second")
@@ -60,55 +61,38 @@ PAYLOAD = 1448 / 1514
 
 def main() -> None:
     parser = script_parser(__doc__)
-    parser.add_argument("--bandwidths", default="10mbit,30mbit,100mbit")
-    parser.add_argument("--every", default="5,10,20,40", help="values of H")
-    parser.add_argument("--formats", default="fp32,int4", help="wire formats")
     parser.add_argument("--stage", choices=("rounds", "stored"), default="rounds")
-    parser.add_argument("--islands", type=int, default=2)
     parser.add_argument("--csv", type=Path, default=HERE / "plan_links.csv")
     parser.add_argument("--png", type=Path)
     known, settings = parser.parse_known_args()
     if known.stage == "stored":
         compare_stored(known.png or HERE / "plan_links.png")
     else:
-        measure_all(known, settings)
+        measure_all(known.csv, settings)
         compare(known.csv, known.png or HERE / "plan_links_grid.png")
 
 
-def measure_all(known: argparse.Namespace, settings: Sequence[str]) -> None:
+def measure_all(file: Path, settings: Sequence[str]) -> None:
     """Append the rows that the CSV lacks."""
-    formats, every = known.formats.split(","), map(int, known.every.split(","))
-    arms = [("ddp", 1), *itertools.product((f"diloco-{wire}" for wire in formats), every)]
-    for bandwidth in ["0bit", *known.bandwidths.split(",")]:  # 0bit: unlimited.
-        for arm, steps in arms:
-            key = row_of(arm, known.islands, parameters(), steps, parse_bandwidth(bandwidth))
-            have = read(known.csv) if known.csv.exists() else {}
-            if key not in [replace(row, value=None) for row in have]:
-                found = measure(arm, steps, bandwidth, known.islands, settings)
-                cells = [
-                    arm,
-                    known.islands,
-                    parameters(),
-                    steps,
-                    parse_bandwidth(bandwidth),
-                    *found,
-                ]
-                with known.csv.open("a", newline="") as file:
-                    writer = csv.writer(file, lineterminator="\n")
-                    writer.writerows([cells] if have else [COLUMNS, cells])
+    for bandwidth, (arm, steps) in itertools.product(BANDWIDTHS, ARMS):
+        have = read(file) if file.exists() else {}
+        cells = (arm, ISLANDS, PARAMETERS, steps, parse_bandwidth(bandwidth))
+        if row_of(*cells) not in [replace(row, value=None) for row in have]:
+            row = [*cells, *measure(arm, steps, bandwidth, settings)]
+            with file.open("a", newline="") as opened:
+                writer = csv.writer(opened, lineterminator="\n")
+                writer.writerows([row] if have else [COLUMNS, row])
 
 
-def measure(
-    arm: str, every: int, bandwidth: str, islands: int, settings: Sequence[str]
-) -> tuple[str, str, int]:
+def measure(arm: str, every: int, bandwidth: str, settings: Sequence[str]) -> tuple[str, str, int]:
     """Compute utilisation, seconds of a round, and the number of rounds."""
     steps = STEPS_PER_ROUND_OF_DDP if arm == "ddp" else every
     rounds = max(LEAST_ROUNDS, -(-LEAST_STEPS // steps)) + 1
-    tokens = rounds * steps * islands * BATCH_PER_ISLAND * CONTEXT
+    tokens = rounds * steps * ISLANDS * BATCH_PER_ISLAND * CONTEXT
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "links.json"
         command = [sys.executable, str(HERE / "links.py"), "--bandwidth", bandwidth, "--arms", arm]
-        command += ["--islands", str(islands), "--tokens", str(tokens)]
+        command += ["--islands", str(ISLANDS), "--tokens", str(tokens)]
         command += ["--json", str(file), "--png", str(file.with_suffix(".png"))]
         command += ["--method.sync_every", str(steps), "--evaluation.every", "1000000", *settings]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -147,11 +131,6 @@ def read(file: Path) -> dict[Row, float]:
         }
 
 
-def parameters() -> int:
-    """Those of the model that all methods train."""
-    return count_parameters(build_recipe(read_values("diloco")))
-
-
 def compare(file: Path, png: Path) -> None:
     """Print and draw measured rounds beside predicted ones."""
     table = read(file)
@@ -188,7 +167,7 @@ def compare_stored(png: Path) -> None:
         here: dict[Row, float] = {}
         for arm, lines in measured.items():
             rounds, every = (20, 1) if arm == "ddp" else (1, 20)
-            about = (results["islands"], parameters(), every, link["bits_per_second"])
+            about = (results["islands"], PARAMETERS, every, link["bits_per_second"])
             row = row_of(arm, *about, value=median_seconds(lines))
             here[row] = rounds * closed_form(row, busy / 20, latency=link["latency_seconds"])
         rest = statistics.mean(row.value - here[row] for row in here if row.group[0] in FITTED)
