@@ -15,7 +15,7 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,32 +263,45 @@ def trained(specs: Sequence[Spec], options: argparse.Namespace) -> list[Result]:
     Raises:
         ValueError: A run failed, and did not diverge.
     """
-    store, known = Store(options.json), Store(options.json).read()
-    folder = Path("runs", "benchmarks", options.json.stem)
-    missing = {spec.key: spec for spec in specs if spec.key not in known}
+    store = Store(options.json)
+    missing = [spec for spec in specs if spec.key not in store.read()]
+    for spec, result in train_runs(missing, options.json.stem, options.jobs):
+        store.add(spec.key, result)
+    return store.of(specs)
+
+
+def train_runs(specs: Sequence[Spec], name: str, jobs: int) -> Iterator[tuple[Spec, Result]]:
+    """Train runs, so many at a time, and yield each with its result as soon as it has ended.
+
+    Args:
+        specs: The runs.
+        name: The study's; its runs are in runs/benchmarks/NAME until they have ended.
+        jobs: Runs at once.
+
+    Raises:
+        ValueError: A run failed, and did not diverge; the others have ended.
+    """
+    folder, waiting = Path("runs", "benchmarks", name), {spec.key: spec for spec in specs}
+    number, failed = len(waiting), []
     runs = [
         StudyRun(arm=str(spec), seed=spec.seed, recipe=spec.recipe(), folder=folder / key)
-        for key, spec in missing.items()
+        for key, spec in waiting.items()
     ]
-    number, failed = len(missing), []
-    for jobs in train_missing(runs, folder, options.jobs):
-        for job in jobs:
-            if job.state not in ("done", "failed") or job.run.folder.name not in missing:
+    for states in train_missing(runs, folder, jobs):
+        for job in states:
+            if job.state not in ("done", "failed") or job.run.folder.name not in waiting:
                 continue
-            spec = missing.pop(job.run.folder.name)
+            spec = waiting.pop(job.run.folder.name)
             if job.problem and ADVICE not in job.problem:
                 failed.append(f"{spec}: {job.problem}")
                 continue
             result = result_of(spec, job)
-            store.add(spec.key, result)
+            yield spec, result
             shutil.rmtree(job.run.folder)
             loss = result["diverged"] or f"loss {result['final_loss']:.4f}"
-            print(
-                f"[{number - len(missing)}/{number}] {spec}: {loss} ({job.seconds:.0f} s)",
-                flush=True,
-            )
+            ended = f"[{number - len(waiting)}/{number}]"
+            print(f"{ended} {spec}: {loss} ({job.seconds:.0f} s)", flush=True)
     require(not failed, "; ".join(failed))
-    return store.of(specs)
 
 
 def run_script(name: str, main: Callable[[], None]) -> None:
