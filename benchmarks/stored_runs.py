@@ -27,6 +27,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.run.folder import ENVIRONMENT, SUMMARY
+from adloco.run.recipe_probe import count_parameters
 from adloco.run.records import Records, read_json
 from adloco.study.arms import StudyRun
 from adloco.study.training import Job, StudyInterruptedError, train_missing
@@ -177,7 +178,9 @@ def result_of(spec: Spec, job: Job) -> Result:
         "git": environment["git"],
         "torch": environment["versions"]["torch"],
         "threads": environment["torch_threads"],
-        "parameters": None if diverged else read_json(folder / SUMMARY)["num_parameters"],
+        "parameters": count_parameters(spec.recipe())
+        if diverged
+        else read_json(folder / SUMMARY)["num_parameters"],
         "diverged": diverged,
         "final_loss": None if diverged else curve["loss"][-1],
         "curve": curve,
