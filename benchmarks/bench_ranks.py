@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from adloco import InnerAdamW, InnerMuon, OuterOptimizer, Syncing, place
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.distributed.comm.compressed import in_pieces
+from adloco.distributed.comm.block_sums import in_pieces
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.int1 import Int1
