@@ -185,8 +185,8 @@ def validation(measure: Metric, per: Per = "round", *, panel: str | None = None)
 
 
 def known_measures(measures: Sequence[Metric], records: Sequence[Record]) -> list[Metric]:
-    """The loss, and the other measures that follow from it or that some record has: records of
-    earlier versions, or of some tokenizers, lack others.
+    """The loss, and the other measures that follow from it or that some record has: with some
+    tokenizers there are no others.
 
     Args:
         measures: What the task measures in an evaluation, the loss first.

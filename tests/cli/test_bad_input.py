@@ -302,10 +302,7 @@ def test_a_run_of_an_earlier_version(finished: Path, capsys: pytest.CaptureFixtu
     for words in READERS:
         refused(
             [*words, str(finished)],
-            (
-                f"the run in {finished} began with a version of adloco without "
-                "wire.feedback; resume it with that version"
-            ),
+            f"wire.feedback in {finished / 'recipe.toml'} is not what the run began with",
             capsys,
         )
 
@@ -335,9 +332,12 @@ def test_damaged_and_foreign_checkpoints(
         "goes on from the one before",
         capsys,
     )
-    write_part(newest, "run", {"somebody": "else's"})
-    for words in READERS:
-        refused([*words, str(finished)], "was not written by a run", capsys)
+    state = read_part(newest, "run")
+    del state["save"]
+    for foreign in ({"somebody": "else's"}, state):
+        write_part(newest, "run", foreign)
+        for words in READERS:
+            refused([*words, str(finished)], "was not written by a run", capsys)
 
 
 def test_a_damaged_cache_is_made_again(finished: Path, small: list[str], tmp_path: Path) -> None:

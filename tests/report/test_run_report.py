@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from importlib import metadata
@@ -94,43 +93,6 @@ def test_the_page_shows_the_records(small: list[str], tmp_path: Path) -> None:
     # The last step of a round ends where the round does.
     ends = [of_steps["axes"]["tokens"][record["inner_steps"] - 1] for record in records]
     assert ends == [record["tokens"] for record in records]
-
-
-def test_runs_of_earlier_versions_have_no_bits_per_byte(
-    small: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They are reported, compared and resumed; the rounds after that have the number."""
-    monkeypatch.setattr("adloco.report.pictures.draw_comparison", lambda *_: [])
-    monkeypatch.setattr(Records, "digests", lambda records: {})
-    run, study = tmp_path / "run", tmp_path / "study"
-    constant = ["--learning_rate.shape", "constant"]
-    assert main(["train", "diloco", *small, "--run.tokens", "1000", *constant]) == 0
-    lines = Records(run).read()
-    for row in (row for line in lines for row in (line, *line["trainers"])):
-        del row["val_bits_per_byte"]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    other = Path(shutil.copytree(run, tmp_path / "other"))
-    recipe = (run / "recipe.toml").read_text()
-    (other / "recipe.toml").write_text(recipe.replace("seed = 0", "seed = 1"))
-    compare = ["compare", str(run), str(other), "--run.folder", str(study)]
-    for words, page in (
-        (["report", str(run)], run / "report.html"),
-        (compare, study / "compare.html"),
-    ):
-        assert main(words) == 0
-        text = page.read_text()
-        assert "validation perplexity" in text and "bits per byte" not in text
-    capsys.readouterr()
-    assert main(["train", "--resume", str(run), "--run.tokens", "2000"]) == 0
-    assert ", bpb " in capsys.readouterr().out
-    assert "bits per byte" in (run / "report.html").read_text()
-    found = [line.get("val_bits_per_byte") for line in Records(run).read()]
-    assert found[0] is None and found[-1] > 0
-    assert main([*compare, "--force"]) == 0
-    assert "validation bits per byte" in (study / "compare.html").read_text()
 
 
 def record(tokens: int, requested: int, trained: int) -> Record:

@@ -150,8 +150,8 @@ def test_foreign_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no checkpoint"):
         checkpoint.newest(tmp_path)
     with pytest.raises(ValueError, match="is damaged .run is missing."):
-        checkpoint.Checkpoint(tmp_path).need("run")
+        checkpoint.need(tmp_path, "run")
     for content in (b"\xff{", b"[1]"):
         (tmp_path / "run.sha256").write_bytes(content)
         with pytest.raises(ValueError, match="is damaged .run."):
-            checkpoint.Checkpoint(tmp_path).need("run")
+            checkpoint.need(tmp_path, "run")

@@ -1,5 +1,6 @@
 """The folder of a new run: its name, and who may have it."""
 
+import errno
 import fcntl
 import os
 import re
@@ -11,7 +12,7 @@ import pytest
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.run import folder as folders
-from adloco.run.folder import claimed, locked, new_folder
+from adloco.run.folder import claimed, is_locked, locked, new_folder
 
 TIME = r"-\d{8}-\d{6}-\d{6}"
 
@@ -166,3 +167,24 @@ def test_a_run_that_has_begun_is_not_removed(tmp_path: Path) -> None:
 def test_a_name_leaves_no_folder_and_is_one_line(name: str) -> None:
     with pytest.raises(ValueError, match="run.name must be printable characters without slashes"):
         recipe(("run.name", name))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that is mounted read-only; whether a run holds its lock is known."""
+    with locked(tmp_path):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
+    whole = os.open
+
+    def read_only(path: str, flags: int, *rest: int, **names: int) -> int:
+        if str(path).startswith(str(tmp_path)) and flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return whole(path, flags, *rest, **names)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with (
+        pytest.raises(ValueError, match="cannot be written .Read-only file system.; make it"),
+        locked(tmp_path),
+    ):
+        pass
+    assert not is_locked(tmp_path)

@@ -1,6 +1,7 @@
 """Damaged folders: a run goes on from its newest good checkpoint, and what is gone is named."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.placement.placement import OneProcess
 from adloco.distributed.testing import run_on_ranks
 from adloco.run import part_file, records, saving
-from adloco.run.checkpoint import Checkpoint, list_all, list_checkpoints
+from adloco.run.checkpoint import list_all, list_checkpoints, need
 from adloco.run.part_file import DamagedCheckpointError, write_part
 from adloco.run.recovery import clear_unusable, load_newest_good
 from adloco.run.training_run import TrainingRun
@@ -44,7 +45,7 @@ def save(folder: Path, number: int, parts: Sequence[str] = PARTS) -> Path:
     checkpoint = folder / f"round-{number}"
     checkpoint.mkdir(parents=True, exist_ok=True)
     for part in parts:
-        numbers = {"algorithm": NUMBERS} if part == "run" else {}
+        numbers = {"run": {}, "algorithm": NUMBERS} if part == "run" else {}
         found = {"round": number, "save": f"of round {number}", "tensor": torch.ones(3)}
         write_part(checkpoint, part, numbers | found)
     return checkpoint
@@ -58,11 +59,19 @@ def damage(kind: str, checkpoint: Path) -> str:
     if kind == "missing":
         (checkpoint / "run.json").unlink()
         return "run.json does not match its checksum"
+    if kind.startswith("pipe"):
+        file = checkpoint / kind.removeprefix("pipe ")
+        file.unlink()
+        os.mkfifo(file)
+        sums = file.suffix == ".sha256"
+        return f"{file.name} {'cannot be read' if sums else 'does not match its checksum'}"
     (checkpoint / "trainer-0.sha256").write_bytes(b"\xff{")
     return "trainer-0.sha256 cannot be read"
 
 
-@pytest.mark.parametrize("kind", ["flipped", "missing", "unreadable"])
+@pytest.mark.parametrize(
+    "kind", ["flipped", "missing", "unreadable", "pipe run.json", "pipe worker-0.sha256"]
+)
 def test_the_newest_good_checkpoint_is_found(kind: str, tmp_path: Path) -> None:
     for number in range(1, 5):
         save(tmp_path, number)
@@ -119,7 +128,7 @@ def test_parts_of_different_saves_make_no_checkpoint(part: str, tmp_path: Path) 
     assert [each.damage for each in found.unusable] == [wrong]
     copied("trainer-0", first, second)
     with pytest.raises(DamagedCheckpointError, match="trainer-0 is of another save than run"):
-        Checkpoint(second).need("trainer-0")
+        need(second, "trainer-0")
 
 
 def found_by_a_rank(folders: list[Path]) -> tuple[str, list[str], int]:

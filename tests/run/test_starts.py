@@ -89,7 +89,7 @@ def test_what_ranks_lose_that_regroup_in_place() -> None:
 
 
 @pytest.mark.parametrize(("reached", "failed", "repeated"), [(400, False, 0), (600, True, 200)])
-def test_runs_of_earlier_versions_have_no_times(reached: int, failed: bool, repeated: int) -> None:
+def test_without_a_line_before_no_time_is_known(reached: int, failed: bool, repeated: int) -> None:
     start = start_after([], "resume", point(4, 400, 40.0), point(6, reached, 60.0), 1100.0)
     assert lost(start) == (failed, repeated, 20.0 * failed, 0.0)
 
@@ -164,7 +164,7 @@ def test_a_run_that_is_left_alone_has_lost_nothing(
     assert (summary["interruptions"], summary["seconds_lost"], summary["goodput"]) == (0, 0, 1)
     assert "Interruptions" not in (tmp_path / "run" / "report.html").read_text()
     assert [line["kind"] for line in lines(tmp_path / "run" / "starts.jsonl")] == ["begin", "stop"]
-    # Without the file, as a run of an earlier version, it still goes on and reports.
+    # Without the file it still goes on and reports.
     (tmp_path / "run" / "starts.jsonl").unlink()
     assert main(["train", "--resume", str(tmp_path / "run"), "--run.rounds", "2"]) == 0
     went_on, _ = read_starts(tmp_path / "run")

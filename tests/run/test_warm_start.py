@@ -14,7 +14,7 @@ import adloco
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
-from adloco.run.checkpoint import Checkpoint, list_checkpoints
+from adloco.run.checkpoint import list_checkpoints, need
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
 from adloco.whole_file import checksum
@@ -34,7 +34,7 @@ def other(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def first_parts(folder: Path, part: str) -> Any:
     """A part of the checkpoint that a run writes before its first round."""
-    return Checkpoint(list_checkpoints(folder / "checkpoints")[0]).need(part)
+    return need(list_checkpoints(folder / "checkpoints")[0], part)
 
 
 @pytest.mark.parametrize(

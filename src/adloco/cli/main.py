@@ -92,7 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         rank = os.environ.get("RANK", "0")
         name = "adloco" if rank == "0" else f"adloco (rank {rank})"
-        print_error(str(error), name)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            text = f"{error.filename} cannot be used ({error.strerror}); mend it, or give another"
+        print_error(text, name)
         return exit_code(error)
 
 

@@ -50,7 +50,7 @@ def changed_settings(
     """The recorded settings that differ from those of the checkpoint to resume from.
 
     Args:
-        folder: The run's folder, whose recipe has the settings that an older checkpoint lacks.
+        folder: The run's folder.
         recipe: The recipe with the flags of this resume.
         begun: Settings of the run at the checkpoint, by section.key.
         rounds: Complete rounds at the checkpoint.
@@ -58,13 +58,12 @@ def changed_settings(
     Raises:
         ValueError: Samples that were left out are to be read after all.
     """
-    before = _recorded(build_recipe(read_values(str(folder / RECIPE)))) | dict(begun)
     changes = [
-        Changed(round=rounds, setting=name, before=before[name], after=value)
+        Changed(round=rounds, setting=name, before=begun[name], after=value)
         for name, value in _recorded(recipe).items()
-        if before.get(name, value) != value
+        if begun.get(name, value) != value
     ]
-    back = {*literal_eval(before[DROPPED])} - {*recipe.method.dropped}
+    back = {*literal_eval(begun[DROPPED])} - {*recipe.method.dropped}
     require(
         not back,
         f"{DROPPED} must name the workers {sorted(back)}, which the run in {folder} has dropped",

@@ -30,38 +30,35 @@ SAVE = "save"
 
 def foreign(part: str, state: Any, run: Any) -> str:
     """What is wrong if another save than that of the part `run` wrote a part; else empty."""
-    return f"{part} is of another save than {RUN}" if save_of(state) != save_of(run) else ""
+    return f"{part} is of another save than {RUN}" if state[SAVE] != run[SAVE] else ""
 
 
-def save_of(state: Any) -> str | None:
-    """The identity of the save that wrote a part; None if another program did."""
-    return state.get(SAVE) if isinstance(state, dict) else None
+def read(checkpoint: Path, part: str, *, with_tensors: bool = True) -> Any:
+    """A part of a checkpoint, as `read_part` returns it.
+
+    Raises:
+        DamagedCheckpointError: A file is damaged.
+        ValueError: Another version wrote it, or another program.
+    """
+    state = read_part(checkpoint, part, with_tensors=with_tensors)
+    needed = {SAVE, "run", "algorithm"} if part == RUN else {SAVE}
+    require(
+        state is None or (isinstance(state, dict) and needed <= state.keys()),
+        f"{part} in checkpoint {checkpoint} was not written by a run; name a run folder that "
+        "`adloco train` wrote",
+    )
+    return state
 
 
-class Checkpoint:
-    """A checkpoint that is read part by part."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def read(self, part: str) -> Any:
-        """A part of its state, with tensors on the CPU; None if it is not here.
-
-        Raises:
-            DamagedCheckpointError: A file is damaged.
-            ValueError: Another version wrote it.
-        """
-        return read_part(self.folder, part)
-
-    def need(self, part: str) -> Any:
-        """Read a part; DamagedCheckpointError if it is not here, or not of this checkpoint."""
-        state = self.read(part)
-        if state is None:
-            raise DamagedCheckpointError(self.folder, f"{part} is missing")
-        wrong = part != RUN and foreign(part, state, self.need(RUN))
-        if wrong:
-            raise DamagedCheckpointError(self.folder, wrong)
-        return state
+def need(checkpoint: Path, part: str) -> Any:
+    """Read a part; DamagedCheckpointError if it is not here, or not of this checkpoint."""
+    state = read(checkpoint, part)
+    if state is None:
+        raise DamagedCheckpointError(checkpoint, f"{part} is missing")
+    wrong = part != RUN and foreign(part, state, need(checkpoint, RUN))
+    if wrong:
+        raise DamagedCheckpointError(checkpoint, wrong)
+    return state
 
 
 def name_of(round: int, inner_steps: int) -> str:

@@ -1,5 +1,6 @@
 """A run folder: its name, those of its files, and its lock, which one process at a time holds."""
 
+import fcntl
 import itertools
 import re
 import shutil
@@ -195,6 +196,11 @@ def locked(folder: Path) -> Iterator[None]:
             f"run folder {str(folder)!r} is in use by another process; wait until it has ended, or "
             "end it"
         ) from error
+    except OSError as error:
+        raise ValueError(
+            f"run folder {str(folder)!r} cannot be written ({error.strerror}); make it writable, "
+            "or copy it and resume the copy"
+        ) from error
     try:
         yield
     finally:
@@ -203,10 +209,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 def is_locked(folder: Path) -> bool:
     """True if a process holds the folder's lock."""
-    if not (folder / LOCK).exists():
-        return False
     try:
-        with FileLock(folder / LOCK, blocking=False):
-            return False
-    except Timeout:
-        return True
+        # Read only, because the folder may be.
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from adloco.errors import require
-from adloco.run.checkpoint import Checkpoint, list_all, of_round
+from adloco.run.checkpoint import list_all, need, of_round
 from adloco.run.folder import CHECKPOINTS, SUMMARY, locked, run_folder
 from adloco.run.part_file import CHECKSUMS
 from adloco.run.records import Records
@@ -47,4 +47,4 @@ def go_back(folder: Path, round: int) -> list[str]:
 def _check(checkpoint: Path) -> None:
     """Raise ValueError if a part that is here is damaged, or of another save."""
     for file in checkpoint.glob(f"*{CHECKSUMS}"):
-        Checkpoint(checkpoint).need(file.name.removesuffix(CHECKSUMS))
+        need(checkpoint, file.name.removesuffix(CHECKSUMS))

@@ -78,7 +78,7 @@ def with_longer_schedule(
         total_tokens=int(begun.get(SCHEDULE[0], now.total_tokens)),
         warmup_fraction=float(begun.get(SCHEDULE[1], now.warmup_fraction)),
     )
-    before = about.get("tokens", folder_tokens)
+    before = about.get("tokens", folder_tokens)  # A run that has not begun has no checkpoint.
 
     def schedule(tokens: int) -> LearningRate:
         done = samples * recipe.data.context_tokens

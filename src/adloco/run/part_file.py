@@ -80,6 +80,8 @@ def read_part(checkpoint: Path, name: str, *, with_tensors: bool = True) -> Any:
     if not checksums.exists():
         return None
     try:
+        if not checksums.is_file():
+            raise OSError("a pipe, for instance, which would be waited for")
         expected = {line[66:]: line[:64] for line in checksums.read_text().splitlines()}
     except (OSError, ValueError) as error:
         raise DamagedCheckpointError(checkpoint, f"{checksums.name} cannot be read") from error
@@ -124,6 +126,7 @@ def read_tensors(file: Path) -> dict[str, Any]:
 def _matches(file: Path, expected: Any) -> bool:
     """True if the file can be read and has this checksum."""
     try:
-        return bool(checksum(file) == expected)
+        # A pipe would be waited for.
+        return file.is_file() and bool(checksum(file) == expected)
     except OSError:
         return False

@@ -17,7 +17,8 @@ from adloco.distributed.placement.placement import Placement
 from adloco.distributed.plain_state import split_state
 from adloco.distributed.traffic import num_bytes
 from adloco.errors import require
-from adloco.run.checkpoint import DAMAGED, Checkpoint, foreign, list_all, save_of
+from adloco.run import checkpoint
+from adloco.run.checkpoint import DAMAGED, SAVE, foreign, list_all
 from adloco.run.machine_folders import in_turn
 from adloco.run.part_file import DamagedCheckpointError
 
@@ -71,12 +72,11 @@ def load_newest_good(
     require(bool(names), f"{folder} has no checkpoint; start the run again in another folder")
     unusable: list[Unusable] = []
     for name in names:
-        sharing = _Sharing(Checkpoint(folder / name), copies.get(name, {}), placement)
+        sharing = _Sharing(folder / name, copies.get(name, {}), placement)
         lost = sharing.get([RUN]) or sharing.several_saves()
         if not lost:
-            run = sharing.parts[RUN]
-            numbers = without_workers(run["algorithm"], dropped) if _known(run) else None
-            lost = sharing.get(local_parts(numbers, placement) if numbers else [])
+            numbers = without_workers(sharing.parts[RUN]["algorithm"], dropped)
+            lost = sharing.get(local_parts(numbers, placement))
         if not lost:
             return Recovered(
                 checkpoint=folder / name,
@@ -100,13 +100,11 @@ def load_newest_good(
 class _Sharing:
     """The parts of a checkpoint that this process has, and how it gets others."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, copies: Mapping[str, Any], placement: Placement
-    ) -> None:
+    def __init__(self, folder: Path, copies: Mapping[str, Any], placement: Placement) -> None:
         self.parts: dict[str, Any] = {}
         self.bytes_received = 0
         self.used_copies = False
-        self._checkpoint = checkpoint
+        self._folder = folder
         self._copies = copies
         self._placement = placement
 
@@ -126,7 +124,7 @@ class _Sharing:
                 state, self.used_copies = deepcopy(self._copies[part]), True
             else:
                 try:
-                    state = self._checkpoint.read(part)
+                    state = checkpoint.read(self._folder, part)
                 except DamagedCheckpointError as error:
                     damage[part] = error.damage
                     return
@@ -166,7 +164,7 @@ class _Sharing:
 
     def several_saves(self) -> dict[str, str]:
         """What is wrong if ranks have the part `run` of different saves, as `get` returns it."""
-        saves = self._placement.all_values(save_of(self.parts[RUN]))
+        saves = self._placement.all_values(self.parts[RUN][SAVE])
         return {RUN: f"{RUN} differs between machines"} if len({*saves}) > 1 else {}
 
     def _transfer(
@@ -187,11 +185,6 @@ class _Sharing:
 
 def _union(names: Sequence[Sequence[str]]) -> set[str]:
     return {name for of_rank in names for name in of_rank}
-
-
-def _known(run: Any) -> bool:
-    """True if the part `run` was written by a run."""
-    return isinstance(run, dict) and "algorithm" in run
 
 
 def _reason(unusable: Unusable) -> str:

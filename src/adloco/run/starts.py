@@ -182,7 +182,7 @@ def failure_cost(starts: Sequence[Start]) -> FailureCost:
 
 
 def read_starts(folder: Path) -> list[Start]:
-    """The starts and stops of the run in a folder; none for a run of an earlier version.
+    """The starts and stops of the run in a folder.
 
     Raises:
         ValueError: A line is damaged.
@@ -214,7 +214,7 @@ def start_after(
     tokens, clock = max((point.tokens, point.seconds) for point in (at, reached, last or at))
     if tokens == at.tokens:
         clock = at.seconds
-    # Runs of earlier versions have no line that tells a stop from a failure.
+    # Without room for a line none was written, which would tell a stop from a failure.
     failed = last.kind != "stop" if last else tokens > at.tokens
     ended = now if last is None else last.time + (clock - last.seconds) * failed
     return replace(

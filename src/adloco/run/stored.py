@@ -27,7 +27,6 @@ from adloco.run.folder import (
     run_folder,
 )
 from adloco.run.lengthening import check_budgets, with_longer_schedule
-from adloco.run.part_file import read_part
 from adloco.run.records import Records, read_json
 from adloco.run.starts import read_starts
 from adloco.setting import Facts
@@ -76,10 +75,10 @@ def read_run(
         chosen = checkpoint.best(kept, Records(folder).read_whole())
     else:
         chosen = checkpoint.newest(kept) if round is None else checkpoint.of_round(kept, round)
-    return stored_run(folder, recipe, chosen, checkpoint.Checkpoint(chosen).need(RUN))
+    return stored_run(folder, recipe, chosen, checkpoint.need(chosen, RUN))
 
 
-def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> StoredRun:
+def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]) -> StoredRun:
     """The run in a folder at a checkpoint.
 
     Args:
@@ -89,34 +88,26 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: Any) -> Stored
         state: Its part `run`.
 
     Raises:
-        ValueError: Another program wrote the checkpoint, or the recipe was changed.
+        ValueError: The recipe was changed, or a file of the run.
     """
-    require(
-        _of_a_run(state),
-        f"checkpoint {chosen} was not written by a run; name a run folder that `adloco train` "
-        "wrote",
-    )
     samples, rounds = (state["algorithm"][name] for name in ("samples", "rounds_done"))
     recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples)
     decided = deciding_settings(recipe)
     fixed = {key: value for key, value in decided.items() if not is_recorded(key)}
-    changed = [key for key, value in fixed.items() if begun.get(key, value) != value]
+    # An option may have been added since; with its defaults it changes no number.
+    idle = idle_settings(recipe)
+    changed = [
+        key
+        for key, value in fixed.items()
+        if begun.get(key, value if key in idle else None) != value
+    ]
     require(
         not changed,
         f"{', '.join(changed)} in {folder / RECIPE} is not what the run began with; restore it, or "
         "start another run",
     )
-    # Another choice, for instance another batch.rule, has other settings; it is refused above.
-    # An option may have been added since, too; with its defaults it changes no number.
-    idle = idle_settings(recipe)
-    unknown = [key for key in fixed if key not in begun and key not in idle]
-    require(
-        not unknown,
-        f"the run in {folder} began with a version of adloco without {', '.join(unknown)}; resume "
-        "it with that version, or start another run",
-    )
     _check_files(folder, state["run"]["files"])
-    _check_written(folder, state)
+    Records(folder).check_unchanged(state["run"]["records"], rounds)
     return StoredRun(
         folder=folder,
         recipe=recipe,
@@ -197,22 +188,12 @@ def check_written_records(folder: Path) -> None:
     """
     try:
         saved = checkpoint.list_checkpoints(folder / CHECKPOINTS)
-        state = read_part(saved[-1], RUN, with_tensors=False) if saved else None
+        state = checkpoint.read(saved[-1], RUN, with_tensors=False) if saved else None
     except ValueError:
         return
-    if _of_a_run(state):
-        _check_written(folder, state)
-
-
-def _check_written(folder: Path, state: Any) -> None:
-    """Raise ValueError if the records are not those at a checkpoint with this part `run`."""
-    rounds = state["algorithm"]["rounds_done"]
-    Records(folder).check_unchanged(state["run"].get("records", {}), rounds)
-
-
-def _of_a_run(state: Any) -> bool:
-    """True if a run wrote this part `run`, and not another program."""
-    return isinstance(state, dict) and {"run", "algorithm"} <= state.keys()
+    if state:
+        rounds = state["algorithm"]["rounds_done"]
+        Records(folder).check_unchanged(state["run"]["records"], rounds)
 
 
 def begun_run(recipe: Recipe) -> Path | None:

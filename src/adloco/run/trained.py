@@ -14,7 +14,7 @@ from adloco.algorithms.state_parts import trainer_part, workers_of
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
 from adloco.models.source import Builder
-from adloco.run.checkpoint import Checkpoint
+from adloco.run.checkpoint import need
 from adloco.run.environment import choose_device
 from adloco.run.folder import MODEL
 from adloco.run.own_problem import builder_of
@@ -97,7 +97,7 @@ def stored_trainer(
         f"there is no trainer {chosen} in {stored.checkpoint}; its trainers are "
         f"{', '.join(map(str, living))}",
     )
-    return stored, chosen, Checkpoint(stored.checkpoint).need(trainer_part(chosen))["outer"]
+    return stored, chosen, need(stored.checkpoint, trainer_part(chosen))["outer"]
 
 
 def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:

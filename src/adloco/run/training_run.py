@@ -104,7 +104,7 @@ class TrainingRun:
             before_run=self.records.to_disk,
         )
         if stored:
-            self.saving.seconds = stored.about.get("checkpoint_seconds", 0.0)
+            self.saving.seconds = stored.about["checkpoint_seconds"]
         self.copies = copies
         self.resumed = stored is not None
         self.history: list[Record] = []
@@ -223,7 +223,7 @@ class TrainingRun:
             run._take_limit(placement.agree(run.records.pass_limit()))
             set_rng_state(stored.about["rng"], run.device)
             run._clock.set(stored.about["seconds"])
-            run._bytes_checkpoint = stored.about.get("bytes_checkpoint", 0)
+            run._bytes_checkpoint = stored.about["bytes_checkpoint"]
             run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
             run._files = file_checksums(folder)
             run.saving.newest = found.newest_on_disk

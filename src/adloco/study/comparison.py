@@ -183,7 +183,7 @@ def compare(
         measures=tuple(
             measure
             for measure in measures
-            # Runs of earlier versions lack some.
+            # With some tokenizers there are no bits per byte.
             if measure is measures[0]
             or any(value is not None for run in curves for value in run.measures[measure.name])
         ),
