@@ -20,7 +20,7 @@ from links_network import die_with_parent, read_counters, wait_until_sent
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
-from adloco.run.records import Record
+from adloco.metrics import Record
 from adloco.run.training_run import TrainingRun
 
 ENOUGH = 1_000

@@ -27,8 +27,9 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.run.folder import ENVIRONMENT, SUMMARY
+from adloco.run.json_files import read_json
 from adloco.run.recipe_probe import count_parameters
-from adloco.run.records import Records, read_json
+from adloco.run.records import Records
 from adloco.study.arms import StudyRun
 from adloco.study.training import Job, StudyInterruptedError, train_missing
 from adloco.whole_file import write_text

@@ -13,7 +13,7 @@ from adloco.algorithms.reports import RoundReport, SyncReport, TrainerReport, Wo
 from adloco.config.sections import TASKS
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric, Unit, aggregate, validation
 from adloco.options import option_metrics
-from adloco.run.records import summarise
+from adloco.run.round_numbers import summarise
 from tests.pages import DESCRIBES_LAB
 
 PAGE = Path(__file__).parents[1] / "docs" / "run-folder.md"

@@ -130,7 +130,7 @@ def test_a_request_that_explodes_is_warned_of_everywhere(
     assert f"request exploding since round 1</span>: {shown}" in page
     # A resumed run shows in its live view what was warned of before.
     run = TrainingRun.resume(tmp_path / "run")
-    view = LiveView(run, all_signs(run.history, run.recipe.batch_cap))
+    view = LiveView(run, all_signs(run.records.read(), run.recipe.batch_cap))
     for width in (60, 100):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(view.render())

@@ -158,8 +158,8 @@ def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     for record in run.rounds():
         view.show(record)
     lines = console.export_text().splitlines()
-    merges = sum(len(record["merges"]) for record in run.history)
-    assert len(lines) == len(run.history) + merges
+    merges = sum(len(record["merges"]) for record in run.records.read())
+    assert len(lines) == len(run.records.read()) + merges
     assert all("tok/s" in line or "merged into" in line for line in lines)
     closing = closing_lines(run, run.finish())
     assert f"{merges} merge" in closing[2]
@@ -204,10 +204,10 @@ def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
         view.show(record)
         living.show(record)
     lines = plain.export_text().splitlines()
-    assert len(lines) == len(run.history)
+    assert len(lines) == len(run.records.read())
     # Four bytes become one, and each block of 256 has four more: 1024 / 260 = 3.94, less what pads
     # the last block of each tensor.
-    ratio = run.history[-1]["sync"]["compression_ratio"]
+    ratio = run.newest["sync"]["compression_ratio"]
     assert 3.5 < ratio < 1024 / 260
     assert all(f"(int8, {ratio:.1f}x; data-parallel " in line for line in lines)
     live.print(living.render())

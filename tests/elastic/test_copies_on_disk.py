@@ -26,7 +26,7 @@ def go_on_alone(machines: list[Path]) -> list[dict[str, Any]]:
     os.chdir(machines[this_rank()])
     run = TrainingRun.resume(Path("run"), copies=MemoryCopies())
     list(run.rounds())
-    return run.history
+    return run.records.read()
 
 
 def test_a_machine_whose_disk_fails_is_sent_all_it_had(small: list[str], tmp_path: Path) -> None:

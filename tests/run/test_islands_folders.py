@@ -59,7 +59,7 @@ def go_on(machines: list[Path], lost: Path) -> tuple[str, list[dict[str, Any]]]:
             shutil.copy(file, Path("run") / ROUND_2)
     run = TrainingRun.resume(Path("run"))
     list(run.rounds())
-    return problem, run.history
+    return problem, run.records.read()
 
 
 def num_bytes(checkpoint: Path, part: str) -> int:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from adloco.run.records import TAIL_BYTES, Records
+from adloco.run.json_files import TAIL_BYTES
+from adloco.run.records import Records
 
 
 def test_the_newest_line_is_found_from_the_end(tmp_path: Path) -> None:

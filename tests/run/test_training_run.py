@@ -1,5 +1,6 @@
 """Whole runs: their files, their numbers, resuming bit for bit."""
 
+import gc
 import itertools
 import json
 import re
@@ -422,7 +423,7 @@ def test_a_line_cut_by_a_kill_does_not_hinder_resuming(small: list[str], tmp_pat
     metrics = tmp_path / "run" / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text(whole + whole.splitlines()[-1].rpartition("}, {")[0] + "}")
-    assert [record["round"] for record in TrainingRun.resume(tmp_path / "run").history] == [
+    assert [record["round"] for record in TrainingRun.resume(tmp_path / "run").records.read()] == [
         first["round"],
         second["round"],
     ]
@@ -468,7 +469,7 @@ def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path)
     assert run.algorithm.state.in_round
     resumed = TrainingRun.resume(tmp_path / "stopped")
     assert resumed.algorithm.state.in_round
-    assert resumed.progress().tokens > resumed.history[-1]["tokens"]
+    assert resumed.progress().tokens > resumed.newest["tokens"]
     assert len(list(resumed.rounds())) == len(expected) - 2
     assert numbers(tmp_path / "stopped") == expected
 
@@ -550,3 +551,16 @@ def test_a_run_that_another_process_has_trained_is_read_again_first(
     with pytest.raises(ValueError, match="since it was read; resume it again"):
         next(second.rounds())
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_keeps_the_record_of_one_round(small: list[str]) -> None:
+    """Records are read from their file when they are needed, so that memory does not grow."""
+    run = make_run("diloco", [*small, "--run.rounds", "5", "--run.keep_best"])
+
+    def kept() -> int:
+        gc.collect()
+        objects = [each for each in gc.get_objects() if type(each) is dict]
+        return sum("val_loss" in each and "memory_bytes" in each for each in objects)
+
+    assert [kept() for _ in run.rounds()] == [1] * 5
+    assert len(run.records.read()) == 5

@@ -13,7 +13,8 @@ from adloco.data.tokenizers import Tokenizer
 from adloco.errors import require
 from adloco.metrics import Record
 from adloco.run.folder import SUMMARY, finished, is_locked, run_folder
-from adloco.run.records import Records, read_json
+from adloco.run.json_files import read_json
+from adloco.run.records import Records
 from adloco.run.stored import resumed_recipe
 from adloco.run.trackers import flat
 from adloco.run.trained import Trained, continued, evaluate, load_trained

@@ -29,15 +29,16 @@ def closing_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
         run: The run.
         summary: The content of summary.json.
     """
-    last = run.history[-1]
-    merges = sum(len(record["merges"]) for record in run.history)
-    rows = [row for record in run.history for row in record["trainers"]]
+    records = run.records.read()
+    last = records[-1]
+    merges = sum(len(record["merges"]) for record in records)
+    rows = [row for record in records for row in record["trainers"]]
     folder = shlex.quote(str(run.folder))
     sample = summary["sample"]
     generate = [f"  adloco generate {folder} --prompt 'Some text'"] * run.recipe.task.generates
     return [
         "; ".join(
-            _first_to_last(validation(measure), run.history, summary)
+            _first_to_last(validation(measure), records, summary)
             for measure in run.recipe.task.measures
             if measure.leading and summary[f"final_{validation(measure).name}"] is not None
         ),
@@ -59,7 +60,7 @@ def closing_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
 
 
 def _sent(run: TrainingRun, summary: dict[str, Any]) -> str:
-    last = run.history[-1]
+    last = run.newest
     if not last["bytes_communicated"]:
         inside = f"; {sent_text(last)}" if last["bytes_inside"] else ""
         return f"nothing was sent between workers{inside}"

@@ -49,7 +49,7 @@ class LiveView:
         self._run = run
         self._wire = wire_name(run)
         self._resumed_at = run.progress()
-        self._records = list(run.history)
+        self._records = run.records.read()
         self._signs = [*signs]
 
     def show(self, record: Record, signs: Sequence[Sign] = ()) -> None:

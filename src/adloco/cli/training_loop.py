@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import pairwise
 from typing import TextIO
 
 from rich.console import Console
@@ -98,18 +99,21 @@ class _Training:
                 self._say(line)
         for notice in run.notices:
             self._say(notice, logging.WARNING)
-        self._check_times(run.history)
+        records = run.records.read() if run.placement.is_rank_zero else []
+        times = [0.0, *(record["seconds"] for record in records)]
+        self._check_times(max((end - begin for begin, end in pairwise(times)), default=0.0))
         saved, watch, joining = (
             run.saving.newest,
             Watch(run.recipe.batch_cap, signs_of_options()),
             False,
         )
-        earlier = [sign for record in run.history for sign in watch.see(record)]
+        earlier = [sign for record in records for sign in watch.see(record)]
         with (
             _interruptible(run, self._others.end) as signals,
             open_view(run, self._console, earlier) as view,
             _plain_warnings(self._log),
         ):
+            seconds = times[-1]
             for record in run.rounds():
                 signs = watch.see(record)
                 view.show(record, signs)
@@ -119,7 +123,8 @@ class _Training:
                 if run.saving.newest != saved:
                     saved = run.saving.newest
                     self._log.info("checkpoint %s in %.1f s", saved, run.saving.seconds)
-                self._check_times(run.history[-2:])
+                self._check_times(record["seconds"] - seconds)
+                seconds = record["seconds"]
                 self._say_copies()
                 if not run.finished and self._others.wait():
                     joining = True
@@ -158,21 +163,21 @@ class _Training:
             return 0
         for line in closing_lines(run, summary):
             self._say(line)
-        problem = no_success(run.history)
+        problem = no_success(run.records.read())
         if problem:
             self._say(problem, logging.WARNING)
         return 0
 
-    def _check_times(self, history: Sequence[Record]) -> None:
+    def _check_times(self, longest: float) -> None:
         """Say if a checkpoint takes longer than a stop may, or a round than ranks are waited for.
 
         Args:
-            history: Records of the rounds to look at.
+            longest: Seconds of the longest round.
         """
         run, seconds = self._run, self._run.saving.seconds
         self._say_once("checkpoint", late_checkpoint(run.recipe.run, seconds))
         if run.placement.num_ranks > 1:
-            self._say_once("round", slow_ranks(run.recipe.run, history, seconds))
+            self._say_once("round", slow_ranks(run.recipe.run, max(longest, seconds)))
 
     def _say_copies(self) -> None:
         """Say once how much memory the copies of the run's state take here."""

@@ -27,7 +27,8 @@ from adloco.errors import require
 from adloco.metrics import TRAINER, Record, values
 from adloco.plan.loss_points import DISTINCT, LossPoint
 from adloco.run.folder import RECIPE, SUMMARY, finished, run_folder
-from adloco.run.records import Records, read_json
+from adloco.run.json_files import read_json
+from adloco.run.records import Records
 
 FIRST_PART = 1 / 3
 """Part of a run whose losses do not count."""

@@ -10,7 +10,7 @@ from adloco.report.compare_files import differences_csv, to_csv, to_json
 from adloco.report.curves import Chart, Curve, Panel, charts_content
 from adloco.report.html import embedded, write_page
 from adloco.report.table import Cell, Table, table_of
-from adloco.run.records import write_json
+from adloco.run.json_files import write_json
 from adloco.study.comparison import Comparison
 from adloco.study.statistics import Difference, Spread
 from adloco.whole_file import write_text

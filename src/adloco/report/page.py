@@ -39,7 +39,8 @@ from adloco.rules.outcome import no_success
 from adloco.run.budget import part_used
 from adloco.run.changes import read_changes
 from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY
-from adloco.run.records import Records, read_json
+from adloco.run.json_files import read_json
+from adloco.run.records import Records
 from adloco.run.starts import Start, read_starts
 
 ROWS = 60

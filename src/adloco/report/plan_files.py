@@ -14,7 +14,7 @@ from adloco.plan.cluster_plan import BANDWIDTHS, Plan
 from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction
 from adloco.report.table import csv_text
-from adloco.run.records import finite
+from adloco.run.json_files import finite
 
 
 def to_json(plan: Plan, measured: Sequence[MeasuredPoint]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from adloco.report.plan_curves import plan_curves
 from adloco.report.plan_files import recipe_text, to_csv, to_json
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable
 from adloco.report.table import Cell, Table
-from adloco.run.records import write_json
+from adloco.run.json_files import write_json
 from adloco.whole_file import write_text
 
 ROWS = 200

@@ -2,12 +2,10 @@
 numbers that are not finite; and the record of each change in the run folder.
 """
 
-import json
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, read_values
@@ -15,8 +13,8 @@ from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.run.folder import RECIPE
-from adloco.run.record_check import round_fault
-from adloco.run.records import read_lines
+from adloco.run.json_files import read_objects, text_of
+from adloco.run.record_types import Count, Text
 from adloco.setting import Facts
 from adloco.whole_file import write_text
 
@@ -29,11 +27,11 @@ DROPPED = "method.dropped"
 class Changed:
     """A setting that was changed when the run was resumed."""
 
-    round: int
+    round: Count
     """Complete rounds before it."""
-    setting: str
-    before: str
-    after: str
+    setting: Text
+    before: Text
+    after: Text
 
     @property
     def text(self) -> str:
@@ -101,8 +99,7 @@ def keep_changes(folder: Path, recipe: Recipe, changes: Sequence[Changed]) -> No
         write_text(path, text)
     new = [change for change in changes if change not in recorded]
     if new:
-        lines = [json.dumps(asdict(change)) + "\n" for change in [*recorded, *new]]
-        write_text(folder / CHANGES, "".join(lines))
+        write_text(folder / CHANGES, text_of(map(asdict, [*recorded, *new])))
 
 
 def read_changes(folder: Path) -> list[Changed]:
@@ -111,20 +108,7 @@ def read_changes(folder: Path) -> list[Changed]:
     Raises:
         ValueError: A line is damaged.
     """
-    names = [field.name for field in fields(Changed)]
-    return [
-        Changed(**{name: line[name] for name in names})
-        for line in read_lines(folder / CHANGES, _fault)
-    ]
-
-
-def _fault(line: Any) -> str:
-    """What is wrong with a line of changes.jsonl; empty if nothing is."""
-    found = round_fault(line)
-    if found:
-        return found
-    texts = (name for name in ("setting", "before", "after") if not isinstance(line.get(name), str))
-    return next(texts, "")
+    return read_objects(folder / CHANGES, Changed)
 
 
 def is_recorded(name: str) -> bool:

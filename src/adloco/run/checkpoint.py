@@ -11,7 +11,7 @@ after files were copied by hand, for instance, do not make a checkpoint.
 
 import math
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,27 +81,27 @@ def remove_old(folder: Path, newest: str, keep: int, spared: str = "") -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def best_name(names: Collection[str], records: Iterable[Record]) -> str:
-    """The checkpoint with the lowest validation loss, the first of equals; empty if there is none.
+def losses_of(records: Iterable[Record]) -> dict[str, float]:
+    """The validation loss of each round that was evaluated, by the name of its checkpoint.
 
     Args:
-        names: Names of checkpoints.
-        records: Lines of metrics.jsonl. The checkpoint of a round that was not evaluated, or one
-            within a round, has no loss.
+        records: Lines of metrics.jsonl.
     """
-    losses = {
+    return {
         name_of(each["round"], each["inner_steps"]): each["val_loss"]
         for each in records
         if each.get("val_loss") is not None and math.isfinite(each["val_loss"])
     }
-    found = [name for name in names if name in losses]
-    return min(found, key=lambda name: (losses[name], name), default="")
 
 
-def is_best(records: Sequence[Record]) -> bool:
-    """True if the newest of these lines of metrics.jsonl has the lowest validation loss."""
-    names = [name_of(each["round"], each["inner_steps"]) for each in records]
-    return best_name(names, records) == names[-1]
+def best_name(names: Collection[str], losses: Mapping[str, float]) -> str:
+    """The checkpoint with the lowest of these losses, the first of equals; empty if none has one.
+
+    Args:
+        names: Names of checkpoints.
+        losses: From `losses_of`.
+    """
+    return min(losses.keys() & {*names}, key=lambda name: (losses[name], name), default="")
 
 
 def make_readable(folder: Path) -> None:
@@ -136,7 +136,7 @@ def newest(folder: Path) -> Path:
 
 def best(folder: Path, records: Iterable[Record]) -> Path:
     """The checkpoint in a folder with the lowest validation loss; ValueError if none has one."""
-    name = best_name([path.name for path in list_checkpoints(folder)], records)
+    name = best_name([path.name for path in list_checkpoints(folder)], losses_of(records))
     require(
         bool(name),
         f"{folder} has no checkpoint of a round that was evaluated; train with run.keep_best, or "

@@ -6,8 +6,8 @@ from adloco.config.recipe_text import to_toml
 from adloco.errors import require
 from adloco.run.environment import describe_environment
 from adloco.run.folder import ENVIRONMENT, MODEL, RECIPE, TOKENIZER
+from adloco.run.json_files import write_json
 from adloco.run.machine_folders import check_machine, in_turn
-from adloco.run.records import write_json
 from adloco.run.start import RunParts
 from adloco.whole_file import write_text
 

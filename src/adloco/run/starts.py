@@ -6,23 +6,24 @@ failure costs is the time since the line before, less what the clock has counted
 no process has to say when it died.
 """
 
-import json
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from adloco.errors import RunWarning
 from adloco.metrics import Record
-from adloco.run.record_check import is_count, is_number
-from adloco.run.records import read_lines
+from adloco.run.json_files import read_objects, text_of
+from adloco.run.record_types import Count, Number
 from adloco.whole_file import write_text
 
 STARTS = "starts.jsonl"
-LARGEST_TIME = 2**36
-"""In seconds since 1970; the calendar of Python ends later."""
+Seconds = Annotated[Number, Field(ge=0, lt=2**36)]
+"""The calendar of Python ends later than 2^36 seconds after 1970."""
 Kind = Literal["begin", "resume", "regroup", "join", "stop"]
 """What happened.
 
@@ -51,19 +52,19 @@ class Start:
     """A line of starts.jsonl."""
 
     kind: Kind
-    time: float
+    time: Seconds
     """Seconds since 1970."""
-    round: int
-    tokens: int
-    seconds: float
+    round: Count
+    tokens: Count
+    seconds: Seconds
     """These three are the point from which training goes on, see `Point`."""
     failed: bool = False
     """True if training had ended before it without `stop`."""
-    tokens_repeated: int = 0
+    tokens_repeated: Count = 0
     """Tokens of complete rounds that are trained again."""
-    seconds_repeated: float = 0.0
+    seconds_repeated: Seconds = 0.0
     """Seconds that training them took."""
-    seconds_down: float = 0.0
+    seconds_down: Seconds = 0.0
     """Seconds without training that is kept or repeated, whatever the reason: a pause, or the round
     in which a process died, and the time until training went on.
     """
@@ -141,7 +142,7 @@ class Starts:
         self.lines = [*before, start_after(before, kind, at, reached, time.time())]
         file = self._folder / STARTS
         try:
-            write_text(file, "".join(json.dumps(asdict(line)) + "\n" for line in self.lines))
+            write_text(file, text_of(map(asdict, self.lines)))
         except OSError as error:
             warnings.warn(
                 f"{file} cannot be written ({error.strerror or error}); the run goes on, and the "
@@ -187,11 +188,7 @@ def read_starts(folder: Path) -> list[Start]:
     Raises:
         ValueError: A line is damaged.
     """
-    names = [field.name for field in fields(Start)]
-    return [
-        Start(**{name: line[name] for name in names})
-        for line in read_lines(folder / STARTS, _fault)
-    ]
+    return read_objects(folder / STARTS, Start)
 
 
 def start_after(
@@ -224,21 +221,3 @@ def start_after(
         seconds_repeated=round(max(0.0, clock - at.seconds), 3),
         seconds_down=round(max(0.0, now - ended), 3),  # Clocks of machines may differ.
     )
-
-
-def _fault(line: Any) -> str:
-    """What is wrong with a line of starts.jsonl; empty if nothing is."""
-    if not isinstance(line, dict):
-        return "no object"
-    numbers = ("time", "seconds", "seconds_repeated", "seconds_down")
-    fitting = {
-        "kind": line.get("kind") in get_args(Kind),
-        "failed": isinstance(line.get("failed"), bool),
-        **{name: is_count(line.get(name)) for name in ("round", "tokens", "tokens_repeated")},
-        **{name: _is_seconds(line.get(name)) for name in numbers},
-    }
-    return next((name for name, fits in fitting.items() if not fits), "")
-
-
-def _is_seconds(value: Any) -> bool:
-    return value is not None and is_number(value) and 0 <= value < LARGEST_TIME

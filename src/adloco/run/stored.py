@@ -26,8 +26,9 @@ from adloco.run.folder import (
     not_begun,
     run_folder,
 )
+from adloco.run.json_files import read_json
 from adloco.run.lengthening import check_budgets, with_longer_schedule
-from adloco.run.records import Records, read_json
+from adloco.run.records import Records
 from adloco.run.starts import read_starts
 from adloco.setting import Facts
 from adloco.tasks.task import Task
@@ -94,13 +95,10 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]
     recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples)
     decided = deciding_settings(recipe)
     fixed = {key: value for key, value in decided.items() if not is_recorded(key)}
-    # An option may have been added since; with its defaults it changes no number.
-    idle = idle_settings(recipe)
-    changed = [
-        key
-        for key, value in fixed.items()
-        if begun.get(key, value if key in idle else None) != value
-    ]
+    differing = [key for key, value in fixed.items() if begun.get(key, value) != value]
+    # Another choice, for instance another batch.rule, has other settings; only it is named. An
+    # option may have been added since; with its defaults it changes no number.
+    changed = differing or sorted(fixed.keys() - begun.keys() - idle_settings(recipe))
     require(
         not changed,
         f"{', '.join(changed)} in {folder / RECIPE} is not what the run began with; restore it, or "

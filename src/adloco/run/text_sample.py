@@ -27,11 +27,11 @@ def text_sample(run: TrainingRun) -> dict[str, str] | None:
     recipe, algorithm = run.recipe, run.algorithm
     state = algorithm.state
     whole = run.placement.ranks_per_worker == 1 and not state.diverged and not state.in_round
-    if not (recipe.task.generates and run.history and whole):
+    if not (recipe.task.generates and run.newest and whole):
         return None
     losses = {
         row["trainer"]: row["val_loss"]
-        for row in run.history[-1]["trainers"]
+        for row in run.newest["trainers"]
         if row["val_loss"] is not None and math.isfinite(row["val_loss"])
     }
     here = [

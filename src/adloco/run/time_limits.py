@@ -1,10 +1,6 @@
 """Compares what a run has measured with the time that its settings grant."""
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 from adloco.config.settings import RunSettings
-from adloco.metrics import Record
 
 
 def late_checkpoint(settings: RunSettings, checkpoint_seconds: float) -> str:
@@ -24,16 +20,13 @@ def late_checkpoint(settings: RunSettings, checkpoint_seconds: float) -> str:
     )
 
 
-def slow_ranks(settings: RunSettings, history: Sequence[Record], checkpoint_seconds: float) -> str:
+def slow_ranks(settings: RunSettings, longest: float) -> str:
     """A warning that a rank may be waited for longer than run.timeout_seconds; empty if not.
 
     Args:
         settings: The run's settings.
-        history: The lines of metrics.jsonl.
-        checkpoint_seconds: What the last checkpoint took.
+        longest: Seconds of the longest round or checkpoint.
     """
-    times = [0.0, *(record["seconds"] for record in history)]
-    longest = max([checkpoint_seconds, *(end - begin for begin, end in pairwise(times))])
     if longest <= settings.timeout_seconds:
         return ""
     return (

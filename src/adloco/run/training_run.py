@@ -5,7 +5,7 @@ run.rounds(): ...`.
 import math
 import time
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -35,12 +35,14 @@ from adloco.run.folder import (
     locked,
     not_begun,
 )
+from adloco.run.json_files import write_json
 from adloco.run.lengthening import keep_budget, with_longer_schedule
 from adloco.run.machine_folders import fetch_folder, in_turn
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.own_problem import recipe_of
-from adloco.run.records import Records, round_record, summarise, write_json
+from adloco.run.records import Records
 from adloco.run.recovery import clear_unusable, load_newest_good
+from adloco.run.round_numbers import round_record, summarise
 from adloco.run.run_progress import Progress, ProgressMeter
 from adloco.run.saving import Content, Saving
 from adloco.run.start import (
@@ -107,7 +109,10 @@ class TrainingRun:
             self.saving.seconds = stored.about["checkpoint_seconds"]
         self.copies = copies
         self.resumed = stored is not None
-        self.history: list[Record] = []
+        self.newest: Record = {}
+        """The newest line of metrics.jsonl; empty before the first round."""
+        self._losses: dict[str, float] = {}
+        self._lowest = math.inf
         self.starts = Starts(folder, writes=placement.is_rank_zero)
         self.algorithm = build_algorithm(parts)
         self._budget = Budget.of(recipe)
@@ -239,7 +244,10 @@ class TrainingRun:
                 run.starts.resume(at, run.records.newest(), kind)
                 run.notices += sentences
                 run.notices += run.records.cut(run.algorithm.state.rounds_done)
-            run.history = placement.agree(run.records.read())
+            run.newest = placement.agree(run.records.newest())
+            if stored.recipe.run.keep_best:
+                losses = checkpoint.losses_of(run.records.read()) if placement.is_rank_zero else {}
+                run._know_losses(placement.agree(losses))
             if copies:
                 # Last: if a rank fails before, the others need what they have kept.
                 copies.place(folder, placement, run.recipe.run.copy_every)
@@ -278,9 +286,8 @@ class TrainingRun:
             memory_snapshot(self._snapshot if self.placement.is_rank_zero else None),
         ):
             if self.placement.is_rank_zero:
-                trained = self.history[-1]["round"] if self.history else 0
                 require(
-                    self.records.newest().get("round", 0) == trained,
+                    self.records.newest().get("round", 0) == self.newest.get("round", 0),
                     f"another process has trained the run in {self.folder} since it was read; "
                     "resume it again",
                 )
@@ -324,10 +331,8 @@ class TrainingRun:
             record = self._record(report, tokens_per_second=trained / (time.monotonic() - before))
             if self.placement.is_rank_zero:
                 self.records.add(record, report)
-            self.history.append(record)
-            due = report.round % self.recipe.run.checkpoint_every == 0 or (
-                self.recipe.run.keep_best and self.placement.agree(checkpoint.is_best(self.history))
-            )
+            self.newest = record
+            due = report.round % self.recipe.run.checkpoint_every == 0 or self._is_best()
             self.saving.look()
             saves = self.finished or due or self.saving.missing or self._alone_at(report.round)
             if self.copies and self.copies.due(report.round, saves=saves, last=self.finished):
@@ -402,7 +407,7 @@ class TrainingRun:
     def finish(self) -> dict[str, Any]:
         """Write summary.json and return its content. Call it in the first process only."""
         summary = summarise(
-            self.history,
+            self.records.read(),
             self.recipe.task.measures,
             num_parameters=self.algorithm.num_parameters,
             recipe=self.recipe.run.name,
@@ -444,9 +449,29 @@ class TrainingRun:
             trainer: self.recipe.task.measured(of_trainer) for trainer, of_trainer in means.items()
         }
 
+    def _is_best(self) -> bool:
+        """True if the newest round has the lowest validation loss, and `run.keep_best` counts."""
+        if not self.recipe.run.keep_best:
+            return False
+        found = checkpoint.losses_of([self.newest])
+        better = any(loss < self._lowest for loss in found.values())
+        self._know_losses(found)
+        return self.placement.agree(better)
+
+    def _know_losses(self, losses: Mapping[str, float]) -> None:
+        self._lowest = min([self._lowest, *losses.values()])
+        if self.placement.is_island_first:  # It removes old checkpoints.
+            self._losses |= losses
+
     def _best_checkpoint(self, names: Collection[str]) -> str:
         """The checkpoint among these that `run.keep_best` keeps; empty if it keeps none."""
-        return checkpoint.best_name(names, self.history) if self.recipe.run.keep_best else ""
+        # A round before the newest checkpoint that has none gets none any more.
+        self._losses = {
+            name: loss
+            for name, loss in self._losses.items()
+            if name in names or name > max(names, default="")
+        }
+        return checkpoint.best_name(names, self._losses)
 
     def _save(self, content: Content, *, last: bool) -> None:
         of_others = self.copies.for_disk if self.copies else {}

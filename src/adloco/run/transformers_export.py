@@ -14,7 +14,8 @@ from adloco.config.recipe_text import to_toml
 from adloco.errors import require
 from adloco.metrics import validation
 from adloco.run.checkpoint import make_readable
-from adloco.run.records import SUMMARY, Records, summarise
+from adloco.run.records import Records
+from adloco.run.round_numbers import SUMMARY, summarise
 from adloco.run.trained import Trained
 
 

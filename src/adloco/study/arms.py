@@ -17,7 +17,7 @@ from adloco.config.sections import Recipe
 from adloco.config.shipped import shipped_recipes
 from adloco.errors import require
 from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY, finished
-from adloco.run.records import read_json
+from adloco.run.json_files import read_json
 from adloco.setting import Facts
 
 Flags = tuple[tuple[str, str], ...]

@@ -13,7 +13,8 @@ from adloco.metric import SECONDS, TRAFFIC
 from adloco.metrics import ROUND, Metric, validation
 from adloco.plan.link import Link
 from adloco.run.folder import SUMMARY
-from adloco.run.records import Records, finite, read_json
+from adloco.run.json_files import finite, read_json
+from adloco.run.records import Records
 from adloco.study.arms import StudyRun
 from adloco.study.fairness import held_equal, inequalities
 from adloco.study.links import bytes_sent, link_seconds, num_syncs

@@ -11,7 +11,7 @@ from adloco.lab.gradients.deviations import Deviations, Spread
 from adloco.lab.gradients.full_gradient import FullGradient, cut_into_batches
 from adloco.lab.gradients.parameter_parts import parameter_parts
 from adloco.run.environment import choose_precision
-from adloco.run.records import finite
+from adloco.run.json_files import finite
 from adloco.run.trained import Trained, own_task
 
 DEFAULT_SAMPLES = 512

@@ -1,27 +1,61 @@
 """The files of a run's folder `gradients`, which keep what `adloco gradients` has measured."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from adloco.errors import require
-from adloco.run.record_check import is_count, is_number
-from adloco.run.records import read_json, write_json
+from adloco.run.json_files import read_json, write_json
+from adloco.run.record_types import Count, Number, Text, fault
 
 GRADIENTS = "gradients"
 """The folder in a run's folder."""
-COUNTS = ("round", "tokens", "trainer", "samples", "batch", "num_batches")
-NUMBERS = {
-    "total": ("grad_norm_sq", "grad_variance", "noise_scale"),
-    "deviation": ("mean", "median", "excess_kurtosis"),
-    "cosine": ("mean", "median", "excess_kurtosis"),
-}
-"""The objects of numbers in a file that the report shows, with the names of the numbers."""
-ROWS = {
-    "layers": ("noise_scale",),
-    "kinds": ("noise_scale",),
-    "batches": ("deviation", "cosine"),
-}
-"""The lists of such objects."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Total:
+    grad_norm_sq: Number | None
+    grad_variance: Number | None
+    noise_scale: Number | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Distribution:
+    mean: Number | None
+    median: Number | None
+    excess_kurtosis: Number | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    name: Text
+    noise_scale: Number | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    deviation: Number | None
+    cosine: Number | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    """What the report shows of a file."""
+
+    round: Count
+    tokens: Count
+    trainer: Count
+    samples: Count
+    batch: Count
+    num_batches: Count
+    total: _Total
+    deviation: _Distribution
+    cosine: _Distribution
+    layers: Annotated[list[_Part], Field(min_length=1)]
+    kinds: Annotated[list[_Part], Field(min_length=1)]
+    batches: Annotated[list[_Batch], Field(min_length=1)]
 
 
 def write_gradients(run: Path, content: dict[str, Any]) -> Path:
@@ -41,8 +75,8 @@ def read_gradients(run: Path) -> dict[Path, dict[str, Any]]:
     """
     found = {path: read_json(path) for path in sorted(run.glob(f"{GRADIENTS}/*.json"))}
     for path, content in found.items():
-        fault = _fault(content)
-        require(not fault, f"{path} is damaged ({fault}); restore or remove it")
+        wrong = _fault(content)
+        require(not wrong, f"{path} is damaged ({wrong}); restore or remove it")
     return found
 
 
@@ -53,26 +87,10 @@ def check(run: Path) -> None:
 
 def _fault(content: dict[str, Any]) -> str:
     """The first name in a file whose value is not what it should be; empty if all are."""
-    wrong = [name for name in COUNTS if not is_count(content.get(name))]
-    wrong += [name for name, names in NUMBERS.items() if not _has(content.get(name), names)]
-    for name, names in ROWS.items():
-        rows = content.get(name)
-        named = name == "batches" or (
-            isinstance(rows, list) and all(isinstance(_value(row, "name"), str) for row in rows)
-        )
-        fits = isinstance(rows, list) and rows and all(_has(row, names) for row in rows)
-        wrong += [] if named and fits else [name]
+    wrong = fault(content, _Content)
     for name in ("deviation", "cosine"):
         # The picture has lines at both, if it has batches.
         missing = not wrong and None in (content[name]["mean"], content[name]["median"])
         if missing and any(row[name] is not None for row in content["batches"]):
-            wrong.append(name)
-    return wrong[0] if wrong else ""
-
-
-def _value(row: Any, name: str) -> Any:
-    return row.get(name) if isinstance(row, dict) else None
-
-
-def _has(row: Any, names: tuple[str, ...]) -> bool:
-    return isinstance(row, dict) and all(is_number(row.get(name, "")) for name in names)
+            return name
+    return wrong

@@ -1,0 +1,183 @@
+"""JSON files of a run: whole objects, and files to which a run appends a line at a time."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from adloco.errors import require
+from adloco.metrics import Record
+from adloco.run.record_types import OfRound, fault
+from adloco.whole_file import write_text
+
+T = TypeVar("T")
+TAIL_BYTES = 1 << 16
+"""How much of a file is read at first to find its newest line."""
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write an indented JSON file atomically, with null for nan and infinity."""
+    write_text(file, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; ValueError if it is damaged."""
+    try:
+        content = json.loads(file.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError):
+        content = None
+    require(isinstance(content, dict), f"{file} is damaged (no JSON object); restore or remove it")
+    return dict(content)
+
+
+def finite(value: Any) -> Any:
+    """The value with None for every nan and infinity in it, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def text_of(lines: Iterable[Record]) -> str:
+    """The text of lines of JSON."""
+    return "".join(json.dumps(finite(line), allow_nan=False) + "\n" for line in lines)
+
+
+def read_lines(file: Path, kind: type = OfRound) -> Iterator[Record]:
+    """The complete lines of a file, one after another; none if there is no file.
+
+    Args:
+        file: The file.
+        kind: A type from `record_types`, which says what a line must have.
+
+    Raises:
+        ValueError: A line is damaged.
+    """
+    if not file.exists():
+        return
+    # A process that was killed while writing leaves an incomplete last line.
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.endswith(b"\n"):
+                yield _parse(line, file, f"line {number}", kind)
+
+
+def read_objects(file: Path, kind: type[T]) -> list[T]:
+    """The lines of a file as values of a dataclass; ValueError if one is damaged."""
+    make = TypeAdapter(kind).validate_python
+    return [make(line) for line in read_lines(file, kind)]
+
+
+def _parse(line: bytes, file: Path, where: str, kind: type) -> Record:
+    try:
+        record: Record = json.loads(line.decode("utf-8"))
+        found = fault(record, kind)
+    except (ValueError, RecursionError):
+        found = "no JSON"
+    require(not found, f"{where} of {file} is damaged ({found}); restore the file from a copy")
+    return record
+
+
+class RoundLines:
+    """A file of lines that a run appends, each of a round; the rounds rise.
+
+    Args:
+        file: The file.
+        rise: How much the round rises at least from line to line.
+    """
+
+    def __init__(self, file: Path, *, rise: int) -> None:
+        self.file = file
+        self._rise = rise
+        self._size, self._hash = 0, hashlib.sha256()
+
+    def add(self, lines: Iterable[Record]) -> None:
+        """Append lines."""
+        content = text_of(lines).encode()
+        with self.file.open("ab") as out:
+            out.write(content)
+        self._size += len(content)
+        self._hash.update(content)
+
+    def read(self, kind: type = OfRound) -> Iterator[Record]:
+        """The lines, one after another; ValueError at one that is damaged or out of order."""
+        before = 0
+        for number, line in enumerate(read_lines(self.file, kind), start=1):
+            require(
+                line["round"] >= before + self._rise,
+                f"line {number} of {self.file} is damaged (round {line['round']} behind round "
+                f"{before}); restore the file from a copy",
+            )
+            before = line["round"]
+            yield line
+
+    def newest(self) -> Record:
+        """The newest line, read from the file's end; empty if there is none."""
+        if not self.file.exists():
+            return {}
+        with self.file.open("rb") as lines:
+            size, read = lines.seek(0, os.SEEK_END), TAIL_BYTES
+            while True:
+                lines.seek(max(0, size - read))
+                complete = lines.read().split(b"\n")[:-1]
+                # The first piece may be the end of a line, unless it begins the file.
+                if len(complete) > 1 or (complete and read >= size):
+                    return _parse(complete[-1], self.file, "the last line", OfRound)
+                if read >= size:
+                    return {}
+                read *= 4
+
+    def cut(self, rounds: int) -> list[int]:
+        """Remove the lines of all rounds after this many.
+
+        Returns:
+            The rounds up to this one that have no line.
+        """
+        kept = [line for line in read_lines(self.file) if line["round"] <= rounds]
+        # A full disk has no room for a copy, which is rarely needed.
+        if text_of(kept) != (self.file.read_text() if self.file.exists() else ""):
+            write_text(self.file, text_of(kept))
+        content = self._written()
+        self._size, self._hash = len(content), hashlib.sha256(content)
+        return _gone(kept, rounds)
+
+    def digest(self) -> list[Any]:
+        """The size and the SHA-256 of what the run has written, for a checkpoint."""
+        return [self._size, self._hash.hexdigest()]
+
+    def check_unchanged(self, digest: Sequence[Any], rounds: int) -> None:
+        """Raise ValueError if the file has other lines than those that the run wrote.
+
+        A file without the lines of some rounds is as good as none of them, and `cut` says so.
+
+        Args:
+            digest: From `digest`, at a checkpoint.
+            rounds: Complete rounds at the checkpoint.
+        """
+        size, expected = digest
+        same = hashlib.sha256(self._written(size)).hexdigest() == expected
+        require(
+            same or bool(_gone(read_lines(self.file), rounds)),
+            f"{self.file} is not what the run wrote: lines up to round {rounds} were changed "
+            "since its checkpoint; restore it from a copy, or remove it to go on without",
+        )
+
+    def _written(self, size: int = -1) -> bytes:
+        """The first bytes of the file, or all of them; none if there is no file."""
+        if not self.file.exists():
+            return b""
+        with self.file.open("rb") as content:
+            return content.read(size)
+
+
+def _gone(lines: Iterable[Record], rounds: int) -> list[int]:
+    """The rounds up to this one that have no line."""
+    return sorted({*range(1, rounds + 1)} - {line["round"] for line in lines})

@@ -1,0 +1,107 @@
+"""What a line of a run's records must have, so that damage is named where the line is read and what
+uses the numbers need not expect it. The numbers are those of `adloco.metrics`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+
+from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric
+from adloco.options import option_metrics
+
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
+Positive = Annotated[Count, Field(gt=0)]
+Number = Annotated[float, Field(strict=True, gt=-1e100, lt=1e100, allow_inf_nan=False)]
+Text = Annotated[str, Field(strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRound:
+    """A line of which only the round counts."""
+
+    round: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLine:
+    """A line of steps.jsonl."""
+
+    round: Count
+    trainer: Count
+    worker: Count
+    inner_step: Positive
+    samples: Count
+    loss: Number | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLine:
+    """A line of out_of_memory.jsonl."""
+
+    pass_limit: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MergeLine:
+    survivor: Count
+    absorbed: list[Count]
+    weights: dict[str, Number]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ChangeLine:
+    setting: Annotated[Text, Field(pattern=f"^({'|'.join(ROUND)})$")]
+    before: Number | None
+    after: Number | None
+    reason: Text
+
+
+class _Numbers(BaseModel, extra="allow"):
+    # A task has measures of its own.
+    __pydantic_extra__: dict[str, Number | None] = Field(init=False)
+
+
+@cache
+def metrics_line() -> type:
+    """The type of a line of metrics.jsonl."""
+    loss = (Number | None, ...)
+    sections = {
+        "sync": _numbers(SYNC),
+        "trainers": Annotated[list[_numbers(TRAINER, val_loss=loss)], Field(min_length=1)],  # type: ignore[misc]
+        "workers": list[_numbers(WORKER)],  # type: ignore[misc]
+        "memory": dict[str, _numbers(PHASE)],  # type: ignore[misc]
+        "merges": list[_MergeLine],
+        "changes": list[_ChangeLine],
+    }
+    more = {name: (kind, ...) for name, kind in sections.items()}
+    trained = dict.fromkeys(("samples", "inner_steps"), (Positive, ...))
+    return _numbers(ROUND, val_loss=loss, **trained, **more)
+
+
+def _numbers(table: Mapping[str, Metric], **others: Any) -> type:
+    """The type of what has the numbers of a table, and others."""
+    # A run may have been trained without an option that is there now.
+    optional = {*option_metrics("trainer"), *option_metrics("worker")}
+    kinds: dict[str, Any] = {}
+    for name, metric in table.items():
+        kind: Any = Count if metric.whole else Number
+        kinds[name] = (kind if metric.always else kind | None, None if name in optional else ...)
+    return create_model("Numbers", __base__=_Numbers, **(kinds | others))
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def fault(line: Any, kind: type) -> str:
+    """What is wrong with a line that should be of a type; empty if nothing is."""
+    try:
+        _adapter(kind).validate_python(line)
+    except ValidationError as error:
+        place = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        return ".".join(map(str, place["loc"])) or "no object"
+    return ""

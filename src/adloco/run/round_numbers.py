@@ -1,0 +1,151 @@
+"""The numbers of a round as a line of metrics.jsonl, and those of a whole run as summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from adloco.algorithms.reports import RoundReport, TrainerReport, WorkerReport
+from adloco.metrics import (
+    ROUND,
+    SYNC,
+    TRAINER,
+    WORKER,
+    Metric,
+    Record,
+    aggregate,
+    validation,
+    values,
+)
+from adloco.options import option_metrics, unmeasured
+
+if TYPE_CHECKING:
+    from adloco.run.memory_use import Usage
+
+SUMMARY = {
+    "tokens": ROUND["tokens"],
+    "syncs": ROUND["syncs"],
+    "bytes": ROUND["bytes_communicated"],
+    "bytes_sent": ROUND["bytes_sent"],
+    "bytes_inside": ROUND["bytes_inside"],
+    "compression_ratio": SYNC["compression_ratio"],
+    "cosine_similarity": TRAINER["cosine_similarity"],
+    "wire_error": TRAINER["wire_error"],
+    "exposed_seconds": SYNC["exposed_seconds"],
+    "hidden_seconds": SYNC["hidden_seconds"],
+    "peak_bytes_per_second": SYNC["peak_bytes_per_second"],
+    "seconds": ROUND["seconds"],
+    "rounds": ROUND["round"],
+    "skipped_steps": WORKER["skipped_steps"],
+    "restarts": WORKER["restarts"],
+    **{
+        name: metric
+        for per in ("trainer", "worker")
+        for name, metric in option_metrics(per).items()
+        if metric.aggregation == "sum"
+    },
+}
+"""Keys of summary.json, and the metrics they sum up."""
+
+
+def round_record(
+    report: RoundReport,
+    measures: Sequence[Metric],
+    *,
+    tokens_per_sample: int,
+    seconds: float,
+    tokens_per_second: float,
+    rows_read: int | None,
+    rows_per_second: float | None,
+    bytes_checkpoint: int,
+    memory_bytes: int,
+    memory: Usage,
+    measured: Mapping[int, Mapping[str, float]],
+) -> Record:
+    """One line of metrics.jsonl.
+
+    Args:
+        report: What the algorithm reports of the round.
+        measures: What the task measures in an evaluation.
+        tokens_per_sample: Tokens of one sample.
+        seconds: Since the start of the run.
+        tokens_per_second: In this round's training alone.
+        rows_read: Rows of a stream read so far; None without a stream.
+        rows_per_second: Mean since this process began.
+        bytes_checkpoint: Bytes of checkpoints that crossed between islands so far.
+        memory_bytes: Peak of this process so far.
+        memory: Memory by phase.
+        measured: Each measure by name, by trainer; empty if the round was not evaluated.
+    """
+    best = min(measured.values(), key=lambda found: found["loss"], default={})
+    known = {
+        "tokens": report.samples * tokens_per_sample,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(tokens_per_second, 1),
+        "rows_read": rows_read,
+        "rows_per_second": None if rows_per_second is None else round(rows_per_second, 1),
+        "learning_rate": report.trainers[0].learning_rate,
+        "bytes_checkpoint": bytes_checkpoint,
+        "memory_bytes": memory_bytes,
+    }
+
+    def evaluated(found: Mapping[str, float]) -> dict[str, float | None]:
+        return {validation(measure).name: found.get(measure.name) for measure in measures}
+
+    return {
+        **{name: known[name] if name in known else getattr(report, name) for name in ROUND},
+        **evaluated(best),
+        "memory": memory,
+        "sync": asdict(report.sync),
+        "trainers": [
+            _flat(trainer, "trainer") | evaluated(measured.get(trainer.trainer, {}))
+            for trainer in report.trainers
+        ],
+        "workers": [_flat(worker, "worker") for worker in report.workers],
+        "merges": [
+            {
+                "survivor": merge.survivor,
+                "absorbed": list(merge.absorbed),
+                "weights": {str(key): weight for key, weight in merge.weights.items()},
+            }
+            for merge in report.merges
+        ],
+        "changes": [asdict(change) for change in report.changes],
+    }
+
+
+def _flat(report: TrainerReport | WorkerReport, per: str) -> dict[str, Any]:
+    """A report with what stages say of it, and what options say where they have no stage."""
+    numbers = asdict(report)
+    more: dict[str, Any] = numbers.pop("more")
+    return numbers | unmeasured(per) | more
+
+
+def summarise(
+    records: Sequence[Record],
+    measures: Sequence[Metric],
+    *,
+    num_parameters: int,
+    recipe: str,
+    trainer: int | None = None,
+) -> dict[str, Any]:
+    """Contents of summary.json.
+
+    Args:
+        records: The lines of metrics.jsonl.
+        measures: What the task measures in an evaluation.
+        num_parameters: Of the model.
+        recipe: Name of the recipe.
+        trainer: Whose measures to take; None for those of the best trainer in each round.
+    """
+    summary: dict[str, Any] = {}
+    for measure in measures:
+        metric = validation(measure, "round" if trainer is None else "trainer")
+        every = [number for numbers in values(metric, records, trainer) for number in numbers]
+        summary[f"final_{metric.name}"] = every[-1] if every else None
+        summary[f"best_{metric.name}"] = (min if measure.better == "lower" else max)(
+            every, default=None
+        )
+    summary |= {key: aggregate(metric, records) for key, metric in SUMMARY.items()}
+    return summary | {"num_parameters": num_parameters, "recipe": recipe}
