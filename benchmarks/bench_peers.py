@@ -28,7 +28,7 @@ import torch
 from bench_pairs import spread
 from peer_job import BATCH, CONTEXT, ROUNDS, STEPS, SYNC_EVERY, WORKERS
 
-from adloco.data.standard_library import StandardLibrary
+from adloco.data.standard_library import library_texts
 
 ENVIRONMENTS = Path(__file__).absolute().parents[1] / ".venv-peers"
 PROGRAM = Path(__file__).absolute().with_name("peer_arms.py")
@@ -128,7 +128,7 @@ def write_data(folder: Path) -> None:
 
     The held-out windows come from the last texts.
     """
-    texts = [str(row["text"]) for _, row in StandardLibrary("text").read(["text"], 0)]
+    texts = list(library_texts())
     data = torch.frombuffer(bytearray("\0".join(texts).encode()), dtype=torch.uint8)
     windows = data[: len(data) // (CONTEXT + 1) * (CONTEXT + 1)].view(-1, CONTEXT + 1)
     held_out, rows = windows[-VALIDATION_WINDOWS:], windows[: -10 * VALIDATION_WINDOWS]

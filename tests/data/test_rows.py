@@ -14,7 +14,7 @@ import pytest
 
 from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
-from adloco.data.hub import DatasetFile
+from adloco.data.hub import dataset_file
 from adloco.data.rows import Position, Rows, open_rows, read_rows, stages
 from tests.problems import SHARED_DATA, needs_shared_data
 
@@ -378,7 +378,7 @@ class BrokenStream:
     ],
 )
 def test_nothing_is_left_out_for_what_may_go_away(error: Exception) -> None:
-    file = DatasetFile(stream=BrokenStream(error), name="part 1", text_column="text")
+    file = dataset_file(BrokenStream(error), "part 1", "text")
     rows = Rows(
         files=[file],
         columns=TEXT,
@@ -392,9 +392,7 @@ def test_nothing_is_left_out_for_what_may_go_away(error: Exception) -> None:
         match=r"part 1 cannot be reached from row 3 on \(.*\); try again when it can be",
     ):
         list(rows)
-    damaged = DatasetFile(
-        stream=BrokenStream(OSError("Unexpected end of stream")), name="part 1", text_column="text"
-    )
+    damaged = dataset_file(BrokenStream(OSError("Unexpected end of stream")), "part 1", "text")
     rows = Rows(
         files=[damaged],
         columns=TEXT,

@@ -3,9 +3,9 @@
 A source is a list of data files. Reading a data file can begin at any of its rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 Row = dict[str, Any]
 Columns = Mapping[str, type]
@@ -32,27 +32,18 @@ Numbered = Iterator[tuple[int, Row | BadRow]]
 """(number, row) pairs; numbers count from 1 and appear in error messages."""
 
 
-class DataFile(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
     """A file of rows, or a part of a dataset that is read like one."""
 
-    @property
-    def unit(self) -> str:
-        """Word before a row's number in messages, such as "row"; empty if the file is one row."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Path or address of the file, for messages."""
-        ...
-
-    def read(self, columns: Columns, start: int) -> Numbered:
-        """Read the rows after the first `start` rows.
-
-        Args:
-            columns: Columns that each row must have. Rows may have more.
-            start: Number of rows to skip, bad rows included.
-        """
-        ...
+    name: str
+    """Path or address of the file, for messages."""
+    unit: str = "row"
+    """Word before a row's number in messages; empty if the file is one row."""
+    read: Callable[[Columns, int], Numbered]
+    """(columns that each row must have, rows to skip, bad ones included) -> the rows after them.
+    Rows may have more columns; a column that is missing in a single row is found by the caller.
+    """
 
 
 class SourceUnreachableError(ValueError):

@@ -1,26 +1,11 @@
 """The data files at a path, each with the reader for its suffix."""
 
-import importlib
-import pkgutil
-from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
-from adloco.data import formats
-from adloco.data.data_file import DataFile, SourceUnreachableError
-from adloco.data.formats.text import TextFile
+from adloco.data.data_file import Columns, DataFile, Numbered, SourceUnreachableError
+from adloco.data.formats import FORMATS, text_rows
 from adloco.errors import require
-
-
-class Format(Protocol):
-    """Reader of a file format: a class in the folder `formats`."""
-
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """Suffixes of its files, in lower case."""
-        ...
-
-    def __call__(self, file: Path, text_column: str) -> DataFile: ...
 
 
 def expanded(path: str) -> Path:
@@ -56,17 +41,13 @@ def data_files(path: Path, text_column: str) -> list[DataFile]:
         "give a text file, a folder, or jsonl/parquet",
     )
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    return [_formats().get(file.suffix.lower(), TextFile)(file, text_column) for file in files]
+    return [_data_file(file, text_column) for file in files]
 
 
-@cache
-def _formats() -> dict[str, Format]:
-    """Suffix -> format, for all classes with `suffixes` in the modules of the folder."""
-    found: dict[str, Format] = {}
-    for module in pkgutil.iter_modules(formats.__path__):
-        name = f"{formats.__name__}.{module.name}"
-        for kind in vars(importlib.import_module(name)).values():
-            # Skip imported classes: pathlib's Path has `suffixes` too.
-            if getattr(kind, "__module__", "") == name:
-                found |= dict.fromkeys(getattr(kind, "suffixes", ()), kind)
-    return found
+def _data_file(file: Path, text_column: str) -> DataFile:
+    unit, rows = FORMATS.get(file.suffix.lower(), ("", text_rows))
+
+    def read(columns: Columns, start: int) -> Numbered:
+        return islice(rows(file, columns, text_column), start, None)
+
+    return DataFile(name=str(file), unit=unit, read=read)

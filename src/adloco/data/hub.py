@@ -7,11 +7,18 @@ their own order, so the number of a row does not depend on where reading began.
 
 import hashlib
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from adloco.data.data_file import BadRow, Columns, DataFile, Row, SourceUnreachableError, no_column
+from adloco.data.data_file import (
+    GONE,
+    BadRow,
+    Columns,
+    DataFile,
+    Numbered,
+    SourceUnreachableError,
+    no_column,
+)
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import expanded
 from adloco.errors import require
@@ -60,10 +67,10 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
         else [f"part {index + 1}" for index in range(stream.num_shards)]
     )
     return [
-        DatasetFile(
-            stream=stream.shard(num_shards=stream.num_shards, index=index),
-            name=f"{what}: {name}",
-            text_column=data.text_column,
+        dataset_file(
+            stream.shard(num_shards=stream.num_shards, index=index),
+            f"{what}: {name}",
+            data.text_column,
         )
         for index, name in enumerate(names)
     ]
@@ -84,63 +91,55 @@ def local_fingerprint(dataset: str) -> str:
     ).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatasetFile:
-    """A file of a dataset, or one of its parts if these are not files."""
+def dataset_file(stream: Any, name: str, text_column: str) -> DataFile:
+    """A file of a dataset, or one of its parts if these are not files.
 
-    stream: Any
-    name: str
-    text_column: str
-    unit = "row"
+    Args:
+        stream: What `datasets` reads it with.
+        name: Its name, for messages.
+        text_column: Value of data.text_column.
+    """
 
-    def read(self, columns: Columns, start: int) -> Iterator[tuple[int, Row | BadRow]]:
+    def read(columns: Columns, start: int) -> Numbered:
         import pyarrow
         from huggingface_hub.errors import HfHubHTTPError
 
         number = start
-        present = self.stream.column_names or list(columns)
+
+        def unreachable(error: Exception) -> SourceUnreachableError:
+            return SourceUnreachableError(
+                f"{name} cannot be reached from row {number + 1} on ({_first_line(error)}); "
+                "try again when it can be reached"
+            )
+
+        present = stream.column_names or list(columns)
         missing = [column for column in columns if column not in present]
         if missing:
             # The column is missing from every row, so data.bad_rows "skip" would not help.
-            bad = no_column(missing[0], present, self.text_column)
-            raise ValueError(f"{self.name}{bad.problem}; {bad.advice}")
+            bad = no_column(missing[0], present, text_column)
+            raise ValueError(f"{name}{bad.problem}; {bad.advice}")
         try:
-            for row in self.stream.select_columns(list(columns)).skip(start):
+            for row in stream.select_columns(list(columns)).skip(start):
                 number += 1
                 yield number, row
         except (ConnectionError, TimeoutError, HfHubHTTPError) as error:
-            raise self._unreachable(number, error) from error
+            raise unreachable(error) from error
         except FileNotFoundError:
-            yield (
-                number + 1,
-                BadRow(
-                    reason="vanished file",
-                    problem=f" is gone, from row {number + 1} on",
-                    advice="restore it",
-                    rest=True,
-                ),
-            )
-        except (EOFError, zlib.error, ValueError, pyarrow.ArrowException) as error:
-            yield number + 1, _unreadable(number, error)
+            yield number + 1, replace(GONE, problem=f" is gone, from row {number + 1} on")
         except Exception as error:
+            broken = isinstance(error, (EOFError, zlib.error, ValueError, pyarrow.ArrowException))
             # Decoders of damaged data raise OSError without an errno. Any other error may be
             # temporary, so no rows are left out because of it.
-            if not isinstance(error, OSError) or error.errno is not None:
-                raise self._unreachable(number, error) from error
-            yield number + 1, _unreadable(number, error)
+            if not broken and not (isinstance(error, OSError) and error.errno is None):
+                raise unreachable(error) from error
+            problem = f" cannot be read from row {number + 1} on ({_first_line(error)})"
+            advice = "mend or fetch the file again"
+            yield (
+                number + 1,
+                BadRow(reason="unreadable file", problem=problem, advice=advice, rest=True),
+            )
 
-    def _unreachable(self, number: int, error: Exception) -> SourceUnreachableError:
-        return SourceUnreachableError(
-            f"{self.name} cannot be reached from row {number + 1} on ({_first_line(error)}); "
-            "try again when it can be reached"
-        )
-
-
-def _unreadable(number: int, error: Exception) -> BadRow:
-    problem = f" cannot be read from row {number + 1} on ({_first_line(error)})"
-    return BadRow(
-        reason="unreadable file", problem=problem, advice="mend or fetch the file again", rest=True
-    )
+    return DataFile(name=name, read=read)
 
 
 def _builder(data: DataSettings) -> Any:

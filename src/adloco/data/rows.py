@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from adloco.data.data_file import BadRow, Columns, DataFile, Row
+from adloco.data.data_file import BadRow, Columns, DataFile, Row, no_column
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import data_files, expanded
 from adloco.data.hub import dataset_files
-from adloco.data.own_rows import OwnRows
-from adloco.data.standard_library import StandardLibrary
+from adloco.data.own_rows import own_rows
+from adloco.data.standard_library import standard_library
 
 Split = Literal["train", "validation"]
 
@@ -116,11 +116,11 @@ def open_rows(
     if data.dataset:
         files = dataset_files(data, stage.source_split)
     elif data.factory:
-        files = [OwnRows(data)]
+        files = [own_rows(data)]
     elif data.path:
         files = data_files(expanded(data.path), data.text_column)
     else:
-        files = [StandardLibrary(data.text_column)]
+        files = [standard_library(data.text_column)]
     return Rows(
         files=files, columns=columns, data=data, limit=stage.limit, position=position, start=start
     )
@@ -189,7 +189,9 @@ class Rows:
         return None
 
     def _fault(self, row: Row, column: str) -> BadRow | None:
-        value, kind = row.get(column), self.columns[column]
+        if column not in row:
+            return no_column(column, list(row), self.data.text_column)
+        value, kind = row[column], self.columns[column]
         if kind is str and (value is None or (isinstance(value, str) and not value.strip())):
             return BadRow(
                 reason=f"empty {column}",

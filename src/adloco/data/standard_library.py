@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from adloco.data.data_file import Columns, Numbered
+from adloco.data.data_file import Columns, DataFile, Numbered
 
 NOT_LIBRARY = {
     "test",
@@ -22,28 +22,24 @@ machines.
 """
 
 
-class StandardLibrary:
-    """The source of Python's own standard library: one row per file, without empty or repeated
-    texts.
-    """
+def standard_library(text_column: str) -> DataFile:
+    """The source of Python's own standard library: one row per file."""
 
-    unit = "file"
-    name = "the default corpus"
+    def read(columns: Columns, start: int) -> Numbered:
+        for number, text in islice(enumerate(library_texts(), start=1), start, None):
+            yield number, {text_column: text}
 
-    def __init__(self, text_column: str) -> None:
-        self.text_column = text_column
+    return DataFile(name="the default corpus", unit="file", read=read)
 
-    def read(self, columns: Columns, start: int) -> Numbered:
-        for number, text in enumerate(islice(self._texts(), start, None), start=start + 1):
-            yield number, {self.text_column: text}
 
-    def _texts(self) -> Iterator[str]:
-        seen: set[str] = set()
-        for path in sorted(_files(), key=Path.as_posix):
-            text = path.read_bytes().decode("utf-8", errors="replace")
-            if "\ufffd" not in text and text not in seen and text.strip():
-                seen.add(text)
-                yield text
+def library_texts() -> Iterator[str]:
+    """The texts of the library's files, without empty or repeated ones."""
+    seen: set[str] = set()
+    for path in sorted(_files(), key=Path.as_posix):
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        if "\ufffd" not in text and text not in seen and text.strip():
+            seen.add(text)
+            yield text
 
 
 def _files() -> Iterator[Path]:
