@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -169,7 +170,9 @@ def test_numbers_that_are_not_finite() -> None:
         {"worker": worker, "trainer": worker // 2, "skipped_steps": steps, "restarts": restarts}
         for worker, steps, restarts in ((0, 0, 0), (1, 0, 0), (2, 1, 0), (3, 0, 2))
     ]
-    sign = only([record(1), record(2) | {"workers": workers}, record(3) | {"workers": workers}])
+    trainers = row(0), row(1)
+    rounds = [record(number, *trainers) | {"workers": workers} for number in (2, 3)]
+    sign = only([record(1, *trainers), *rounds])
     assert (sign.kind, sign.trainer, sign.round) == ("numbers not finite", 1, 2)
     assert "trainer 1's workers were not finite in 3 inner steps of a round, 2 of" in sign.seen
     assert "worker 3's" in sign.seen
@@ -211,3 +214,18 @@ def test_a_request_of_nothing_is_no_division_by_nothing() -> None:
     assert [sign.kind for sign in all_signs(batches([0, EXPLODING_FACTOR]), CAP)] == [
         "request exploding"
     ]
+
+
+class Kept(dict[str, Any]):
+    """A record that can be counted."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def test_a_watch_keeps_few_records() -> None:
+    watch, alive = Watch(CAP), WeakSet[Kept]()
+    for number in range(1, 300):
+        one = Kept(record(number, row(val_loss=2.0, cosine_similarity=0.5), row(1, val_loss=2.0)))
+        alive.add(one)
+        watch.see(one)
+    assert len(alive) <= CAP_ROUNDS + 3

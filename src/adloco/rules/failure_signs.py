@@ -1,12 +1,12 @@
 """Signs that a run may fail, found in its records (lines of metrics.jsonl; docs/run-folder.md).
 
-Each sign looks at the newest record and at a few before it. Numbers that are missing or not finite
-count as not measured.
+Each sign looks at the newest record and at a few before it, which are kept. Numbers that are
+missing or not finite count as not measured.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -88,20 +88,32 @@ class Watch:
     """
 
     def __init__(self, cap: int | None, more: Sequence[SignsOfRound] = ()) -> None:
-        self._cap, self._more = cap, more
-        self._records: list[Record] = []
+        self._past, self._more = _Past(cap=cap), more
         self._given: set[tuple[str, int | None]] = set()
 
     def see(self, record: Record) -> list[Sign]:
         """The warnings that begin with this record, the next of the run."""
-        self._records.append(record)
-        signs = [
-            sign
-            for sign in newest_signs(self._records, self._cap, self._more)
-            if (sign.kind, sign.trainer) not in self._given
-        ]
+        self._past.add(record)
+        found = [*self._signs(record), *(sign for own in self._more for sign in own(record))]
+        signs = [sign for sign in found if (sign.kind, sign.trainer) not in self._given]
         self._given |= {(sign.kind, sign.trainer) for sign in signs}
         return signs
+
+    def _signs(self, record: Record) -> Iterator[Sign]:
+        trainers = [row["trainer"] for row in record["trainers"]]
+        for check in CHECKS:
+            for trainer in trainers if check.of_trainer else [None]:
+                seen = check.find(self._past, trainer)
+                if seen:
+                    yield Sign(
+                        kind=check.kind,
+                        trainer=trainer,
+                        round=record["round"],
+                        since=seen[0]["round"],
+                        seen=seen[1],
+                        meaning=check.meaning,
+                        advice=check.advice,
+                    )
 
 
 def all_signs(
@@ -112,199 +124,237 @@ def all_signs(
     return [sign for record in records for sign in watch.see(record)]
 
 
-def newest_signs(
-    records: Sequence[Record], cap: int | None, more: Sequence[SignsOfRound] = ()
-) -> Iterator[Sign]:
-    """The signs that the newest of these records shows, also if an earlier one showed them."""
-    for row in records[-1]["trainers"]:
-        trainer = row["trainer"]
-        if cap is not None:
-            yield from _at_cap(records, trainer, cap)
-            yield from _exploding(records, trainer)
-        yield from _falling_cosine(records, trainer)
-    yield from _not_finite(records[-1])
-    for own in more:
-        yield from own(records[-1])
-    yield from _stalled(records)
-    yield from _above_start(records)
-    yield from _diverging(records)
+@dataclass(kw_only=True)
+class _Past:
+    """What the signs need of the records so far."""
 
+    cap: int | None
+    rounds: int = 0
+    start: Any = None
+    """The train loss of the first round."""
+    records: list[Record] = field(default_factory=list)
+    """The last ones."""
+    cosines: dict[int, list[float]] = field(default_factory=dict)
+    """The first cosines of each trainer, from before the last `COSINE_ROUNDS` records."""
+    evaluated: list[tuple[Record, dict[int, float]]] = field(default_factory=list)
+    """The last evaluations of several trainers, with their losses."""
 
-def _at_cap(records: Sequence[Record], trainer: int, cap: int) -> Iterator[Sign]:
-    window = records[-CAP_ROUNDS:]
-    requests = _numbers(window, trainer, "requested_batch")
-    trained = _numbers(window, trainer, "trainer_batch")
-    if len(requests) < CAP_ROUNDS or len(trained) < CAP_ROUNDS:
-        return
-    if min(requests) >= cap:
-        yield Sign(
-            kind="batch at its cap",
-            trainer=trainer,
-            round=records[-1]["round"],
-            since=window[0]["round"],
-            seen=f"trainer {trainer} has requested batch.maximum = {cap} samples in "
-            f"{CAP_ROUNDS} rounds in a row",
-            meaning="The batch rule may decide nothing any more, and training is that of a "
-            "constant batch",
-            advice="Raise batch.maximum, or batch.eta so that the rule asks for less",
-        )
-    elif all(b > CLIPPED * a for a, b in zip(trained, requests, strict=True)):
-        yield Sign(
-            kind="batch at its cap",
-            trainer=trainer,
-            round=records[-1]["round"],
-            since=window[0]["round"],
-            seen=f"trainer {trainer} requests {requests[-1]:.0f} samples and trains on "
-            f"{trained[-1]:.0f}, less than half, in {CAP_ROUNDS} rounds in a row",
-            meaning="What fits in memory may decide the batch, not the batch rule",
-            advice="Raise switch.max_micro_batch if memory allows, or set switch.mode to always",
-        )
-
-
-def _exploding(records: Sequence[Record], trainer: int) -> Iterator[Sign]:
-    window = records[-EXPLODING_ROUNDS - 1 :]
-    requests = _numbers(window, trainer, "requested_batch")
-    if len(requests) < 2 or requests[-1] < EXPLODING_FACTOR * max(1.0, min(requests)):
-        return
-    yield Sign(
-        kind="request exploding",
-        trainer=trainer,
-        round=records[-1]["round"],
-        since=window[0]["round"],
-        seen=f"the request of trainer {trainer} rose from {min(requests):.0f} to "
-        f"{requests[-1]:.0f} samples between rounds {window[0]['round']} and {window[-1]['round']}",
-        meaning="batch.eta may be too small, or the estimate of |G|^2 lost in noise, so that the "
-        "jump says nothing about the gradient",
-        advice="Set batch.max_growth to 2, or raise batch.eta or test.steps",
-    )
-
-
-def _falling_cosine(records: Sequence[Record], trainer: int) -> Iterator[Sign]:
-    window = records[-COSINE_ROUNDS:]
-    recent = _numbers(window, trainer, "cosine_similarity")
-    if len(recent) < COSINE_ROUNDS or fmean(recent) > COSINE_LOW:
-        return
-    first: list[float] = []
-    for record in records[:-COSINE_ROUNDS]:
-        first += _numbers([record], trainer, "cosine_similarity")
-        if len(first) == COSINE_ROUNDS:
-            break
-    if len(first) < COSINE_ROUNDS or fmean(first) < COSINE_START:
-        return
-    if fmean(recent) <= COSINE_FALL * fmean(first):
-        yield Sign(
-            kind="workers disagree",
-            trainer=trainer,
-            round=records[-1]["round"],
-            since=window[0]["round"],
-            seen=f"the cosine of the pseudo-gradients of trainer {trainer}'s workers fell from "
-            f"{fmean(first):.2f} in its first {COSINE_ROUNDS} rounds to {fmean(recent):.2f} in "
-            f"the last {COSINE_ROUNDS}",
-            meaning="The workers' changes may cancel in the mean, as noise does",
-            advice="Lower method.sync_every or inner.lr, or let batches be larger",
-        )
-
-
-def _not_finite(record: Record) -> Iterator[Sign]:
-    workers = record.get("workers", ())
-    for trainer in sorted({row["trainer"] for row in workers}):
-        found = {
-            row["worker"]: row["skipped_steps"] + row["restarts"]
-            for row in workers
-            if row["trainer"] == trainer
-        }
-        if not any(found.values()):
-            continue
-        worst, count = max(found, key=found.__getitem__), sum(found.values())
-        yield Sign(
-            kind="numbers not finite",
-            trainer=trainer,
-            round=record["round"],
-            since=record["round"],
-            seen=f"the numbers of trainer {trainer}'s workers were not finite in {count} inner "
-            f"steps of a round, {found[worst]} of them worker {worst}'s",
-            meaning="A sample may be bad, or the learning rate too high",
-            advice="Check the data, or lower inner.lr or method.max_grad_norm",
-        )
-
-
-def _stalled(records: Sequence[Record]) -> Iterator[Sign]:
-    window = records[-2 * STALL_ROUNDS :]
-    losses = [record["train_loss"] for record in window if _finite(record["train_loss"])]
-    batches = [_trained(record) for record in window]
-    if len(losses) < 2 * STALL_ROUNDS:
-        return
-    before, after = fmean(losses[:STALL_ROUNDS]), fmean(losses[STALL_ROUNDS:])
-    small, large = fmean(batches[:STALL_ROUNDS]), fmean(batches[STALL_ROUNDS:])
-    if after <= (1 - STALL_FALL) * before or large < STALL_GROWTH * small:
-        return
-    yield Sign(
-        kind="loss stalled while batches grow",
-        trainer=None,
-        round=records[-1]["round"],
-        since=window[STALL_ROUNDS]["round"],
-        seen=f"the train loss of the last {STALL_ROUNDS} rounds is {after:.4f}, that of the "
-        f"{STALL_ROUNDS} before is {before:.4f}, and an inner step has {large:.0f} samples "
-        f"instead of {small:.0f}",
-        meaning="The added samples may buy nothing: the learning rate is too low or too high "
-        "for the batch, or the model has learnt what it can",
-        advice="Try another inner.lr or a lower batch.maximum, or end the run",
-    )
-
-
-def _above_start(records: Sequence[Record]) -> Iterator[Sign]:
-    window = records[1:][-ABOVE_ROUNDS:]
-    start = records[0]["train_loss"]
-    losses = [record["train_loss"] for record in window if _finite(record["train_loss"])]
-    if not _finite(start) or start <= 0 or len(losses) < ABOVE_ROUNDS:
-        return
-    if min(losses) <= ABOVE_START * start:
-        return
-    yield Sign(
-        kind="loss above its start",
-        trainer=None,
-        round=records[-1]["round"],
-        since=window[0]["round"],
-        seen=f"the train loss is {losses[-1]:.4f}, and in {ABOVE_ROUNDS} rounds in a row it was "
-        f"more than {ABOVE_START - 1:.0%} above {start:.4f}, that of the first round",
-        meaning="The run may have diverged: the learning rate is too high, or the data has changed",
-        advice="Begin again with a lower inner.lr or method.max_grad_norm",
-    )
-
-
-def _diverging(records: Sequence[Record]) -> Iterator[Sign]:
-    found: list[tuple[Record, dict[int, float]]] = []
-    for record in reversed(records):
+    def add(self, record: Record) -> None:
+        """Take the next record."""
+        self.start = self.start if self.rounds else record["train_loss"]
+        self.rounds += 1
+        self.records = [*self.records, record][-max(CAP_ROUNDS, 2 * STALL_ROUNDS) :]
+        before = self.records[:-COSINE_ROUNDS][-1:]
+        for row in (row for record in before for row in record["trainers"]):
+            first = self.cosines.setdefault(row["trainer"], [])
+            if len(first) < COSINE_ROUNDS and _finite(row.get("cosine_similarity")):
+                first.append(row["cosine_similarity"])
         losses = {
             row["trainer"]: row["val_loss"]
             for row in record["trainers"]
             if _finite(row.get("val_loss")) and row["val_loss"] > 0
         }
-        if len(record["trainers"]) < 2 or len(found) == GAP_EVALUATIONS:
-            break
-        if len(losses) > 1:
-            found.insert(0, (record, losses))
+        if len(record["trainers"]) < 2:
+            self.evaluated = []
+        elif len(losses) > 1:
+            self.evaluated = [*self.evaluated, (record, losses)][-GAP_EVALUATIONS:]
+
+
+Seen = tuple[Record, str] | None
+"""The first of the records that show a sign, and what was seen; None if nothing was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Check:
+    """A sign: how it is found, and what is said of it."""
+
+    kind: str
+    find: Callable[[_Past, Any], Seen]
+    """(records, number of a trainer or None) -> what was seen."""
+    meaning: str
+    advice: str
+    of_trainer: bool = True
+
+
+def _at_cap(past: _Past, trainer: int) -> Seen:
+    requests = _numbers(past.records[-CAP_ROUNDS:], trainer, "requested_batch")
+    if past.cap is None or len(requests) < CAP_ROUNDS or min(requests) < past.cap:
+        return None
+    text = (
+        f"trainer {trainer} has requested batch.maximum = {past.cap} samples in {CAP_ROUNDS} "
+        "rounds in a row"
+    )
+    return past.records[-CAP_ROUNDS], text
+
+
+def _cut_off(past: _Past, trainer: int) -> Seen:
+    window = past.records[-CAP_ROUNDS:]
+    requests = _numbers(window, trainer, "requested_batch")
+    trained = _numbers(window, trainer, "trainer_batch")
+    enough = min(len(requests), len(trained)) == CAP_ROUNDS
+    if past.cap is None or not enough or min(requests) >= past.cap:
+        return None
+    if any(b <= CLIPPED * a for a, b in zip(trained, requests, strict=True)):
+        return None
+    text = (
+        f"trainer {trainer} requests {requests[-1]:.0f} samples and trains on "
+        f"{trained[-1]:.0f}, less than half, in {CAP_ROUNDS} rounds in a row"
+    )
+    return window[0], text
+
+
+def _exploding(past: _Past, trainer: int) -> Seen:
+    window = past.records[-EXPLODING_ROUNDS - 1 :]
+    requests = _numbers(window, trainer, "requested_batch")
+    if past.cap is None or len(requests) < 2:
+        return None
+    if requests[-1] < EXPLODING_FACTOR * max(1.0, min(requests)):
+        return None
+    text = (
+        f"the request of trainer {trainer} rose from {min(requests):.0f} to "
+        f"{requests[-1]:.0f} samples between rounds {window[0]['round']} and {window[-1]['round']}"
+    )
+    return window[0], text
+
+
+def _falling_cosine(past: _Past, trainer: int) -> Seen:
+    window, first = past.records[-COSINE_ROUNDS:], past.cosines.get(trainer, [])
+    recent = _numbers(window, trainer, "cosine_similarity")
+    if min(len(recent), len(first)) < COSINE_ROUNDS or fmean(first) < COSINE_START:
+        return None
+    if fmean(recent) > min(COSINE_LOW, COSINE_FALL * fmean(first)):
+        return None
+    text = (
+        f"the cosine of the pseudo-gradients of trainer {trainer}'s workers fell from "
+        f"{fmean(first):.2f} in its first {COSINE_ROUNDS} rounds to {fmean(recent):.2f} in "
+        f"the last {COSINE_ROUNDS}"
+    )
+    return window[0], text
+
+
+def _not_finite(past: _Past, trainer: int) -> Seen:
+    found = {
+        row["worker"]: row["skipped_steps"] + row["restarts"]
+        for row in past.records[-1].get("workers", ())
+        if row["trainer"] == trainer
+    }
+    if not any(found.values()):
+        return None
+    worst, count = max(found, key=found.__getitem__), sum(found.values())
+    text = (
+        f"the numbers of trainer {trainer}'s workers were not finite in {count} inner "
+        f"steps of a round, {found[worst]} of them worker {worst}'s"
+    )
+    return past.records[-1], text
+
+
+def _stalled(past: _Past, _: None) -> Seen:
+    window = past.records[-2 * STALL_ROUNDS :]
+    losses = [record["train_loss"] for record in window if _finite(record["train_loss"])]
+    if len(losses) < 2 * STALL_ROUNDS:
+        return None
+    batches = [_trained(record) for record in window]
+    before, after = fmean(losses[:STALL_ROUNDS]), fmean(losses[STALL_ROUNDS:])
+    small, large = fmean(batches[:STALL_ROUNDS]), fmean(batches[STALL_ROUNDS:])
+    if after <= (1 - STALL_FALL) * before or large < STALL_GROWTH * small:
+        return None
+    text = (
+        f"the train loss of the last {STALL_ROUNDS} rounds is {after:.4f}, that of the "
+        f"{STALL_ROUNDS} before is {before:.4f}, and an inner step has {large:.0f} samples "
+        f"instead of {small:.0f}"
+    )
+    return window[STALL_ROUNDS], text
+
+
+def _above_start(past: _Past, _: None) -> Seen:
+    window, start = past.records[-ABOVE_ROUNDS:], past.start
+    losses = [record["train_loss"] for record in window if _finite(record["train_loss"])]
+    known = past.rounds > ABOVE_ROUNDS == len(losses) and _finite(start) and start > 0
+    if not known or min(losses) <= ABOVE_START * start:
+        return None
+    text = (
+        f"the train loss is {losses[-1]:.4f}, and in {ABOVE_ROUNDS} rounds in a row it was "
+        f"more than {ABOVE_START - 1:.0%} above {start:.4f}, that of the first round"
+    )
+    return window[0], text
+
+
+def _diverging(past: _Past, _: None) -> Seen:
+    found = past.evaluated
     gaps = [max(losses.values()) / min(losses.values()) - 1 for _, losses in found]
     if len(gaps) < GAP_EVALUATIONS or min(gaps) < GAP or gaps[-1] < gaps[0]:
-        return
+        return None
     losses = found[-1][1]
     worst, best = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
     distances = _numbers([record for record, _ in found], worst, "distance_to_mean")
     if len(distances) < GAP_EVALUATIONS or distances[-1] <= distances[0]:
-        return
-    yield Sign(
-        kind="trainers diverge",
-        trainer=None,
-        round=records[-1]["round"],
-        since=found[0][0]["round"],
-        seen=f"the validation loss of trainer {worst} is {losses[worst]:.4f}, {gaps[-1]:.0%} above "
+        return None
+    text = (
+        f"the validation loss of trainer {worst} is {losses[worst]:.4f}, {gaps[-1]:.0%} above "
         f"{losses[best]:.4f} of trainer {best}, and its parameters are {distances[-1]:.1%} away "
         f"from the mean of all trainers; {GAP_EVALUATIONS - 1} evaluations ago these were "
-        f"{gaps[0]:.0%} and {distances[0]:.1%}",
-        meaning="One trainer may be stuck or unstable; a merge of models so far apart can be "
-        "worse than either",
-        advice="Merge earlier (merge.first_round) or more often (merge.every), or lower inner.lr",
+        f"{gaps[0]:.0%} and {distances[0]:.1%}"
     )
+    return found[0][0], text
+
+
+CHECKS = (
+    _Check(
+        kind="batch at its cap",
+        find=_at_cap,
+        meaning="The batch rule may decide nothing any more, and training is that of a constant "
+        "batch",
+        advice="Raise batch.maximum, or batch.eta so that the rule asks for less",
+    ),
+    _Check(
+        kind="batch at its cap",
+        find=_cut_off,
+        meaning="What fits in memory may decide the batch, not the batch rule",
+        advice="Raise switch.max_micro_batch if memory allows, or set switch.mode to always",
+    ),
+    _Check(
+        kind="request exploding",
+        find=_exploding,
+        meaning="batch.eta may be too small, or the estimate of |G|^2 lost in noise, so that the "
+        "jump says nothing about the gradient",
+        advice="Set batch.max_growth to 2, or raise batch.eta or test.steps",
+    ),
+    _Check(
+        kind="workers disagree",
+        find=_falling_cosine,
+        meaning="The workers' changes may cancel in the mean, as noise does",
+        advice="Lower method.sync_every or inner.lr, or let batches be larger",
+    ),
+    _Check(
+        kind="numbers not finite",
+        find=_not_finite,
+        meaning="A sample may be bad, or the learning rate too high",
+        advice="Check the data, or lower inner.lr or method.max_grad_norm",
+    ),
+    _Check(
+        kind="loss stalled while batches grow",
+        find=_stalled,
+        of_trainer=False,
+        meaning="The added samples may buy nothing: the learning rate is too low or too high for "
+        "the batch, or the model has learnt what it can",
+        advice="Try another inner.lr or a lower batch.maximum, or end the run",
+    ),
+    _Check(
+        kind="loss above its start",
+        find=_above_start,
+        of_trainer=False,
+        meaning="The run may have diverged: the learning rate is too high, or the data has changed",
+        advice="Begin again with a lower inner.lr or method.max_grad_norm",
+    ),
+    _Check(
+        kind="trainers diverge",
+        find=_diverging,
+        of_trainer=False,
+        meaning="One trainer may be stuck or unstable; a merge of models so far apart can be worse "
+        "than either",
+        advice="Merge earlier (merge.first_round) or more often (merge.every), or lower inner.lr",
+    ),
+)
 
 
 def _numbers(records: Sequence[Record], trainer: int, name: str) -> list[float]:
