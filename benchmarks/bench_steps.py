@@ -21,7 +21,7 @@ from adloco import AdLoCo, BatchWarmup, Execution, InnerMuon, NormTest
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.data.data_settings import DataSettings
 from adloco.data.preparation import prepare
-from adloco.data.standard_library import StandardLibrary
+from adloco.data.standard_library import library_texts
 from adloco.data.tokenizers import make_tokenizer
 from adloco.distributed.placement.one_process import num_cores
 from adloco.lab.optimizer_norms.batch_rules import StepNormTest
@@ -199,7 +199,7 @@ def prepare_text(*, quick: bool) -> Iterator[Row]:
     same texts in memory, both with all cores.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    texts = [str(row["text"]) for _, row in StandardLibrary("text").read(["text"], 0)]
+    texts = list(library_texts())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text_file = folder / "texts.jsonl"

@@ -2,7 +2,18 @@
 
 import pytest
 
-from adloco.rules.shares import EqualShares, SpeedShares, proportional
+from adloco.rules.shares import EqualShares, Shares, SpeedShares, proportional
+
+
+def split(
+    rule: Shares,
+    total: int,
+    workers: list[int],
+    speeds: dict[int, float],
+    minimum: int,
+    maximum: int | None,
+) -> list[int]:
+    return proportional(total, rule.weights(workers, speeds), minimum=minimum, maximum=maximum)
 
 
 def test_proportional_by_hand() -> None:
@@ -25,18 +36,18 @@ def test_proportional_is_exact(total: int, weights: list[float]) -> None:
 
 
 def test_equal_shares() -> None:
-    assert EqualShares().split(17, [0, 1, 2, 3], {0: 5.0}, minimum=1, maximum=None) == [5, 4, 4, 4]
-    assert EqualShares().split(3, [0, 1, 2, 3], {}, minimum=1, maximum=None) == [1, 1, 1, 1]
-    assert EqualShares().split(3, [0, 1, 2, 3], {}, minimum=2, maximum=None) == [2, 2, 2, 2]
+    assert split(EqualShares(), 17, [0, 1, 2, 3], {0: 5.0}, minimum=1, maximum=None) == [5, 4, 4, 4]
+    assert split(EqualShares(), 3, [0, 1, 2, 3], {}, minimum=1, maximum=None) == [1, 1, 1, 1]
+    assert split(EqualShares(), 3, [0, 1, 2, 3], {}, minimum=2, maximum=None) == [2, 2, 2, 2]
 
 
 def test_speeds_are_bounded_and_smoothed() -> None:
     rule = SpeedShares(smoothing=0.5, limit=4.0)
-    assert rule.split(16, [3, 5], {}, minimum=1, maximum=None) == [8, 8]
-    assert rule.split(16, [3, 5], {3: 30.0, 5: 10.0}, minimum=1, maximum=None) == [12, 4]
+    assert split(rule, 16, [3, 5], {}, minimum=1, maximum=None) == [8, 8]
+    assert split(rule, 16, [3, 5], {3: 30.0, 5: 10.0}, minimum=1, maximum=None) == [12, 4]
     # Median 10: a worker that is 1000 times slower counts as 4 times slower; one not measured yet
     # counts as the median.
-    assert rule.split(27, [0, 1, 2, 3], {0: 10.0, 1: 10.0, 2: 0.01}, minimum=1, maximum=None) == [
+    assert split(rule, 27, [0, 1, 2, 3], {0: 10.0, 1: 10.0, 2: 0.01}, minimum=1, maximum=None) == [
         9,
         8,
         2,
@@ -51,15 +62,15 @@ def test_no_share_exceeds_what_fits() -> None:
     speeds = {0: 30.0, 1: 10.0, 2: 10.0}
     rule = SpeedShares()
     # 20 in 3 : 1 : 1 is 12, 4, 4. At most 8 each: 12 are left for the others.
-    assert rule.split(20, [0, 1, 2], speeds, minimum=1, maximum=None) == [12, 4, 4]
-    assert rule.split(20, [0, 1, 2], speeds, minimum=1, maximum=8) == [8, 6, 6]
+    assert split(rule, 20, [0, 1, 2], speeds, minimum=1, maximum=None) == [12, 4, 4]
+    assert split(rule, 20, [0, 1, 2], speeds, minimum=1, maximum=8) == [8, 6, 6]
     # Speeds of 4 : 3 : 1: 20 is 10, 7.5, 2.5. At most 8: then 12 in 3 : 1 is 9 and 3, one too many.
     speeds = {0: 40.0, 1: 30.0, 2: 10.0}
-    assert rule.split(20, [0, 1, 2], speeds, minimum=1, maximum=8) == [8, 8, 4]
+    assert split(rule, 20, [0, 1, 2], speeds, minimum=1, maximum=8) == [8, 8, 4]
     # All that fits.
-    assert rule.split(24, [0, 1, 2], speeds, minimum=1, maximum=8) == [8, 8, 8]
+    assert split(rule, 24, [0, 1, 2], speeds, minimum=1, maximum=8) == [8, 8, 8]
     # The minimum of the slow one is kept: 10 in 8 : 1 : 1 with at least 2 and at most 5.
-    assert rule.split(10, [0, 1, 2], {0: 80, 1: 20, 2: 20}, minimum=2, maximum=5) == [5, 3, 2]
+    assert split(rule, 10, [0, 1, 2], {0: 80, 1: 20, 2: 20}, minimum=2, maximum=5) == [5, 3, 2]
 
 
 @pytest.mark.parametrize("total", [6, 7, 17, 29, 30])

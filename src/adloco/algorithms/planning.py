@@ -85,10 +85,9 @@ class Planner:
         plans: dict[int, BatchPlan] = {}
         for trainer in state.trainers.values():
             size = trainer.requested_batch, len(trainer.worker_ids), self.ranks
-            shares = self.batching.shares.split(
+            shares = proportional(
                 switch.clipped(*size),
-                trainer.worker_ids,
-                state.speeds,
+                self.batching.shares.weights(trainer.worker_ids, state.speeds),
                 minimum=self._smallest_share,
                 maximum=switch.most_per_worker(*size),
             )
@@ -101,7 +100,7 @@ class Planner:
         """Plans of a step of so many samples over all workers, in proportion to these plans."""
         smallest = self._smallest_share
         shares = proportional(
-            max(samples, smallest * len(plans)),
+            samples,
             [plan.worker_batch for plan in plans.values()],
             minimum=smallest,
             maximum=None,

@@ -17,6 +17,7 @@ from adloco.plan.steps_to_loss import noise_per_batch
 from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge_policies.no_merge import NoMerge
+from adloco.rules.shares import proportional
 from adloco.run.micro_batch_probe import outer_copies
 
 INNER_STATES = {"adamw": 2, "muon": 1, "sgd": 1}
@@ -172,10 +173,9 @@ def _samples(recipe: Recipe, cluster: Cluster, batch: int, workers: int) -> list
     return [
         float(share)
         for first in range(0, cluster.islands, workers)
-        for share in recipe.shares.split(
+        for share in proportional(
             batch,
-            range(first, first + workers),
-            speeds,
+            recipe.shares.weights(range(first, first + workers), speeds),
             minimum=smallest_worker_batch(recipe),
             maximum=recipe.switch.most_per_worker(batch, workers, ranks),
         )

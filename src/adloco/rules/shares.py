@@ -11,35 +11,20 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from adloco.errors import require_range
-from adloco.rules.switch import balanced
 
 
 class Shares(Protocol):
-    """Splits a trainer's batch over its workers.
+    """Decides how a trainer's batch is split over its workers.
 
     The methods are pure: the same numbers give the same shares on every rank.
     """
 
-    def split(
-        self,
-        requested: int,
-        workers: Sequence[int],
-        speeds: Mapping[int, float],
-        minimum: int,
-        maximum: int | None,
-    ) -> list[int]:
-        """Split a batch over workers.
+    def weights(self, workers: Sequence[int], speeds: Mapping[int, float]) -> list[float]:
+        """A positive number for each worker, to which its samples are in proportion.
 
         Args:
-            requested: Samples to split; at most `maximum` times the number of workers.
             workers: Ids of the trainer's workers.
             speeds: Samples per second by worker id, for the workers measured so far.
-            minimum: Fewest samples of a worker.
-            maximum: Most samples of a worker, at least the minimum; None: no limit.
-
-        Returns:
-            Samples of each worker, in the order of `workers`. Their sum is `requested`, or the
-            minimum for every worker if that is more.
         """
         ...
 
@@ -61,16 +46,8 @@ class EqualShares:
 
     key: ClassVar[str] = "equal"
 
-    def split(
-        self,
-        requested: int,
-        workers: Sequence[int],
-        speeds: Mapping[int, float],
-        minimum: int,
-        maximum: int | None,
-    ) -> list[int]:
-        # The request is at most the maximum times the workers, so no even share exceeds it.
-        return list(balanced(max(requested, len(workers) * minimum), len(workers)))
+    def weights(self, workers: Sequence[int], speeds: Mapping[int, float]) -> list[float]:
+        return [1.0] * len(workers)
 
     def update(
         self, speeds: Mapping[int, float], measured: Mapping[int, float]
@@ -96,22 +73,13 @@ class SpeedShares:
         require_range(self, "smoothing", at_least=0, below=1)
         require_range(self, "limit", at_least=1)
 
-    def split(
-        self,
-        requested: int,
-        workers: Sequence[int],
-        speeds: Mapping[int, float],
-        minimum: int,
-        maximum: int | None,
-    ) -> list[int]:
+    def weights(self, workers: Sequence[int], speeds: Mapping[int, float]) -> list[float]:
         known = sorted(speeds[worker] for worker in workers if worker in speeds)
         median = known[len(known) // 2] if known else 1.0
-        bounded = [
+        return [
             min(max(speeds.get(worker, median), median / self.limit), median * self.limit)
             for worker in workers
         ]
-        total = max(requested, len(workers) * minimum)
-        return proportional(total, bounded, minimum=minimum, maximum=maximum)
 
     def update(
         self, speeds: Mapping[int, float], measured: Mapping[int, float]
@@ -131,13 +99,15 @@ def proportional(
     set to the maximum, and the others share the rest in proportion.
 
     Args:
-        total: Number to split; at least the minimum, and at most the maximum, for each weight.
+        total: Number to split, at most the maximum for each; if it is less than the minimum for
+            each, every share is the minimum.
         weights: One positive number for each share.
         minimum: Smallest share.
         maximum: Largest share; None: no limit.
     """
+    total = max(total, minimum * len(weights))
     shares = _proportional(total, weights, minimum)
-    if maximum is None or max(shares) <= maximum:
+    if maximum is None or max(shares) <= max(minimum, maximum):
         return shares
     assert total <= maximum * len(weights), "the total must allow the maximum for each"
     below = [index for index, share in enumerate(shares) if share <= maximum]
@@ -153,7 +123,6 @@ def proportional(
 
 def _proportional(total: int, weights: Sequence[float], minimum: int) -> list[int]:
     free = total - minimum * len(weights)
-    assert free >= 0, "the total must allow the minimum for each"
     # Each gets the minimum, and a part of what is free. That part is in proportion to how far its
     # share without a minimum exceeds the minimum, so a share below the minimum ends at it.
     excess = [max(0.0, total * weight / sum(weights) - minimum) for weight in weights]
