@@ -14,6 +14,7 @@ from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.run.folder import RECIPE
 from adloco.run.json_files import read_objects, text_of
+from adloco.run.lengthening import SCHEDULE
 from adloco.run.record_types import Count, Text
 from adloco.setting import Facts
 from adloco.whole_file import write_text
@@ -82,16 +83,18 @@ def skipped_by(changes: Sequence[Changed]) -> int:
     )
 
 
-def keep_changes(folder: Path, recipe: Recipe, changes: Sequence[Changed]) -> None:
-    """Write the settings into the recipe of the run folder, and append the changes to its record.
+def keep_settings(folder: Path, recipe: Recipe, changes: Sequence[Changed]) -> None:
+    """Write the settings that may change on resume into the recipe of the run folder, and append
+    the changes to its record.
 
     A change that is recorded already, because the run was resumed from this checkpoint before, is
     not recorded again.
     """
     path, recorded = folder / RECIPE, read_changes(folder)
     own = read_values(str(path))
+    budget = [f"run.{name}" for name in recipe.run.limits]
     values = named_settings(recipe)
-    for name in _recorded(recipe):
+    for name in (*_recorded(recipe), *budget, *SCHEDULE):
         section, _, key = name.partition(".")
         own.setdefault(section, {})[key] = values[name]
     text = to_toml(build_recipe(own))

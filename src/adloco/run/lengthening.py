@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from adloco.config.recipe import build_recipe, read_values
-from adloco.config.recipe_text import to_toml
 from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.errors import require
@@ -16,7 +15,6 @@ from adloco.rules.learning_rate import LearningRate
 from adloco.run.budget import spent_after
 from adloco.run.folder import RECIPE, SUMMARY, run_folder
 from adloco.run.records import Records
-from adloco.whole_file import write_text
 
 SCHEDULE = ("learning_rate.total_tokens", "learning_rate.warmup_fraction")
 """Settings that follow from the budget when a run becomes longer."""
@@ -93,19 +91,3 @@ def with_longer_schedule(
         name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun
     }
     return recipe, {**begun, **known}
-
-
-def keep_budget(folder: Path, now: Recipe) -> None:
-    """Write a budget that has changed, and its schedule, into the recipe of the run folder."""
-    path = folder / RECIPE
-    recipe = build_recipe(read_values(str(path)))
-    budget = replace(
-        recipe.run,
-        tokens=now.run.tokens,
-        rounds=now.run.rounds,
-        inner_steps=now.run.inner_steps,
-        syncs=now.run.syncs,
-    )
-    changed = replace(recipe, run=budget, learning_rate=now.learning_rate)
-    if changed != recipe:
-        write_text(path, to_toml(changed))

@@ -5,7 +5,7 @@ run.rounds(): ...`.
 import math
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -21,8 +21,9 @@ from adloco.config.sections import Recipe
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint
+from adloco.run.best_round import BestRound
 from adloco.run.budget import Budget, RoundSize
-from adloco.run.changes import Changed, keep_changes, skipped_by
+from adloco.run.changes import keep_settings, skipped_by
 from adloco.run.clock import Clock
 from adloco.run.description import write_description
 from adloco.run.environment import rng_state, set_rng_state
@@ -36,7 +37,7 @@ from adloco.run.folder import (
     not_begun,
 )
 from adloco.run.json_files import write_json
-from adloco.run.lengthening import keep_budget, with_longer_schedule
+from adloco.run.lengthening import with_longer_schedule
 from adloco.run.machine_folders import fetch_folder, in_turn
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
 from adloco.run.own_problem import recipe_of
@@ -97,11 +98,12 @@ class TrainingRun:
         self.notices = parts.notices
         """What a person should know before the first round."""
         self.records = Records(folder)
+        self._best = BestRound(removes=placement.is_island_first)
         self.saving = Saving(
             folder,
             placement,
             recipe.run.keep_checkpoints,
-            self._best_checkpoint,
+            self._best.spared,
             # A checkpoint counts with its part `run`, so the records have all its rounds.
             before_run=self.records.to_disk,
         )
@@ -111,8 +113,6 @@ class TrainingRun:
         self.resumed = stored is not None
         self.newest: Record = {}
         """The newest line of metrics.jsonl; empty before the first round."""
-        self._losses: dict[str, float] = {}
-        self._lowest = math.inf
         self.starts = Starts(folder, writes=placement.is_rank_zero)
         self.algorithm = build_algorithm(parts)
         self._budget = Budget.of(recipe)
@@ -222,7 +222,14 @@ class TrainingRun:
             run = TrainingRun(parts, folder, stored, copies)
             check_corpus(stored, run.task)
             run.algorithm.load_state_dict({**found.parts, RUN: stored.algorithm})
-            run._check_effect(stored.changes, kind)
+            names = ", ".join(change.setting for change in stored.changes)
+            require(
+                # Ranks that remain after a failure drop workers also when only the report is left.
+                not (names and run.finished and kind == "resume"),
+                f"the run in {folder} has spent its budget ({run.progress().budget}), so a change "
+                f"of {names} has no effect; leave it out, or give a longer budget too "
+                "(--run.tokens 2x)",
+            )
             run.algorithm.state.skip_samples(skipped_by(stored.changes))
             run.notices += [change.text for change in stored.changes]
             run._take_limit(placement.agree(run.records.pass_limit()))
@@ -232,12 +239,7 @@ class TrainingRun:
             run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
             run._files = file_checksums(folder)
             run.saving.newest = found.newest_on_disk
-
-            def keep_settings() -> None:
-                keep_budget(folder, stored.recipe)
-                keep_changes(folder, stored.recipe, stored.changes)
-
-            in_turn(placement, keep_settings)
+            in_turn(placement, lambda: keep_settings(folder, stored.recipe, stored.changes))
             sentences = clear_unusable(folder / CHECKPOINTS, found, placement)
             if placement.is_rank_zero:
                 at = run._point(run.algorithm.state.saved_samples)
@@ -246,23 +248,11 @@ class TrainingRun:
                 run.notices += run.records.cut(run.algorithm.state.rounds_done)
             run.newest = placement.agree(run.records.newest())
             if stored.recipe.run.keep_best:
-                losses = checkpoint.losses_of(run.records.read()) if placement.is_rank_zero else {}
-                run._know_losses(placement.agree(losses))
+                run._best.add(placement.agree(run.records.read()))
             if copies:
                 # Last: if a rank fails before, the others need what they have kept.
                 copies.place(folder, placement, run.recipe.run.copy_every)
         return run
-
-    def _check_effect(self, changes: Sequence[Changed], kind: Kind) -> None:
-        """Raise ValueError if the run has spent its budget and was given other settings."""
-        names = ", ".join(change.setting for change in changes)
-        require(
-            # Ranks that remain after a failure drop workers also when only the report is left.
-            not (names and self.finished and kind == "resume"),
-            f"the run in {self.folder} has spent its budget ({self.progress().budget}), so a "
-            f"change of {names} has no effect; leave it out, or give a longer budget too "
-            "(--run.tokens 2x)",
-        )
 
     def _take_limit(self, limit: int) -> None:
         """Continue with smaller micro-batches if memory ran out after the checkpoint, on ranks
@@ -332,7 +322,9 @@ class TrainingRun:
             if self.placement.is_rank_zero:
                 self.records.add(record, report)
             self.newest = record
-            due = report.round % self.recipe.run.checkpoint_every == 0 or self._is_best()
+            due = report.round % self.recipe.run.checkpoint_every == 0 or (
+                self.recipe.run.keep_best and self.placement.agree(self._best.add([record]))
+            )
             self.saving.look()
             saves = self.finished or due or self.saving.missing or self._alone_at(report.round)
             if self.copies and self.copies.due(report.round, saves=saves, last=self.finished):
@@ -448,30 +440,6 @@ class TrainingRun:
         return {
             trainer: self.recipe.task.measured(of_trainer) for trainer, of_trainer in means.items()
         }
-
-    def _is_best(self) -> bool:
-        """True if the newest round has the lowest validation loss, and `run.keep_best` counts."""
-        if not self.recipe.run.keep_best:
-            return False
-        found = checkpoint.losses_of([self.newest])
-        better = any(loss < self._lowest for loss in found.values())
-        self._know_losses(found)
-        return self.placement.agree(better)
-
-    def _know_losses(self, losses: Mapping[str, float]) -> None:
-        self._lowest = min([self._lowest, *losses.values()])
-        if self.placement.is_island_first:  # It removes old checkpoints.
-            self._losses |= losses
-
-    def _best_checkpoint(self, names: Collection[str]) -> str:
-        """The checkpoint among these that `run.keep_best` keeps; empty if it keeps none."""
-        # A round before the newest checkpoint that has none gets none any more.
-        self._losses = {
-            name: loss
-            for name, loss in self._losses.items()
-            if name in names or name > max(names, default="")
-        }
-        return checkpoint.best_name(names, self._losses)
 
     def _save(self, content: Content, *, last: bool) -> None:
         of_others = self.copies.for_disk if self.copies else {}
