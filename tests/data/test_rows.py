@@ -48,8 +48,8 @@ def local(tmp_path: Path) -> str:
     return write(tmp_path / "local", files)
 
 
-def texts(data: DataSettings, split: Any, start: int = 0) -> list[int]:
-    return [int(row["text"].removeprefix("text ")) for row in read_rows(data, split, TEXT, start)]
+def texts(data: DataSettings, split: Any) -> list[int]:
+    return [int(row["text"].removeprefix("text ")) for row in read_rows(data, split, TEXT)]
 
 
 def test_splits_samples_and_starts(local: str) -> None:
@@ -57,7 +57,9 @@ def test_splits_samples_and_starts(local: str) -> None:
         dataset=local, validation_split="validation", samples=25, validation_samples=3
     )
     assert (texts(given, "train"), texts(given, "validation")) == (list(range(25)), [100, 101, 102])
-    assert texts(given, "train", start=22) == [22, 23, 24]
+    position = Position(row=22, file_rows=[10, 10])
+    rest = [number for number, _ in open_rows(given, stages(given)[-1], TEXT, position)]
+    assert rest == [22, 23, 24]
     every = DataSettings(dataset=local, validation_fraction=0.1)
     assert texts(every, "validation") == [9, 19, 29]
     assert sorted([*texts(every, "train"), 9, 19, 29]) == list(range(30))
@@ -385,7 +387,6 @@ def test_nothing_is_left_out_for_what_may_go_away(error: Exception) -> None:
         data=DataSettings(bad_rows="skip"),
         limit=0,
         position=Position(),
-        start=0,
     )
     with pytest.raises(
         SourceUnreachableError,
@@ -399,7 +400,6 @@ def test_nothing_is_left_out_for_what_may_go_away(error: Exception) -> None:
         data=DataSettings(bad_rows="skip"),
         limit=0,
         position=Position(),
-        start=0,
     )
     assert len(list(rows)) == 2
     assert sum(rows.position.skipped.values()) == 1
@@ -451,7 +451,7 @@ def test_rows_in_the_hubs_layout() -> None:
     # Rows of the second file, against the file itself.
     with gzip.open(hub / "allenai" / "c4" / "en" / "c4-train.00001-of-00004.json.gz", "rt") as file:
         expected = [json.loads(line)["text"] for line in file][50:100]
-    assert [row["text"] for row in read_rows(c4, "train", TEXT, start=250)] == expected
+    assert [row["text"] for row in read_rows(c4, "train", TEXT)][250:] == expected
     imdb = DataSettings(
         dataset=str(hub / "stanfordnlp" / "imdb"), validation_split="test", samples=10
     )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from adloco.models.module import Logits, ModuleBuilder
-from adloco.models.source import Head, ModelOptions
+from adloco.models.source import Head, ModelOptions, num_bytes
 from adloco.models.sources.plain_module import ModuleConfig, PlainModule
 
 
@@ -58,9 +58,9 @@ def test_parameters_follow_from_the_seed_alone() -> None:
 
 
 def test_sizes_and_types() -> None:
-    assert (builder().num_parameters(), builder().num_bytes()) == (3, 12)
+    assert (sum(each.numel() for each in builder().parameters), num_bytes(builder())) == (3, 12)
     half = builder(dtype="bf16")
-    assert (half.num_bytes(), next(half().parameters()).dtype) == (6, torch.bfloat16)
+    assert (num_bytes(half), next(half().parameters()).dtype) == (6, torch.bfloat16)
 
 
 def test_the_configuration_is_read_back(tmp_path: Path) -> None:

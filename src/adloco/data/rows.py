@@ -67,15 +67,13 @@ def spread_over_rows(fraction: float) -> Callable[[int], bool]:
     return lambda row: (row + 1) * above // below > row * above // below
 
 
-def read_rows(data: DataSettings, split: Split, columns: Columns, start: int = 0) -> "SplitRows":
+def read_rows(data: DataSettings, split: Split, columns: Columns) -> "SplitRows":
     """The rows to train or to validate on.
 
     Args:
         data: Names the source.
         split: "train" or "validation".
         columns: Columns to keep, and their types.
-        start: Number of rows to leave out at the beginning of the source's split, counting bad and
-            held-out rows.
 
     Returns:
         An iterable of dicts with these columns. Iterating raises ValueError at a bad row, unless
@@ -83,7 +81,7 @@ def read_rows(data: DataSettings, split: Split, columns: Columns, start: int = 0
     """
     stage = stages(data)[-1 if split == "train" else 0]
     return SplitRows(
-        rows=open_rows(data, stage, columns, Position(), start),
+        rows=open_rows(data, stage, columns, Position()),
         split=split,
         split_of=stage.split_of,
     )
@@ -101,9 +99,7 @@ class Position:
     """Reason -> number of rows left out so far."""
 
 
-def open_rows(
-    data: DataSettings, stage: Stage, columns: Columns, position: Position, start: int = 0
-) -> "Rows":
+def open_rows(data: DataSettings, stage: Stage, columns: Columns, position: Position) -> "Rows":
     """The rows of a stage, from a position on.
 
     Args:
@@ -111,7 +107,6 @@ def open_rows(
         stage: The split to read, and how many of its rows.
         columns: Columns to keep, and their types.
         position: Where reading begins; changed as rows are read.
-        start: Rows with a lower number are given as None, without a check.
     """
     if data.dataset:
         files = dataset_files(data, stage.source_split)
@@ -121,9 +116,7 @@ def open_rows(
         files = data_files(expanded(data.path), data.text_column)
     else:
         files = [standard_library(data.text_column)]
-    return Rows(
-        files=files, columns=columns, data=data, limit=stage.limit, position=position, start=start
-    )
+    return Rows(files=files, columns=columns, data=data, limit=stage.limit, position=position)
 
 
 @dataclass(kw_only=True)
@@ -138,7 +131,6 @@ class Rows:
     data: DataSettings
     limit: int
     position: Position
-    start: int
 
     def __iter__(self) -> Iterator[tuple[int, Row | None]]:
         at = self.position
@@ -152,7 +144,7 @@ class Rows:
                     if file.unit and not (isinstance(item, BadRow) and item.rest)
                     else file.name
                 )
-                row = self._kept(item, where) if at.row >= self.start else None
+                row = self._kept(item, where)
                 at.row += 1
                 if isinstance(item, BadRow) and item.rest:
                     break

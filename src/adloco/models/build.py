@@ -193,9 +193,9 @@ class ModelBuilder:
             fill_whole(model, self.filling)
         return model
 
-    def num_parameters(self) -> int:
-        """Number of parameters, counted on a model without memory."""
-        return sum(parameter.numel() for parameter in self._empty().parameters())
+    @cached_property
+    def parameters(self) -> list[torch.Tensor]:
+        return list(self._empty().parameters())
 
     def save_config(self, folder: Path) -> None:
         """Write config.json, so that the run's model can be built without the hub."""
@@ -207,10 +207,6 @@ class ModelBuilder:
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-
-    def num_bytes(self) -> int:
-        """Bytes of all parameters."""
-        return self.num_parameters() * {"fp32": 4, "bf16": 2}[self.options.dtype]
 
 
 def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from adloco.distributed.parallel.layers import Fill
 from adloco.dotted_path import load_object
 from adloco.errors import require
 from adloco.models.source import Head, ModelOptions, is_causal
@@ -75,6 +74,8 @@ class ModuleBuilder:
     options: ModelOptions
     seed: int
     weights: str = ""
+    filling: ClassVar[None] = None
+    stored: ClassVar[StoredWeights] = StoredWeights()
 
     def __post_init__(self) -> None:
         require(
@@ -88,18 +89,10 @@ class ModuleBuilder:
             "torch.utils.checkpoint inside the module",
         )
 
-    @property
-    def filling(self) -> Fill | None:
-        return None
-
-    @property
-    def stored(self) -> StoredWeights:
-        return StoredWeights()
+    def whole(self) -> nn.Module:
+        return self()
 
     def __call__(self) -> nn.Module:
-        return self.whole()
-
-    def whole(self) -> nn.Module:
         config = self.config
         factory: Callable[..., Any] = load_object(config.factory)
         with torch.random.fork_rng(devices=[]):
@@ -118,21 +111,12 @@ class ModuleBuilder:
             f"model.factory {config.factory!r} must return a torch.nn.Module, got "
             f"{type(module).__name__}",
         )
-        return ModuleWithLogits(module.to(self._dtype), config)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.options.dtype]
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.options.dtype]
+        return ModuleWithLogits(module.to(dtype), config)
 
     @cached_property
-    def _num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.whole().parameters())
-
-    def num_parameters(self) -> int:
-        return self._num_parameters
-
-    def num_bytes(self) -> int:
-        return self.num_parameters() * self._dtype.itemsize
+    def parameters(self) -> list[Tensor]:
+        return [parameter.to("meta") for parameter in self().parameters()]
 
     def save_config(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

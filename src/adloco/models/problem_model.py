@@ -59,6 +59,7 @@ class ProblemBuilder:
     options: ModelOptions
     seed: int
     weights: str = ""
+    stored: ClassVar[StoredWeights] = StoredWeights()
 
     def __post_init__(self) -> None:
         untouched = self.options.dtype == "fp32" and not self.options.gradient_checkpointing
@@ -69,18 +70,18 @@ class ProblemBuilder:
         )
 
     @cached_property
-    def _parameters(self) -> dict[str, torch.Tensor]:
-        """The parameters of a model, without memory, by name."""
+    def _named(self) -> dict[str, torch.Tensor]:
         return {name: tensor.to("meta") for name, tensor in self().named_parameters()}
 
     @property
-    def config(self) -> ProblemConfig:
-        shapes = {name: list(tensor.shape) for name, tensor in self._parameters.items()}
-        return ProblemConfig(shapes=shapes)
+    def parameters(self) -> list[torch.Tensor]:
+        return list(self._named.values())
 
     @property
-    def stored(self) -> StoredWeights:
-        return StoredWeights()
+    def config(self) -> ProblemConfig:
+        return ProblemConfig(
+            shapes={name: list(tensor.shape) for name, tensor in self._named.items()}
+        )
 
     @property
     def filling(self) -> Fill | None:
@@ -96,12 +97,6 @@ class ProblemBuilder:
         if self.filling:
             fill_whole(model, self.filling)
         return model
-
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self._parameters.values())
-
-    def num_bytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self._parameters.values())
 
     def save_config(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from adloco.setting import setting
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from adloco.distributed.parallel.layers import Fill
     from adloco.models.weights import StoredWeights
@@ -64,10 +65,9 @@ class Builder(Protocol):
         """Build a complete model, with memory and values, on the CPU."""
         ...
 
-    def num_parameters(self) -> int: ...
-
-    def num_bytes(self) -> int:
-        """Bytes of all parameters."""
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """The model's parameters, without memory (on the meta device)."""
         ...
 
     def save_config(self, folder: Path) -> None:
@@ -78,6 +78,11 @@ class Builder(Protocol):
     def load_config(folder: Path) -> Any:
         """Read the configuration that `save_config` wrote."""
         ...
+
+
+def num_bytes(builder: Builder) -> int:
+    """Bytes of all parameters of a model."""
+    return sum(parameter.nbytes for parameter in builder.parameters)
 
 
 class ModelSource(Protocol):

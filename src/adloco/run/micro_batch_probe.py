@@ -23,7 +23,7 @@ from adloco.config.sections import Recipe
 from adloco.data.files import expanded
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.models.source import Builder
+from adloco.models.source import Builder, num_bytes
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
 from adloco.run.memory_use import held_bytes, machine_bytes
 from adloco.run.probe_worker import NO_END, ProbeWorker
@@ -101,7 +101,7 @@ def probe(
     free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
     copies = outer_copies(recipe, placement.device)
     copies += option_copies(recipe, together, placement.device)
-    outer = copies * builder.num_bytes() // placement.shards
+    outer = copies * num_bytes(builder) // placement.shards
     held = recipe.memory.gib - free / 2**30
     require(
         free > 0,

@@ -86,27 +86,17 @@ def read_part(checkpoint: Path, name: str, *, with_tensors: bool = True) -> Any:
     except (OSError, ValueError) as error:
         raise DamagedCheckpointError(checkpoint, f"{checksums.name} cannot be read") from error
     files = [f"{name}{end}" for end in (TENSORS, STATE)]
-    check(checkpoint, {file: expected.get(file) for file in files})
-    saved = json.loads((checkpoint / files[1]).read_text())
-    require_format(checkpoint, saved.get("format"), FORMAT)
-    tensors = read_tensors(checkpoint / files[0]) if with_tensors else defaultdict(lambda: None)
-    return join_state(saved["state"], tensors)
-
-
-def check(checkpoint: Path, expected: dict[str, Any]) -> None:
-    """Raise DamagedCheckpointError unless these files have these checksums."""
-    wrong = [file for file in expected if not _matches(checkpoint / file, expected[file])]
+    wrong = [file for file in files if not _matches(checkpoint / file, expected.get(file))]
     if wrong:
         raise DamagedCheckpointError(checkpoint, f"{', '.join(wrong)} does not match its checksum")
-
-
-def require_format(checkpoint: Path, found: Any, expected: str) -> None:
-    """Raise ValueError if a checkpoint has another format."""
+    saved = json.loads((checkpoint / files[1]).read_text())
     require(
-        found == expected,
-        f"checkpoint {checkpoint} has format {found!r}, but this version of adloco reads "
-        f"{expected!r}; use the version that wrote it",
+        saved.get("format") == FORMAT,
+        f"checkpoint {checkpoint} has format {saved.get('format')!r}, but this version of adloco "
+        f"reads {FORMAT!r}; use the version that wrote it",
     )
+    tensors = read_tensors(checkpoint / files[0]) if with_tensors else defaultdict(lambda: None)
+    return join_state(saved["state"], tensors)
 
 
 def save_tensors(tensors: dict[str, Any], file: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from adloco.config.sections import Recipe
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.placement import Placement
-from adloco.models.source import Builder
+from adloco.models.source import Builder, num_bytes
 from adloco.run.environment import choose_precision
 from adloco.run.micro_batch_probe import Probe, outer_copies, probe
 from adloco.run.start import model_builder, open_task, place_workers, with_reachable_data
@@ -63,7 +63,7 @@ def find_throughput(
 def count_parameters(recipe: Recipe) -> int:
     """Number of parameters of a recipe's model. Reads its data, for the ids of the tokenizer."""
     (_, _, builder, _, _), _ = _probed(recipe)
-    return builder.num_parameters()
+    return sum(each.numel() for each in builder.parameters)
 
 
 def checkpoint_bytes(recipe: Recipe) -> int:
@@ -74,7 +74,7 @@ def checkpoint_bytes(recipe: Recipe) -> int:
     """
     (recipe, _, builder, _, _), _ = _probed(recipe)
     workers = recipe.method.num_workers * (1 + ADAMW_MOMENTS + recipe.keeps_residuals)
-    return builder.num_bytes() * (outer_copies(recipe, torch.device("cpu")) + workers)
+    return num_bytes(builder) * (outer_copies(recipe, torch.device("cpu")) + workers)
 
 
 def count_layers(recipe: Recipe) -> int:

@@ -17,7 +17,7 @@ from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.models.source import Builder
+from adloco.models.source import Builder, num_bytes
 from adloco.run.budget import Budget
 from adloco.run.environment import choose_device, choose_precision, code_checksum
 from adloco.run.folder import MODEL
@@ -285,12 +285,13 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     )
     copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
     copies += option_copies(recipe, workers, device)
-    needed = builder.num_bytes() * copies // placement.shards
+    parameters = sum(parameter.numel() for parameter in builder.parameters)
+    needed = num_bytes(builder) * copies // placement.shards
     memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else machine_bytes()
     require(
         needed <= memory,
         f"{workers} of the method.num_trainers x method.workers_per_trainer workers are on this "
-        f"rank; with {builder.num_parameters():,} parameters each they need "
+        f"rank; with {parameters:,} parameters each they need "
         f"{needed / 2**30:.1f} GiB, but {device} has {memory / 2**30:.1f} GiB; use fewer workers "
         "or a smaller model",
     )

@@ -53,16 +53,11 @@ class StoredRun:
     """Settings that decide the numbers and are others than at the checkpoint."""
 
 
-def read_run(
-    folder: Path,
-    flags: Sequence[tuple[str, Any]] = (),
-    round: int | Literal["best"] | None = None,
-) -> StoredRun:
+def read_run(folder: Path, round: int | Literal["best"] | None = None) -> StoredRun:
     """Read the run in a folder at one of its checkpoints.
 
     Args:
         folder: The run's folder.
-        flags: (section.key, value) of settings that change on resume; see `changeable`.
         round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
             lowest validation loss.
 
@@ -70,7 +65,7 @@ def read_run(
         ValueError: A part is missing or damaged, comes from another program or version, or was
             changed since the run began.
     """
-    recipe = resumed_recipe(folder, flags)
+    recipe = resumed_recipe(folder, ())
     kept = folder / CHECKPOINTS
     if round == "best":
         chosen = checkpoint.best(kept, Records(folder).read_whole())
