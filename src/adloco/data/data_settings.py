@@ -11,6 +11,9 @@ from adloco.setting import setting
 
 ALL_ROWS = sys.maxsize
 """Value of `validation_samples` with which every row is held out."""
+NO_SOURCE: dict[str, Any] = {"path": "", "dataset": "", "factory": "", "arguments": {}}
+OF_DATASET: dict[str, Any] = {"config": "", "validation_split": "", "streaming": False}
+"""Settings that only a dataset has, for other sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,7 @@ class DataSettings:
         if self.arguments and not self.factory:
             problem = f"are for {{factory}}, got {dict(self.arguments)} without one; leave them out"
             raise SettingError(self, "arguments", f"{problem} or name a function")
-        for name in ("config", "validation_split", "streaming"):
+        for name in OF_DATASET:
             given = getattr(self, name)
             if given and not self.dataset:
                 problem = f"is for {{dataset}}, got {given!r} without one; leave it out"
@@ -144,40 +147,13 @@ class DataSettings:
 
     def fallback_settings(self) -> "DataSettings":
         """These settings with the source that `fallback` names."""
+        source: dict[str, Any] = {"path": self.fallback, **OF_DATASET}
         if self.fallback.startswith("dataset:"):
             dataset, _, config = self.fallback.removeprefix("dataset:").partition(":")
-            return replace(
-                self,
-                path="",
-                dataset=dataset,
-                factory="",
-                arguments={},
-                config=config or self.config,
-                fallback="",
-            )
-        return replace(
-            self,
-            path=self.fallback,
-            dataset="",
-            factory="",
-            arguments={},
-            config="",
-            validation_split="",
-            streaming=False,
-            fallback="",
-        )
+            source = {"dataset": dataset, "config": config or self.config}
+        return replace(self, **(NO_SOURCE | source), fallback="")
 
     def at(self, path: str) -> "DataSettings":
         """These settings with another path as the source, all rows of which are held out."""
-        return replace(
-            self,
-            path=path,
-            dataset="",
-            factory="",
-            arguments={},
-            config="",
-            validation_split="",
-            streaming=False,
-            samples=0,
-            validation_samples=ALL_ROWS,
-        )
+        source = NO_SOURCE | OF_DATASET | {"path": path}
+        return replace(self, **source, samples=0, validation_samples=ALL_ROWS)

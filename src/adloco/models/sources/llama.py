@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adloco.errors import SettingError, require_choices, require_range
@@ -93,18 +93,11 @@ class LlamaShape:
     def sizes(self) -> Shape:
         """The sizes of the shape, replaced by those that are not 0."""
         shape = SHAPES[self.shape]
+        given = {each.name: getattr(self, each.name, 0) for each in fields(shape)}
+        sizes = replace(shape, **{name: size for name, size in given.items() if size})
         # A shape scaled down to fewer heads keeps as many key and value heads as fit.
-        heads = self.num_heads or shape.num_heads
-        return Shape(
-            hidden_size=self.hidden_size or shape.hidden_size,
-            num_layers=self.num_layers or shape.num_layers,
-            num_heads=heads,
-            num_kv_heads=self.num_kv_heads or min(shape.num_kv_heads, heads),
-            intermediate_size=self.intermediate_size or shape.intermediate_size,
-            max_position=self.max_position or shape.max_position,
-            vocab_size=self.vocab_size or shape.vocab_size,
-            rms_norm_eps=shape.rms_norm_eps,
-        )
+        fitting = min(sizes.num_kv_heads, sizes.num_heads)
+        return sizes if self.num_kv_heads else replace(sizes, num_kv_heads=fitting)
 
     @property
     def builder(self) -> type[Builder]:

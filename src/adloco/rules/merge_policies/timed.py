@@ -1,6 +1,7 @@
-"""Code that the merge policies share: when merges happen, and the merge of given trainers."""
+"""What the merge policies share: when merges happen, and the merge of given trainers."""
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adloco.errors import require_range
@@ -8,8 +9,11 @@ from adloco.rules.merge import Merge
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedMerge:
-    """A merge policy that merges at fixed intervals of rounds."""
+class TimedMerge(ABC):
+    """A policy that merges at fixed intervals of rounds.
+
+    The trainer with the largest request survives, and the members are weighted by their requests.
+    """
 
     count: int = 2
     """Number of trainers that become one at each merge (w)."""
@@ -22,25 +26,25 @@ class TimedMerge:
         require_range(self, "count", at_least=2)
         require_range(self, "every", "first_round", at_least=1)
 
-    def due(self, round: int) -> bool:
-        """True if a merge happens at the end of this round (counted from 1)."""
-        return round >= self.first_round and (round - self.first_round) % self.every == 0
+    def decide(self, round: int, requests: Mapping[int, int]) -> Merge | None:
+        due = round >= self.first_round and (round - self.first_round) % self.every == 0
+        if not due or len(requests) < 2:
+            return None
+        ranked = sorted(requests, key=lambda trainer: (requests[trainer], trainer))
+        members = self.members(ranked)
+        # Among equal requests, the smallest id survives.
+        survivor = max(members, key=lambda trainer: (requests[trainer], -trainer))
+        total = sum(requests[trainer] for trainer in members)
+        return Merge(
+            survivor=survivor,
+            absorbed=tuple(sorted(set(members) - {survivor})),
+            weights={trainer: requests[trainer] / total for trainer in sorted(members)},
+        )
 
+    @abstractmethod
+    def members(self, ranked: Sequence[int]) -> list[int]:
+        """The trainers that merge.
 
-def by_request(requests: Mapping[int, int]) -> list[int]:
-    """Trainer ids by rising request; ties by id."""
-    return sorted(requests, key=lambda trainer: (requests[trainer], trainer))
-
-
-def merge_of(members: list[int], requests: Mapping[int, int]) -> Merge:
-    """The merge of these trainers, weighted by their requests.
-
-    The trainer with the largest request survives; among equal ones, the one with the smallest id.
-    """
-    survivor = max(members, key=lambda trainer: (requests[trainer], -trainer))
-    total = sum(requests[trainer] for trainer in members)
-    return Merge(
-        survivor=survivor,
-        absorbed=tuple(sorted(set(members) - {survivor})),
-        weights={trainer: requests[trainer] / total for trainer in sorted(members)},
-    )
+        Args:
+            ranked: Ids of all trainers by rising request; ties by id.
+        """
