@@ -25,7 +25,7 @@ class ByteTokenizer:
 
     vocab_size = 256
     end_of_text = 0
-    unknown = None
+    unknown: int | None = None
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(text.encode("utf-8")) for text in texts]

@@ -27,20 +27,12 @@ from adloco.errors import require
 class Tokenizer(Protocol):
     """Text to token ids and back."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids; all ids are below it."""
-        ...
-
-    @property
-    def end_of_text(self) -> int:
-        """Id that ends each document."""
-        ...
-
-    @property
-    def unknown(self) -> int | None:
-        """Id for what the vocabulary lacks; None if the tokenizer has none of its own."""
-        ...
+    vocab_size: int
+    """Number of ids; all ids are below it."""
+    end_of_text: int
+    """Id that ends each document."""
+    unknown: int | None
+    """Id for what the vocabulary lacks; None if the tokenizer has none of its own."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without special tokens around it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from adloco.setting import setting
 
@@ -88,14 +88,12 @@ def num_bytes(builder: Builder) -> int:
 class ModelSource(Protocol):
     """Where a model comes from: its configuration, its trained weights and its builder."""
 
+    for_transformers: ClassVar[bool]
+    """True if transformers can load the model, so that `adloco export` can write it."""
+
     @property
     def builder(self) -> type[Builder]:
         """Class that builds a model from the configuration."""
-        ...
-
-    @property
-    def for_transformers(self) -> bool:
-        """True if transformers can load the model, so that `adloco export` can write it."""
         ...
 
     @property

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
+from adloco.data.order import StreamOrder
 from adloco.data.rows import left_out
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 from adloco.distributed.device import to_device
@@ -27,7 +28,6 @@ from adloco.tasks.labelled_texts import (
     TEXTS_AT_ONCE,
     LabelledSource,
     LabelledTexts,
-    LongestText,
 )
 
 
@@ -132,7 +132,9 @@ class Classification:
             f"the data has {len(self._train)} labelled texts, but one inner step needs {needed}; "
             "lower batch.initial",
         )
-        return LabelledSource(self._train, self._pad, num_streams, seed)
+        texts = len(self._train)
+        order = StreamOrder(num_samples=texts, num_streams=num_streams, seed=seed)
+        return LabelledSource(self._train, self._pad, num_streams, order.indices)
 
     def num_train_samples(self, at_least: int) -> int:
         return len(self._train)
@@ -141,7 +143,10 @@ class Classification:
         return nn.functional.cross_entropy(_logits(model, batch), batch["labels"])
 
     def largest_source(self) -> Source:
-        return LongestText(self._train, self._pad)
+        longest = np.diff(self._train.starts).argmax()
+        return LabelledSource(
+            self._train, self._pad, 1, lambda stream, position, count: np.full(count, longest)
+        )
 
     def validate_model(self, model: Any, device: torch.device) -> str:
         return ""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adloco.data.data_settings import DataSettings
-from adloco.data.order import StreamOrder
 from adloco.data.rows import Split, read_rows
 from adloco.data.tokenizers import Tokenizer
 from adloco.errors import require
@@ -23,29 +22,27 @@ TEXTS_AT_ONCE = 64
 
 
 class LabelledSource:
-    """Batches of labelled texts, by stream and position."""
+    """Batches of labelled texts, by stream and position.
 
-    def __init__(self, texts: "LabelledTexts", pad: int, num_streams: int, seed: int) -> None:
+    Args:
+        texts: The texts.
+        pad: Token id that fills shorter texts.
+        num_streams: Number of streams.
+        numbers: (stream, position, count) -> the numbers of the texts there.
+    """
+
+    def __init__(
+        self,
+        texts: "LabelledTexts",
+        pad: int,
+        num_streams: int,
+        numbers: Callable[[int, int, int], NDArray[np.int64]],
+    ) -> None:
         self.num_streams = num_streams
-        self._texts = texts
-        self._pad = pad
-        self._order = StreamOrder(num_samples=len(texts), num_streams=num_streams, seed=seed)
+        self._texts, self._pad, self._numbers = texts, pad, numbers
 
     def read(self, stream: int, position: int, count: int) -> dict[str, Tensor]:
-        return self._texts.batch(self._order.indices(stream, position, count), self._pad)
-
-
-class LongestText:
-    """Batches that repeat the longest text, to measure memory with."""
-
-    num_streams = 1
-
-    def __init__(self, texts: "LabelledTexts", pad: int) -> None:
-        self._texts = texts
-        self._pad = pad
-
-    def read(self, stream: int, position: int, count: int) -> dict[str, Tensor]:
-        return self._texts.batch(np.full(count, np.diff(self._texts.starts).argmax()), self._pad)
+        return self._texts.batch(self._numbers(stream, position, count), self._pad)
 
 
 @dataclass(frozen=True, kw_only=True)

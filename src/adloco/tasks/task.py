@@ -6,7 +6,7 @@ A task is one file with its settings, its batches, its loss and its evaluation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -106,40 +106,23 @@ class Task(Protocol):
 class TaskSettings(Protocol):
     """The settings of a task, what it measures and what it can do."""
 
-    @property
-    def head(self) -> Head:
-        """The auto class of transformers that puts the task's head on a model."""
-        ...
+    head: ClassVar[Head]
+    """The auto class of transformers that puts the task's head on a model."""
+    pipeline: ClassVar[str]
+    """Hugging Face's name for the task (pipeline_tag), for the card of an exported model."""
+    packed: ClassVar[bool]
+    """True if samples are windows of packed text; False if each is a text of its own.
 
-    @property
-    def pipeline(self) -> str:
-        """Hugging Face's name for the task (pipeline_tag), for the card of an exported model."""
-        ...
-
-    @property
-    def packed(self) -> bool:
-        """True if samples are windows of packed text; False if each is a text of its own.
-
-        `adloco prepare` packs text, and evaluation.windows counts windows.
-        """
-        ...
-
-    @property
-    def generates(self) -> bool:
-        """True if a trained model continues a prompt."""
-        ...
-
-    @property
-    def counted(self) -> str:
-        """The units that an evaluation averages over, in the plural: tokens or texts."""
-        ...
-
-    @property
-    def measures(self) -> tuple[Metric, ...]:
-        """The measures of an evaluation. The first is the loss: its name is `loss`, and lower is
-        better.
-        """
-        ...
+    `adloco prepare` packs text, and evaluation.windows counts windows.
+    """
+    generates: ClassVar[bool]
+    """True if a trained model continues a prompt."""
+    counted: ClassVar[str]
+    """The units that an evaluation averages over, in the plural: tokens or texts."""
+    measures: ClassVar[tuple[Metric, ...]]
+    """The measures of an evaluation. The first is the loss: its name is `loss`, and lower is
+    better.
+    """
 
     def measured(self, means: Sequence[float]) -> dict[str, float]:
         """Each measure by name, from the means of what `Task.measure` adds up; a measure that is
