@@ -99,7 +99,7 @@ ROOMS = {
         "tracking",
         "config",
     },
-    "elastic": {"errors", "distributed", "algorithms", "config", "run"},
+    "elastic": {"errors", "whole_file", "distributed", "algorithms", "config", "run"},
     "plan": {
         "errors",
         "setting",

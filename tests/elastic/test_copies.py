@@ -10,8 +10,8 @@ from adloco import place
 from adloco.distributed.placement.placement import OneProcess
 from adloco.distributed.testing import run_on_ranks
 from adloco.elastic.copies import MemoryCopies, next_elsewhere
+from adloco.elastic.folder_owners import folder_owners
 from adloco.run.checkpoint import list_all
-from adloco.run.machine_folders import folder_owners
 from adloco.run.recovery import load_newest_good
 from tests.run.test_recovery import save
 from tests.run.test_training_run import make_run

@@ -55,34 +55,23 @@ def dataset_feed(data: DataSettings) -> Feed:
                 if row is not None:
                     texts[passes[index].split_of(number)].append(row[data.text_column])
                 if (number + 1) % ROWS_AT_ONCE == 0:
-                    yield Chunk(
-                        texts=texts,
-                        after={
-                            "stage": index,
-                            "rows": before + position.row,
-                            **_position_fields(position),
-                        },
-                    )
+                    yield _chunk(texts, position, stage=index, rows=before + position.row)
                     texts = {split: [] for split in SPLITS}
             before += position.row
             position = Position(skipped=position.skipped)
             last = index + 1 == len(passes)
-            yield Chunk(
-                texts=texts,
-                after={
-                    "stage": index + 1,
-                    "rows": before,
-                    "complete": last,
-                    **_position_fields(position),
-                },
-            )
+            yield _chunk(texts, position, stage=index + 1, rows=before, complete=last)
 
     return feed
 
 
-def _position_fields(position: Position) -> dict[str, Any]:
-    return {
-        "row": position.row,
-        "file_rows": list(position.file_rows),
-        "skipped": dict(position.skipped),
-    }
+def _chunk(texts: Texts, position: Position, **after: Any) -> Chunk:
+    return Chunk(
+        texts=texts,
+        after={
+            "row": position.row,
+            "file_rows": list(position.file_rows),
+            "skipped": dict(position.skipped),
+            **after,
+        },
+    )

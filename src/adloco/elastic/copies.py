@@ -15,7 +15,7 @@ from typing import Any
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.plain_state import split_state
 from adloco.distributed.traffic import num_bytes
-from adloco.run.machine_folders import folder_owners
+from adloco.elastic.folder_owners import folder_owners
 
 
 class MemoryCopies:
