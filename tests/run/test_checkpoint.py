@@ -11,6 +11,7 @@ import torch
 
 from adloco import whole_file
 from adloco.run import checkpoint
+from adloco.run.best_round import BestRound
 from adloco.run.part_file import DamagedCheckpointError, read_part, write_part
 
 STATE: dict[str, Any] = {
@@ -133,10 +134,12 @@ def test_the_best_is_kept_besides_the_newest(tmp_path: Path) -> None:
     records = [record(round, loss) for round, loss in losses]
     names = [checkpoint.name_of(round, 10 * round + 2 * (round == 3)) for round, _ in losses]
     assert names[:3:2] == ["round-000001-step-00000010", "round-000003-step-00000032"]
-    assert checkpoint.best_name(names, records) == names[1]
-    assert checkpoint.best_name(names[:1] + names[3:], records) == names[3]
-    assert checkpoint.best_name(names[4:], records) == ""
-    assert [checkpoint.is_best(records[:end]) for end in range(1, 7)] == [True] * 3 + [False] * 3
+    known = checkpoint.losses_of(records)
+    assert checkpoint.best_name(names, known) == names[1]
+    assert checkpoint.best_name(names[:1] + names[3:], known) == names[3]
+    assert checkpoint.best_name(names[4:], known) == ""
+    best = BestRound(removes=True)
+    assert [best.add([each]) for each in records] == [True] * 3 + [False] * 3
     for name in names:
         save(tmp_path, name)
     checkpoint.remove_old(tmp_path, names[-1], 2, names[1])
