@@ -13,14 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.method import Source
-from adloco.data.data_settings import DataSettings
-from adloco.data.tokenizers import Tokenizer
 from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.merge import Merge
 from adloco.rules.moments import GradientEstimate
-from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
-from adloco.tasks.task import Task
+from adloco.tasks.task import Task, TaskData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,16 +152,8 @@ class SmoothedLanguageModel:
     def measured(self, means: Sequence[float]) -> dict[str, float]:
         return LanguageModelSettings().measured(means)
 
-    def open(
-        self,
-        data: DataSettings,
-        evaluation: EvaluationSettings,
-        tokenizer: Tokenizer | None = None,
-        *,
-        everything: bool = False,
-    ) -> Task:
-        task = LanguageModelSettings().open(data, evaluation, tokenizer, everything=everything)
-        return SmoothedTask(task, self.smoothing)
+    def open(self, given: TaskData) -> Task:
+        return SmoothedTask(LanguageModelSettings().open(given), self.smoothing)
 
 
 class SmoothedTask:

@@ -33,6 +33,7 @@ from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate, Moments
 from adloco.run.trained import load_trained
 from adloco.tasks.language_model import next_token_loss
+from adloco.tasks.task import TaskData
 
 FOLDER = Path("runs/reproduce/estimators")
 RULE = NormTest(eta=0.8, estimator="plug-in")
@@ -158,7 +159,7 @@ def main(run: Path) -> int:
             return code
     trained = load_trained(run)
     recipe, stored = trained.stored.recipe, trained.stored
-    task = recipe.task.open(recipe.data, recipe.evaluation, stored.tokenizer)
+    task = recipe.task.open(TaskData(recipe.data, recipe.evaluation, stored.tokenizer))
     source = task.train_source(3, recipe.run.seed + 1, SAMPLES)
     model = trained.model.train()
     apart = [

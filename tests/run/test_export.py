@@ -12,6 +12,7 @@ import yaml
 from adloco.cli.main import main
 from adloco.run.trained import load_trained
 from adloco.tasks.language_model import next_token_loss
+from adloco.tasks.task import TaskData
 
 
 def test_exported_is_trained(
@@ -35,9 +36,9 @@ def test_exported_is_trained(
         def forward(self, **inputs: Any) -> Any:
             return loaded(**inputs)
 
-    task = trained.stored.recipe.task.open(
-        trained.stored.recipe.data, trained.stored.recipe.evaluation, trained.stored.tokenizer
-    )
+    stored = trained.stored
+    given = TaskData(stored.recipe.data, stored.recipe.evaluation, stored.tokenizer)
+    task = stored.recipe.task.open(given)
     total, _, count = task.measure(Wrapped(), torch.device("cpu"), 8)
     assert f"loss {total / count:.4f} nats per token" in said
     # The loss that transformers itself computes, by its own shift.

@@ -22,6 +22,7 @@ from adloco.tasks.classification import Classification
 from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.kinds.classification_settings import ClassificationSettings
 from adloco.tasks.labelled_texts import LabelledTexts
+from adloco.tasks.task import TaskData
 
 BERT = (
     "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, "
@@ -48,7 +49,7 @@ def reviews(tmp_path: Path) -> Path:
 def opened(path: Path, per_class: int = 2, context_tokens: int = 16) -> Classification:
     settings = DataSettings(path=str(path), context_tokens=context_tokens, validation_samples=40)
     task = ClassificationSettings(evaluation_per_class=per_class).open(
-        settings, EvaluationSettings()
+        TaskData(settings, EvaluationSettings())
     )
     assert isinstance(task, Classification)
     return task
@@ -214,14 +215,14 @@ def test_rows_left_out_of_both_splits_are_counted(tmp_path: Path) -> None:
     two = DataSettings(dataset=str(tmp_path), validation_split="test", bad_rows="skip")
     assert (
         ClassificationSettings(evaluation_per_class=2)
-        .open(two, EvaluationSettings())
+        .open(TaskData(two, EvaluationSettings()))
         .skipped()
         .startswith("5 of 45 rows were left out")
     )
     one = DataSettings(path=str(tmp_path / "train.jsonl"), validation_samples=6, bad_rows="skip")
     assert (
         ClassificationSettings(evaluation_per_class=2)
-        .open(one, EvaluationSettings())
+        .open(TaskData(one, EvaluationSettings()))
         .skipped()
         .startswith("3 of 23 rows were left out")
     )

@@ -26,6 +26,7 @@ from adloco.tasks.language_model import (
     loss_on_windows,
     next_token_loss,
 )
+from adloco.tasks.task import TaskData
 from tests.problems import make_run
 
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=64)
@@ -103,7 +104,7 @@ def test_bits_per_byte_are_those_of_the_evaluated_text(
             data, path="", dataset=str(tmp_path / "rows"), streaming=True, validation_samples=4
         )
     settings = LanguageModelSettings()
-    task = settings.open(data, EvaluationSettings(windows=0))
+    task = settings.open(TaskData(data, EvaluationSettings(windows=0)))
     model = build_llama(TINY, vocab_size=task.tokenizer.vocab_size, seed=0)
     nats, size, count = task.measure(model, torch.device("cpu"), 8)
     tokens = cast(TokenSource, task.largest_source())
@@ -137,7 +138,7 @@ def test_another_text_is_evaluated_whole_and_in_its_order(
         context_tokens=8, validation_fraction=fraction, cache=str(tmp_path / "cache")
     )
     task = LanguageModelSettings().open(
-        trained_on.at(str(file)), EvaluationSettings(windows=0), everything=True
+        TaskData(trained_on.at(str(file)), EvaluationSettings(windows=0), everything=True)
     )
     model = build_llama(TINY, vocab_size=256, seed=0)
     nats, _, count = task.measure(model, torch.device("cpu"), 8)

@@ -39,13 +39,11 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
         ValueError: It cannot be opened, or has no such configuration or split.
     """
     builder = _builder(data)
-    what = f"data.dataset {data.dataset!r}"
+    what = data.source
     try:
         streams = builder.as_streaming_dataset()
     except ConnectionError as error:
-        raise SourceUnreachableError(
-            f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}"
-        ) from error
+        raise _unreachable(data, _first_line(error)) from error
     except Exception as error:  # The reader of a broken file can raise anything.
         first = next(
             (file for files in (builder.config.data_files or {}).values() for file in files),
@@ -147,13 +145,13 @@ def _builder(data: DataSettings) -> Any:
         import datasets
     except ImportError as error:
         raise ValueError(
-            f"data.dataset {data.dataset!r} needs the library datasets; install it with: pip "
+            f"{data.source} needs the library datasets; install it with: pip "
             "install 'adloco[datasets]'"
         ) from error
     path = expanded(data.dataset)
     local = path.is_dir()
     name = str(path) if local else data.dataset
-    what = f"data.dataset {data.dataset!r}"
+    what = data.source
     if not local and data.dataset.startswith((".", "/", "~")):
         raise SourceUnreachableError(f"{what} does not exist; {DOWNLOAD}")
     silent = ""
@@ -161,9 +159,7 @@ def _builder(data: DataSettings) -> Any:
         with hub_asked(name) as silent:
             return datasets.load_dataset_builder(name, data.config or None)
     except (datasets.exceptions.DatasetNotFoundError, ConnectionError) as error:
-        raise SourceUnreachableError(
-            f"{what} cannot be reached ({silent or _first_line(error)}); {DOWNLOAD}"
-        ) from error
+        raise _unreachable(data, silent or _first_line(error)) from error
     except (datasets.exceptions.DatasetsError, FileNotFoundError) as error:
         raise ValueError(
             f"{what} holds no data files that can be read ({_first_line(error)}); give one with "
@@ -179,9 +175,11 @@ def _builder(data: DataSettings) -> Any:
             f"{what} cannot be opened ({_first_line(error)}); mend it or use another"
         ) from error
     except Exception as error:  # Several network libraries, each with its own errors.
-        raise SourceUnreachableError(
-            f"{what} cannot be reached ({_first_line(error)}); {DOWNLOAD}"
-        ) from error
+        raise _unreachable(data, _first_line(error)) from error
+
+
+def _unreachable(data: DataSettings, reason: str) -> SourceUnreachableError:
+    return SourceUnreachableError(f"{data.source} cannot be reached ({reason}); {DOWNLOAD}")
 
 
 def _configs(name: str) -> list[str]:

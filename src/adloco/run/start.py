@@ -27,7 +27,7 @@ from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.warm_start import WarmStart
 from adloco.tasks.problem_task import ProblemTask
-from adloco.tasks.task import Task
+from adloco.tasks.task import Task, TaskData
 
 COPIES_PER_WORKER = 4
 """Parameters, gradients and two AdamW moments, each as large as the model."""
@@ -206,9 +206,8 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     """
 
     def open_here() -> Task:
-        return recipe.task.open(
-            recipe.data, recipe.evaluation, stored.tokenizer if stored else None
-        )
+        tokenizer = stored.tokenizer if stored else None
+        return recipe.task.open(TaskData(recipe.data, recipe.evaluation, tokenizer))
 
     made = open_here() if placement.is_rank_zero else None
     placement.agree(None)

@@ -23,7 +23,7 @@ from adloco.run.stored import StoredRun, check_corpus, read_run
 from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.language_model import generate
 from adloco.tasks.problem_task import ProblemTask
-from adloco.tasks.task import Task
+from adloco.tasks.task import Task, TaskData
 
 COLDEST = 1e-6
 """Smallest temperature but 0; float32 has none for a difference of logits over a smaller one."""
@@ -109,7 +109,7 @@ def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
     stored = trained.stored
     if trained.problem:
         return ProblemTask(trained.problem)
-    task = stored.recipe.task.open(stored.recipe.data, evaluation, stored.tokenizer)
+    task = stored.recipe.task.open(TaskData(stored.recipe.data, evaluation, stored.tokenizer))
     task.configure(stored.recipe.model.builder.load_config(stored.folder / MODEL))
     check_corpus(stored, task)
     return task
@@ -132,7 +132,7 @@ def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str
         task = own_task(trained, evaluation)
     else:
         data = recipe.data.at(path)
-        task = recipe.task.open(data, evaluation, stored.tokenizer, everything=True)
+        task = recipe.task.open(TaskData(data, evaluation, stored.tokenizer, everything=True))
         task.configure(recipe.model.builder.load_config(stored.folder / MODEL))
     *sums, count = task.measure(
         trained.model, next(trained.model.parameters()).device, recipe.switch.b_max

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adloco.algorithms.method import Source
-from adloco.data.data_settings import DataSettings
 from adloco.data.order import StreamOrder
 from adloco.data.rows import left_out
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
@@ -29,15 +28,12 @@ from adloco.tasks.labelled_texts import (
     LabelledSource,
     LabelledTexts,
 )
+from adloco.tasks.task import TaskData
 
 
-def open_classification(
-    settings: ClassificationSettings,
-    data: DataSettings,
-    tokenizer: Tokenizer | None,
-    everything: bool,
-) -> "Classification":
-    """Open the task with its data; the arguments are those of `TaskSettings.open`."""
+def open_classification(settings: ClassificationSettings, given: TaskData) -> "Classification":
+    """Open the task with its data."""
+    data, everything = given.data, given.everything
     data.require_context()
     require(
         not data.streaming,
@@ -48,7 +44,7 @@ def open_classification(
         not data.tokenizer.startswith("bpe:"),
         f"data.tokenizer must be bytes or a Hugging Face tokenizer here, got {data.tokenizer!r}",
     )
-    own = tokenizer or make_tokenizer(data.tokenizer, ())
+    own = given.tokenizer or make_tokenizer(data.tokenizer, ())
     train, validation = (
         LabelledTexts.read(data, split, settings.label_column, own)
         for split in ("validation" if everything else "train", "validation")

@@ -18,9 +18,8 @@ from adloco.data.data_settings import DataSettings
 from adloco.data.sources import HOLD_OUT_MORE, TokenSource, check_one_window
 from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
-from adloco.data.tokenizers import Tokenizer
 from adloco.errors import require
-from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.task import TaskData
 
 EVALUATION_WINDOWS_AT_ONCE = 32
 CHECKED_TOKENS = 16
@@ -31,19 +30,18 @@ largest logit, when the last token changes.
 """
 
 
-def open_language_model(
-    data: DataSettings,
-    evaluation: EvaluationSettings,
-    tokenizer: Tokenizer | None,
-    everything: bool,
-) -> "LanguageModel":
-    """Open the task with its data; the arguments are those of `TaskSettings.open`."""
+def open_language_model(given: TaskData) -> "LanguageModel":
+    """Open the task with its data."""
+    data = given.data
     data.require_context()
-    cache = open_cache(data, tokenizer)
+    cache = open_cache(data, given.tokenizer)
     tokens = cache.validation
-    check_one_window(data, len(tokens), "evaluate", "" if everything else HOLD_OUT_MORE)
+    check_one_window(data, len(tokens), "evaluate", "" if given.everything else HOLD_OUT_MORE)
     return LanguageModel(
-        cache, data, TokenSource(tokens, context_tokens=data.context_tokens), evaluation.windows
+        cache,
+        data,
+        TokenSource(tokens, context_tokens=data.context_tokens),
+        given.evaluation.windows,
     )
 
 

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from adloco.algorithms.method import Problem, Source
-    from adloco.data.data_settings import DataSettings
     from adloco.data.tokenizers import Tokenizer
-    from adloco.tasks.evaluation_settings import EvaluationSettings
-    from adloco.tasks.task import Task
+    from adloco.tasks.task import Task, TaskData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +40,7 @@ class ProblemTaskSettings:
         (loss,) = means
         return {"loss": loss}
 
-    def open(
-        self,
-        data: DataSettings,
-        evaluation: EvaluationSettings,
-        tokenizer: Tokenizer | None = None,
-        *,
-        everything: bool = False,
-    ) -> Task:
+    def open(self, given: TaskData) -> Task:
         raise ValueError(
             "the data and the loss of this run are in the Python script that began it; use "
             "adloco.train(resume=RUN, problem=...) or adloco.load(RUN, problem=...) there"

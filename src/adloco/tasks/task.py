@@ -6,6 +6,7 @@ A task is one file with its settings, its batches, its loss and its evaluation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
     from adloco.metrics import Metric
     from adloco.models.source import Head
     from adloco.tasks.evaluation_settings import EvaluationSettings
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The data that a task is opened with."""
+
+    data: DataSettings
+    """Where the data comes from."""
+    evaluation: EvaluationSettings
+    """How much of it is evaluated."""
+    tokenizer: Tokenizer | None = None
+    """Used instead of the one that `data` names."""
+    everything: bool = False
+    """Evaluate on all rows and train on none; `data` holds out all of them."""
 
 
 class Task(Protocol):
@@ -130,21 +145,8 @@ class TaskSettings(Protocol):
         """
         ...
 
-    def open(
-        self,
-        data: DataSettings,
-        evaluation: EvaluationSettings,
-        tokenizer: Tokenizer | None = None,
-        *,
-        everything: bool = False,
-    ) -> Task:
+    def open(self, given: TaskData) -> Task:
         """Open the task with its data.
-
-        Args:
-            data: Where the data comes from.
-            evaluation: How much of it is evaluated.
-            tokenizer: Used instead of the one that `data` names.
-            everything: Evaluate on all rows and train on none; `data` holds out all of them.
 
         Raises:
             ValueError: The data cannot be read or does not suit the task.

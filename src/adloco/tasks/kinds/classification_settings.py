@@ -12,10 +12,7 @@ from adloco.models.source import Head
 from adloco.setting import setting
 
 if TYPE_CHECKING:
-    from adloco.data.data_settings import DataSettings
-    from adloco.data.tokenizers import Tokenizer
-    from adloco.tasks.evaluation_settings import EvaluationSettings
-    from adloco.tasks.task import Task
+    from adloco.tasks.task import Task, TaskData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +42,7 @@ class ClassificationSettings:
     def measured(self, means: Sequence[float]) -> dict[str, float]:
         return dict(zip(("loss", "accuracy"), means, strict=True))
 
-    def open(
-        self,
-        data: DataSettings,
-        evaluation: EvaluationSettings,
-        tokenizer: Tokenizer | None = None,
-        *,
-        everything: bool = False,
-    ) -> Task:
+    def open(self, given: TaskData) -> Task:
         from adloco.tasks.classification import open_classification
 
-        return open_classification(self, data, tokenizer, everything)
+        return open_classification(self, given)

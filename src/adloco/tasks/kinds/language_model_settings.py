@@ -11,10 +11,7 @@ from adloco.metrics import Metric, Unit
 from adloco.models.source import Head
 
 if TYPE_CHECKING:
-    from adloco.data.data_settings import DataSettings
-    from adloco.data.tokenizers import Tokenizer
-    from adloco.tasks.evaluation_settings import EvaluationSettings
-    from adloco.tasks.task import Task
+    from adloco.tasks.task import Task, TaskData
 
 LN_2 = math.log(2)
 LARGEST_EXPONENT = 700.0
@@ -49,14 +46,7 @@ class LanguageModelSettings:
         # It is nan if the tokenizer does not keep the whole of a text.
         return found | ({"bits_per_byte": loss / LN_2 / token_bytes} if token_bytes > 0 else {})
 
-    def open(
-        self,
-        data: DataSettings,
-        evaluation: EvaluationSettings,
-        tokenizer: Tokenizer | None = None,
-        *,
-        everything: bool = False,
-    ) -> Task:
+    def open(self, given: TaskData) -> Task:
         from adloco.tasks.language_model import open_language_model
 
-        return open_language_model(data, evaluation, tokenizer, everything)
+        return open_language_model(given)
