@@ -99,7 +99,12 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]
         f"{', '.join(changed)} in {folder / RECIPE} is not what the run began with; restore it, or "
         "start another run",
     )
-    _check_files(folder, state["run"]["files"])
+    files = file_checksums(folder).items() ^ state["run"]["files"].items()
+    require(
+        not files,
+        f"{', '.join(sorted({name for name, _ in files}))} in {folder} is not what the run began "
+        "with; restore it, or start another run",
+    )
     Records(folder).check_unchanged(state["run"]["records"], rounds)
     return StoredRun(
         folder=folder,
@@ -122,16 +127,6 @@ def file_checksums(folder: Path) -> dict[str, str]:
         for part in (MODEL, TOKENIZER)
         for name, found in checksums(folder / part).items()
     }
-
-
-def _check_files(folder: Path, expected: dict[str, str]) -> None:
-    """Raise ValueError if a file is not what the run began with."""
-    changed = sorted({name for name, _ in file_checksums(folder).items() ^ expected.items()})
-    require(
-        not changed,
-        f"{', '.join(changed)} in {folder} is not what the run began with; restore it, or start "
-        "another run",
-    )
 
 
 def resumed_recipe(folder: Path, flags: Sequence[tuple[str, Any]]) -> Recipe:

@@ -53,7 +53,14 @@ class Trackers:
             settings: Every setting by `section.key`.
             tokens: Tokens trained on so far; more than 0 when a run is resumed.
         """
-        self._start(settings, tokens)
+        plain = {
+            key: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for key, value in settings.items()
+        }
+        for name in self._names:
+            with self._left_out_on_error(name):
+                chosen: TrackerSettings = TRACKERS.find(name)()
+                self._following[name] = chosen.open(self._folder, plain, tokens)
         try:
             yield
         finally:
@@ -67,16 +74,6 @@ class Trackers:
         for name, tracker in list(self._following.items()):
             with self._left_out_on_error(name):
                 tracker.log(dict(values), step=record["tokens"])
-
-    def _start(self, settings: Mapping[str, Any], tokens: int) -> None:
-        plain = {
-            key: value if isinstance(value, (bool, int, float, str)) else str(value)
-            for key, value in settings.items()
-        }
-        for name in self._names:
-            with self._left_out_on_error(name):
-                chosen: TrackerSettings = TRACKERS.find(name)()
-                self._following[name] = chosen.open(self._folder, plain, tokens)
 
     @contextmanager
     def _left_out_on_error(self, name: str) -> Iterator[None]:
