@@ -1,6 +1,7 @@
 """Reading the records of a run."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,10 @@ def test_lines_that_the_run_did_not_write_are_named(tmp_path: Path) -> None:
     metrics.write_text("".join(lines).replace("3.0", "2.0", 1))
     with pytest.raises(ValueError, match="is not what the run wrote: lines up to round 2 were"):
         records.check_unchanged(digests, 2)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    for read in (Records(tmp_path).newest, Records(tmp_path).read):
+        with pytest.raises(ValueError, match="metrics.jsonl is not a file; restore it from a copy"):
+            read()

@@ -61,7 +61,7 @@ def read_lines(file: Path, kind: type = OfRound) -> Iterator[Record]:
     Raises:
         ValueError: A line is damaged.
     """
-    if not file.exists():
+    if not _there(file):
         return
     # A process that was killed while writing leaves an incomplete last line.
     with file.open("rb") as lines:
@@ -74,6 +74,13 @@ def read_objects(file: Path, kind: type[T]) -> list[T]:
     """The lines of a file as values of a dataclass; ValueError if one is damaged."""
     make = TypeAdapter(kind).validate_python
     return [make(line) for line in read_lines(file, kind)]
+
+
+def _there(file: Path) -> bool:
+    """True if there is such a file; ValueError if it is a pipe, which would be waited for."""
+    there = file.exists()
+    require(not there or file.is_file(), f"{file} is not a file; restore it from a copy")
+    return there
 
 
 def _parse(line: bytes, file: Path, where: str, kind: type) -> Record:
@@ -121,7 +128,7 @@ class RoundLines:
 
     def newest(self) -> Record:
         """The newest line, read from the file's end; empty if there is none."""
-        if not self.file.exists():
+        if not _there(self.file):
             return {}
         with self.file.open("rb") as lines:
             size, read = lines.seek(0, os.SEEK_END), TAIL_BYTES
@@ -143,7 +150,7 @@ class RoundLines:
         """
         kept = [line for line in read_lines(self.file) if line["round"] <= rounds]
         # A full disk has no room for a copy, which is rarely needed.
-        if text_of(kept) != (self.file.read_text() if self.file.exists() else ""):
+        if text_of(kept) != (self.file.read_text() if _there(self.file) else ""):
             write_text(self.file, text_of(kept))
         content = self._written()
         self._size, self._hash = len(content), hashlib.sha256(content)
@@ -172,7 +179,7 @@ class RoundLines:
 
     def _written(self, size: int = -1) -> bytes:
         """The first bytes of the file, or all of them; none if there is no file."""
-        if not self.file.exists():
+        if not _there(self.file):
             return b""
         with self.file.open("rb") as content:
             return content.read(size)
