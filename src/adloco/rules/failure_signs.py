@@ -126,7 +126,7 @@ def all_signs(
 
 @dataclass(kw_only=True)
 class _Past:
-    """What the signs need of the records so far."""
+    """The parts of the records so far that the signs need."""
 
     cap: int | None
     rounds: int = 0

@@ -1,5 +1,5 @@
-"""What a line of a run's records must have, so that damage is named where the line is read and what
-uses the numbers need not expect it. The numbers are those of `adloco.metrics`.
+"""Types of the lines of a run's records, made from the tables of `adloco.metrics`. Damage is named
+where a line is read, so that code that uses the numbers need not expect it.
 """
 
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 
 
 def fault(line: Any, kind: type) -> str:
-    """What is wrong with a line that should be of a type; empty if nothing is."""
+    """The place of the first fault in a line that should be of a type; empty if there is none."""
     try:
         _adapter(kind).validate_python(line)
     except ValidationError as error:

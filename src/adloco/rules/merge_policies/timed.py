@@ -1,4 +1,4 @@
-"""What the merge policies share: when merges happen, and the merge of given trainers."""
+"""Code that the merge policies share: when merges happen, and the merge of given trainers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
