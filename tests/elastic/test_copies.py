@@ -23,7 +23,7 @@ PARTS = ("run", "trainer-0", "worker-0", "worker-1", "worker-2")
 def parts_of(rank: int, number: int) -> dict[str, Any]:
     """What a rank with one worker has to save after a round."""
     names = [*(PARTS[:2] if rank == 0 else ()), f"worker-{rank}"]
-    about = {"algorithm": NUMBERS, "round": number}
+    about = {"save": f"of round {number}", "algorithm": NUMBERS, "round": number}
     return {name: {**about, "tensor": torch.full((3,), float(number))} for name in names}
 
 
