@@ -1,0 +1,445 @@
+"""The gap between data-parallel Muon and few bytes: its law over size, tokens, workers and syncs.
+
+    .venv/bin/python benchmarks/gap.py --parallel 2    # trains what gap.csv lacks, cheapest first
+    .venv/bin/python benchmarks/gap.py --table         # the gaps; trains nothing
+    .venv/bin/python benchmarks/gap.py --fit           # the law, with intervals and predictions
+    .venv/bin/python benchmarks/gap.py --picture       # writes gap.png
+
+Problem and counting of bytes are frontier.py's; `loss` is the last one on the 256 validation
+windows. All sizes have as many tokens in a step: 1,024 in data-parallel training, 2,048 elsewhere.
+The learning rate, the outer rate and the momentum are tuned together, on seed 1000 (the rows whose
+stage is trial), at the smallest size, for each method and number of workers, at 5 and at 20 tokens
+a parameter; longer runs take the settings of 20. Tried are all pairs of METHODS' rates and outer
+settings, and then the neighbours of the best pair in RATES and in OUTER, until none is better.
+At another size the learning rate is divided by how much wider the model is, because Muon's steps
+have the root mean square of AdamW's at any width; nothing else changes. Final runs have seed 0, and
+seeds 1 and 2 where the gap of seed 0 is below three sigma. The corpus has 10.6M tokens, so longer
+runs repeat it.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import script_parser, table
+from frontier import Trial
+from matplotlib.figure import Figure
+from stored_runs import TUNING_SEED, Result, Spec, run_script, train_runs
+
+from adloco.errors import require
+from adloco.study.statistics import Difference, paired_difference
+
+SEEDS = (0, 1, 2)
+SIGMA = 0.011
+"""Standard deviation of a gap over seeds: that of diloco-int1 with H = 3 in frontier.json."""
+SMALLEST, WIDTH = 133_440, 64
+SIZES = {
+    133_440: (64, 2, 64),
+    275_424: (96, 2, 64),
+    869_504: (128, 4, 128),
+    1_906_368: (192, 4, 128),
+}
+"""Parameters -> width, layers, tokens of a sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How workers train together, and the settings that are tried."""
+
+    arm: str
+    """A name in ARMS of stored_runs.py."""
+    step_tokens: int
+    rates: tuple[float, ...]
+    """Learning rates, each of which is tried with all outer settings."""
+    outer: tuple[tuple[float, float], ...] = ()
+    """Outer rates, each with its Nesterov momentum; none in training without an outer step."""
+    sync_every: int = 0
+    growth: float = 0.0
+
+
+RATES = (2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 1.1e-2, 1.6e-2, 2.2e-2, 3.2e-2, 4.5e-2, 6.4e-2)
+PARALLEL, LOCAL = RATES[3:6], RATES[5:7]
+OUTER = ((1.0, 0.0), (1.0, 0.3), (0.7, 0.6), (1.0, 0.6), (1.0, 0.8), (1.0, 0.9))
+"""By how far they carry a change in the end, which is rate / (1 - momentum) times as far."""
+METHODS = {
+    "ddp": Method(arm="ddp", step_tokens=1024, rates=PARALLEL),
+    "ddp-outer": Method(
+        arm="outer-alone", step_tokens=1024, rates=PARALLEL, outer=OUTER[2:3], sync_every=30
+    ),
+    **{
+        f"int1-h{steps}": Method(
+            arm="diloco-int1",
+            step_tokens=2048,
+            rates=LOCAL,
+            outer=OUTER[1:4],
+            sync_every=steps,
+            growth=1.0,
+        )
+        for steps in (3, 11)
+    },
+}
+"""ddp-outer is DiLoCo with one worker, whose gradients are reduced at every step. int1-h3 sends
+about 1/300 of the bytes of ddp, int1-h11 about 1/1,000."""
+
+FOUR, TWO_AND_EIGHT = (("int1-h3", 4), ("int1-h11", 4)), (("int1-h3", 2), ("int1-h3", 8))
+OTHERS = (("ddp-outer", 1), *TWO_AND_EIGHT, ("int1-h11", 2), ("int1-h11", 8))
+GRID: Sequence[tuple[int, int, tuple[tuple[str, int], ...]]] = (
+    *((133_440, ratio, FOUR) for ratio in (5, 20, 80)),
+    *((133_440, ratio, OTHERS) for ratio in (5, 20, 80)),
+    *((275_424, ratio, FOUR + TWO_AND_EIGHT) for ratio in (5, 20)),
+    (869_504, 5, FOUR + TWO_AND_EIGHT),
+    (275_424, 80, FOUR),
+    (869_504, 20, FOUR),
+    (133_440, 300, FOUR),
+    (1_906_368, 5, FOUR),
+    (1_906_368, 20, FOUR),
+)
+"""Parameters, tokens a parameter, and methods with their workers, besides ddp; in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: what a row of the file must have in common with it."""
+
+    parameters: int
+    tokens: int
+    workers: int
+    """1 for ddp, whose numbers do not depend on how many share its batch."""
+    method: str
+    lr: float
+    outer_lr: float
+    momentum: float
+    seed: int
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in asdict(self).values())
+
+    @property
+    def spec(self) -> Spec:
+        width, layers, context = SIZES[self.parameters]
+        method = METHODS[self.method]
+        trial = Trial(
+            arm=method.arm,
+            batch=method.step_tokens // context,
+            lr=self.lr,
+            sync_every=method.sync_every,
+            growth=method.growth,
+            outer_lr=self.outer_lr,
+            momentum=self.momentum,
+            more=f"model.hidden_size={width} model.intermediate_size={width * 11 // 4} "
+            f"model.num_layers={layers} data.context_tokens={context} "
+            f"method.workers_per_trainer={self.workers}",
+        )
+        return replace(trial.spec(self.seed), tokens=self.tokens)
+
+    def row(self, result: Result) -> dict[str, str]:
+        """The row of this run, with what is needed to repeat it; loss is empty if it diverged."""
+        require(
+            result["parameters"] == self.parameters,
+            f"the model has {result['parameters']} parameters, not {self.parameters}",
+        )
+        method, context = METHODS[self.method], SIZES[self.parameters][2]
+        curve, loss = result["curve"], result["final_loss"]
+        more = {
+            "bytes": curve["bytes"][-1] if curve else "",
+            "loss": "" if loss is None else f"{loss:.5f}",
+            "syncs": curve["syncs"][-1] if curve else "",
+            "stage": "trial" if self.seed == TUNING_SEED else "final",
+            "sync_every": method.sync_every,
+            "growth": f"{method.growth:g}",
+            "batch": method.step_tokens // context,
+            "context": context,
+            "commit": result["git"]["commit"][:7] if result["git"] else "",
+        }
+        own = dict(zip(asdict(self), self.identity, strict=True))
+        return own | {name: str(value) for name, value in more.items()}
+
+
+Rows = Mapping[tuple[str, ...], Mapping[str, str]]
+"""The rows of the file by the identity of their runs."""
+
+
+def read(file: Path) -> Rows:
+    if not file.exists():
+        return {}
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return {tuple(row[name] for name in Run.__annotations__): row for row in rows}
+
+
+def loss_of(run: Run, rows: Rows) -> float:
+    """The loss of a stored run; infinite if it diverged."""
+    return float(rows[run.identity]["loss"] or math.inf)
+
+
+def trials(method: str, workers: int, ratio: int, rows: Rows) -> tuple[list[Run], Run | None]:
+    """The runs that choose the settings of a method for so many tokens a parameter.
+
+    Returns:
+        Those that are missing, and the best one if none is.
+    """
+    tried = [
+        Run(
+            parameters=SMALLEST,
+            tokens=min(ratio, 20) * SMALLEST,
+            workers=workers,
+            method=method,
+            lr=lr,
+            outer_lr=outer_lr,
+            momentum=momentum,
+            seed=TUNING_SEED,
+        )
+        for lr in METHODS[method].rates
+        for outer_lr, momentum in METHODS[method].outer or ((0.0, 0.0),)
+    ]
+    while all(run.identity in rows for run in tried):
+        best = min(tried, key=lambda run: loss_of(run, rows))
+        near = [replace(best, lr=lr) for lr in beside(RATES, best.lr)]
+        outer = beside(OUTER, (best.outer_lr, best.momentum)) if METHODS[method].outer else ()
+        near += [replace(best, outer_lr=rate, momentum=momentum) for rate, momentum in outer]
+        more = [run for run in dict.fromkeys(near) if run not in tried]
+        if not more:
+            return [], best
+        tried += more
+    return [run for run in tried if run.identity not in rows], None
+
+
+def beside(values: Sequence[Any], value: Any) -> Sequence[Any]:
+    """A value with its neighbours."""
+    at = values.index(value)
+    return values[max(0, at - 1) : at + 2]
+
+
+def finals(parameters: int, ratio: int, best: Run) -> list[Run]:
+    """The final runs with the settings of the best trial, one for each seed."""
+    lr = float(f"{best.lr * WIDTH / SIZES[parameters][0]:.3g}")
+    tokens = ratio * parameters
+    return [replace(best, parameters=parameters, tokens=tokens, lr=lr, seed=seed) for seed in SEEDS]
+
+
+def wanted(rows: Rows) -> list[Run]:
+    """The runs of the first entry of the grid that misses some, as far as stored runs choose them;
+    empty if none is missing.
+    """
+    for parameters, ratio, others in GRID:
+        missing, chosen = [], []
+        for method, workers in (("ddp", 1), *others):
+            tried, best = trials(method, workers, ratio, rows)
+            missing += tried
+            if best:
+                chosen.append(finals(parameters, ratio, best))
+        missing += [runs[0] for runs in chosen if runs[0].identity not in rows]
+        if not missing:
+            goal = loss_of(chosen[0][0], rows)
+            near = [runs for runs in chosen if abs(loss_of(runs[0], rows) / goal - 1) < 3 * SIGMA]
+            more = [run for runs in near for run in runs[1:]] if len(near) > 1 else []
+            missing = [run for run in more if run.identity not in rows]
+        if missing:
+            return missing
+    return []
+
+
+def store(row: Mapping[str, str], file: Path) -> None:
+    """Add the row of a run to the file."""
+    new = not file.exists()
+    with file.open("a", newline="") as lines:
+        writer = csv.DictWriter(lines, list(row), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """The loss of a method against ddp's with the same size, tokens and seeds."""
+
+    row: Mapping[str, str]
+    """The row of one of its seeds."""
+    loss: float
+    """The mean over the seeds."""
+    fewer: float
+    """Bytes of ddp, divided by those of the method."""
+    difference: Difference
+    """Of log(loss), paired by seed."""
+
+    @property
+    def relative(self) -> float:
+        """The difference of the losses as a part of ddp's."""
+        return math.expm1(self.difference.mean)
+
+    @property
+    def place(self) -> tuple[float, ...]:
+        """What the law takes: parameters, tokens a parameter, workers and syncs."""
+        size, tokens, workers, syncs = (
+            float(self.row[name]) for name in ("parameters", "tokens", "workers", "syncs")
+        )
+        return size, tokens / size, workers, syncs
+
+
+def gaps(rows: Rows) -> list[Gap]:
+    """All that can be compared, by size, tokens, method and workers."""
+    groups: dict[tuple[int, int, str, int], dict[int, Mapping[str, str]]] = {}
+    for row in rows.values():
+        if row["stage"] == "final" and row["loss"]:
+            place = int(row["parameters"]), int(row["tokens"]), row["method"], int(row["workers"])
+            groups.setdefault(place, {})[int(row["seed"])] = row
+    found = []
+    for (size, tokens, method, _), runs in sorted(groups.items()):
+        ddp = groups.get((size, tokens, "ddp", 1), {})
+        logs = {
+            name: {seed: math.log(float(row["loss"])) for seed, row in each.items()}
+            for name, each in ((method, runs), ("ddp", ddp))
+        }
+        difference = paired_difference(method, "ddp", logs)
+        if difference:
+            row = next(iter(runs.values()))
+            loss = float(np.mean([float(row["loss"]) for row in runs.values()]))
+            fewer = float(next(iter(ddp.values()))["bytes"]) / float(row["bytes"])
+            found.append(Gap(row=row, loss=loss, fewer=fewer, difference=difference))
+    return found
+
+
+def page(found: Sequence[Gap]) -> str:
+    """A table of the gaps, with their 95% intervals where there is more than one seed."""
+    cells = []
+    for gap in found:
+        size, ratio, workers, syncs = gap.place
+        half = gap.difference.half_width
+        interval = "" if half is None else f" ± {100 * half:.1f}"
+        row = gap.row
+        outer = f"{row['outer_lr']} / {row['momentum']}" if row["sync_every"] != "0" else "-"
+        place = [f"{size / 1e6:.2f}M", f"{ratio:g}", row["method"], f"{workers:g}"]
+        cost = [row["lr"], outer, f"{syncs:,.0f}", f"{gap.fewer:.0f}x"]
+        loss = [str(gap.difference.seeds), f"{gap.loss:.4f}"]
+        cells.append([*place, *cost, *loss, f"{100 * gap.relative:+.1f}%{interval}"])
+    heads = ["parameters", "tokens a parameter", "method", "K", "lr", "outer", "syncs", "fewer"]
+    return table([*heads, "seeds", "loss", "gap"], cells)
+
+
+NAMES = ("parameters", "tokens a parameter", "K", "syncs")
+
+
+def power_law(places: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """c of gap = exp(c . (1, logs of the place)) with the least squares of the gap itself, which
+    may be below 0 for single runs; by Gauss and Newton with halved steps.
+    """
+    logs = np.column_stack([np.ones(len(places)), np.log(places)])
+    roots = np.sqrt(weights)
+    found: np.ndarray = np.linalg.lstsq(logs, np.log(np.maximum(values, 1e-3)), rcond=None)[0]
+
+    def error(at: np.ndarray) -> float:
+        return float((weights * (values - np.exp(logs @ at)) ** 2).sum())
+
+    for _ in range(100):
+        fitted = np.exp(logs @ found)
+        slopes = (roots * fitted)[:, None] * logs
+        step = np.linalg.lstsq(slopes, roots * (values - fitted), rcond=None)[0]
+        shorter = (found + step / 2**halvings for halvings in range(20))
+        better = next((each for each in shorter if error(each) < error(found)), None)
+        if better is None:
+            break
+        found = better
+    return found
+
+
+def law(found: Sequence[Gap], repeats: int = 500) -> tuple[np.ndarray, np.ndarray]:
+    """The law of methods with at least two workers, and those of bootstrapped gaps.
+
+    Raises:
+        ValueError: There are too few gaps.
+    """
+    used = [gap for gap in found if gap.place[2] > 1]
+    places = np.array([gap.place for gap in used])
+    varied = [len(set(column)) > 1 for column in places.T] if used else []
+    require(
+        len(used) > 7 and all(varied),
+        f"the law has 5 constants, and {len(used)} gaps are stored, which must be 8 at least and "
+        "differ in size, tokens, workers and syncs; train more first",
+    )
+    values = np.array([gap.relative for gap in used])
+    weights = np.array([float(gap.difference.seeds) for gap in used])
+    draws = np.random.default_rng(0)
+    chosen = [draws.integers(len(used), size=len(used)) for _ in range(repeats)]
+    again = [power_law(places[each], values[each], weights[each]) for each in chosen]
+    return power_law(places, values, weights), np.array(again)
+
+
+def told_law(found: Sequence[Gap]) -> str:
+    """The exponents of the law and what it predicts, with 95% intervals over the gaps."""
+    best, drawn = law(found)
+    lowest, highest = np.quantile(drawn, (0.025, 0.975), axis=0)
+    exponents = [
+        [name, f"{best[i]:+.2f}", f"{lowest[i]:+.2f} to {highest[i]:+.2f}"]
+        for i, name in enumerate(NAMES, 1)
+    ]
+    rows = []
+    for place in ((30e6, 20, 4, 1e3), (124e6, 20, 4, 1e3), (1e9, 20, 4, 1e3), (1e9, 20, 4, 1e4)):
+        logs = np.array([1.0, *np.log(place)])
+        low, high = np.quantile(np.exp(drawn @ logs), (0.025, 0.975))
+        size, ratio, workers, syncs = place
+        cells = [f"{size / 1e6:g}M", f"{ratio}", f"{workers}", f"{syncs:,.0f}"]
+        rows.append([*cells, f"{math.exp(best @ logs):.2%}", f"{low:.2%} to {high:.2%}"])
+    return "\n\n".join(
+        [
+            table(["gap grows with", "to the power", "95%"], exponents),
+            table([*NAMES, "gap", "95%"], rows),
+        ]
+    )
+
+
+def picture(found: Sequence[Gap], file: Path) -> None:
+    """Draw the gaps of four workers over the tokens, and those of the smallest size over K."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    by_tokens, by_workers = figure.subplots(1, 2, sharey=True)
+    lines: dict[tuple[int, str, float], list[tuple[float, float, float]]] = {}
+    for gap in found:
+        size, ratio, workers, _ = gap.place
+        point = (100 * gap.relative, 100 * (gap.difference.half_width or 0.0))
+        name = f"{size / 1e6:.2f}M, {gap.row['method']}"
+        if workers == 4:
+            lines.setdefault((0, name, 0.0), []).append((ratio, *point))
+        if size == SMALLEST and gap.row["method"].startswith("int1"):
+            name = f"{gap.row['method']}, {ratio:g} tokens a parameter"
+            lines.setdefault((1, name, ratio), []).append((workers, *point))
+    for (side, name, _), points in sorted(lines.items()):
+        x, y, half = zip(*sorted(points), strict=True)
+        axes = (by_tokens, by_workers)[side]
+        axes.errorbar(x, y, half, marker="o", markersize=4, capsize=2, linewidth=1, label=name)
+    for axes, label in ((by_tokens, "tokens a parameter (K = 4)"), (by_workers, "workers K")):
+        axes.set(xscale="log", xlabel=label)
+        axes.axhline(0, color="gray", linewidth=0.8)
+        axes.legend(fontsize=7)
+    by_tokens.set_ylabel("loss above data-parallel Muon, %")
+    figure.savefig(file, dpi=110)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = script_parser(__doc__)
+    add = parser.add_argument
+    add("--parallel", type=int, default=2, help="runs at once (default: 2)")
+    add("--csv", type=Path, default=Path("benchmarks/gap.csv"), help="file of the runs")
+    for name, about in (("table", "the gaps"), ("fit", "the law"), ("picture", "a picture")):
+        add(f"--{name}", action="store_true", help=f"make {about} from stored runs; train nothing")
+    options = parser.parse_args(words)
+    if not (options.table or options.fit or options.picture):
+        while runs := {run.spec: run for run in wanted(read(options.csv))}:
+            for spec, result in train_runs(list(runs), options.csv.stem, options.parallel):
+                store(runs[spec].row(result), options.csv)
+        return
+    found = gaps(read(options.csv))
+    require(bool(found), f"no final runs in {options.csv} can be compared; train some first")
+    if options.table:
+        print(page(found))
+    if options.fit:
+        print(told_law(found))
+    if options.picture:
+        picture(found, options.csv.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    run_script("gap", main)
