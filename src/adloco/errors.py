@@ -124,12 +124,12 @@ class OutOfMemoryError(RuntimeError):
     """Memory ran out in a step that could not be repeated with smaller micro-batches.
 
     Attributes:
-        pass_limit: The largest micro-batch to try next, in samples; 0 if none is left.
+        smaller: The largest micro-batch to try next, in samples; 0 if none is left.
     """
 
-    def __init__(self, message: str, pass_limit: int = 0) -> None:
+    def __init__(self, message: str, smaller: int = 0) -> None:
         super().__init__(message)
-        self.pass_limit = pass_limit
+        self.smaller = smaller
 
 
 class OtherRankError(RuntimeError):

@@ -57,7 +57,6 @@ ROUND = _table(
     Metric("rows_read", "rows read", Unit("rows")),
     Metric("rows_per_second", "rows/s", Unit("rows/s", ",.0f")),
     Metric("train_loss", "train loss", NATS, panel="loss"),
-    Metric("pass_limit", "limit on micro-batches", SAMPLES),
     Metric("learning_rate", "learning rate", Unit("", ".2e")),
     Metric("memory_bytes", "peak memory", MEMORY, always=True),
 )
@@ -145,7 +144,8 @@ METRICS = tuple(
 
 def change_text(change: Record) -> str:
     """A changed setting with its values, for instance `sync_every 20 -> 40`."""
-    metric = ROUND[change["setting"]]
+    name = change["setting"]
+    metric = ROUND.get(name, Metric(name, name, COUNT))
     return f"{metric.name} {metric.text(change['before'])} -> {metric.text(change['after'])}"
 
 

@@ -17,7 +17,8 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings, to_toml
 from adloco.config.shipped import shipped_recipes
 from adloco.discovery import lab_modules
-from adloco.run.records import Records
+from adloco.errors import OutOfMemoryError
+from adloco.run import out_of_memory
 from tests.fuzzing import BITS, cheap_and, ends_well, files_in, flip, fuzz, put_back
 
 NUMBERS = st.one_of(
@@ -144,7 +145,7 @@ def test_resume_with_flipped_bits(
     assert main(["train", "adloco", *small, *rounds, "--run.checkpoint_every", "1"]) == 0
     longer = ["--run.rounds", "2", "--inner.lr", "0.001"]
     assert main(["train", "--resume", run, *longer]) == 0
-    Records(tmp_path / "run").add_out_of_memory(1, "memory ran out", 2)
+    out_of_memory.noted(tmp_path / "run", 1, OutOfMemoryError("memory ran out", 2))
     if lab_modules("command"):
         assert main(["gradients", run, "--samples", "8", "--batch", "4"]) == 0
     kept = files_in(tmp_path)

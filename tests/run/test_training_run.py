@@ -42,7 +42,6 @@ METRICS = {
     "val_loss",
     "val_perplexity",
     "val_bits_per_byte",
-    "pass_limit",
     "learning_rate",
     "memory_bytes",
     "memory",

@@ -13,6 +13,7 @@ from torch import nn
 from adloco.algorithms.building import build_workers, check_sections
 from adloco.algorithms.evaluation import Share, evaluate
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
+from adloco.algorithms.micro_batch_limit import SmallestOfAll
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizers import InnerFactory, check_shards
 from adloco.algorithms.outer_sync import OuterSync
@@ -119,9 +120,12 @@ class AdLoCo:
         self.state = RunState(workers=workers, trainers={}, chosen=chosen)
         """The run's trainers, workers and counters."""
         self.state.stages = [
-            load_object(option.stage)(option, self._parts, self.state)
-            for option in options
-            if option.active
+            SmallestOfAll(self._parts, self.state),
+            *(
+                load_object(option.stage)(option, self._parts, self.state)
+                for option in options
+                if option.active
+            ),
         ]
         self._fragments = syncing.streaming.cut(layers(first.model), self.state.chosen.sync_every)
         for trainer in range(method.num_trainers):

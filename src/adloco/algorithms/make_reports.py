@@ -93,7 +93,6 @@ def report_round(
     *,
     state: RunState,
     sync_every: int,
-    new_limit: int,
     handed: Bytes,
     model_bytes: int,
     placement: Placement,
@@ -107,7 +106,6 @@ def report_round(
         merge: The merge at the round's end; None if there was none.
         state: The state after the round.
         sync_every: H in force in the round.
-        new_limit: The new cap on micro-batches if memory ran out in this round; else 0.
         handed: Bytes that all ranks have given to collectives since the run began.
         model_bytes: Size of the trainable parameters in the model's own data type.
         placement: Where all workers live.
@@ -122,7 +120,6 @@ def report_round(
         sync_every=sync_every,
         eta=state.chosen.eta,
         multiplier=state.chosen.multiplier,
-        pass_limit=new_limit,
         bytes_communicated=handed.between / len(done),
         bytes_sent=handed.sent / len(done),
         bytes_inside=handed.inside / placement.num_ranks,

@@ -6,13 +6,11 @@ schedule.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from adloco.algorithms.method import Batching
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.worker import Worker
-from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.learning_rate import LearningRate
@@ -81,7 +79,7 @@ class Planner:
 
     def _plans(self, state: RunState) -> dict[int, BatchPlan]:
         """Each worker's micro-batches for an inner step, by worker id."""
-        switch = replace(self.batching.switch, multiplier=state.chosen.multiplier)
+        switch = state.chosen.switch(self.batching.switch)
         plans: dict[int, BatchPlan] = {}
         for trainer in state.trainers.values():
             size = trainer.requested_batch, len(trainer.worker_ids), self.ranks
@@ -93,8 +91,7 @@ class Planner:
             )
             for worker, share in zip(trainer.worker_ids, shares, strict=True):
                 plans[worker] = switch.plan(share, self.ranks)
-        limit = state.pass_limit
-        return {worker: plan.at_most(limit) if limit else plan for worker, plan in plans.items()}
+        return plans
 
     def _final_plans(self, plans: Mapping[int, BatchPlan], samples: int) -> dict[int, BatchPlan]:
         """Plans of a step of so many samples over all workers, in proportion to these plans."""
@@ -155,22 +152,3 @@ def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: i
         f"switch.max_micro_batch must be >= {needed} for this batch rule, which compares "
         f"{smallest} samples of each worker, or switch.mode always; got {switch.max_micro_batch}",
     )
-
-
-def agreed_pass_limit(workers: Mapping[int, Worker], current: int, placement: Placement) -> int:
-    """The cap on micro-batches for all workers of the run from now on; 0: no cap.
-
-    It is lower than before if memory ran out for any worker, on any rank. Called on all ranks.
-
-    Args:
-        workers: The workers in this process, by id. Their own caps are reset.
-        current: The cap so far; 0: none.
-        placement: Where all workers live.
-    """
-    if placement.any(any(worker.pass_limit for worker in workers.values())):
-        rows = placement.gather({worker.id: [worker.pass_limit] for worker in workers.values()})
-        limits = [current, *(int(limit) for (limit,) in rows.values())]
-        current = min(limit for limit in limits if limit > 0)
-    for worker in workers.values():
-        worker.pass_limit = 0  # The plans contain the cap from the next round on.
-    return current

@@ -155,8 +155,6 @@ class RoundReport:
     steps: the size of the trainable parameters times inner steps."""
     train_loss: float
     """Mean loss over all samples of the round."""
-    pass_limit: int
-    """The new cap on micro-batches if memory ran out in this round; else 0."""
     sync: SyncReport
     """The syncs of the round."""
     trainers: tuple[TrainerReport, ...]
@@ -166,7 +164,8 @@ class RoundReport:
     merges: tuple[Merge, ...]
     """The merge at the end of the round, if there was one."""
     changes: tuple[Change, ...] = ()
-    """What the run has changed after the round of its settings that are auto."""
+    """What the run has changed after the round: settings that are auto, and the cap on
+    micro-batches if memory ran out."""
     steps: tuple[StepLoss, ...]
     """Losses of all inner steps of all workers."""
 

@@ -14,7 +14,7 @@ from threading import Event
 from adloco.algorithms.make_reports import report_round, report_trainer
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.method import Batching, Merging, Syncing
-from adloco.algorithms.planning import Planner, agreed_pass_limit
+from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport, TrainerReport
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
@@ -69,7 +69,6 @@ class Round:
         """
         self._state = state
         self._parts = parts
-        self._limit_before = state.pass_limit
         self._training_seconds = 0.0
         if not state.in_round:
             state.round_steps, state.final_samples = inner_steps, final_samples
@@ -91,7 +90,7 @@ class Round:
         """
         state, parts = self._state, self._parts
         # A round that was stopped plans again: its steps have changed nothing that plans are made
-        # of, but for a cap on micro-batches.
+        # of.
         tasks = self._plan()
         samples = {worker: float(task.samples) for worker, task in tasks.items()}
         weights: Weights = samples
@@ -114,7 +113,6 @@ class Round:
             self._count_sync()
             state.events_done += 1
         with phase("sync"):
-            self._agree_on_pass_limit()
             self._average_buffers(weights)
             done = self._gather(tasks)
             self._count_round(done)
@@ -157,7 +155,6 @@ class Round:
         stopped = self._parts.placement.any(self._parts.halted.is_set())
         if stopped:
             self._parts.halted.clear()
-            self._agree_on_pass_limit()
         return stopped
 
     def _count_sync(self) -> None:
@@ -270,16 +267,10 @@ class Round:
             merge,
             state=state,
             sync_every=parts.planner.sync_every(state, samples_before),
-            new_limit=state.pass_limit if state.pass_limit != self._limit_before else 0,
             handed=parts.bytes_handed(),
             model_bytes=parts.model_bytes,
             placement=parts.placement,
         )
-
-    def _agree_on_pass_limit(self) -> None:
-        state = self._state
-        limit = agreed_pass_limit(state.workers, state.pass_limit, self._parts.placement)
-        state.pass_limit = limit
 
 
 def average_replicas(state: RunState, parts: RoundParts) -> None:

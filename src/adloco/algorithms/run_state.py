@@ -17,7 +17,7 @@ from adloco.rules.chosen import Chosen
 
 COUNTERS = (
     *("rounds_done", "samples", "inner_steps", "syncs", "round_steps", "final_samples"),
-    *("events_done", "diverged", "pass_limit"),
+    *("events_done", "diverged"),
 )
 """Fields of a run's state that are saved as they are."""
 
@@ -42,8 +42,6 @@ class RunState:
     """Complete rounds in which workers exchanged parameters."""
     speeds: dict[int, float] = field(default_factory=dict)
     """Samples per second of each worker of the run, by id, as `Shares.update` keeps them."""
-    pass_limit: int = 0
-    """Cap on micro-batches since memory ran out, in samples; 0: no cap."""
     round_steps: int = 0
     """Inner steps of the round in progress; 0 between rounds."""
     final_samples: int = 0

@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, measurement_of
 from adloco.algorithms.method import Execution, GradientTest, Problem
+from adloco.algorithms.micro_batch_limit import Halving
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, load_optimizer, state_buffers
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.device import autocast, to_device
-from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.dtensor import copied
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
-from adloco.errors import NonFiniteLossError, OutOfMemoryError
+from adloco.errors import NonFiniteLossError
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.switch import BatchPlan
 
@@ -81,8 +81,7 @@ class Worker:
         self.stream = worker
         self.position = 0
         self.round = WorkerRound()
-        self.pass_limit = 0
-        """Largest micro-batch after memory has run out, until the plans have it; 0: no limit."""
+        self.halving = Halving(settings.device)
         self._settings = settings
         self._drops = uses_dropout(model)
         self.engine = engine
@@ -208,39 +207,22 @@ class Worker:
     def _backward(self, plan: BatchPlan, testing: bool, statistics: Sequence[Tensor]) -> Tensor:
         """Compute the gradients of a step; return the loss of each micro-batch.
 
-        If memory runs out, the same samples are taken again in micro-batches of half the size.
-
         Args:
             plan: The micro-batches.
             testing: True to take the statistics of a test step.
             statistics: A copy of `_statistics` from before the step.
         """
-        while True:
-            plan = plan.at_most(self.pass_limit) if self.pass_limit else plan
-            try:
-                if testing:
-                    return self._backward_with_moments(plan)
-                return torch.stack(list(self._micro_steps(plan)))
-            except RuntimeError as error:
-                if not ran_out_of_memory(error):
-                    raise
-                self.pass_limit = plan.micro_batch // 2
-                if plan.ranks > 1 or self.pass_limit == 0:
-                    # The other ranks of the island are in the middle of the step: it cannot be
-                    # repeated.
-                    advice = (
-                        f"set switch.pass_limit {self.pass_limit}"
-                        if self.pass_limit
-                        else "one sample does not fit: see adloco probe"
-                    )
-                    where = f"with micro-batches of {plan.micro_batch} on {self._settings.device}"
-                    raise OutOfMemoryError(
-                        f"memory ran out {where}; {advice}", self.pass_limit
-                    ) from error
-            # Outside the except block: there the error would keep the tensors of its frames alive.
+
+        def compute(plan: BatchPlan) -> Tensor:
+            if testing:
+                return self._backward_with_moments(plan)
+            return torch.stack(list(self._micro_steps(plan)))
+
+        def undo() -> None:
             self._drop_gradients()
             copy_all(statistics, self._statistics)
-            free_memory(self._settings.device)
+
+        return self.halving.run(plan, compute, undo)
 
     def _micro_steps(self, plan: BatchPlan) -> Iterator[Tensor]:
         """Run forward and backward on each micro-batch of this rank. Yields its part of the mean

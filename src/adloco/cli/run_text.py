@@ -50,18 +50,7 @@ def wire_name(run: TrainingRun) -> str:
 
 
 def event_texts(record: Record) -> list[str]:
-    """What happened in a round besides training: memory that ran out, bad numbers, merges, changed
-    settings.
-    """
-    limit = record["pass_limit"]
-    ran_out = (
-        [
-            f"round {record['round']}: memory ran out; from here on with micro-batches of at most "
-            f"{limit}"
-        ]
-        if limit
-        else []
-    )
+    """What happened in a round besides training: bad numbers, merges, changed settings."""
     merged = [
         f"round {record['round']}: trainer {', '.join(map(str, merge['absorbed']))} merged into "
         f"trainer {merge['survivor']}, weights "
@@ -77,7 +66,7 @@ def event_texts(record: Record) -> list[str]:
         for option in options().values()
         for event in option.events(record)
     ]
-    return [*ran_out, *_bad_numbers(record), *of_options, *merged, *changed]
+    return [*_bad_numbers(record), *of_options, *merged, *changed]
 
 
 def _bad_numbers(record: Record) -> list[str]:

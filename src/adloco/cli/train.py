@@ -91,6 +91,7 @@ def _run_on_ranks(arguments: Namespace, machines: "Machines | None") -> int:
     from adloco.cli import elastic_room
     from adloco.cli.rank_processes import on_ranks
     from adloco.distributed.launch.local_ranks import INTERRUPTED
+    from adloco.run import out_of_memory
     from adloco.run.folder import new_folder
     from adloco.run.records import Records
     from adloco.run.stored import begun_run, resumed_recipe
@@ -112,16 +113,15 @@ def _run_on_ranks(arguments: Namespace, machines: "Machines | None") -> int:
         else:
             begin = [*words, "--run.folder", str(folder)]
             again = ["train", "--resume", str(folder)]
-        records = Records(folder)
-        failures = _FailureCount(records)
+        failures = _FailureCount(Records(folder))
         recovery = elastic_room.recovery(
             recipe.run, failures.one_more if arguments.restart else None
         )
-        limit = records.pass_limit()
+        limit = out_of_memory.limit(folder)
         code = on_ranks(count, recipe, begin, recovery=recovery, machines=machines)
         while code not in (0, INTERRUPTED):
-            if records.pass_limit() != limit:
-                limit = records.pass_limit()
+            if out_of_memory.limit(folder) != limit:
+                limit = out_of_memory.limit(folder)
                 why = f", with micro-batches of at most {limit}"
             elif arguments.restart and code == RANK_FAILURE and failures.one_more():
                 why = " because a rank failed"

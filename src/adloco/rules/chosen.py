@@ -1,6 +1,8 @@
 """Settings that a stage may change while a run trains, and the record of a change."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from adloco.rules.switch import SwitchMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,6 +15,12 @@ class Chosen:
     """Tolerance of the norm test; None with another batch rule."""
     multiplier: float = 2.0
     """n, the threshold of switch mode."""
+    pass_limit: int = 0
+    """Cap on micro-batches since memory ran out; 0: none."""
+
+    def switch(self, settings: SwitchMode) -> SwitchMode:
+        """Switch mode with the numbers in force."""
+        return replace(settings.at_most(self.pass_limit), multiplier=self.multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,6 +140,16 @@ class SwitchMode:
         )
         return int(self.max_micro_batch)
 
+    @property
+    def at_once(self) -> int:
+        """Largest micro-batch: b_max, or the cap on micro-batches if that is less."""
+        return min(self.b_max, self.pass_limit or self.b_max)
+
+    def at_most(self, limit: int) -> "SwitchMode":
+        """This switch mode with a cap on micro-batches, if it has no lower one; 0: no cap."""
+        caps = [cap for cap in (self.pass_limit, limit) if cap > 0]
+        return replace(self, pass_limit=min(caps, default=0))
+
     def clipped(self, requested: int, workers: int = 1, ranks: int = 1) -> int:
         """Samples per inner step that a trainer takes of its request, over all its workers.
 

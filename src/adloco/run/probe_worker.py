@@ -102,11 +102,11 @@ class ProbeWorker:
             start=(),
         )
         self._worker.begin_round()
-        self._worker.pass_limit = 0
+        self._worker.halving.limit = 0
         until = [0.0]
         for end in ends:
             self._worker.advance(task, end, Event())
             until.append(self._worker.round.busy_seconds)
-        if self._worker.pass_limit:
+        if self._worker.halving.limit:
             raise OutOfMemoryError("the worker repeated the step with smaller micro-batches")
         return [after - before for before, after in pairwise(until)]

@@ -1,9 +1,7 @@
-"""The files to which a run appends: metrics.jsonl (a line per round), steps.jsonl (a line per inner
-step of each worker) and out_of_memory.jsonl (a line each time memory ran out in a step that could
-not be repeated).
+"""The files to which a run appends: metrics.jsonl (a line per round) and steps.jsonl (a line per
+inner step of each worker).
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,11 +10,11 @@ from typing import Any
 
 from adloco.algorithms.reports import RoundReport
 from adloco.metrics import Record
-from adloco.run.json_files import RoundLines, read_lines
-from adloco.run.record_types import MemoryLine, StepLine, metrics_line
+from adloco.run.json_files import RoundLines
+from adloco.run.record_types import StepLine, metrics_line
 from adloco.whole_file import to_disk
 
-METRICS, STEPS, OUT_OF_MEMORY = "metrics.jsonl", "steps.jsonl", "out_of_memory.jsonl"
+METRICS, STEPS = "metrics.jsonl", "steps.jsonl"
 
 
 class Records:
@@ -64,25 +62,6 @@ class Records:
     def newest(self) -> Record:
         """The newest line of metrics.jsonl, read from the file's end; empty if there is none."""
         return self._metrics.newest()
-
-    def add_out_of_memory(self, rounds: int, message: str, pass_limit: int) -> None:
-        """Record that memory ran out, so that a resumed run trains with smaller micro-batches.
-
-        Any rank may call it: each appends one line in one write.
-
-        Args:
-            rounds: Complete rounds so far.
-            message: The error's message.
-            pass_limit: The largest micro-batch to try next, in samples.
-        """
-        line = {"rounds_done": rounds, "message": message, "pass_limit": pass_limit}
-        with (self.folder / OUT_OF_MEMORY).open("a") as out:
-            out.write(json.dumps(line) + "\n")
-
-    def pass_limit(self) -> int:
-        """The smallest limit recorded by `add_out_of_memory`, in samples; 0 if there is none."""
-        lines = read_lines(self.folder / OUT_OF_MEMORY, MemoryLine)
-        return min((line["pass_limit"] for line in lines), default=0)
 
     def to_disk(self) -> None:
         """Wait until all lines are on disk. A checkpoint counts only after that."""

@@ -2,7 +2,6 @@
 run.rounds(): ...`.
 """
 
-import math
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
-from adloco.run import checkpoint
+from adloco.run import checkpoint, out_of_memory
 from adloco.run.best_round import BestRound
 from adloco.run.budget import Budget, RoundSize
 from adloco.run.changes import keep_settings, skipped_by
@@ -132,7 +131,6 @@ class TrainingRun:
         self._trackers = Trackers(
             recipe.run.tracker_names if placement.is_rank_zero else [], folder
         )
-        self._new_limit = 0
         self._start_id = placement.agree(uuid.uuid4().hex)
         self._saves = 0
         self._files: dict[str, str] = {}
@@ -206,6 +204,8 @@ class TrainingRun:
         fetch_folder(folder)
         recipe = resumed_recipe(folder, flags)
         placement = place_workers(recipe)
+        limit = placement.agree(out_of_memory.limit(folder))
+        recipe = replace(recipe, switch=recipe.switch.at_most(limit))
         # Locked before anything is changed, so that a run in use is left as it is.
         with locked(folder) if placement.is_rank_zero else nullcontext():
             if placement.agree(not_begun(folder)) and not placement.any(has_trained(folder)):
@@ -232,7 +232,8 @@ class TrainingRun:
             )
             run.algorithm.state.skip_samples(skipped_by(stored.changes))
             run.notices += [change.text for change in stored.changes]
-            run._take_limit(placement.agree(run.records.pass_limit()))
+            if limit:
+                run.notices.append(f"memory ran out before: micro-batches of at most {limit}")
             set_rng_state(stored.about["rng"], run.device)
             run._clock.set(stored.about["seconds"])
             run._bytes_checkpoint = stored.about["bytes_checkpoint"]
@@ -254,12 +255,6 @@ class TrainingRun:
                 copies.place(folder, placement, run.recipe.run.copy_every)
         return run
 
-    def _take_limit(self, limit: int) -> None:
-        """Continue with smaller micro-batches if memory ran out after the checkpoint, on ranks
-        that could not repeat the step.
-        """
-        if 0 < limit < (self.algorithm.state.pass_limit or math.inf):
-            self.algorithm.state.pass_limit = self._new_limit = limit
 
     def rounds(self) -> Iterator[Record]:
         """Train until the budget is spent or `stop` is called.
@@ -315,8 +310,6 @@ class TrainingRun:
             if self.finished:
                 # The round can be larger than planned, so `last` can have been False.
                 self.algorithm.average_replicas()
-            report = replace(report, pass_limit=report.pass_limit or self._new_limit)
-            self._new_limit = 0
             trained = (self.algorithm.state.samples - samples) * self.recipe.data.context_tokens
             record = self._record(report, tokens_per_second=trained / (time.monotonic() - before))
             if self.placement.is_rank_zero:
@@ -349,15 +342,8 @@ class TrainingRun:
         except NonFiniteLossError as error:
             raise self._with_checkpoint(error) from error
         except OutOfMemoryError as error:
-            if (
-                error.pass_limit == 0 or not self.folder.is_dir()
-            ):  # A rank on another machine may not see the folder.
-                raise
-            self.records.add_out_of_memory(
-                self.algorithm.state.rounds_done, str(error), error.pass_limit
-            )
-            raise OutOfMemoryError(
-                f"{error}, as adloco train --resume {self.folder} does", error.pass_limit
+            raise out_of_memory.noted(
+                self.folder, self.algorithm.state.rounds_done, error
             ) from error
 
     def _next_round(self) -> RoundSize:
@@ -430,7 +416,7 @@ class TrainingRun:
 
     def _evaluate(self) -> dict[int, dict[str, float]]:
         """The task's measures of each trainer."""
-        at_once = self.algorithm.state.pass_limit or self.recipe.switch.b_max
+        at_once = self.algorithm.state.chosen.switch(self.recipe.switch).at_once
         with self._memory.phase("evaluation"):
             means = self.algorithm.evaluate(
                 lambda model, part, parts: self.task.measure(

@@ -14,7 +14,7 @@ from adloco.lab.inner_product.batch_rules import AugmentedInnerProductTest, Inne
 from adloco.rules.batch_rules.batch_rule import Estimator
 from tests.algorithms.test_adloco import normed, running_statistics
 from tests.algorithms.test_dropout import Dropping, loss
-from tests.algorithms.test_memory import forgets_the_attempt
+from tests.algorithms.test_micro_batch_limit import forgets_the_attempt
 from tests.algorithms.test_statistics import (
     Bowl,
     TinyLM,

@@ -45,7 +45,8 @@ class AutoStage(Stage):
         fits = self._parts.placement.ranks_per_worker * self._parts.batching.switch.b_max
         measured = measured_round(tasks, done, report.trainers, fits)
         changes = self._controller.update(measured, report.round)
-        self._state.chosen = self._controller.chosen
+        values: dict[str, Any] = {change.setting: change.after for change in changes}
+        self._state.chosen = replace(self._state.chosen, **values)
         return replace(report, changes=(*report.changes, *changes))
 
     def state_parts(self) -> Mapping[str, Any]:

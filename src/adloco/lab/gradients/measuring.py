@@ -10,6 +10,7 @@ from adloco.errors import NonFiniteLossError, require
 from adloco.lab.gradients.deviations import Deviations, Spread
 from adloco.lab.gradients.full_gradient import FullGradient, cut_into_batches
 from adloco.lab.gradients.parameter_parts import parameter_parts
+from adloco.rules.chosen import Chosen
 from adloco.run.environment import choose_precision
 from adloco.run.json_files import finite
 from adloco.run.trained import Trained, own_task
@@ -45,9 +46,8 @@ def measure_gradients(
         NonFiniteLossError: The loss is nan or infinite.
     """
     stored, recipe = trained.stored, trained.stored.recipe
-    pass_limit = stored.algorithm["pass_limit"]
-    at_once = min(recipe.switch.b_max, recipe.switch.pass_limit or math.inf, pass_limit or math.inf)
-    size = int(at_once) if batch is None else batch
+    at_once = Chosen(**stored.algorithm["chosen"]).switch(recipe.switch).at_once
+    size = at_once if batch is None else batch
     require((samples or 0) >= 0, f"--samples must be >= 0 (0: all), got {samples}")
     require(size > 0, f"--batch must be > 0, got {size}")
     require(
@@ -74,7 +74,7 @@ def measure_gradients(
         model=trained.model,
         loss_fn=task.loss,
         source=task.train_source(streams, recipe.run.seed, least=streams),
-        at_once=int(at_once),
+        at_once=at_once,
         precision=choose_precision(recipe.run.precision, next(trained.model.parameters()).device),
     )
     found = full.deviations(batches, lambda done: advance(done, 2 * chosen))

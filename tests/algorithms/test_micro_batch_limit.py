@@ -14,6 +14,7 @@ from adloco import AdLoCo, BatchGuards, NormTest, SwitchMode
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.errors import OutOfMemoryError
+from adloco.rules.chosen import Change
 from tests.problems import BlockLM, adamw, make_run, next_token, outer_sgd, params_of, tokens
 
 
@@ -62,8 +63,9 @@ def test_the_same_samples_in_smaller_pieces() -> None:
         language(next_token, switch=SwitchMode(max_micro_batch=12, pass_limit=3)),
     )
     reports = [list(run.rounds(3)) for run in (small, plain)]
-    assert [report.pass_limit for report in reports[0]] == [3, 0, 0]
-    assert [report.pass_limit for report in reports[1]] == [0, 0, 0]
+    ran_out = Change(setting="pass_limit", before=12, after=3, reason="memory ran out")
+    assert [report.changes for report in reports[0]] == [(ran_out,), (), ()]
+    assert [report.changes for report in reports[1]] == [()] * 3
     assert [report.trainers[0].micro_batch for report in reports[0]] == [12, 3, 3]
     assert [report.trainers[0].accumulation_steps for report in reports[0]] == [1, 4, 4]
     assert [report.trainers[0].trainer_batch for report in reports[0]] == [24, 24, 24]
@@ -89,17 +91,17 @@ def test_in_the_middle_of_a_step_that_accumulates_and_tests() -> None:
     torch.testing.assert_close(params_of(small), params_of(plain), rtol=1e-9, atol=1e-12)
     estimate = small.trainers[0].controller.estimate
     assert estimate is not None
-    assert small.state.pass_limit == 1
+    assert small.state.chosen.pass_limit == 1
 
 
 def test_the_limit_goes_on_from_a_checkpoint() -> None:
     run, resumed = language(Small(4)), language(Small(4))
     run.round()
     resumed.load_state_dict(copy.deepcopy(run.state_dict()))
-    assert resumed.state.pass_limit == run.state.pass_limit == 3
+    assert resumed.state.chosen.pass_limit == run.state.chosen.pass_limit == 3
     report = resumed.round()
     assert report is not None
-    assert (report.pass_limit, report.trainers[0].micro_batch) == (0, 3)
+    assert (report.changes, report.trainers[0].micro_batch) == ((), 3)
 
 
 def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught() -> None:
@@ -113,7 +115,7 @@ def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught(
         )
     )
     run.round()
-    assert run.state.pass_limit == 6
+    assert run.state.chosen.pass_limit == 6
     with pytest.raises(RuntimeError, match="something else"):
         language(Small(6, message="something else")).round()
 
@@ -177,7 +179,7 @@ def on_ranks() -> tuple[int, int]:
     run.round()
     report = run.round()
     assert report is not None
-    return run.state.pass_limit, report.trainers[0].micro_batch
+    return run.state.chosen.pass_limit, report.trainers[0].micro_batch
 
 
 def test_all_ranks_take_the_smaller_ones() -> None:

@@ -62,6 +62,7 @@ def learned(line: dict[str, Any]) -> list[Any]:
         line["round"],
         line["tokens"],
         line["train_loss"],
+        line["val_loss"],
         first["requested_batch"],
         first["trainer_batch"],
         first["micro_batch"],
@@ -115,9 +116,6 @@ def test_an_island_goes_on_with_smaller_micro_batches(
     lines = metrics(run)
     assert [line["round"] for line in lines] == list(range(1, 9))
     assert lines[-1]["tokens"] >= 16_000
-    assert [line["pass_limit"] for line in lines] == [0, 0, 0, 0, 0, fits, 0, 0], (
-        "round 6 was the first after the checkpoint"
-    )
     assert [line["trainers"][0]["micro_batch"] for line in lines] == [8] * 5 + [fits] * 3
     assert {line["trainers"][0]["trainer_batch"] for line in lines} == {16}, (
         "the batch is what it was"
@@ -133,10 +131,6 @@ def test_an_island_goes_on_with_smaller_micro_batches(
     done = train(["--resume", str(other), "--switch.pass_limit", str(fits), "--ranks", "2"])
     assert done.returncode == 0, done.stderr
     assert [learned(line) for line in metrics(other)] == [learned(line) for line in lines]
-    # It evaluates with other numbers of windows at once.
-    assert [line["val_loss"] for line in metrics(other)] == pytest.approx(
-        [line["val_loss"] for line in lines], rel=1e-6
-    )
 
 
 def test_one_sample_that_does_not_fit_ends_the_run(

@@ -1,0 +1,34 @@
+"""Micro-batches that did not fit on ranks that could not repeat the step. They are noted in the
+run's folder, and the run resumes with smaller ones.
+"""
+
+import json
+from pathlib import Path
+
+from adloco.errors import OutOfMemoryError
+from adloco.run.json_files import read_lines
+from adloco.run.record_types import MemoryLine
+
+FILE = "out_of_memory.jsonl"
+
+
+def noted(folder: Path, rounds: int, error: OutOfMemoryError) -> OutOfMemoryError:
+    """Note an error, if smaller micro-batches are left; return it with what a user can do.
+
+    Args:
+        folder: The run's folder.
+        rounds: Complete rounds so far.
+        error: The error, on any rank: each appends one line in one write.
+    """
+    # A rank on another machine may not see the folder.
+    if error.smaller == 0 or not folder.is_dir():
+        return error
+    line = {"rounds_done": rounds, "message": str(error), "pass_limit": error.smaller}
+    with (folder / FILE).open("a") as out:
+        out.write(json.dumps(line) + "\n")
+    return OutOfMemoryError(f"{error}, as adloco train --resume {folder} does", error.smaller)
+
+
+def limit(folder: Path) -> int:
+    """The smallest micro-batch that was noted as left to try, in samples; 0 if none was."""
+    return min((line["pass_limit"] for line in read_lines(folder / FILE, MemoryLine)), default=0)
