@@ -28,8 +28,8 @@ from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.run.folder import ENVIRONMENT, SUMMARY
 from adloco.run.json_files import read_json
-from adloco.run.recipe_probe import count_parameters
 from adloco.run.records import Records
+from adloco.run.start import open_recipe
 from adloco.study.arms import StudyRun
 from adloco.study.training import Job, StudyInterruptedError, train_missing
 from adloco.whole_file import write_text
@@ -179,7 +179,7 @@ def result_of(spec: Spec, job: Job) -> Result:
         "git": environment["git"],
         "torch": environment["versions"]["torch"],
         "threads": environment["torch_threads"],
-        "parameters": count_parameters(spec.recipe())
+        "parameters": open_recipe(spec.recipe()).builder.num_parameters()
         if diverged
         else read_json(folder / SUMMARY)["num_parameters"],
         "diverged": diverged,

@@ -152,6 +152,7 @@ ROOMS = {
     },
     "cli": {
         "errors",
+        "setting",
         "discovery",
         "options",
         "whole_file",

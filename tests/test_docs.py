@@ -7,7 +7,6 @@ import importlib
 import inspect
 import re
 import shlex
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 import adloco
-from adloco.cli.arguments import take_settings
+from adloco.cli.arguments import Command, SettingsCommand, take_settings
 from adloco.cli.main import parse_line
 from adloco.config.finding import setting_names
 from adloco.config.recipe import build_recipe, override, read_values
@@ -81,17 +80,18 @@ def test_commands_name_what_exists(
             assert re.search(r"#.*\bneeds\b", line), line
 
 
-def check_settings(arguments: Namespace) -> None:
+def check_settings(arguments: Command) -> None:
     """The recipes of a line can be built with its settings, each alone where they are lists."""
-    if not arguments.takes_settings:
+    if not isinstance(arguments, SettingsCommand):
         return
     given = vars(arguments)
     recipes = given.get("whats") or given.get("recipes") or [given.get("recipe") or "adloco"]
-    lists = arguments.takes_settings == "lists"
     for what in recipes:
         _, recipe, changes = parse_arm(what)
         values = read_values(RECIPES.get(recipe, recipe))
-        for settings in [[pair] for pair in arguments.settings] if lists else [arguments.settings]:
+        for settings in (
+            [[pair] for pair in arguments.settings] if arguments.lists else [arguments.settings]
+        ):
             build_recipe(override(values, [*settings, *changes]))
 
 

@@ -1,7 +1,14 @@
-"""Facts about a setting besides its type, its default and its meaning; they stand in its field."""
+"""What the field of a setting says besides its type and its default: facts, and in the docstring
+below it, which arguments of commands have too, its meaning.
+"""
 
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, is_dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 
@@ -60,3 +67,31 @@ def facts_of(owner: Field[Any]) -> Facts:
     """The facts of a field; those of a plain setting if it states none."""
     found: Facts = owner.metadata.get("facts", Facts())
     return found
+
+
+@functools.cache
+def field_meanings(owner: type) -> dict[str, str]:
+    """Docstrings under the fields of a dataclass, by field name, inherited fields included."""
+    meanings: dict[str, str] = {}
+    for kind in filter(is_dataclass, reversed(owner.__mro__)):
+        body = _class_bodies(kind.__module__).get(kind.__qualname__, ())
+        for statement, following in pairwise(body):
+            match statement, following:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    meanings[name] = " ".join(text.split())
+    return meanings
+
+
+@functools.cache
+def _class_bodies(module: str) -> dict[str, Sequence[ast.stmt]]:
+    """The statements of each class of a module, by name; none if its source cannot be read."""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (OSError, TypeError):
+        return {}
+    return {
+        each.name: each.body for each in ast.parse(source).body if isinstance(each, ast.ClassDef)
+    }

@@ -20,11 +20,11 @@ from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
 from adloco.config.shipped import shipped_recipes
-from adloco.discovery import lab_modules
+from adloco.discovery import lab_classes
 
 NAMES = ["train", "compare", "sweep", "ablate", "plan", "runs", "recipes", "prepare", "probe"]
 NAMES += ["config", "convert", "evaluate", "generate", "export", "report", "rewind", "launch"]
-NAMES += ["doctor", "completion", *(each.__name__.split(".")[2] for each in lab_modules("command"))]
+NAMES += ["doctor", "completion", *lab_classes("command")]
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

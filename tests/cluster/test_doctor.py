@@ -14,7 +14,7 @@ from adloco.cli.main import main
 from adloco.cluster.network import interfaces
 from adloco.plan.link import Link, bandwidth_text, latency_text
 from adloco.run.checkpoint import list_checkpoints
-from adloco.run.recipe_probe import checkpoint_bytes
+from adloco.run.start import open_recipe
 from tests.run.test_training_run import make_run
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -86,7 +86,7 @@ def test_the_size_of_a_checkpoint(small: list[str], tmp_path: Path) -> None:
     assert list(rounds) == []
     folders = list_checkpoints(tmp_path / "run" / "checkpoints")
     written = sum(file.stat().st_size for file in folders[-1].iterdir())
-    assert checkpoint_bytes(run.recipe) == pytest.approx(written, rel=0.05)
+    assert open_recipe(run.recipe).checkpoint_bytes() == pytest.approx(written, rel=0.05)
 
 
 OVER_LINKS = f"""

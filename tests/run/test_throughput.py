@@ -1,6 +1,7 @@
 """Samples per second of an island, on a clock that moves only when the loss is computed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.testing import run_on_ranks
-from adloco.run.start import model_builder, open_task, place_workers
+from adloco.run.start import open_recipe
 from adloco.run.throughput import STEPS, Throughput, doublings, measure_throughput
 from adloco.tasks.task import Task
 from tests.conftest import small_flags
@@ -45,16 +46,11 @@ def measured(
     words = small_flags(corpus, folder)
     flags = [*zip([word[2:] for word in words[::2]], words[1::2], strict=True), *more.items()]
     recipe = build_recipe(override(read_values("single"), flags))
-    placement = place_workers(recipe)
-    task = open_task(recipe, None, placement)
-    timed: Any = TimedTask(task, fits)
+    opened = open_recipe(recipe)
+    timed: Any = TimedTask(opened.task, fits)
     announced: list[int] = []
     found = measure_throughput(
-        recipe,
-        timed,
-        model_builder(recipe, task, None, placement),
-        placement,
-        None,
+        replace(opened, task=timed, precision=None),
         sizes,
         on_micro_batch=announced.append,
         clock=timed.clock,

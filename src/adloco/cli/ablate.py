@@ -1,56 +1,44 @@
 """`adloco ablate`: a recipe without each of its mechanisms, and without all."""
 
-from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 
-from adloco.cli.arguments import Commands, add_command
-from adloco.cli.study_arguments import add_study_arguments
-
-EXAMPLES = """\
-Mechanisms, and what the recipe is without them (docs/studies.md):
-
-  adaptive-batch   the batch stays at batch.initial
-  merging          all trainers live to the end
-  switch-mode      what does not fit is accumulated at once, not above n times
-  accumulation     the batch is capped at what fits
-"""
+from adloco.cli.arguments import RecipeCommand, argument
+from adloco.cli.study_arguments import StudyCommand
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "ablate",
-        run,
-        summary="train a recipe without each of its mechanisms",
-        description="Train a recipe, the same without each of its mechanisms, and without all.",
-        takes_settings=True,
-        epilog=EXAMPLES,
-    )
-    parser.add_argument(
-        "--without",
-        metavar="NAME,...",
-        help="mechanisms to leave out (default: those of adaptive-batch, merging and switch-mode "
-        "that the recipe has)",
-    )
-    add_study_arguments(parser, seeds=3)
+@dataclass(kw_only=True)
+class Ablate(RecipeCommand, StudyCommand):
+    """Train a recipe, the same without each of its mechanisms, and without all.
 
+    Mechanisms, and what the recipe is without them (docs/studies.md):
 
-def run(arguments: Namespace) -> int:
-    from adloco.cli.studies import run_study, study_settings
-    from adloco.study.ablation import ablated_arms, own_mechanisms
-    from adloco.study.arms import planned_run
+      adaptive-batch   the batch stays at batch.initial
+      merging          all trainers live to the end
+      switch-mode      what does not fit is accumulated at once, not above n times
+      accumulation     the batch is capped at what fits
+    """
 
-    recipe = arguments.recipe or "adloco"
-    stem = Path(recipe).stem
-    folder, common = study_settings(arguments, f"ablate-{stem}")
-    whole = planned_run(stem, recipe, common, (), 0, folder).recipe
-    if arguments.without is None:
-        names = own_mechanisms(whole)
-    else:
-        names = [name for name in arguments.without.split(",") if name]
-    runs = [
-        planned_run(name, recipe, common, flags, seed, folder)
-        for name, flags in ablated_arms(whole, names).items()
-        for seed in range(arguments.seeds)
-    ]
-    return run_study(runs, arguments, folder, f"{stem} without {', '.join(names)}")
+    key = "ablate"
+    summary = "train a recipe without each of its mechanisms"
+    without: list[str] | None = argument(None, "NAME,...")
+    """Mechanisms to leave out (default: those of adaptive-batch, merging and switch-mode that the
+    recipe has).
+    """
+
+    def run(self) -> int:
+        from adloco.cli.studies import run_study, study_settings
+        from adloco.study.ablation import ablated_arms, own_mechanisms
+        from adloco.study.arms import planned_run
+
+        recipe = self.recipe or "adloco"
+        stem = Path(recipe).stem
+        folder, common = study_settings(self, f"ablate-{stem}")
+        whole = planned_run(stem, recipe, common, (), 0, folder).recipe
+        names = own_mechanisms(whole) if self.without is None else self.without
+        runs = [
+            planned_run(name, recipe, common, flags, seed, folder)
+            for name, flags in ablated_arms(whole, names).items()
+            for seed in range(self.seeds)
+        ]
+        return run_study(runs, self, folder, f"{stem} without {', '.join(names)}")

@@ -1,14 +1,22 @@
-"""The parts that the commands' parsers share: errors of one sentence, settings anywhere on the
-line, and arguments that several commands take.
+"""The commands of the line: a class for each, whose fields are its arguments; and the settings of a
+recipe, which may stand anywhere on the line.
 """
 
 import argparse
+import inspect
+import textwrap
+import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, get_args, get_origin
 
-if TYPE_CHECKING:  # This imports torch, which takes seconds; `--help` should not wait for it.
+from adloco.setting import field_meanings
+
+if TYPE_CHECKING:  # These import torch, which takes seconds; `--help` should not wait for it.
     from adloco.config.sections import Recipe
+    from adloco.run.trained import Trained
 
 COMMON_SETTINGS = {
     "run.tokens": "how many tokens to train on",
@@ -34,6 +42,8 @@ settings:
   Any setting of the recipe can be given as --section.key VALUE, anywhere on the
   line; adloco train --help lists them all. Often used are:
 """
+ARGUMENT = "argument"
+"""Where the metadata of a field say how argparse reads it."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,114 +63,185 @@ class Parser(argparse.ArgumentParser):
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
+def argument(
+    default: Any = MISSING,
+    metavar: str | tuple[str, ...] | None = None,
     *,
-    summary: str,
-    description: str,
-    takes_settings: bool | Literal["lists"] = False,
-    takes_recipe: bool = True,
-    epilog: str = "",
-) -> Parser:
-    """Add a command to the parser.
+    flag: str = "",
+    place: bool = False,
+    nargs: int | str | None = None,
+    const: str | None = None,
+    again: bool = False,
+) -> Any:
+    """A field of a command that is an argument of the line. Its type reads the word, and the
+    docstring below it is its help. A bool is a flag without a value; a list of str is one word, cut
+    at commas, unless `nargs` or `again` says otherwise.
 
     Args:
-        commands: The parser's commands.
-        name: The word after `adloco`.
-        run: Runs the command and returns its exit code. Its arguments have `words`, the whole
-            line, and `settings`, the (section.key, value) pairs in it.
-        summary: Text of `adloco --help`.
-        description: Text of `adloco NAME --help`.
-        takes_settings: True if the command takes --section.key VALUE; "lists" if it takes several
-            values behind one key.
-        takes_recipe: True if a command with settings takes one RECIPE.
-        epilog: Text below the options.
+        default: Its value if it is not given; without one it must be given.
+        metavar: The word for a value in the help.
+        flag: Its name on the line, if that is not --its-name.
+        place: True if it is known by its place on the line, and has no name there.
+        nargs: How many words it takes, as in argparse.
+        const: Its value if it is given without a word.
+        again: True if it may be given several times, and is the list of all.
     """
-    width = max(map(len, COMMON_SETTINGS))
-    lines = [f"  --{key:<{width}}  {meaning}" for key, meaning in COMMON_SETTINGS.items()]
+    action = "append" if again else None
+    options = {"metavar": metavar, "nargs": nargs, "const": const, "action": action}
+    given = {name: value for name, value in options.items() if value is not None}
+    metadata = {ARGUMENT: (flag, place, given)}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(kw_only=True)
+class Command(ABC):
+    """A command of `adloco`. In its help, the first paragraph of its class's docstring stands above
+    the options, and the rest below them.
+
+    Only `run` imports torch and transformers, which takes seconds: help and errors in the line
+    should not wait for that.
+    """
+
+    key: ClassVar[str]
+    """The word after `adloco`."""
+    summary: ClassVar[str]
+    """Text of `adloco --help`."""
+    overview: ClassVar[Callable[[], str] | None] = None
+    """Makes a text for the end of its help, where that takes time."""
+    words: list[str]
+    """The whole line."""
+    settings: list[tuple[str, str]]
+    """(section.key, value) of the settings in it."""
+
+    @abstractmethod
+    def run(self) -> int:
+        """Run the command and return its exit code."""
+
+
+@dataclass(kw_only=True)
+class SettingsCommand(Command):
+    """A command that takes --section.key VALUE."""
+
+    lists: ClassVar[bool] = False
+    """True if it takes several values behind one key."""
+    recipe: str | None = None
+    """The recipe that the line names; None: it names none."""
+    help_settings: str | None = argument(None, "SECTION", nargs="?", const="")
+    """List every setting, or those of a section, and exit."""
+
+    def read_recipe(self) -> "Recipe":
+        """The recipe that the line names, with the settings of the line in it."""
+        from adloco.config.recipe import build_recipe, override, read_values
+
+        return build_recipe(override(read_values(self.recipe or "adloco"), self.settings))
+
+
+@dataclass(kw_only=True)
+class RecipeCommand(SettingsCommand):
+    """A command that takes one recipe, with settings."""
+
+    recipe: str | None = argument(None, "RECIPE", place=True, nargs="?")
+    """A file, or the name of a shipped recipe (default: adloco)."""
+
+
+@dataclass(kw_only=True)
+class RanksCommand(RecipeCommand):
+    """A command that runs on several ranks."""
+
+    ranks: int = argument(1, "N")
+    """Processes on this machine to spread the workers over (default: 1)."""
+
+
+@dataclass(kw_only=True)
+class MachinesCommand(RanksCommand):
+    """A command that runs on several machines."""
+
+    machines: int = argument(1, "M")
+    """Machines that begin together, each by this command (default: 1); to a run, others may come
+    later, and those that failed may come back."""
+    meet: str = argument("", "HOST:PORT")
+    """Where they meet: the address of the first machine, and a free port there."""
+
+
+@dataclass(kw_only=True)
+class TrainerCommand(Command):
+    """A command that takes one trainer of a run."""
+
+    run_folder: Path = argument(metavar="RUN", place=True)
+    """The run's folder."""
+    trainer: int | None = argument(None, "N")
+    """Trainer to take (default: the one with the lowest validation loss)."""
+
+
+@dataclass(kw_only=True)
+class ModelCommand(TrainerCommand):
+    """A command that takes the newest or the best model of a run."""
+
+    best: bool = argument(False)
+    """Of the checkpoints that are kept, take the one with the lowest validation loss (see
+    run.keep_best; default: the newest)."""
+
+    def load(self) -> "Trained":
+        """The model of the line."""
+        from adloco.run.trained import load_trained
+
+        return load_trained(self.run_folder, self.trainer, "best" if self.best else None)
+
+
+def add_command(commands: Commands, kind: type[Command], *, with_arguments: bool) -> None:
+    """Add a command to the parser, with its arguments or only for the list of all commands."""
+    description, _, below = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
+    if issubclass(kind, SettingsCommand) and not kind.overview:
+        width = max(map(len, COMMON_SETTINGS))
+        lines = [f"  --{key:<{width}}  {meaning}" for key, meaning in COMMON_SETTINGS.items()]
+        below = "\n".join([below, "", SETTINGS_INTRODUCTION, *lines])
     parser = commands.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog="\n".join([epilog, SETTINGS_INTRODUCTION, *lines]) if takes_settings else epilog,
+        kind.key,
+        help=kind.summary,
+        description=textwrap.fill(" ".join(description.split()), 80),
+        epilog=below,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # --r must not silently mean --resume.
     )
-    parser.set_defaults(run=run, takes_settings=takes_settings, help_settings=None)
-    if takes_settings and takes_recipe:
-        parser.add_argument(
-            "recipe",
-            nargs="?",
-            metavar="RECIPE",
-            help="a file, or the name of a shipped recipe (default: adloco)",
-        )
-    if takes_settings:
-        parser.add_argument(
-            "--help-settings",
-            nargs="?",
-            const="",
-            metavar="SECTION",
-            help="list every setting, or those of a section, and exit",
-        )
-    return parser
+    parser.overview = kind.overview
+    meanings = field_meanings(kind) if with_arguments else {}
+    for each in fields(kind) if with_arguments else ():
+        if ARGUMENT in each.metadata:
+            _add_argument(parser, each, meanings[each.name].replace("%", "%%"))
 
 
-def add_ranks(parser: Parser) -> None:
-    """Add --ranks."""
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes on this machine to spread the workers over (default: 1)",
-    )
+def _add_argument(parser: Parser, known: Field[Any], meaning: str) -> None:
+    flag, place, options = known.metadata[ARGUMENT]
+    options = {"help": meaning, **options}
+    if known.default is not MISSING:
+        options["default"] = known.default
+    elif known.default_factory is not MISSING:
+        options["default"] = known.default_factory()
+    elif not place:
+        options["required"] = True
+    hint: Any = known.type
+    if isinstance(hint, types.UnionType):  # With None.
+        hint = get_args(hint)[0]
+    if hint is bool:
+        options["action"] = "store_true"
+    elif get_origin(hint) is Literal:
+        options["choices"] = get_args(hint)
+    elif get_origin(hint) is list:
+        several = options.keys() & {"nargs", "action"}
+        options["type"] = get_args(hint)[0] if several else _between_commas
+    else:
+        options["type"] = hint
+    if place:
+        parser.add_argument(known.name, **options)
+    else:
+        name = flag or f"--{known.name.replace('_', '-')}"
+        parser.add_argument(name, dest=known.name, **options)
 
 
-def add_machines(parser: Parser) -> None:
-    """Add --machines and --meet."""
-    parser.add_argument(
-        "--machines",
-        type=int,
-        default=1,
-        metavar="M",
-        help="machines that begin together, each by this command (default: 1); to a run, others "
-        "may come later, and those that failed may come back",
-    )
-    parser.add_argument(
-        "--meet",
-        metavar="HOST:PORT",
-        default="",
-        help="where they meet: the address of the first machine, and a free port there",
-    )
-
-
-def add_trained_run(parser: Parser, *, purpose: str) -> None:
-    """Add the arguments that choose a run's folder and one of its trainers.
-
-    Args:
-        parser: The command's parser.
-        purpose: A verb for the help, for instance "evaluate".
-    """
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument(
-        "--trainer",
-        type=int,
-        metavar="N",
-        help=f"trainer to {purpose} (default: the one with the lowest validation loss)",
-    )
-
-
-def add_best(parser: Parser) -> None:
-    """Add --best."""
-    parser.add_argument(
-        "--best",
-        action="store_const",
-        const="best",
-        help="of the checkpoints that are kept, the one with the lowest validation loss (see "
-        "run.keep_best; default: the newest)",
-    )
+def _between_commas(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def take_settings(
@@ -208,10 +289,3 @@ def _is_bare_switch(name: str, left: Sequence[str]) -> bool:
     from adloco.config.finding import switches
 
     return name in switches()
-
-
-def read_recipe(arguments: argparse.Namespace) -> "Recipe":
-    """The recipe that the line names, with the settings of the line in it."""
-    from adloco.config.recipe import build_recipe, override, read_values
-
-    return build_recipe(override(read_values(arguments.recipe or "adloco"), arguments.settings))

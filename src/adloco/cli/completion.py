@@ -3,10 +3,11 @@ settings and their values.
 """
 
 import re
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from adloco.cli.arguments import Commands, add_command
+from adloco.cli.arguments import Command, SettingsCommand, argument
 
 SCRIPT = """\
 # Completion of adloco {version}, written by `adloco completion {shell}`.
@@ -42,62 +43,65 @@ SHELLS = ("bash", "zsh", "fish")
 ZSH_START = "autoload -Uz compinit bashcompinit && compinit && bashcompinit"
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "completion",
-        run,
-        summary="print a script that completes `adloco` in a shell",
-        description="Print a script that completes commands, options, recipes, settings and their\n"
-        "values. Write it to a file once, and let the shell read it when it starts:\n\n"
-        "  adloco completion bash > ~/.adloco-completion\n"
-        "  echo 'source ~/.adloco-completion' >> ~/.bashrc\n\n"
-        "fish reads it from ~/.config/fish/completions/adloco.fish by itself.",
-    )
-    parser.add_argument("shell", choices=SHELLS, metavar="{bash,zsh,fish}", help="the shell")
+@dataclass(kw_only=True)
+class Completion(Command):
+    """Print a script that completes commands, options, recipes, settings and their values.
 
+    Write it to a file once, and let the shell read it when it starts:
 
-def run(arguments: Namespace) -> int:
-    from adloco.cli.launch import NAMES
-    from adloco.cli.main import build_parser
-    from adloco.cli.settings_help import known_settings
-    from adloco.config.recipe import build_recipe, read_values
-    from adloco.config.sections import SECTIONS
-    from adloco.config.shipped import shipped_recipes
+      adloco completion bash > ~/.adloco-completion
+      echo 'source ~/.adloco-completion' >> ~/.bashrc
 
-    _, commands = build_parser()
-    settings = list(known_settings(build_recipe(read_values("adloco"))))
-    flags = [f"--{setting.name}" for setting in settings]
-    takes = {
-        name: parser.get_default("takes_settings") for name, parser in commands.choices.items()
-    }
-    options = {
-        name: ["--help", *re.findall(r"--[\w.-]+", parser.format_usage())]
-        + (flags if takes[name] else [])
-        for name, parser in commands.choices.items()
-    }
-    values: dict[str, Sequence[str]] = {
-        f"--{setting.name}": setting.choices for setting in settings if setting.choices
-    }
-    values |= {"--help-settings": list(SECTIONS), "--on": NAMES}
-    if arguments.shell == "fish":
-        print(_fish(options, values, takes, shipped_recipes()), end="")
+    fish reads it from ~/.config/fish/completions/adloco.fish by itself.
+    """
+
+    key = "completion"
+    summary = "print a script that completes `adloco` in a shell"
+    shell: Literal["bash", "zsh", "fish"] = argument(metavar="{bash,zsh,fish}", place=True)
+    """The shell."""
+
+    def run(self) -> int:
+        from adloco.cli.launch import Launch
+        from adloco.cli.main import COMMANDS, build_parser
+        from adloco.cli.settings_help import known_settings
+        from adloco.config.recipe import build_recipe, read_values
+        from adloco.config.sections import SECTIONS
+        from adloco.config.shipped import shipped_recipes
+
+        _, commands = build_parser()
+        settings = list(known_settings(build_recipe(read_values("adloco"))))
+        flags = [f"--{setting.name}" for setting in settings]
+        takes = {name: issubclass(kind, SettingsCommand) for name, kind in COMMANDS.items()}
+        options = {
+            name: ["--help", *re.findall(r"--[\w.-]+", parser.format_usage())]
+            + (flags if takes[name] else [])
+            for name, parser in commands.choices.items()
+        }
+        values: dict[str, Sequence[str]] = {
+            f"--{setting.name}": setting.choices for setting in settings if setting.choices
+        }
+        values |= {
+            "--help-settings": list(SECTIONS),
+            "--on": get_args(Launch.__annotations__["on"]),
+        }
+        if self.shell == "fish":
+            print(_fish(options, values, takes, shipped_recipes()), end="")
+            return 0
+        print(
+            SCRIPT.format(
+                version=_version(),
+                shell=self.shell,
+                start=ZSH_START if self.shell == "zsh" else "",
+                commands=" ".join(commands.choices),
+                options=_cases({name: sorted(words) for name, words in options.items()}),
+                values=_cases(values),
+                with_settings="|".join(filter(takes.get, takes)),
+                recipes=" ".join(shipped_recipes()),
+                shells=" ".join(SHELLS),
+            ),
+            end="",
+        )
         return 0
-    print(
-        SCRIPT.format(
-            version=_version(),
-            shell=arguments.shell,
-            start=ZSH_START if arguments.shell == "zsh" else "",
-            commands=" ".join(commands.choices),
-            options=_cases({name: sorted(words) for name, words in options.items()}),
-            values=_cases(values),
-            with_settings="|".join(name for name, has_settings in takes.items() if has_settings),
-            recipes=" ".join(shipped_recipes()),
-            shells=" ".join(SHELLS),
-        ),
-        end="",
-    )
-    return 0
 
 
 def _cases(words: dict[str, Sequence[str]]) -> str:

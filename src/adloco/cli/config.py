@@ -1,33 +1,27 @@
 """`adloco config`: prints a recipe with every setting, resolved and explained."""
 
-from argparse import Namespace
+from dataclasses import dataclass
 
-from adloco.cli.arguments import Commands, add_command, read_recipe
-
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "config",
-        run,
-        summary="print a recipe with every setting and its meaning",
-        description="Print a recipe with every setting and its meaning, as a TOML file. The\n"
-        "default stands beside a value that differs from it.",
-        takes_settings=True,
-    )
-    parser.add_argument(
-        "--search",
-        metavar="TEXT",
-        help="print the settings with this in their name or meaning, and exit",
-    )
+from adloco.cli.arguments import RecipeCommand, argument
 
 
-def run(arguments: Namespace) -> int:
-    if arguments.search is not None:
-        from adloco.cli.settings_help import print_found
+@dataclass(kw_only=True)
+class Config(RecipeCommand):
+    """Print a recipe with every setting and its meaning, as a TOML file. The default stands beside
+    a value that differs from it.
+    """
 
-        return print_found(arguments)
-    from adloco.config.recipe_text import to_toml
+    key = "config"
+    summary = "print a recipe with every setting and its meaning"
+    search: str | None = argument(None, "TEXT")
+    """Print the settings with this in their name or meaning, and exit."""
 
-    print(to_toml(read_recipe(arguments), with_meanings=True), end="")
-    return 0
+    def run(self) -> int:
+        if self.search is not None:
+            from adloco.cli.settings_help import print_found
+
+            return print_found(self, self.search)
+        from adloco.config.recipe_text import to_toml
+
+        print(to_toml(self.read_recipe(), with_meanings=True), end="")
+        return 0

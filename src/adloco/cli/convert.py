@@ -4,14 +4,14 @@ becomes of each of its keys.
 
 import shlex
 import textwrap
-from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-from adloco.cli.arguments import Commands, add_command
+from adloco.cli.arguments import Command, argument
 from adloco.cli.terminal import open_console
 from adloco.errors import require
 from adloco.whole_file import write_text
@@ -20,47 +20,42 @@ if TYPE_CHECKING:
     from adloco.config.authors.conversion import Converted
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "convert",
-        run,
-        summary="write a recipe from the AdLoCo authors' config.yaml",
-        description="Write a recipe from the configuration file of the AdLoCo authors' script,\n"
-        "and say for each of its keys what it is here, and what differs in meaning.",
-    )
-    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="their file")
-    parser.add_argument(
-        "--to",
-        type=Path,
-        metavar="RECIPE.toml",
-        help="file to write; it must not exist yet (default: CONFIG.toml)",
-    )
+@dataclass(kw_only=True)
+class Convert(Command):
+    """Write a recipe from the configuration file of the AdLoCo authors' script, and say for each of
+    its keys what it is here, and what differs in meaning.
+    """
 
+    key = "convert"
+    summary = "write a recipe from the AdLoCo authors' config.yaml"
+    config: Path = argument(metavar="CONFIG.yaml", place=True)
+    """Their file."""
+    to: Path | None = argument(None, "RECIPE.toml")
+    """File to write; it must not exist yet (default: CONFIG.toml)."""
 
-def run(arguments: Namespace) -> int:
-    from adloco.config.authors.conversion import convert
+    def run(self) -> int:
+        from adloco.config.authors.conversion import convert
 
-    source: Path = arguments.config
-    target: Path = arguments.to or source.with_suffix(".toml")
-    conversion = convert(source)
-    require(not target.exists(), f"{str(target)!r} exists already; name another file with --to")
-    require(target.parent.is_dir(), f"there is no folder {str(target.parent)!r}; make it first")
-    write_text(target, conversion.to_toml())
+        source: Path = self.config
+        target: Path = self.to or source.with_suffix(".toml")
+        conversion = convert(source)
+        require(not target.exists(), f"{str(target)!r} exists already; name another file with --to")
+        require(target.parent.is_dir(), f"there is no folder {str(target.parent)!r}; make it first")
+        write_text(target, conversion.to_toml())
 
-    console = open_console()
-    for key in conversion.keys:
-        _print_key(console, key)
-    if conversion.missing:
-        names = ", ".join(conversion.missing)
-        console.print(Text.assemble(("not given, so our defaults hold: ", "bold"), names))
-    name = shlex.quote(str(target))
-    console.print(
-        f"wrote {target}; see every setting with: adloco config {name}; train with: adloco train "
-        f"{name}",
-        soft_wrap=True,
-    )
-    return 0
+        console = open_console()
+        for key in conversion.keys:
+            _print_key(console, key)
+        if conversion.missing:
+            names = ", ".join(conversion.missing)
+            console.print(Text.assemble(("not given, so our defaults hold: ", "bold"), names))
+        name = shlex.quote(str(target))
+        console.print(
+            f"wrote {target}; see every setting with: adloco config {name}; train with: "
+            f"adloco train {name}",
+            soft_wrap=True,
+        )
+        return 0
 
 
 def _print_key(console: Console, key: "Converted") -> None:

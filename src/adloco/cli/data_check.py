@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adloco.cli.progress import shown_progress
+from adloco.cli.terminal import table_of
 from adloco.data.text_lengths import TextLengths
 
 if TYPE_CHECKING:
@@ -137,13 +138,9 @@ def _bigram(train: NDArray[Any], validation: NDArray[Any], vocab_size: int) -> s
 
 
 def _counts_table(tokenizer: "Tokenizer") -> Table:
-    table = Table(box=None)
-    table.add_column("tokens")
-    for name in ("in all", "texts", "shortest", "median", "longest"):
-        table.add_column(name, justify="right")
-    if tokenizer.unknown is not None:
-        table.add_column("unknown", justify="right")
-    return table
+    unknown = [] if tokenizer.unknown is None else ["unknown"]
+    columns = ("tokens", "in all", "texts", "shortest", "median", "longest", *unknown)
+    return table_of(*columns, names=1)
 
 
 def _add_counts(table: Table, split: str, lengths: TextLengths, tokens: int, unknown: int) -> None:

@@ -1,15 +1,15 @@
 """`adloco doctor`: checks machines and the links between them before a long run."""
 
 import os
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from adloco.cli.arguments import Commands, add_command, add_machines, add_ranks, read_recipe
+from adloco.cli.arguments import MachinesCommand, argument
 from adloco.cli.terminal import open_console, print_error
 
 if TYPE_CHECKING:
@@ -17,67 +17,58 @@ if TYPE_CHECKING:
     from adloco.cluster.rank_facts import RankFacts
     from adloco.config.sections import Recipe
 
-EXAMPLES = """\
-  adloco doctor                                  # this machine
-  adloco doctor diloco --memory.gib 8            # for a recipe
-  adloco doctor RECIPE --machines 2 --meet HOST:29400    # the machines of a run
-  torchrun ... -m adloco doctor RECIPE           # the same, started by torchrun
-
-Every machine runs the same line, as for a run; it takes less than two minutes.
-"""
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 TIMEOUT_SECONDS = 12.0
 """Without a recipe: how long a rank may be silent; one that is late, ten times as long."""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "doctor",
-        run,
-        summary="check machines and their links before a long run",
-        description="Check what a long run needs: versions, devices, network, shared folder,\n"
-        "disk, clocks, bandwidth and latency between islands, and for a recipe the\n"
-        "largest micro-batch. Exit code 1 if there is a problem.",
-        takes_settings=True,
-        takes_recipe=False,
-        epilog=EXAMPLES,
-    )
-    parser.add_argument(
-        "recipe",
-        nargs="?",
-        metavar="RECIPE",
-        help="a recipe to be trained; without one, its needs are not compared",
-    )
-    add_ranks(parser)
-    add_machines(parser)
+@dataclass(kw_only=True)
+class Doctor(MachinesCommand):
+    """Check what a long run needs: versions, devices, network, shared folder, disk, clocks,
+    bandwidth and latency between islands, and for a recipe the largest micro-batch. Exit code 1 if
+    there is a problem.
 
+      adloco doctor                                  # this machine
+      adloco doctor diloco --memory.gib 8            # for a recipe
+      adloco doctor RECIPE --machines 2 --meet HOST:29400    # the machines of a run
+      torchrun ... -m adloco doctor RECIPE           # the same, started by torchrun
 
-def run(arguments: Namespace) -> int:
-    from adloco.cli import elastic_room
-    from adloco.cli.rank_processes import Machines, RankEnd, on_ranks
-    from adloco.cluster.findings import interface
-    from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
+    Every machine runs the same line, as for a run; it takes less than two minutes.
+    """
 
-    given = arguments.recipe is not None or bool(arguments.settings)
-    recipe = read_recipe(arguments) if given else None
-    machines = Machines.read(arguments.machines, arguments.meet)
-    if (arguments.ranks != 1 or machines) and num_ranks() == 1:
-        return on_ranks(arguments.ranks, recipe, arguments.words, machines=machines)
-    mine = _look(recipe)
-    own = interface(mine, int(os.environ.get("GROUP_WORLD_SIZE", "1")))
-    if own.level == "problem":  # The others could not reach it, and all would wait.
-        print_error(own.text, f"adloco (rank {this_rank()})")
-        return 1
-    console = open_console(quiet=this_rank() != 0)
-    levels = set()
-    seconds = _timeout_seconds(recipe)
-    watch = elastic_room.watch(RankEnd().after_failure, seconds)
-    with process_group(seconds, watch=watch):
-        for finding in _findings(mine, recipe, console):
-            levels.add(finding.level)
-            _print_line(console, finding.level, finding.check, finding.text)
-    return 1 if "problem" in levels else 0
+    key = "doctor"
+    summary = "check machines and their links before a long run"
+    recipe: str | None = argument(None, "RECIPE", place=True, nargs="?")
+    """A recipe to be trained; without one, its needs are not compared."""
+
+    def run(self) -> int:
+        from adloco.cli import elastic_room
+        from adloco.cli.rank_processes import Machines, RankEnd, on_ranks
+        from adloco.cluster.findings import interface
+        from adloco.cluster.rank_facts import look
+        from adloco.config.settings import RunSettings
+        from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
+
+        given = self.recipe is not None or bool(self.settings)
+        recipe = self.read_recipe() if given else None
+        machines = Machines.read(self.machines, self.meet)
+        if (self.ranks != 1 or machines) and num_ranks() == 1:
+            return on_ranks(self.ranks, recipe, self.words, machines=machines)
+        settings = recipe.run if recipe else RunSettings(timeout_seconds=TIMEOUT_SECONDS)
+        mine = look(Path(settings.folder or "runs"), settings.device)
+        own = interface(mine, int(os.environ.get("GROUP_WORLD_SIZE", "1")))
+        if own.level == "problem":  # The others could not reach it, and all would wait.
+            print_error(own.text, f"adloco (rank {this_rank()})")
+            return 1
+        console = open_console(quiet=this_rank() != 0)
+        levels = set()
+        seconds = settings.timeout_seconds
+        watch = elastic_room.watch(RankEnd().after_failure, seconds)
+        with process_group(seconds, watch=watch):
+            for finding in _findings(mine, recipe, console):
+                levels.add(finding.level)
+                _print_line(console, finding.level, finding.check, finding.text)
+        return 1 if "problem" in levels else 0
 
 
 def _print_line(console: Console, level: str, check: str, text: str) -> None:
@@ -102,18 +93,6 @@ def _doing(console: Console, check: str, what: str) -> Iterator[Callable[[str], 
     else:
         tell(what)
         yield tell
-
-
-def _look(recipe: "Recipe | None") -> "RankFacts":
-    from adloco.cluster.rank_facts import look
-    from adloco.config.settings import RunSettings
-
-    settings = recipe.run if recipe else RunSettings()
-    return look(Path(settings.folder or "runs"), settings.device)
-
-
-def _timeout_seconds(recipe: "Recipe | None") -> float:
-    return recipe.run.timeout_seconds if recipe else TIMEOUT_SECONDS
 
 
 def _findings(mine: "RankFacts", recipe: "Recipe | None", console: Console) -> Iterator["Finding"]:
@@ -143,10 +122,10 @@ def _disk(facts: Sequence["RankFacts"], recipe: "Recipe | None", console: Consol
 
     if recipe is None:
         return disk(facts, None, 0)
-    from adloco.run.recipe_probe import checkpoint_bytes
+    from adloco.run.start import open_recipe
 
     with _doing(console, "disk", "reading text, building the model's shape ..."):
-        size = checkpoint_bytes(recipe)
+        size = open_recipe(recipe).checkpoint_bytes()
     # One more is written before the oldest is removed.
     return disk(facts, size, recipe.run.keep_checkpoints + recipe.run.keep_best + 1)
 
@@ -178,11 +157,12 @@ def _micro_batch(recipe: "Recipe", mine: "RankFacts", console: Console) -> "Find
     if mine.device == "cpu" and not recipe.memory.gib:
         text = "not measured: on a CPU, --memory.gib 8 says how much memory may be taken"
         return Finding(check="micro-batch", level="ok", text=text)
-    from adloco.run.recipe_probe import find_micro_batch
+    from adloco.run.micro_batch_probe import probe
+    from adloco.run.start import open_recipe
 
     with _doing(console, "micro-batch", "training steps of rising size ..."):
-        found, _ = find_micro_batch(recipe, again=False)
-    largest, limit = found.max_micro_batch, recipe.switch.max_micro_batch
+        largest = probe(open_recipe(recipe)).max_micro_batch
+    limit = recipe.switch.max_micro_batch
     if isinstance(limit, int) and limit > largest:
         return Finding(
             check="micro-batch",

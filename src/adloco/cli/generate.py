@@ -1,52 +1,37 @@
 """`adloco generate`: continues a text with a run's model."""
 
-from argparse import Namespace
+from dataclasses import dataclass
 
-from adloco.cli.arguments import Commands, add_best, add_command, add_trained_run
+from adloco.cli.arguments import ModelCommand, argument
 from adloco.cli.terminal import printable
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "generate",
-        run,
-        summary="continue a text with a run's model",
-        description="Continue a text with a run's model.",
-    )
-    add_trained_run(parser, purpose="use")
-    add_best(parser)
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="text to continue")
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        default=200,
-        metavar="N",
-        help="most tokens to add (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.8,
-        metavar="T",
-        help="0 takes the most likely token each time (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the draw (default: %(default)s)"
-    )
+@dataclass(kw_only=True)
+class Generate(ModelCommand):
+    """Continue a text with a run's model."""
 
+    key = "generate"
+    summary = "continue a text with a run's model"
+    prompt: str = argument(metavar="TEXT")
+    """Text to continue."""
+    tokens: int = argument(200, "N")
+    """Most tokens to add (default: 200)."""
+    temperature: float = argument(0.8, "T")
+    """0 takes the most likely token each time (default: 0.8)."""
+    seed: int = argument(0, "N")
+    """Seed of the draw (default: 0)."""
 
-def run(arguments: Namespace) -> int:
-    from adloco.run.trained import continued, load_trained
+    def run(self) -> int:
+        from adloco.run.trained import continued
 
-    pieces = continued(
-        load_trained(arguments.run_folder, arguments.trainer, arguments.best),
-        arguments.prompt,
-        max_tokens=arguments.tokens,
-        temperature=arguments.temperature,
-        seed=arguments.seed,
-    )
-    for piece in pieces:
-        print(printable(piece), end="", flush=True)
-    print()
-    return 0
+        pieces = continued(
+            self.load(),
+            self.prompt,
+            max_tokens=self.tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+        )
+        for piece in pieces:
+            print(printable(piece), end="", flush=True)
+        print()
+        return 0

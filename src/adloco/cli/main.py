@@ -10,60 +10,50 @@ import gc
 import os
 import re
 import sys
-from argparse import Action, Namespace
-from collections.abc import Sequence
+from argparse import SUPPRESS, Action
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from adloco.cli import (
-    ablate,
-    compare,
-    completion,
-    config,
-    convert,
-    doctor,
-    evaluate,
-    export,
-    generate,
-    launch,
-    plan,
-    prepare,
-    probe,
-    recipes,
-    report,
-    rewind,
-    runs,
-    sweep,
-    train,
+from adloco.cli.ablate import Ablate
+from adloco.cli.arguments import (
+    Command,
+    Commands,
+    Parser,
+    SettingsCommand,
+    add_command,
+    take_settings,
 )
-from adloco.cli.arguments import Commands, Parser, take_settings
+from adloco.cli.compare import Compare
+from adloco.cli.completion import Completion
+from adloco.cli.config import Config
+from adloco.cli.convert import Convert
+from adloco.cli.doctor import Doctor
+from adloco.cli.evaluate import Evaluate
+from adloco.cli.export import Export
+from adloco.cli.generate import Generate
+from adloco.cli.launch import Launch
+from adloco.cli.plan import Plan
+from adloco.cli.prepare import Prepare
+from adloco.cli.probe import Probe
+from adloco.cli.recipes import Recipes
+from adloco.cli.report import Report
+from adloco.cli.rewind import Rewind
+from adloco.cli.runs import Runs
+from adloco.cli.sweep import Sweep
 from adloco.cli.terminal import print_error
-from adloco.discovery import lab_modules
+from adloco.cli.train import Train
+from adloco.discovery import lab_classes
 from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError, exit_code
 
-# Each module has `add_parser` and `run`. Only `run` imports torch and transformers, which takes
-# seconds: help and errors in the line should not wait for that.
-COMMANDS = (
-    train,
-    compare,
-    sweep,
-    ablate,
-    plan,
-    runs,
-    recipes,
-    prepare,
-    probe,
-    config,
-    convert,
-    evaluate,
-    generate,
-    export,
-    report,
-    rewind,
-    launch,
-    doctor,
-    completion,
-    *lab_modules("command"),
+_OWN: tuple[type[Command], ...] = (
+    *(Train, Compare, Sweep, Ablate, Plan, Runs, Recipes, Prepare, Probe),
+    *(Config, Convert, Evaluate, Generate, Export, Report, Rewind, Launch, Doctor, Completion),
 )
+COMMANDS: Mapping[str, type[Command]] = {
+    **{kind.key: kind for kind in _OWN},
+    **lab_classes("command"),
+}
+"""The commands, in the order of the help."""
 
 QUIET_LIBRARIES = {
     "TRANSFORMERS_VERBOSITY": "error",
@@ -99,8 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exit_code(error)
 
 
-def build_parser() -> tuple[Parser, Commands]:
-    """Build the parser of the whole line; return it and its commands."""
+def build_parser(only: Container[str] = COMMANDS) -> tuple[Parser, Commands]:
+    """Build the parser of the whole line; return it and its commands.
+
+    only: The commands whose arguments are needed; to read those of all takes 50 ms.
+    """
     parser = Parser(
         prog="adloco",
         description="Train language models with little communication.",
@@ -108,10 +101,12 @@ def build_parser() -> tuple[Parser, Commands]:
         allow_abbrev=False,
     )
     about = "show program's version number and exit"
-    parser.add_argument("-V", "--version", action=_ShowVersion, nargs=0, help=about)
+    parser.add_argument(
+        "-V", "--version", action=_ShowVersion, nargs=0, default=SUPPRESS, help=about
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for kind in COMMANDS.values():
+        add_command(commands, kind, with_arguments=kind.key in only)
     return parser, commands
 
 
@@ -127,12 +122,12 @@ class _ShowVersion(Action):
         parser.exit()
 
 
-def parse_line(words: list[str]) -> Namespace:
+def parse_line(words: list[str]) -> Command:
     """Parse a line; ValueError if it is wrong."""
     if not words or words[0] == "help":
         words = [*words[1:], "--help"]
-    parser, commands = build_parser()
     name = words[0]
+    parser, commands = build_parser({name})
     known = (*commands.choices, "-h", "--help", "-V", "--version")
     if name not in known:
         names = ", ".join(commands.choices)
@@ -140,32 +135,34 @@ def parse_line(words: list[str]) -> Namespace:
         suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
         raise ValueError(f"there is no command {name!r}{suggestion}; commands are {names}")
     command = commands.choices.get(name, parser)
-    takes_settings = command.get_default("takes_settings")
-    lists = takes_settings == "lists"
-    settings, others = take_settings(words, lists=lists) if takes_settings else ([], words)
-    given = Namespace(words=words, settings=settings)
-    arguments, unknown = parser.parse_known_args(others, given)
+    kind = COMMANDS.get(name)
+    settings: list[tuple[str, str]] = []
+    others, takes_settings = words, False
+    if kind and issubclass(kind, SettingsCommand):
+        settings, others = take_settings(words, lists=kind.lists)
+        takes_settings = True
+    given, unknown = parser.parse_known_args(others)
     if unknown:
-        suggestion = _suggest(unknown[0], command, bool(takes_settings))
+        suggestion = _suggest(unknown[0], command, takes_settings)
         command.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion}")
-    return arguments
+    assert kind  # Help and version have ended above.
+    return kind(words=words, settings=settings, **vars(given))
 
 
 def _run(words: list[str]) -> int:
     try:
-        arguments = parse_line(words)
+        command = parse_line(words)
     except SystemExit:  # argparse has printed the help or the version.
         return 0
-    if arguments.help_settings is not None:
+    if isinstance(command, SettingsCommand) and command.help_settings is not None:
         from adloco.cli.settings_help import print_settings
 
-        return print_settings(arguments)
+        return print_settings(command, command.help_settings)
     # The libraries read these variables on import; the command line shows its own progress.
     for variable, level in QUIET_LIBRARIES.items():
         os.environ.setdefault(variable, level)
     atexit.register(_skip_last_collection)
-    code: int = arguments.run(arguments)
-    return code
+    return command.run()
 
 
 def _skip_last_collection() -> None:

@@ -1,19 +1,17 @@
 """What `adloco plan --measured` does: a fit to measured rounds, and rounds that it predicts."""
 
 import math
-from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from adloco.cli.terminal import open_console
+from adloco.cli.terminal import open_console, table_of
 from adloco.errors import require
 
 if TYPE_CHECKING:
-    from adloco.plan.calibration import Errors
+    from adloco.cli.plan import Plan
 
 
-def show_calibration(arguments: Namespace) -> int:
+def show_calibration(arguments: "Plan", measured: Path) -> int:
     """Fit the rounds in --measured, show the errors, and write those of --predict to --to."""
     from adloco.plan.calibration import calibrate, describe, predict
     from adloco.plan.measured_rows import read_rows, write_rows
@@ -22,7 +20,7 @@ def show_calibration(arguments: Namespace) -> int:
         (arguments.predict is None) == (arguments.to is None),
         "--predict ROWS.csv and --to OUT.csv belong together; give both or neither",
     )
-    calibrations = calibrate(read_rows(arguments.measured, measured=True))
+    calibrations = calibrate(read_rows(measured, measured=True))
     wanted = read_rows(arguments.predict, measured=False) if arguments.predict else None
     predicted = predict(calibrations, wanted.rows) if wanted else []
 
@@ -35,21 +33,17 @@ def show_calibration(arguments: Namespace) -> int:
         if math.isfinite(found.constants.ceiling):
             said.append(f"no faster from {found.constants.ceiling / 1e6:.4g} Mbit/s on")
         console.print(f"  constants ({unit}): {', '.join(said) or 'none'}", soft_wrap=True)
-        table = Table(box=None)
-        for column in ("error of", "median", "worst", "rounds"):
-            table.add_column(column, justify="left" if column == "error of" else "right")
-        _add(table, "the fit", found.fitted)
-        _add(table, "each H, left out of the fit", found.held_out_steps)
-        _add(table, "each bandwidth, left out", found.held_out_bandwidths)
+        table = table_of("error of", "median", "worst", "rounds", names=1)
+        errors = {
+            "the fit": found.fitted,
+            "each H, left out of the fit": found.held_out_steps,
+            "each bandwidth, left out": found.held_out_bandwidths,
+        }
+        for name, each in errors.items():
+            numbers = each and (f"{each.median:.1%}", f"{each.worst:.1%}", str(each.count))
+            table.add_row(name, *(numbers or "---"))
         console.print(table)
-    if wanted:
+    if wanted and arguments.to:
         write_rows(arguments.to, wanted, predicted)
         console.print(f"{len(predicted)} rounds predicted in {arguments.to}", soft_wrap=True)
     return 0
-
-
-def _add(table: Table, name: str, errors: "Errors | None") -> None:
-    if errors is None:
-        table.add_row(name, "-", "-", "-")
-    else:
-        table.add_row(name, f"{errors.median:.1%}", f"{errors.worst:.1%}", str(errors.count))

@@ -2,11 +2,11 @@
 
 import math
 import shlex
-from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adloco.cli.arguments import Commands, add_command
+from adloco.cli.arguments import SettingsCommand, argument
 from adloco.cli.terminal import open_console
 from adloco.errors import require
 
@@ -14,125 +14,79 @@ if TYPE_CHECKING:
     from adloco.plan.cluster import Cluster
     from adloco.plan.prediction import Prediction
 
-EXAMPLES = """\
-Which method, H, eta and wire format suit a cluster:
-
-  adloco probe diloco --throughput cluster.toml --micro-batches 1,2,4,8
-  adloco plan ddp diloco --cluster cluster.toml --run.tokens 100000000
-
-A setting with several values is an axis, as in --method.sync_every 20 50 100.
-With short runs of your own, plan for a loss instead of tokens:
-
-  adloco plan --cluster cluster.toml --runs runs/a runs/b --target-loss 2.0
-
-What measured rounds say about other rounds (docs/plan.md has the columns):
-
-  adloco plan --measured FILE.csv --predict ROWS.csv --to OUT.csv
-  adloco plan --measured FILE.csv --cluster cluster.toml --run.tokens 100000000
-"""
 RECIPES = ("ddp", "diloco")
 ADAPTIVE = "adloco"
 """Also planned by default, if its batches are known from a noise scale."""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "plan",
-        run,
-        summary="predict which method suits a cluster, and what it takes",
-        description="Predict what recipes take on a cluster, and recommend one.",
-        takes_settings="lists",
-        takes_recipe=False,
-        epilog=EXAMPLES,
-    )
-    parser.add_argument(
-        "recipes",
-        nargs="*",
-        metavar="RECIPE",
-        help="files or names of recipes (default: ddp, diloco; adloco if its batch is known)",
-    )
-    parser.add_argument(
-        "--cluster", type=Path, metavar="FILE.toml", help="description of the cluster"
-    )
-    parser.add_argument(
-        "--runs",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="RUN",
-        help="folders of short runs, from which the loss is predicted",
-    )
-    parser.add_argument(
-        "--target-loss",
-        type=float,
-        metavar="LOSS",
-        help="loss to reach (default: by run.tokens)",
-    )
-    parser.add_argument(
-        "--parameters",
-        type=float,
-        metavar="N",
-        help="size of the model (default: count it)",
-    )
-    parser.add_argument(
-        "--noise-scale",
-        type=float,
-        metavar="N",
-        help="S / |G|^2 in samples (default: as measured by --runs)",
-    )
-    parser.add_argument(
-        "--sync-cost",
-        type=float,
-        metavar="BETA",
-        help="without --runs, H local steps need H^BETA times the tokens (default: 0.1)",
-    )
-    parser.add_argument("--price", type=float, metavar="P", help="price of an island in an hour")
-    parser.add_argument(
-        "--points",
-        type=Path,
-        metavar="FILE.csv",
-        help="measured times to the target, to be drawn in (docs/plan.md)",
-    )
-    parser.add_argument(
-        "--simulate",
-        type=int,
-        default=0,
-        metavar="N",
-        help="play N rounds of the recommended run event by event",
-    )
-    parser.add_argument(
-        "--measured",
-        type=Path,
-        metavar="FILE.csv",
-        help="measured rounds, to fit the time of a round to",
-    )
-    parser.add_argument(
-        "--predict", type=Path, metavar="ROWS.csv", help="rounds to predict by that model"
-    )
-    parser.add_argument(
-        "--to",
-        type=Path,
-        metavar="PATH",
-        help="where to write the plan (a folder; default: runs/plan) or the rounds",
-    )
+@dataclass(kw_only=True)
+class Plan(SettingsCommand):
+    """Predict what recipes take on a cluster, and recommend one.
+
+    Which method, H, eta and wire format suit a cluster:
+
+      adloco probe diloco --throughput cluster.toml --micro-batches 1,2,4,8
+      adloco plan ddp diloco --cluster cluster.toml --run.tokens 100000000
+
+    A setting with several values is an axis, as in --method.sync_every 20 50 100.
+    With short runs of your own, plan for a loss instead of tokens:
+
+      adloco plan --cluster cluster.toml --runs runs/a runs/b --target-loss 2.0
+
+    What measured rounds say about other rounds (docs/plan.md has the columns):
+
+      adloco plan --measured FILE.csv --predict ROWS.csv --to OUT.csv
+      adloco plan --measured FILE.csv --cluster cluster.toml --run.tokens 100000000
+    """
+
+    key = "plan"
+    summary = "predict which method suits a cluster, and what it takes"
+    lists = True
+    recipes: list[str] = argument([], "RECIPE", place=True, nargs="*")
+    """Files or names of recipes (default: ddp, diloco; adloco if its batch is known)."""
+    cluster: Path | None = argument(None, "FILE.toml")
+    """Description of the cluster."""
+    runs: list[Path] = argument([], "RUN", nargs="+")
+    """Folders of short runs, from which the loss is predicted."""
+    target_loss: float | None = argument(None, "LOSS")
+    """Loss to reach (default: by run.tokens)."""
+    parameters: float | None = argument(None, "N")
+    """Size of the model (default: count it)."""
+    noise_scale: float | None = argument(None, "N")
+    """S / |G|^2 in samples (default: as measured by --runs)."""
+    sync_cost: float | None = argument(None, "BETA")
+    """Without --runs, H local steps need H^BETA times the tokens (default: 0.1)."""
+    price: float | None = argument(None, "P")
+    """Price of an island in an hour."""
+    points: Path | None = argument(None, "FILE.csv")
+    """Measured times to the target, to be drawn in (docs/plan.md)."""
+    simulate: int = argument(0, "N")
+    """Play N rounds of the recommended run event by event."""
+    measured: Path | None = argument(None, "FILE.csv")
+    """Measured rounds, to fit the time of a round to."""
+    predict: Path | None = argument(None, "ROWS.csv")
+    """Rounds to predict by that model."""
+    to: Path | None = argument(None, "PATH")
+    """Where to write the plan (a folder; default: runs/plan) or the rounds."""
+
+    def run(self) -> int:
+        from adloco.cli.measured_rounds import show_calibration
+
+        if self.cluster:
+            return _plan(self, self.cluster)
+        if self.measured:
+            return show_calibration(self, self.measured)
+        raise ValueError(
+            "give --cluster FILE.toml for a plan, --measured FILE.csv for a fit to measured "
+            "rounds, or both for a plan with what was measured"
+        )
 
 
-def run(arguments: Namespace) -> int:
-    from adloco.cli.measured_rounds import show_calibration
-
-    require(
-        bool(arguments.cluster or arguments.measured),
-        "give --cluster FILE.toml for a plan, --measured FILE.csv for a fit to measured rounds, or "
-        "both for a plan with what was measured",
-    )
-    return _plan(arguments) if arguments.cluster else show_calibration(arguments)
-
-
-def _plan(arguments: Namespace) -> int:
+def _plan(arguments: Plan, file: Path) -> int:
     from dataclasses import replace
 
     from adloco.cli.studies import print_table
+    from adloco.distributed.parallel.layers import layers
     from adloco.plan.candidates import candidates, check_fragments
     from adloco.plan.cluster import read_cluster
     from adloco.plan.cluster_plan import make_plan
@@ -143,10 +97,10 @@ def _plan(arguments: Namespace) -> int:
     from adloco.plan.short_runs import check_shared_model, read_short_runs
     from adloco.plan.target import SYNC_COST, loss_target, tokens_target
     from adloco.report.plan_page import best_table, crossing_text, write_plan
-    from adloco.run.recipe_probe import count_layers, count_parameters
+    from adloco.run.start import open_recipe
 
     _check(arguments)
-    cluster = read_cluster(arguments.cluster)
+    cluster = read_cluster(file)
     if arguments.price is not None:
         cluster = replace(cluster, price_per_hour=arguments.price)
     console = open_console()
@@ -165,9 +119,9 @@ def _plan(arguments: Namespace) -> int:
         recipe = found[0].recipe
         check_shared_model([one.recipe for one in found], runs.recipe if runs else None)
         if not arguments.parameters and any(one.recipe.streaming.fragments > 1 for one in found):
-            check_fragments(found, count_layers(recipe))
+            check_fragments(found, len(layers(open_recipe(recipe).builder())))
         workload = Workload(
-            parameters=arguments.parameters or count_parameters(recipe),
+            parameters=arguments.parameters or open_recipe(recipe).builder.num_parameters(),
             tokens_per_sample=recipe.data.context_tokens,
             noise_scale=noise_scale,
         )
@@ -203,7 +157,7 @@ def _plan(arguments: Namespace) -> int:
     return 0
 
 
-def _check(arguments: Namespace) -> None:
+def _check(arguments: Plan) -> None:
     """Raise ValueError for an option that cannot be meant."""
     require(
         arguments.target_loss is None or bool(arguments.runs),
@@ -237,7 +191,7 @@ def default_recipes(noise_scale: float | None, cluster: "Cluster") -> tuple[str,
     return (*RECIPES, *([ADAPTIVE] if noise_scale and cluster.islands % 2 == 0 else []))
 
 
-def speed_text(arguments: Namespace) -> str:
+def speed_text(arguments: Plan) -> str:
     """What --parameters leaves as it is."""
     return (
         f"Islands train {arguments.parameters:g} parameters at the speed in {arguments.cluster}; "

@@ -1,12 +1,12 @@
 """`adloco prepare`: tokenises a recipe's text into the token cache ahead of time, and checks it."""
 
 import time
-from argparse import Namespace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from adloco.cli.arguments import Commands, add_command, read_recipe
+from adloco.cli.arguments import RecipeCommand, argument
 from adloco.cli.progress import shown_progress
 from adloco.cli.terminal import open_console
 from adloco.errors import require
@@ -17,84 +17,69 @@ if TYPE_CHECKING:
     from adloco.data.token_store import State
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "prepare",
-        run,
-        summary="tokenise a recipe's text ahead of time",
-        description="Tokenise a recipe's text ahead of time. After an interruption, the same\n"
-        "command continues.",
-        takes_settings=True,
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="processes that tokenise (default: one per core)",
-    )
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="then compare all tokens with their checksums; a run compares a sample",
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="then show rows, counts of tokens, samples, and the perplexity of a bigram model",
-    )
+@dataclass(kw_only=True)
+class Prepare(RecipeCommand):
+    """Tokenise a recipe's text ahead of time. After an interruption, the same command continues."""
 
+    key = "prepare"
+    summary = "tokenise a recipe's text ahead of time"
+    processes: int | None = argument(None, "N")
+    """Processes that tokenise (default: one per core)."""
+    verify: bool = argument(False)
+    """Then compare all tokens with their checksums; a run compares a sample."""
+    check: bool = argument(False)
+    """Then show rows, counts of tokens, samples, and the perplexity of a bigram model."""
 
-def run(arguments: Namespace) -> int:
-    from adloco.cli.data_check import check_labelled, check_packed
-    from adloco.data.preparation import prepare
-    from adloco.data.sources import HOLD_OUT_MORE, check_one_window
-    from adloco.data.token_cache import reachable
-    from adloco.distributed.launch.local_ranks import INTERRUPTED
-    from adloco.distributed.placement.one_process import num_cores
-    from adloco.tasks.kinds.classification_settings import ClassificationSettings
+    def run(self) -> int:
+        from adloco.cli.data_check import check_labelled, check_packed
+        from adloco.data.preparation import prepare
+        from adloco.data.sources import HOLD_OUT_MORE, check_one_window
+        from adloco.data.token_cache import reachable
+        from adloco.distributed.launch.local_ranks import INTERRUPTED
+        from adloco.distributed.placement.one_process import num_cores
+        from adloco.tasks.kinds.classification_settings import ClassificationSettings
 
-    console = open_console()
-    recipe = read_recipe(arguments)
-    if arguments.check and isinstance(recipe.task, ClassificationSettings):
-        notice = reachable(recipe.data)
-        _show_notice(notice, console)
-        data = recipe.data.fallback_settings() if notice else recipe.data
-        check_labelled(data, recipe.task, console)
-        return 0
-    require(
-        recipe.task.packed,
-        "adloco prepare packs text into windows, which only language models train on; "
-        "a run of this task tokenises its texts when it starts",
-    )
-    processes = num_cores() if arguments.processes is None else arguments.processes
-    preparation = prepare(recipe.data, processes)
-    cache = preparation.cache
-    _show_notice(preparation.notice, console)
-    try:
-        state = _show(preparation, console)
-    except KeyboardInterrupt:
+        console = open_console()
+        recipe = self.read_recipe()
+        if self.check and isinstance(recipe.task, ClassificationSettings):
+            notice = reachable(recipe.data)
+            _show_notice(notice, console)
+            data = recipe.data.fallback_settings() if notice else recipe.data
+            check_labelled(data, recipe.task, console)
+            return 0
+        require(
+            recipe.task.packed,
+            "adloco prepare packs text into windows, which only language models train on; "
+            "a run of this task tokenises its texts when it starts",
+        )
+        processes = num_cores() if self.processes is None else self.processes
+        preparation = prepare(recipe.data, processes)
+        cache = preparation.cache
+        _show_notice(preparation.notice, console)
+        try:
+            state = _show(preparation, console)
+        except KeyboardInterrupt:
+            console.print(
+                f"stopped; {cache.store.state.rows:,} rows are in {cache.folder}, "
+                "and the same command continues from there",
+                soft_wrap=True,
+            )
+            return INTERRUPTED
         console.print(
-            f"stopped; {cache.store.state.rows:,} rows are in {cache.folder}, "
-            "and the same command continues from there",
+            f"{cache.folder}: {state.train:,} tokens to train on and {state.validation:,} to "
+            f"validate on, from {state.documents:,} texts in {state.rows:,} rows",
             soft_wrap=True,
         )
-        return INTERRUPTED
-    console.print(
-        f"{cache.folder}: {state.train:,} tokens to train on and {state.validation:,} to validate "
-        f"on, from {state.documents:,} texts in {state.rows:,} rows",
-        soft_wrap=True,
-    )
-    if left_out := cache.skipped():
-        console.print(left_out, style="bold", soft_wrap=True)
-    if arguments.verify:
-        _verify(cache, console)
-    if arguments.check:
-        check_packed(cache, console)
-    if state.complete and not arguments.check:  # That has said so already.
-        check_one_window(cache.data, state.train, "train", " or lower data.context_tokens")
-        check_one_window(cache.data, state.validation, "evaluate", HOLD_OUT_MORE)
-    return 0
+        if left_out := cache.skipped():
+            console.print(left_out, style="bold", soft_wrap=True)
+        if self.verify:
+            _verify(cache, console)
+        if self.check:
+            check_packed(cache, console)
+        if state.complete and not self.check:  # That has said so already.
+            check_one_window(cache.data, state.train, "train", " or lower data.context_tokens")
+            check_one_window(cache.data, state.validation, "evaluate", HOLD_OUT_MORE)
+        return 0
 
 
 def _show_notice(notice: str, console: Console) -> None:

@@ -1,26 +1,25 @@
 """`adloco recipes`: the shipped recipes and what each is for."""
 
-from argparse import Namespace
+from dataclasses import dataclass
 
-from adloco.cli.arguments import Commands, add_command
+from adloco.cli.arguments import Command
 from adloco.config.shipped import purpose, shipped_recipes
 
 
-def add_parser(commands: Commands) -> None:
-    add_command(
-        commands,
-        "recipes",
-        run,
-        summary="list the shipped recipes",
-        description="List the shipped recipes and what each is for.",
-        epilog="`adloco config RECIPE` shows the settings of one, `adloco train RECIPE` trains\n"
-        "it. Other recipes are TOML files of your own.",
-    )
+@dataclass(kw_only=True)
+class Recipes(Command):
+    """List the shipped recipes and what each is for.
 
+    `adloco config RECIPE` shows the settings of one, `adloco train RECIPE` trains
+    it. Other recipes are TOML files of your own.
+    """
 
-def run(arguments: Namespace) -> int:
-    names = shipped_recipes()
-    width = max(map(len, names))
-    for name in names:
-        print(f"{name:<{width}}  {purpose(name)}")
-    return 0
+    key = "recipes"
+    summary = "list the shipped recipes"
+
+    def run(self) -> int:
+        names = shipped_recipes()
+        width = max(map(len, names))
+        for name in names:
+            print(f"{name:<{width}}  {purpose(name)}")
+        return 0

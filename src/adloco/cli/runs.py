@@ -1,69 +1,50 @@
 """`adloco runs`: a table of the runs in a folder."""
 
 import time
-from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
-from adloco.cli.arguments import Commands, add_command
-from adloco.cli.terminal import open_console
+from adloco.cli.arguments import Command, argument
+from adloco.cli.terminal import open_console, table_of
 from adloco.errors import require
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "runs",
-        run,
-        summary="list the runs in a folder",
-        description="List the runs in a folder and below it, the newest last.",
-    )
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        default=Path("runs"),
-        metavar="FOLDER",
-        help="where to look (default: runs)",
-    )
+@dataclass(kw_only=True)
+class Runs(Command):
+    """List the runs in a folder and below it, the newest last."""
 
+    key = "runs"
+    summary = "list the runs in a folder"
+    folder: Path = argument(Path("runs"), "FOLDER", place=True, nargs="?")
+    """Where to look (default: runs)."""
 
-def run(arguments: Namespace) -> int:
-    from adloco.run.overview import find_runs
+    def run(self) -> int:
+        from adloco.run.overview import find_runs
 
-    folder: Path = arguments.folder
-    require(folder.is_dir(), f"there is no folder {str(folder)!r}; name one with runs in it")
-    found = find_runs(folder)
-    require(
-        bool(found),
-        f"{str(folder)!r} holds no runs; begin one with: adloco train --run.folder {folder}/NAME",
-    )
-    table = Table(box=None)
-    for name, side in (
-        ("run", "left"),
-        ("recipe", "left"),
-        ("state", "left"),
-        ("tokens", "right"),
-        ("loss", "right"),
-        ("sent", "right"),
-        ("failures", "right"),
-        ("age", "right"),
-    ):
-        table.add_column(name, justify="left" if side == "left" else "right", overflow="fold")
-    for each in found:
-        table.add_row(
-            str(each.folder.relative_to(folder)) if each.folder != folder else str(folder),
-            each.recipe,
-            each.state,
-            f"{each.tokens:,}",
-            "-" if each.loss is None else f"{each.loss:.4f}",
-            f"{each.bytes_communicated / 1e6:,.1f} MB",
-            "-" if each.interruptions is None else str(each.interruptions),
-            _age(time.time() - each.changed),
+        folder: Path = self.folder
+        require(folder.is_dir(), f"there is no folder {str(folder)!r}; name one with runs in it")
+        found = find_runs(folder)
+        require(
+            bool(found),
+            f"{str(folder)!r} holds no runs; begin one with: adloco train --run.folder "
+            f"{folder}/NAME",
         )
-    open_console().print(table)
-    return 0
+        table = table_of(
+            *("run", "recipe", "state", "tokens", "loss", "sent", "failures", "age"), names=3
+        )
+        for each in found:
+            table.add_row(
+                str(each.folder.relative_to(folder)) if each.folder != folder else str(folder),
+                each.recipe,
+                each.state,
+                f"{each.tokens:,}",
+                "-" if each.loss is None else f"{each.loss:.4f}",
+                f"{each.bytes_communicated / 1e6:,.1f} MB",
+                "-" if each.interruptions is None else str(each.interruptions),
+                _age(time.time() - each.changed),
+            )
+        open_console().print(table)
+        return 0
 
 
 def _age(seconds: float) -> str:

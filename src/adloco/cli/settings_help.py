@@ -10,12 +10,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from adloco.cli.arguments import COMMON_SETTINGS as COMMON
-from adloco.cli.arguments import read_recipe
+from adloco.cli.arguments import SettingsCommand
 from adloco.config.finding import choices_with, settings_meant, settings_near
 from adloco.config.recipe import build_recipe, read_values
-from adloco.config.recipe_text import defaults, field_meanings, named_settings
+from adloco.config.recipe_text import defaults, named_settings
 from adloco.config.sections import SECTIONS, Recipe
 from adloco.errors import require
+from adloco.setting import field_meanings
 
 WIDEST_CHOICES = 60
 """Longest list of choices behind a flag; a longer one would not fit in 80 columns."""
@@ -58,14 +59,13 @@ class KnownSetting:
         return PLACEHOLDERS.get(self.hint, "VALUE")
 
 
-def print_settings(arguments: argparse.Namespace) -> int:
-    """Print help on the settings of section `arguments.help_settings`, or on all if it is empty."""
-    section = arguments.help_settings
+def print_settings(arguments: SettingsCommand, section: str) -> int:
+    """Print help on the settings of a section, or on all if it is empty."""
     require(
         section in ("", *SECTIONS),
         f"--help-settings must name a section, got {section!r}; sections are {', '.join(SECTIONS)}",
     )
-    known = known_settings(read_recipe(arguments))
+    known = known_settings(arguments.read_recipe())
     print(
         settings_help(each for each in known if not section or each.name.startswith(f"{section}.")),
         end="",
@@ -73,14 +73,13 @@ def print_settings(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def print_found(arguments: argparse.Namespace) -> int:
-    """Print help on the settings that `arguments.search` may mean, or that speak of it."""
-    text = arguments.search
+def print_found(arguments: SettingsCommand, text: str) -> int:
+    """Print help on the settings that a text may mean, or that speak of it."""
     meant = settings_meant(text)
     word = re.compile(rf"\b{re.escape(text)}", re.IGNORECASE)
     found = [
         setting
-        for setting in known_settings(read_recipe(arguments))
+        for setting in known_settings(arguments.read_recipe())
         if setting.name in meant
         or (len(text) > 1 and (text.lower() in setting.name or word.search(setting.meaning)))
     ]

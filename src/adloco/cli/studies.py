@@ -4,7 +4,6 @@ and showing their comparison.
 
 import re
 import time
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from adloco.cli.run_text import clock
-from adloco.cli.study_arguments import parse_targets
+from adloco.cli.study_arguments import StudyCommand, parse_targets
 from adloco.cli.terminal import Printable, open_console, print_error
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
@@ -30,7 +29,7 @@ from adloco.study.fairness import inequalities
 from adloco.study.training import ENDED, LOGS, Job, StudyInterruptedError, train_missing
 
 
-def study_settings(arguments: Namespace, name: str) -> tuple[Path, list[tuple[str, str]]]:
+def study_settings(arguments: StudyCommand, name: str) -> tuple[Path, list[tuple[str, str]]]:
     """The study's folder, and the settings that all its runs share."""
     given = dict(arguments.settings)
     slug = re.sub(r"[^\w.]+", "-", name).strip("-")[:80]
@@ -44,7 +43,7 @@ def study_settings(arguments: Namespace, name: str) -> tuple[Path, list[tuple[st
 
 def run_study(
     runs: Sequence[StudyRun],
-    arguments: Namespace,
+    arguments: StudyCommand,
     folder: Path,
     title: str,
     *,
@@ -56,7 +55,7 @@ def run_study(
 
     Args:
         runs: The runs, arm by arm.
-        arguments: Those of `add_study_arguments`.
+        arguments: The command.
         folder: The study's folder.
         title: Heading of the page.
         varied: Settings in which the arms differ on purpose.

@@ -1,50 +1,41 @@
 """Arguments that the commands over many runs share."""
 
-from adloco.cli.arguments import Parser
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adloco.cli.arguments import SettingsCommand, argument
 from adloco.errors import require
 
 
-def add_study_arguments(parser: Parser, *, seeds: int) -> None:
-    """Add what every command over many runs takes; `seeds` is the default of --seeds."""
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        default=seeds,
-        metavar="N",
-        help="runs of each arm (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--parallel", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
-    )
-    parser.add_argument(
-        "--targets",
-        default="",
-        metavar="LOSS,...",
-        help="losses to reach (default: the highest final loss of any run)",
-    )
-    parser.add_argument(
-        "--link",
-        action="append",
-        default=[],
-        metavar="BANDWIDTH,LATENCY",
-        help="model the time on a link, for instance 100mbit,20ms; may be given again",
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="compare runs with unequal data, model or budget, and mark it everywhere",
-    )
+@dataclass(kw_only=True)
+class StudyCommand(SettingsCommand):
+    """A command over many runs."""
+
+    seeds: int = argument(3, "N")
+    """Runs of each arm (default: 3)."""
+    parallel: int = argument(1, "N")
+    """Runs at a time (default: 1)."""
+    targets: list[str] = argument([], "LOSS,...")
+    """Losses to reach (default: the highest final loss of any run)."""
+    link: list[str] = argument([], "BANDWIDTH,LATENCY", again=True)
+    """Model the time on a link, for instance 100mbit,20ms; may be given again."""
+    force: bool = argument(False)
+    """Compare runs with unequal data, model or budget, and mark it everywhere."""
 
 
-def parse_targets(text: str) -> list[float]:
+def parse_targets(words: Sequence[str]) -> list[float]:
     """The losses in --targets.
 
     Raises:
         ValueError: One of them is no positive number.
     """
     try:
-        targets = [float(word) for word in text.split(",") if word.strip()]
+        targets = [float(word) for word in words]
     except ValueError as error:
-        raise ValueError(f"--targets must be numbers as in 1.6,1.5, got {text!r}") from error
-    require(all(target > 0 for target in targets), f"--targets must be > 0, got {text!r}")
+        raise ValueError(
+            f"--targets must be numbers as in 1.6,1.5, got {','.join(words)!r}"
+        ) from error
+    require(
+        all(target > 0 for target in targets), f"--targets must be > 0, got {','.join(words)!r}"
+    )
     return targets

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.segment import Segment
+from rich.table import Table
 
 CONTROLS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # Colours and movements of the cursor.
@@ -56,6 +57,18 @@ def say(console: Console, text: str, style: str | None = None) -> None:
     width = console.width if console.is_terminal else len(text) + 1
     for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
         console.print(line, style=style, soft_wrap=True)
+
+
+def table_of(*columns: str, names: int = 0) -> Table:
+    """An empty table; the first `names` columns hold names, which may be folded, and the others
+    numbers.
+    """
+    table = Table(box=None)
+    for column in columns[:names]:
+        table.add_column(column, overflow="fold")
+    for column in columns[names:]:
+        table.add_column(column, justify="right")
+    return table
 
 
 def print_error(sentence: str, speaker: str = "adloco") -> None:

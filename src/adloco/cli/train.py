@@ -1,11 +1,11 @@
 """`adloco train`: starts or resumes a run, in this process or on several ranks of this machine."""
 
-from argparse import Namespace
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adloco.cli.arguments import Commands, add_command, add_machines, add_ranks, read_recipe
+from adloco.cli.arguments import MachinesCommand, argument
 from adloco.cli.terminal import open_console, print_error, say
 from adloco.errors import RANK_FAILURE, require
 
@@ -17,70 +17,60 @@ RESTARTS = 3
 """How often failed ranks are started again before a round has been trained in between."""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "train",
-        run,
-        summary="train a recipe, or resume a run",
-        description="Train a recipe, or resume a run from its newest checkpoint.",
-        takes_settings=True,
-    )
-    parser.add_argument("--resume", metavar="RUN", type=Path, help="folder of the run to resume")
-    parser.add_argument(
-        "--from",
-        dest="from_run",
-        metavar="RUN",
-        help="begin a new run with the parameters of this run's model (model.from_run)",
-    )
-    parser.add_argument(
-        "--restart",
-        action="store_true",
-        help="resume the run in --run.folder if it has begun, else begin it; with --ranks, also "
-        "each time that a rank is killed, stopped or cut off",
-    )
-    add_ranks(parser)
-    add_machines(parser)
-    parser.epilog, parser.overview = None, _settings_overview
-
-
 def _settings_overview() -> str:
     from adloco.cli.settings_help import settings_overview
 
     return settings_overview()
 
 
-def run(arguments: Namespace) -> int:
-    from adloco.cli.rank_processes import Machines
-    from adloco.cli.train_here import train_here
-    from adloco.distributed.launch.launcher import num_ranks
-    from adloco.run.lengthening import absolute_budgets
+@dataclass(kw_only=True)
+class Train(MachinesCommand):
+    """Train a recipe, or resume a run from its newest checkpoint."""
 
-    resumed = arguments.resume
-    if arguments.from_run:
-        require(not resumed, "--from begins a new run, and --resume goes on with one; give one")
-        arguments.settings.append(("model.from_run", arguments.from_run))
-    if resumed:
-        arguments.settings = absolute_budgets(resumed, arguments.settings)
-    require(
-        not (resumed and arguments.recipe),
-        f"--resume takes the recipe of the run; leave out {arguments.recipe}",
-    )
-    require(
-        not (resumed and arguments.restart),
-        "--restart goes on with the run in --run.folder; leave out --resume",
-    )
-    machines = Machines.read(arguments.machines, arguments.meet)
-    require(
-        machines is None or arguments.restart,
-        "--machines needs --restart and --run.folder, so that each machine goes on with the run",
-    )
-    if (arguments.ranks != 1 or machines) and num_ranks() == 1:
-        return _run_on_ranks(arguments, machines)
-    return train_here(arguments)
+    key = "train"
+    summary = "train a recipe, or resume a run"
+    overview = staticmethod(_settings_overview)
+    resume: Path | None = argument(None, "RUN")
+    """Folder of the run to resume."""
+    from_run: str | None = argument(None, "RUN", flag="--from")
+    """Begin a new run with the parameters of this run's model (model.from_run)."""
+    restart: bool = argument(False)
+    """Resume the run in --run.folder if it has begun, else begin it; with --ranks, also each time
+    that a rank is killed, stopped or cut off.
+    """
+
+    def run(self) -> int:
+        from adloco.cli.rank_processes import Machines
+        from adloco.cli.train_here import train_here
+        from adloco.distributed.launch.launcher import num_ranks
+        from adloco.run.lengthening import absolute_budgets
+
+        resumed = self.resume
+        if self.from_run:
+            require(not resumed, "--from begins a new run, and --resume goes on with one; give one")
+            self.settings.append(("model.from_run", self.from_run))
+        if resumed:
+            self.settings = absolute_budgets(resumed, self.settings)
+        require(
+            not (resumed and self.recipe),
+            f"--resume takes the recipe of the run; leave out {self.recipe}",
+        )
+        require(
+            not (resumed and self.restart),
+            "--restart goes on with the run in --run.folder; leave out --resume",
+        )
+        machines = Machines.read(self.machines, self.meet)
+        require(
+            machines is None or self.restart,
+            "--machines needs --restart and --run.folder, so that each machine goes on with the "
+            "run",
+        )
+        if (self.ranks != 1 or machines) and num_ranks() == 1:
+            return _run_on_ranks(self, machines)
+        return train_here(self)
 
 
-def _run_on_ranks(arguments: Namespace, machines: "Machines | None") -> int:
+def _run_on_ranks(arguments: Train, machines: "Machines | None") -> int:
     """Train in several processes and return the exit code.
 
     If memory runs out in a step that cannot be repeated, all ranks start again from the newest
@@ -97,7 +87,7 @@ def _run_on_ranks(arguments: Namespace, machines: "Machines | None") -> int:
     from adloco.run.stored import begun_run, resumed_recipe
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
-    recipe = resumed_recipe(resumed, arguments.settings) if resumed else read_recipe(arguments)
+    recipe = resumed_recipe(resumed, arguments.settings) if resumed else arguments.read_recipe()
     elastic_room.check_settings(recipe.run)
     if arguments.restart:
         begun_run(recipe)  # Refused here, once; whether it has begun, the ranks see by themselves.

@@ -1,6 +1,5 @@
 """Trains a run in this process, which may be one of several ranks."""
 
-from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from adloco.cli import elastic_room
-from adloco.cli.arguments import read_recipe
 from adloco.cli.opening import joined_line
 from adloco.cli.rank_processes import RankEnd
 from adloco.cli.terminal import open_console, say, working
@@ -28,12 +26,13 @@ from adloco.run.stored import begun_run, changeable, resumed_recipe
 from adloco.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
+    from adloco.cli.train import Train
     from adloco.elastic.regroup import Regrouping
 
 Settings = list[tuple[str, str]]
 
 
-def train_here(arguments: Namespace) -> int:
+def train_here(arguments: "Train") -> int:
     """Train the run of a line in this process.
 
     Args:
@@ -67,7 +66,7 @@ class _Process:
 
     def __init__(
         self,
-        arguments: Namespace,
+        arguments: "Train",
         settings: RunSettings,
         regrouping: "Regrouping | None" = None,
         copies: Copies | None = None,
@@ -143,7 +142,7 @@ class _Process:
             run = (
                 TrainingRun.resume(folder, given, kind, copies=self._copies)
                 if folder
-                else TrainingRun.create(read_recipe(self._arguments), copies=self._copies)
+                else TrainingRun.create(self._arguments.read_recipe(), copies=self._copies)
             )
         self._ending.run, self._ending.folder = run, run.folder
         if self._regrouping:
@@ -159,19 +158,19 @@ class _Process:
         """
         if not self._arguments.restart:
             return None
-        folder = str(begun_run(read_recipe(self._arguments)) or "")
+        folder = str(begun_run(self._arguments.read_recipe()) or "")
         if num_ranks() > 1:
             folder = next(filter(None, all_states(folder)), "")
         return Path(folder) if folder else None
 
 
-def _run_settings(arguments: Namespace) -> RunSettings:
+def _run_settings(arguments: "Train") -> RunSettings:
     """The settings of [run]; their defaults if the recipe is wrong, which all ranks must join to
     say.
     """
     try:
         if arguments.resume:
             return resumed_recipe(arguments.resume, arguments.settings).run
-        return read_recipe(arguments).run
+        return arguments.read_recipe().run
     except (ValueError, OSError):
         return RunSettings()

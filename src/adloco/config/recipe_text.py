@@ -1,19 +1,15 @@
 """Writing a recipe as TOML, with every setting and, if wanted, its help text."""
 
-import ast
-import functools
-import inspect
-import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import tomlkit
 
 from adloco.config.recipe import Values
 from adloco.config.sections import SECTIONS, Recipe
+from adloco.setting import field_meanings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,34 +117,6 @@ def defaults(owner: type) -> dict[str, Any]:
         if field.default is MISSING
         else field.default
         for field in fields(owner)
-    }
-
-
-@functools.cache
-def field_meanings(owner: type) -> dict[str, str]:
-    """Docstrings under the fields of a dataclass, by field name, inherited fields included."""
-    meanings: dict[str, str] = {}
-    for kind in filter(is_dataclass, reversed(owner.__mro__)):
-        body = _class_bodies(kind.__module__).get(kind.__qualname__, ())
-        for statement, following in pairwise(body):
-            match statement, following:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    meanings[name] = " ".join(text.split())
-    return meanings
-
-
-@functools.cache
-def _class_bodies(module: str) -> dict[str, Sequence[ast.stmt]]:
-    """The statements of each class of a module, by name; none if its source cannot be read."""
-    try:
-        source = inspect.getsource(sys.modules[module])
-    except (OSError, TypeError):
-        return {}
-    return {
-        each.name: each.body for each in ast.parse(source).body if isinstance(each, ast.ClassDef)
     }
 
 

@@ -18,7 +18,7 @@ from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.shares import proportional
-from adloco.run.micro_batch_probe import outer_copies
+from adloco.run.opened import outer_copies
 
 INNER_STATES = {"adamw": 2, "muon": 1, "sgd": 1}
 """Copies of the parameters in the state of an inner optimizer."""

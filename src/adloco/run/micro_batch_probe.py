@@ -10,27 +10,24 @@ device.
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
-from adloco.algorithms.method import Execution
 from adloco.config.recipe_text import to_values
-from adloco.config.sections import Recipe
 from adloco.data.files import expanded
-from adloco.distributed.placement.placement import Placement
-from adloco.errors import require
-from adloco.models.source import Builder, num_bytes
+from adloco.errors import OutOfMemoryError, require
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
 from adloco.run.memory_use import held_bytes, machine_bytes
-from adloco.run.probe_worker import NO_END, ProbeWorker
-from adloco.tasks.task import Task
+from adloco.run.opened import Opened, option_copies, outer_copies
+from adloco.run.probe_worker import ProbeWorker
 
-OUTER_COPIES = 2
-"""A trainer's global parameters and their momentum, each as large as the model."""
+NO_END = 2**62
+"""The peak reported for a step that ran out of memory, in bytes: larger than any budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,132 +39,84 @@ class Probe:
     """Memory that one worker may take."""
     measured: tuple[Measured, ...]
     """Every size that was measured, in rising order."""
-    cached: bool
+    cached: bool = False
     """True if the answer comes from an earlier probe."""
 
 
-def outer_copies(recipe: Recipe, device: torch.device) -> int:
-    """The memory of all trainers' global parameters and outer momentum on the device.
-
-    Returns:
-        A multiple of the model's size in its own data type; 0 if they are kept on the host.
-    """
-    elsewhere = recipe.outer_memory.on_host and device.type != "cpu"
-    size = 2 if recipe.model_options.dtype == "bf16" and recipe.outer_memory.dtype == "fp32" else 1
-    return 0 if elsewhere else OUTER_COPIES * size * recipe.method.num_trainers
-
-
-def option_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
-    """The memory that options take for these workers, as a multiple like that of `outer_copies`."""
-    outer = outer_copies(recipe, device)
-    return sum(
-        option.copies(outer, workers, feedback=recipe.keeps_residuals)
-        for option in recipe.options.values()
-    )
-
-
-def probe(
-    recipe: Recipe,
-    task: Task,
-    builder: Builder,
-    placement: Placement,
-    precision: torch.dtype | None,
-    *,
-    again: bool = False,
-) -> Probe:
+def probe(opened: Opened, *, again: bool = False) -> Probe:
     """Find the largest micro-batch that fits.
 
     Args:
-        recipe: The run's recipe.
-        task: The task with its data, which provides the longest samples.
-        builder: Builds the run's model.
-        placement: Where the run's workers live.
-        precision: Data type for autocast; None for fp32.
+        opened: The recipe, whose task provides the longest samples.
         again: Measure even if the cache has an answer for the same model, settings and device.
 
     Raises:
         ValueError: Not even one sample fits, or `memory.gib` is missing or too small.
     """
-    file = (
-        expanded(recipe.data.cache)
-        / "probes"
-        / f"{_key(recipe, builder, placement, precision)}.json"
-    )
-    known = placement.agree(None if again else _read(file))
-    if known:
-        return _from_json(known)
-    together = int(placement.largest(len(placement.local(recipe.method.living_workers))))
-    # All ranks must decide alike which sizes to try, or some would wait for the others for ever.
-    free = -int(placement.largest(-_free_bytes(recipe.memory.gib, placement.device)))
-    copies = outer_copies(recipe, placement.device)
-    copies += option_copies(recipe, together, placement.device)
-    outer = copies * num_bytes(builder) // placement.shards
-    held = recipe.memory.gib - free / 2**30
-    require(
-        free > 0,
-        f"memory.gib {recipe.memory.gib} is less than the {held:.1f} GiB that this process holds "
-        "already; raise it",
-    )
-    budget = int((recipe.memory.fraction * free - outer) / together)
-    trainers = f"{recipe.method.num_trainers} trainers' global parameters"
-    require(
-        budget > 0,
-        f"{recipe.memory.fraction:g} (memory.fraction) of the {free / 2**30:.1f} GiB of free "
-        f"memory does not hold {trainers}; use fewer trainers, or give more memory",
-    )
-    worker = ProbeWorker(
-        recipe,
-        task.loss,
-        task.largest_source(),
-        builder,
-        placement,
-        Execution(autocast=precision, seed=recipe.run.seed),
-    )
+    recipe, placement = opened.recipe, opened.placement
+    file = expanded(recipe.data.cache) / "probes" / f"{_key(opened)}.json"
+    known = placement.agree("" if again else _text(file))
+    with suppress(ValueError):  # Nothing, or damaged.
+        return replace(TypeAdapter(Probe).validate_json(known), cached=True)
+    limit, budget = _limits(opened)
+    worker = ProbeWorker(opened, opened.task.largest_source())
 
     def measure(size: int) -> Measured:
-        peak, seconds = worker.peak(size)
+        try:
+            peak, seconds = worker.peak(size)
+        except OutOfMemoryError:
+            peak, seconds = NO_END, 0.0
         most = int(placement.largest(peak))
+        ran = most < NO_END
         return Measured(
-            micro_batch=size,
-            peak_bytes=most,
-            seconds=seconds if most < NO_END else 0.0,
-            fits=most <= budget,
+            micro_batch=size, peak_bytes=most, seconds=seconds * ran, fits=most <= budget
         )
 
     # The ranks of an island split a worker's batch, so none ever trains on more than its part of
     # batch.maximum.
     largest = math.ceil(recipe.guards.maximum / placement.ranks_per_worker)
-    found, measured = largest_micro_batch(
-        measure, limit_bytes=(free - outer) // together, largest=largest
-    )
-    result = Probe(
-        max_micro_batch=found, budget_bytes=budget, measured=tuple(measured), cached=False
-    )
+    found, measured = largest_micro_batch(measure, limit_bytes=limit, largest=largest)
+    result = Probe(max_micro_batch=found, budget_bytes=budget, measured=tuple(measured))
     if placement.is_rank_zero:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(result), indent=2) + "\n")
     return result
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    """The content of a cached probe; None if there is none, or if it is damaged."""
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        _from_json(content)
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
-        return None
-    return content
+def _text(file: Path) -> str:
+    with suppress(OSError, ValueError):
+        return file.read_text(encoding="utf-8")
+    return ""
 
 
-def _from_json(content: dict[str, Any]) -> Probe:
-    measured = tuple(Measured(**row) for row in content["measured"])
-    return Probe(**(content | {"measured": measured, "cached": True}))
+def _limits(opened: Opened) -> tuple[int, int]:
+    """Bytes that one worker can take, and those that it may: its budget. The same on all ranks."""
+    recipe, placement = opened.recipe, opened.placement
+    gib, trainers = recipe.memory.gib, recipe.method.num_trainers
+    together = int(placement.largest(len(placement.local(recipe.method.living_workers))))
+    # All ranks must decide alike which sizes to try, or some would wait for the others for ever.
+    free = -int(placement.largest(-_free_bytes(gib, placement.device)))
+    copies = outer_copies(recipe, placement.device)
+    copies += option_copies(recipe, together, placement.device)
+    outer = copies * num_bytes(opened.builder) // placement.shards
+    require(
+        free > 0,
+        f"memory.gib {gib} is less than the {gib - free / 2**30:.1f} GiB that this process holds "
+        "already; raise it",
+    )
+    budget = int((recipe.memory.fraction * free - outer) / together)
+    require(
+        budget > 0,
+        f"{recipe.memory.fraction:g} (memory.fraction) of the {free / 2**30:.1f} GiB of free "
+        f"memory does not hold {trainers} trainers' global parameters; use fewer trainers, or give "
+        "more memory",
+    )
+    return (free - outer) // together, budget
 
 
-def _key(
-    recipe: Recipe, builder: Builder, placement: Placement, precision: torch.dtype | None
-) -> str:
+def _key(opened: Opened) -> str:
     """A digest of everything on which the answer depends."""
+    recipe, builder, placement = opened.recipe, opened.builder, opened.placement
     device, values = placement.device, to_values(recipe)
     about = [
         builder.config.to_dict(),
@@ -185,7 +134,7 @@ def _key(
         recipe.batch.fewest_groups,
         recipe.guards.maximum,
         recipe.run.compile,
-        str(precision),
+        str(opened.precision),
         placement.num_ranks,
         placement.ranks_per_worker,
         placement.shards,

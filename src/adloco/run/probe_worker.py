@@ -3,57 +3,45 @@
 It is built as the run does (sharded, replicated), on a whole island: all ranks call it alike.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from threading import Event
 
-from adloco.algorithms.method import Execution, LossFunction, Problem, Source
+from adloco.algorithms.method import Execution, Problem, Source
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker import InnerSettings, Worker
-from adloco.config.sections import Recipe
 from adloco.distributed.device_memory import free_memory
-from adloco.distributed.placement.placement import Placement
 from adloco.errors import OutOfMemoryError
-from adloco.models.source import Builder
 from adloco.rules.switch import BatchPlan
 from adloco.run.memory_use import forget_peak, held_bytes, usage
-
-NO_END = 2**62
-"""The peak reported for a step that ran out of memory, in bytes: larger than any budget."""
+from adloco.run.opened import Opened
 
 
 class ProbeWorker:
     """A worker whose memory and seconds are measured while it trains steps."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        loss_fn: LossFunction,
-        data: Source,
-        builder: Builder,
-        placement: Placement,
-        execution: Execution,
+        self, opened: Opened, data: Source, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """
         Args:
-            recipe: The run's recipe.
-            loss_fn: The task's loss.
+            opened: The recipe whose worker it is.
             data: Samples to train on.
-            builder: Builds the run's model.
-            placement: Where the run's workers live.
-            execution: How the worker computes, and the clock that measures its steps.
+            clock: () -> seconds since some fixed moment.
         """
+        recipe, placement, builder = opened.recipe, opened.placement, opened.builder
         self._device = placement.device
         self._ranks = placement.ranks_per_worker
         free_memory(self._device)
         self._before = held_bytes(self._device)
         settings = InnerSettings(
-            problem=Problem(build_model=builder, loss_fn=loss_fn, data=data),
+            problem=Problem(build_model=builder, loss_fn=opened.task.loss, data=data),
             max_grad_norm=recipe.method.max_grad_norm,
             rule=recipe.batch,
             test=replace(recipe.test, steps=1, step="first"),
-            execution=execution,
+            execution=Execution(autocast=opened.precision, seed=recipe.run.seed, clock=clock),
             device=self._device,
             with_residuals=recipe.keeps_residuals,
             on_host=recipe.outer_memory.on_host,
@@ -67,15 +55,14 @@ class ProbeWorker:
         self._train(1, [self._steps])  # The first step creates the optimizer state.
 
     def peak(self, size: int) -> tuple[int, float]:
-        """(peak bytes, seconds) of a step with micro-batches of this size; (NO_END, 0) if memory
-        runs out.
+        """(peak bytes, seconds) of a step with micro-batches of this size.
+
+        Raises:
+            OutOfMemoryError: Memory ran out.
         """
         free_memory(self._device)
         forget_peak(self._device)
-        try:
-            (seconds,) = self._train(size, [self._steps])
-        except OutOfMemoryError:
-            return NO_END, 0.0
+        (seconds,) = self._train(size, [self._steps])
         return usage(self._device)[0] - self._before, seconds / self._steps
 
     def step_seconds(self, size: int, count: int) -> list[float]:

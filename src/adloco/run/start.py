@@ -22,7 +22,8 @@ from adloco.run.budget import Budget
 from adloco.run.environment import choose_device, choose_precision, code_checksum
 from adloco.run.folder import MODEL
 from adloco.run.memory_use import machine_bytes
-from adloco.run.micro_batch_probe import option_copies, outer_copies, probe
+from adloco.run.micro_batch_probe import probe
+from adloco.run.opened import Opened, option_copies, outer_copies
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.warm_start import WarmStart
@@ -34,20 +35,11 @@ COPIES_PER_WORKER = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunParts:
-    """What a run is built from."""
+class RunParts(Opened):
+    """What a run is built from. Its recipe has the micro-batch that was found if it was to be."""
 
-    recipe: Recipe
-    """The settings, with the micro-batch that was found if it was to be."""
-    placement: Placement
-    task: Task
     source: Source
     """Samples to train on."""
-    builder: Builder
-    precision: torch.dtype | None
-    """Type of autocast; None: the model's own type."""
-    notices: list[str]
-    """What a person should know before the first round."""
     start: WarmStart | None = None
     """The model with which a new run begins; None: its own first parameters."""
 
@@ -91,33 +83,48 @@ def prepare_run(
     Raises:
         ValueError: The settings cannot work.
     """
-    task = ProblemTask(problem) if problem else open_task(recipe, stored, placement)
-    precision = choose_precision(recipe.run.precision, placement.device)
-    if problem:
-        builder: Builder = builder_of(problem, recipe, stored.folder if stored else None)
-    else:
-        builder = model_builder(recipe, task, stored, placement)
-    method = recipe.method
-    source = task.train_source(
-        method.num_workers, recipe.run.seed, recipe.first_batch * method.num_trainers
-    )
-    check_memory(recipe, builder, placement)
-    notices = []
+    opened = _open(recipe, placement, stored, problem)
+    parts = RunParts(source=opened.train_source(), **vars(opened))
+    check_memory(recipe, opened.builder, placement)
     if recipe.switch.max_micro_batch == "auto":
         # Found once: the numbers depend on it, so a resumed run keeps it.
-        found = probe(recipe, task, builder, placement, precision).max_micro_batch
+        found = probe(opened).max_micro_batch
         recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=found))
-        notices.append(
+        shown = (
             f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)"
         )
-    return RunParts(
+        return replace(parts, recipe=recipe, notices=[shown])
+    return parts
+
+
+def open_recipe(recipe: Recipe) -> Opened:
+    """Open a recipe on these ranks, for what is measured or counted without a run.
+
+    Raises:
+        ValueError: The settings cannot work.
+    """
+    placement = place_workers(recipe)
+    recipe, notice = with_reachable_data(recipe, placement)
+    return replace(_open(recipe, placement), notices=[notice] if notice else [])
+
+
+def _open(
+    recipe: Recipe,
+    placement: Placement,
+    stored: StoredRun | None = None,
+    problem: Problem | None = None,
+) -> Opened:
+    """Open the data and choose the model; the arguments are those of `prepare_run`."""
+    task = ProblemTask(problem) if problem else open_task(recipe, stored, placement)
+    return Opened(
         recipe=recipe,
         placement=placement,
         task=task,
-        source=source,
-        builder=builder,
-        precision=precision,
-        notices=notices,
+        builder=builder_of(problem, recipe, stored.folder if stored else None)
+        if problem
+        else model_builder(recipe, task, stored, placement),
+        precision=choose_precision(recipe.run.precision, placement.device),
+        notices=[],
     )
 
 

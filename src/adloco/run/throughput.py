@@ -7,15 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-import torch
-
-from adloco.algorithms.method import Execution
-from adloco.config.sections import Recipe
-from adloco.distributed.placement.placement import Placement
 from adloco.errors import OutOfMemoryError
-from adloco.models.source import Builder
+from adloco.run.opened import Opened
 from adloco.run.probe_worker import ProbeWorker
-from adloco.tasks.task import Task
 
 STEPS = 20
 """Steps that are measured at each micro-batch."""
@@ -63,11 +57,7 @@ def doublings(largest: int) -> list[int]:
 
 
 def measure_throughput(
-    recipe: Recipe,
-    task: Task,
-    builder: Builder,
-    placement: Placement,
-    precision: torch.dtype | None,
+    opened: Opened,
     micro_batches: Sequence[int],
     *,
     on_micro_batch: Callable[[int], None],
@@ -78,11 +68,7 @@ def measure_throughput(
     Every rank trains. If they have several islands, the figures are those of the first.
 
     Args:
-        recipe: The run's recipe.
-        task: The task with its data.
-        builder: Builds the run's model.
-        placement: Where the run's workers live.
-        precision: Data type for autocast; None for fp32.
+        opened: The recipe, with its data.
         micro_batches: The sizes to measure, in samples of each rank.
         on_micro_batch: Called with each size before it is measured.
         clock: () -> seconds since some fixed moment.
@@ -90,10 +76,7 @@ def measure_throughput(
     Raises:
         ValueError: A size does not fit in memory, or there is too little data.
     """
-    method, seed = recipe.method, recipe.run.seed
-    data = task.train_source(method.num_workers, seed, recipe.first_batch * method.num_trainers)
-    execution = Execution(autocast=precision, seed=seed, clock=clock)
-    worker = ProbeWorker(recipe, task.loss, data, builder, placement, execution)
+    worker, placement = ProbeWorker(opened, opened.train_source(), clock), opened.placement
     step_seconds = {}
     for size in micro_batches:
         on_micro_batch(size)

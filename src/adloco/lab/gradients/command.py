@@ -1,75 +1,58 @@
 """`adloco gradients`: measures how far the gradients of batches are from the full gradient."""
 
-from argparse import Namespace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-from adloco.cli.arguments import Commands, add_command, add_trained_run
+from adloco.cli.arguments import TrainerCommand, argument
 from adloco.cli.progress import shown_progress
-from adloco.cli.terminal import open_console
+from adloco.cli.terminal import open_console, table_of
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "gradients",
-        run,
-        summary="measure a run's gradients and their noise at a checkpoint",
-        description="Compute the full gradient over training samples at a checkpoint of a run,\n"
-        "and how far the gradients of batches deviate from it: noise scale by layer\n"
-        "and by kind of parameter, histograms, cosines. Dropout is off. Writes a JSON\n"
-        "file and a picture into RUN/gradients, which `adloco report RUN` shows.",
-    )
-    add_trained_run(parser, purpose="use")
-    parser.add_argument(
-        "--samples",
-        type=int,
-        metavar="N",
-        help="samples of the full gradient, the first ones of the run's data streams; 0: all of "
-        "the training data (default: 512)",
-    )
-    parser.add_argument(
-        "--batch",
-        type=int,
-        metavar="N",
-        help="samples of a batch (default: what the run takes in one pass)",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        type=int,
-        metavar="ROUND",
-        help="round of a checkpoint that the run has kept (default: the newest)",
-    )
+@dataclass(kw_only=True)
+class Gradients(TrainerCommand):
+    """Compute the full gradient over training samples at a checkpoint of a run, and how far the
+    gradients of batches deviate from it: noise scale by layer and by kind of parameter, histograms,
+    cosines. Dropout is off. Writes a JSON file and a picture into RUN/gradients, which `adloco
+    report RUN` shows.
+    """
 
+    key = "gradients"
+    summary = "measure a run's gradients and their noise at a checkpoint"
+    samples: int | None = argument(None, "N")
+    """Samples of the full gradient, the first ones of the run's data streams; 0: all of the
+    training data (default: 512).
+    """
+    batch: int | None = argument(None, "N")
+    """Samples of a batch (default: what the run takes in one pass)."""
+    checkpoint: int | None = argument(None, "ROUND")
+    """Round of a checkpoint that the run has kept (default: the newest)."""
 
-def run(arguments: Namespace) -> int:
-    from adloco.lab.gradients.measuring import measure_gradients
-    from adloco.lab.gradients.picture import draw_gradients
-    from adloco.lab.gradients.records import write_gradients
-    from adloco.run.trained import load_trained
+    def run(self) -> int:
+        from adloco.lab.gradients.measuring import measure_gradients
+        from adloco.lab.gradients.picture import draw_gradients
+        from adloco.lab.gradients.records import write_gradients
+        from adloco.run.trained import load_trained
 
-    console = open_console()
-    with shown_progress(console, "gradients") as advance:
-        trained = load_trained(arguments.run_folder, arguments.trainer, arguments.checkpoint)
-        content = measure_gradients(trained, arguments.samples, arguments.batch, advance)
-    path = write_gradients(trained.stored.folder, content)
-    picture = draw_gradients(content, path.with_suffix(".png"))
-    console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
-    console.print(_table(content))
-    for line in _sentences(content):
-        console.print(line, soft_wrap=True)
-    console.print(
-        f"{path}, {picture}; for the report: adloco report {arguments.run_folder}", soft_wrap=True
-    )
-    return 0
+        console = open_console()
+        with shown_progress(console, "gradients") as advance:
+            trained = load_trained(self.run_folder, self.trainer, self.checkpoint)
+            content = measure_gradients(trained, self.samples, self.batch, advance)
+        path = write_gradients(trained.stored.folder, content)
+        picture = draw_gradients(content, path.with_suffix(".png"))
+        console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
+        console.print(_table(content))
+        for line in _sentences(content):
+            console.print(line, soft_wrap=True)
+        console.print(
+            f"{path}, {picture}; for the report: adloco report {self.run_folder}", soft_wrap=True
+        )
+        return 0
 
 
 def _table(content: dict[str, Any]) -> Table:
-    table = Table(box=None)
-    table.add_column("part", overflow="fold")
-    for title in ("parameters", "|G|²", "S", "noise scale S/|G|²"):
-        table.add_column(title, justify="right")
+    table = table_of("part", "parameters", "|G|²", "S", "noise scale S/|G|²", names=1)
     whole = {"name": "whole model", **content["total"]}
     for parts in ([whole], content["kinds"], content["layers"]):
         for part in parts:

@@ -1,0 +1,68 @@
+"""A recipe's run as it is opened on these ranks: its task with the data, and the builder of its
+model. Runs, probes and plans begin with it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from adloco.algorithms.method import Source
+from adloco.config.sections import Recipe
+from adloco.distributed.placement.placement import Placement
+from adloco.models.source import Builder, num_bytes
+from adloco.tasks.task import Task
+
+OUTER_COPIES = 2
+"""A trainer's global parameters and their momentum, each as large as the model."""
+ADAMW_MOMENTS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What is open of a recipe, before anything is trained."""
+
+    recipe: Recipe
+    placement: Placement
+    task: Task
+    builder: Builder
+    precision: torch.dtype | None
+    """Type of autocast; None: the model's own type."""
+    notices: list[str]
+    """What a person should know before the first round."""
+
+    def train_source(self) -> Source:
+        """The samples to train on."""
+        method, seed = self.recipe.method, self.recipe.run.seed
+        least = self.recipe.first_batch * method.num_trainers
+        return self.task.train_source(method.num_workers, seed, least)
+
+    def checkpoint_bytes(self) -> int:
+        """About how large a checkpoint is that is stopped within a round: the global parameters and
+        outer momentum of each trainer; parameters, AdamW's moments and residuals of each worker.
+
+        After a round, workers have no parameters of their own. Muon has only one moment of hidden
+        matrices, so its checkpoints are smaller.
+        """
+        each = 1 + ADAMW_MOMENTS + self.recipe.keeps_residuals
+        outer = outer_copies(self.recipe, torch.device("cpu"))
+        return num_bytes(self.builder) * (outer + self.recipe.method.num_workers * each)
+
+
+def outer_copies(recipe: Recipe, device: torch.device) -> int:
+    """The memory of all trainers' global parameters and outer momentum on the device.
+
+    Returns:
+        A multiple of the model's size in its own data type; 0 if they are kept on the host.
+    """
+    elsewhere = recipe.outer_memory.on_host and device.type != "cpu"
+    size = 2 if recipe.model_options.dtype == "bf16" and recipe.outer_memory.dtype == "fp32" else 1
+    return 0 if elsewhere else OUTER_COPIES * size * recipe.method.num_trainers
+
+
+def option_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
+    """The memory that options take for these workers, as a multiple like that of `outer_copies`."""
+    outer = outer_copies(recipe, device)
+    return sum(
+        option.copies(outer, workers, feedback=recipe.keeps_residuals)
+        for option in recipe.options.values()
+    )
