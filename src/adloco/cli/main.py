@@ -196,15 +196,8 @@ def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
 def _is_for_users(error: Exception) -> bool:
     """True if the message is all that a user needs."""
     ours = (ValueError, OSError, NonFiniteLossError, OutOfMemoryError, OtherRankError)
-    # Before torch is imported, no error can be torch's.
-    torch = sys.modules.get("torch")
+    # Before this module is imported, no error can be torch's.
     memory = sys.modules.get("adloco.distributed.device_memory")
-    return (
-        isinstance(error, ours)
-        or (torch is not None and isinstance(error, torch.OutOfMemoryError))
-        or (
-            memory is not None
-            and isinstance(error, RuntimeError)
-            and bool(memory.ran_out_of_memory(error))
-        )
+    return isinstance(error, ours) or bool(
+        memory and isinstance(error, RuntimeError) and memory.ran_out_of_memory(error)
     )

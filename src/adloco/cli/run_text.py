@@ -52,21 +52,15 @@ def wire_name(run: TrainingRun) -> str:
 def event_texts(record: Record) -> list[str]:
     """What happened in a round besides training: bad numbers, merges, changed settings."""
     merged = [
-        f"round {record['round']}: trainer {', '.join(map(str, merge['absorbed']))} merged into "
-        f"trainer {merge['survivor']}, weights "
+        f"trainer {', '.join(map(str, merge['absorbed']))} merged into trainer "
+        f"{merge['survivor']}, weights "
         + ", ".join(f"{trainer}: {weight:.2f}" for trainer, weight in merge["weights"].items())
         for merge in record["merges"]
     ]
-    changed = [
-        f"round {record['round']}: {change_text(change)}: {change['reason']}"
-        for change in record["changes"]
-    ]
-    of_options = [
-        f"round {record['round']}: {event}"
-        for option in options().values()
-        for event in option.events(record)
-    ]
-    return [*_bad_numbers(record), *of_options, *merged, *changed]
+    changed = [f"{change_text(change)}: {change['reason']}" for change in record["changes"]]
+    of_options = [event for option in options().values() for event in option.events(record)]
+    events = [*_bad_numbers(record), *of_options, *merged, *changed]
+    return [f"round {record['round']}: {event}" for event in events]
 
 
 def _bad_numbers(record: Record) -> list[str]:
@@ -77,8 +71,7 @@ def _bad_numbers(record: Record) -> list[str]:
         "numbers were not finite",
     }
     return [
-        f"round {record['round']}: worker {row['worker']} of trainer {row['trainer']} "
-        + text.format(row[name])
+        f"worker {row['worker']} of trainer {row['trainer']} " + text.format(row[name])
         for row in record["workers"]
         for name, text in done.items()
         if row[name]
