@@ -11,7 +11,7 @@ from adloco.cli.opening import joined_line
 from adloco.cli.rank_processes import RankEnd
 from adloco.cli.terminal import open_console, say, working
 from adloco.cli.train_log import train_log
-from adloco.cli.training_loop import OtherRanks, train
+from adloco.cli.training_loop import train
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.launcher import (
     num_ranks,
@@ -96,13 +96,6 @@ class _Process:
         )
         quorum = regrouping.quorum if regrouping else None
         group = process_group(seconds, watch=watch, quorum=quorum)
-        others = OtherRanks(end=ending.after_signal)
-        if regrouping:
-            others = OtherRanks(
-                end=ending.after_signal,
-                wait=regrouping.others_wait,
-                go_on=regrouping.others_continue,
-            )
         # All is done inside the group, so that bad input on one rank ends all ranks; but the log is
         # closed outside, where the error of another rank has that rank's message.
         try:
@@ -110,7 +103,9 @@ class _Process:
                 console = open_console(quiet=this_rank() != 0)
                 run, given = self._open(console)
                 log = opened.enter_context(train_log(run))
-                code = train(run, console, log, given, others)
+                code = train(
+                    run, console, log, given, end=ending.after_signal, regrouping=regrouping
+                )
         except RankFailureError as error:
             if regrouping is None or not regrouping.failed(error):
                 raise ending.advised(error) from None

@@ -8,10 +8,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
 from itertools import pairwise
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
@@ -33,21 +32,8 @@ from adloco.run.folder import SUMMARY
 from adloco.run.time_limits import late_checkpoint, slow_ranks
 from adloco.run.training_run import TrainingRun
 
-
-@dataclass(frozen=True, kw_only=True)
-class OtherRanks:
-    """What the loop asks about the other ranks of a run; by default there are none."""
-
-    end: Callable[[int], None] = lambda number: None
-    """Called with a signal that came while this rank waited for another one for longer than
-    run.grace_seconds. It must end the process.
-    """
-    wait: Callable[[], bool] = lambda: False
-    """True, on all ranks, if other ranks wait to join; called between rounds."""
-    go_on: Callable[[Sequence[int]], bool] = lambda signals: False
-    """Called after a stop with the signals that came here. True, on all ranks, if those that were
-    told to stop leave, and the others go on.
-    """
+if TYPE_CHECKING:
+    from adloco.elastic.regroup import Regrouping
 
 
 def train(
@@ -55,7 +41,9 @@ def train(
     console: Console,
     log: logging.Logger,
     settings: Sequence[tuple[str, str]],
-    others: OtherRanks | None = None,
+    *,
+    end: Callable[[int], None] | None = None,
+    regrouping: "Regrouping | None" = None,
 ) -> int | None:
     """Train until the budget is spent, the user stops the run, or its ranks are to meet again.
 
@@ -64,12 +52,14 @@ def train(
         console: Where its rounds are shown.
         log: Where they are logged, from `train_log`.
         settings: (section.key, value) of the settings on the line, to be logged.
-        others: The other ranks of the run; None: this process is alone.
+        end: Called with a signal that came while this rank waited for another one for longer than
+            run.grace_seconds. It must end the process. None: this process is alone.
+        regrouping: Other ranks that may join or continue alone; None: there are none.
 
     Returns:
         The exit code; None if the run was saved for its ranks to meet again.
     """
-    return _Training(run, console, log, others or OtherRanks()).run(settings)
+    return _Training(run, console, log, end, regrouping).run(settings)
 
 
 class _Training:
@@ -80,10 +70,12 @@ class _Training:
         run: TrainingRun,
         console: Console,
         log: logging.Logger,
-        others: OtherRanks,
+        end: Callable[[int], None] | None,
+        regrouping: "Regrouping | None",
     ) -> None:
         self._run = run
-        self._others = others
+        self._end = end
+        self._regrouping = regrouping
         self._console = console
         self._log = log
         self._said: set[str] = set()
@@ -109,7 +101,7 @@ class _Training:
         )
         earlier = [sign for record in records for sign in watch.see(record)]
         with (
-            _interruptible(run, self._others.end) as signals,
+            _interruptible(run, self._end) as signals,
             open_view(run, self._console, earlier) as view,
             _plain_warnings(self._log),
         ):
@@ -126,7 +118,7 @@ class _Training:
                 self._check_times(record["seconds"] - seconds)
                 seconds = record["seconds"]
                 self._say_copies()
-                if not run.finished and self._others.wait():
+                if not run.finished and self._regrouping and self._regrouping.others_wait():
                     joining = True
                     run.stop()
         if run.recipe.data.streaming and (left_out := run.task.skipped()):
@@ -137,7 +129,7 @@ class _Training:
         if not run.finished:  # Stopped, here or on another rank.
             for number in signals[:1]:
                 self._log.warning("told to stop by %s", signal.Signals(number).name)
-            if self._others.go_on(signals):
+            if self._regrouping and self._regrouping.others_continue(signals):
                 if not signals:
                     return None
                 self._say("stopped and saved; the other ranks continue the run")
@@ -223,7 +215,7 @@ class _Training:
 
 
 @contextmanager
-def _interruptible(run: TrainingRun, end: Callable[[int], None]) -> Iterator[list[int]]:
+def _interruptible(run: TrainingRun, end: Callable[[int], None] | None) -> Iterator[list[int]]:
     """Ctrl+C, SIGTERM or SIGHUP stops the run after the inner step in progress; a second signal
     raises KeyboardInterrupt.
 
@@ -240,10 +232,11 @@ def _interruptible(run: TrainingRun, end: Callable[[int], None]) -> Iterator[lis
         numbers.append(number)
         run.stop()
 
-    waiting = LastResort(
-        act=end, seconds=run.recipe.run.grace_seconds, busy=lambda: run.saving.in_progress
-    )
-    with told_to_end(stop, waiting if run.placement.num_ranks > 1 else None):
+    waiting = None
+    if end and run.placement.num_ranks > 1:
+        seconds = run.recipe.run.grace_seconds
+        waiting = LastResort(act=end, seconds=seconds, busy=lambda: run.saving.in_progress)
+    with told_to_end(stop, waiting):
         yield numbers
 
 
