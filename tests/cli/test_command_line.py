@@ -247,8 +247,9 @@ def test_other_names_stand_for_settings() -> None:
     assert {*aliases().values()} <= {*setting_names()} == {*known()}
 
 
-def test_help_on_a_section(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(["config", "--help-settings", "wire"], capsys)
+@pytest.mark.parametrize("command", ["config", "plan"])
+def test_help_on_a_section(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed([command, "--help-settings", "wire"], capsys)
     sections = {flag.partition(".")[0] for flag in re.findall(r"^  --(\S+)", text, re.MULTILINE)}
     assert sections == {"wire"}
 
