@@ -179,7 +179,7 @@ def result_of(spec: Spec, job: Job) -> Result:
         "git": environment["git"],
         "torch": environment["versions"]["torch"],
         "threads": environment["torch_threads"],
-        "parameters": open_recipe(spec.recipe()).builder.num_parameters()
+        "parameters": sum(each.numel() for each in open_recipe(spec.recipe()).builder.parameters)
         if diverged
         else read_json(folder / SUMMARY)["num_parameters"],
         "diverged": diverged,

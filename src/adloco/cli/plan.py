@@ -121,7 +121,8 @@ def _plan(arguments: Plan, file: Path) -> int:
         if not arguments.parameters and any(one.recipe.streaming.fragments > 1 for one in found):
             check_fragments(found, len(layers(open_recipe(recipe).builder())))
         workload = Workload(
-            parameters=arguments.parameters or open_recipe(recipe).builder.num_parameters(),
+            parameters=arguments.parameters
+            or sum(each.numel() for each in open_recipe(recipe).builder.parameters),
             tokens_per_sample=recipe.data.context_tokens,
             noise_scale=noise_scale,
         )

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 from adloco.config.recipe_text import to_values
 from adloco.data.files import expanded
 from adloco.errors import OutOfMemoryError, require
+from adloco.models.source import num_bytes
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
 from adloco.run.memory_use import held_bytes, machine_bytes
 from adloco.run.opened import Opened, option_copies, outer_copies

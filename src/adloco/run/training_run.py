@@ -255,7 +255,6 @@ class TrainingRun:
                 copies.place(folder, placement, run.recipe.run.copy_every)
         return run
 
-
     def rounds(self) -> Iterator[Record]:
         """Train until the budget is spent or `stop` is called.
 
