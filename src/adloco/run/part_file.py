@@ -14,7 +14,7 @@ from adloco.distributed.plain_state import join_state, split_state
 from adloco.errors import require
 from adloco.whole_file import checksum, write_text, written_whole
 
-FORMAT = "adloco checkpoint 3"
+FORMAT = "adloco checkpoint 4"
 TENSORS, STATE, CHECKSUMS = ".safetensors", ".json", ".sha256"
 """How the names of a part's files end. `sha256sum --check` reads the last one too."""
 
