@@ -321,7 +321,8 @@ def params_of(run: AdLoCo, trainer: int = 0) -> Tensor:
 
 def without_timings(line: dict[str, Any]) -> dict[str, Any]:
     """A line of metrics.jsonl without what depends on the machine."""
-    of_the_machine = ("seconds", "tokens_per_second", "memory_bytes", "memory", "workers", "sync")
+    of_the_machine = ("seconds", "tokens_per_second", "mfu", "memory_bytes", "memory")
+    of_the_machine += ("workers", "sync")
     of_the_machine += ("rows_read", "rows_per_second")  # What the cache has already is not read.
     decided = {key: value for key, value in line.items() if key not in of_the_machine}
     return decided | {"sync": {key: line["sync"][key] for key in ("bytes", "compression_ratio")}}

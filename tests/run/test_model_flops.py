@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from adloco.run.model_flops import flops_per_token, peak_flops
+from adloco.run.model_flops import flops_per_token, peak_flops, use_per_token
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -52,3 +52,14 @@ def test_peaks_by_name(name: str, peak: float | None, monkeypatch: pytest.Monkey
     device = SimpleNamespace(type="cuda")
     assert peak_flops(device) == peak  # type: ignore[arg-type]
     assert peak_flops(torch.device("cpu")) is None
+
+
+def test_the_share_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    config = LlamaConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    model, gpu = LlamaForCausalLM(config), torch.device("cuda")
+    flops = flops_per_token(model, 16)
+    assert flops is not None
+    assert use_per_token(model, 16, gpu, 4) == pytest.approx(flops / 4 / 312e12)
+    assert use_per_token(model, 16, torch.device("cpu"), 4) is None
+    assert use_per_token(nn.Linear(3, 4), 16, gpu, 4) is None

@@ -36,6 +36,7 @@ METRICS = {
     "bytes_ddp_equivalent",
     "seconds",
     "tokens_per_second",
+    "mfu",
     "rows_read",
     "rows_per_second",
     "train_loss",

@@ -95,6 +95,8 @@ class LiveView:
         gone = (
             f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
         )
+        if self._records and self._records[-1]["mfu"] is not None:
+            gone += f", {number_text(self._records[-1], 'mfu')} of the device's FLOPs"
         done = self._records[-1]["round"] if self._records else 0
         where = (
             f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"

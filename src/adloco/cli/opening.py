@@ -12,6 +12,7 @@ from adloco.distributed.wire.plain import PlainWire
 from adloco.metrics import ROUND
 from adloco.report.readable import counted, span
 from adloco.rules.merge_policies.no_merge import NoMerge
+from adloco.run.model_flops import peak_flops
 from adloco.run.training_run import TrainingRun
 
 
@@ -20,6 +21,8 @@ def opening_lines(run: TrainingRun) -> list[str]:
     sizes = _sizes(run)
     workers = f"{span(sizes)} worker{'s' if max(sizes) > 1 else ''}"
     device = f"{run.device} ({num_cores()} cores)" if run.device.type == "cpu" else str(run.device)
+    if run.device.type == "cuda" and peak_flops(run.device) is None:
+        device += " (its peak FLOPs are not known, so there is no MFU)"
     return [
         f"{run.algorithm.num_parameters:,} parameters; {counted(len(sizes), 'trainer')} of "
         f"{workers}; on {device}",

@@ -28,7 +28,7 @@ def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
         f"{number_text(record, 'train_loss')}{loss}  {trainers}"
         f"  sent {sent_text(record)} ({wire_text(record['sync'], wire, '; ')}data-parallel "
         f"{number_text(record, 'bytes_ddp_equivalent')})"
-        f"  {number_text(record, 'tokens_per_second')} tok/s  "
+        f"  {speed_text(record)}  "
         f"{rows_text(record['rows_read'], record['rows_per_second'])}"
     ).rstrip()
 
@@ -103,6 +103,12 @@ def measured_text(row: Record, measures: Sequence[Metric]) -> str:
         if measure.leading and row.get(validation(measure).name) is not None
     ]
     return ", ".join(texts).removeprefix(f"{measures[0].label} ")
+
+
+def speed_text(record: Record) -> str:
+    """Tokens per second, and the share of the device's arithmetic where it is known."""
+    use = "" if record["mfu"] is None else f", {number_text(record, 'mfu')} of the device's FLOPs"
+    return f"{number_text(record, 'tokens_per_second')} tok/s{use}"
 
 
 def number_text(record: Record, name: str) -> str:

@@ -235,6 +235,7 @@ def _rounds(recipe: Recipe, declared: Sequence[Metric], records: Sequence[Record
         ROUND["learning_rate"],
         *(TRAINER[name] for name in of_trainers),
         *(ROUND[name] for name in ("bytes_communicated", "tokens_per_second")),
+        *([ROUND["mfu"]] if records[-1]["mfu"] is not None else []),
     ]
     columns = [metric.label for metric in metrics]
     after = columns.index(TRAINER["trainer_batch"].label) + 1

@@ -56,3 +56,18 @@ def peak_flops(device: torch.device) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+
+
+def use_per_token(
+    model: nn.Module, context: int, device: torch.device, devices: int
+) -> float | None:
+    """The share of all devices' peak that a token in each second takes; None if not known.
+
+    Args:
+        model: As for `flops_per_token`.
+        context: Tokens of a sample.
+        device: One of the devices, which are alike.
+        devices: How many there are.
+    """
+    flops, peak = flops_per_token(model, context), peak_flops(device)
+    return None if flops is None or peak is None else flops / (devices * peak)

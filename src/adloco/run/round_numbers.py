@@ -56,6 +56,7 @@ def round_record(
     tokens_per_sample: int,
     seconds: float,
     tokens_per_second: float,
+    mfu: float | None,
     rows_read: int | None,
     rows_per_second: float | None,
     bytes_checkpoint: int,
@@ -71,6 +72,7 @@ def round_record(
         tokens_per_sample: Tokens of one sample.
         seconds: Since the start of the run.
         tokens_per_second: In this round's training alone.
+        mfu: The share of the devices' arithmetic that this is; None if it is not known.
         rows_read: Rows of a stream read so far; None without a stream.
         rows_per_second: Mean since this process began.
         bytes_checkpoint: Bytes of checkpoints that crossed between islands so far.
@@ -83,6 +85,7 @@ def round_record(
         "tokens": report.samples * tokens_per_sample,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens_per_second, 1),
+        "mfu": None if mfu is None else round(mfu, 4),
         "rows_read": rows_read,
         "rows_per_second": None if rows_per_second is None else round(rows_per_second, 1),
         "learning_rate": report.trainers[0].learning_rate,

@@ -39,6 +39,7 @@ from adloco.run.json_files import write_json
 from adloco.run.lengthening import with_longer_schedule
 from adloco.run.machine_folders import fetch_folder, in_turn
 from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
+from adloco.run.model_flops import use_per_token
 from adloco.run.own_problem import recipe_of
 from adloco.run.records import Records
 from adloco.run.recovery import clear_unusable, load_newest_good
@@ -125,6 +126,12 @@ class TrainingRun:
             problem = problem_of_model(self.task, first.model, self.device)
             first.engine.after_evaluation()
             require(not problem, problem)
+        model, context = (
+            next(iter(self.algorithm.workers.values())).model,
+            recipe.data.context_tokens,
+        )
+        self._use = use_per_token(model, context, self.device, placement.num_ranks)
+        """MFU for each token in a second; None if it is not known."""
         self._parts = parts
         self._snapshot = snapshot_file(folder, self.device) if recipe.profile.memory else None
         self._memory = Memory(self.device)
@@ -406,6 +413,7 @@ class TrainingRun:
             measured=measured,
             seconds=progress.seconds,
             tokens_per_second=tokens_per_second,
+            mfu=None if self._use is None else tokens_per_second * self._use,
             rows_read=progress.rows,
             rows_per_second=progress.rows_per_second,
             bytes_checkpoint=self._bytes_checkpoint,
