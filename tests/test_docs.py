@@ -260,8 +260,8 @@ FAILURES = {
 }
 """By folder, words of the sentences that say that something is lost, late or cannot be done."""
 SAYS_WHAT_TO_DO = re.compile(
-    r"[;:,] (or )?(add|ask|bring|call|choose|correct|give|go on with|install|leave|let|look|lower|"
-    r"make|move|put|raise|remove|restart|restore|resume|set|start|take|train|use|wait)\b"
+    r"[;:,] (or )?(add|ask|bring|call|choose|correct|give|resume|install|leave|let|look|lower|"
+    r"make|move|put|raise|remove|restart|restore|set|start|take|train|use|wait)\b"
 )
 """What stands in a sentence that says itself what to do."""
 PARTS_OF_SENTENCES = {

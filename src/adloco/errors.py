@@ -150,4 +150,4 @@ def exit_code(error: Exception) -> int:
 
 
 class RunWarning(UserWarning):
-    """Something beside a run's training failed, and the run goes on without it."""
+    """Something beside a run's training failed, and the run continues without it."""

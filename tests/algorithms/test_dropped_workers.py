@@ -1,4 +1,4 @@
-"""Workers that are dropped from a run: the others go on without them (`method.dropped`)."""
+"""Workers that are dropped from a run: the others continue without them (`method.dropped`)."""
 
 from typing import Any
 

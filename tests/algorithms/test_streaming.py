@@ -368,7 +368,7 @@ def test_evaluation_is_at_the_global_parameters() -> None:
     assert run.evaluate(share)[0][0] == pytest.approx(float(params_of(run).sum()))
     for before, worker in zip(own, run.workers.values(), strict=True):
         assert all(a.equal(b) for a, b in zip(before, worker.replica.params, strict=True)), (
-            "workers go on from where they stood"
+            "workers continue from where they stood"
         )
 
 

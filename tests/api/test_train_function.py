@@ -155,7 +155,7 @@ def test_ctrl_c_leaves_a_run_to_go_on_with(settings: dict[str, Any], tmp_path: P
     before = signal.getsignal(signal.SIGINT)
     with (
         at_step(12, lambda: os.kill(os.getpid(), signal.SIGINT)),
-        pytest.raises(KeyboardInterrupt, match=r"saved; go on with adloco\.train\(resume='"),
+        pytest.raises(KeyboardInterrupt, match=r"saved; resume with adloco\.train\(resume='"),
     ):
         adloco.train("diloco", **settings)
     assert signal.getsignal(signal.SIGINT) is before

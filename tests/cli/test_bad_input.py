@@ -14,6 +14,7 @@ from adloco.cli.main import main
 from adloco.run import checkpoint
 from adloco.run.part_file import read_part, write_part
 from tests.conftest import WaitForSteps
+from tests.pages import NEEDS_ELASTIC
 
 
 @pytest.mark.parametrize(
@@ -131,14 +132,6 @@ from tests.conftest import WaitForSteps
         (["--momentum", "0"], "(did you mean --inner.momentum or --outer.options?)"),
         (["--tokens", "5"], "(did you mean --run.tokens?); see adloco train --help"),
         (["--ranks", "two"], "argument --ranks: invalid int value: 'two'; see adloco train --help"),
-        (["--machines", "2"], "--machines 2 needs --meet HOST:PORT, the address of the first"),
-        (["--meet", "host:29400"], "--meet needs the number of --machines, at least 2, got 1"),
-        (["--machines", "2", "--meet", "29400"], "--meet must be HOST:PORT, for instance"),
-        (["--machines", "2", "--meet", "host:0"], "for instance 10.0.0.1:29400, got host:0"),
-        (
-            ["--machines", "2", "--meet", "host:29400"],
-            "--machines needs --restart and --run.folder",
-        ),
         (
             ["--help-settings", "bach"],
             "--help-settings must name a section, got 'bach'; sections are run, task, model",
@@ -163,6 +156,30 @@ def test_train(
     assert not (tmp_path / "run").exists()
 
 
+@NEEDS_ELASTIC
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--machines", "2"], "--machines 2 needs --meet HOST:PORT, the address of the first"),
+        (["--meet", "host:29400"], "--meet needs the number of --machines, at least 2, got 1"),
+        (["--machines", "2", "--meet", "29400"], "--meet must be HOST:PORT, for instance"),
+        (["--machines", "2", "--meet", "host:0"], "for instance 10.0.0.1:29400, got host:0"),
+        (
+            ["--machines", "2", "--meet", "host:29400"],
+            "--machines needs --restart and --run.folder",
+        ),
+    ],
+)
+def test_train_on_machines(
+    words: list[str],
+    message: str,
+    small: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    test_train(words, message, small, tmp_path, capsys)
+
+
 def test_an_existing_run_folder(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,7 +187,7 @@ def test_an_existing_run_folder(
     (tmp_path / "run" / "something").touch()
     assert main(["train", *small]) == 2
     assert (
-        "exists already; use another --run.folder, or go on with it by adloco train --resume"
+        "exists already; use another --run.folder, or resume it by adloco train --resume"
         in capsys.readouterr().err
     )
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["something"]
@@ -329,7 +346,7 @@ def test_damaged_and_foreign_checkpoints(
     refused(
         ["evaluate", str(finished)],
         "is damaged (trainer-0.safetensors does not match its checksum); adloco train --resume "
-        "goes on from the one before",
+        "continues from the one before",
         capsys,
     )
     state = read_part(newest, "run")
@@ -438,7 +455,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
-    assert f"stopped and saved; go on with: adloco train --resume {tmp_path / 'run'}" in out
+    assert f"stopped and saved; resume with: adloco train --resume {tmp_path / 'run'}" in out
     from adloco.run.training_run import TrainingRun
 
     resumed = TrainingRun.resume(tmp_path / "run")

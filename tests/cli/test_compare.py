@@ -128,7 +128,7 @@ def test_a_study_that_was_stopped_goes_on(common: list[str], tmp_path: Path) -> 
     study.send_signal(signal.SIGINT)
     out, error = study.communicate(timeout=60)
     assert study.returncode == 130, error
-    assert "stopped and saved; the same command goes on" in out
+    assert "stopped and saved; the same command continues" in out
     rounds = len(found[0].read_text().splitlines())
     assert 0 < rounds < 8 and not (found[0].parent / "summary.json").exists()
     assert main([*words, "--parallel", "2"]) == 0

@@ -216,7 +216,7 @@ def test_a_streamed_run_goes_on_bit_for_bit(
     assert {record["rows_per_second"] for record in records} == {0}
     log = (tmp_path / "whole" / "train.log").read_text()
     assert f"  {cached['rows']:,} rows read, " in log
-    # Two processes that share a cache, cut off after three rounds, and gone on with after the cache
+    # Two processes that share a cache, cut off after three rounds, and resumed after the cache
     # was lost.
     words = [
         "train",
@@ -309,7 +309,7 @@ def test_the_fallback_is_used_loudly(
     assert notice.startswith(said)
     # The source that could not be reached has left no empty cache.
     assert sum(path.is_dir() for path in (tmp_path / "cache").iterdir()) == 1
-    # The run's own recipe names the source that it used, so that it goes on with that one.
+    # The run's own recipe names the source that it used, so that it keeps that one.
     recipe = (tmp_path / "run" / "recipe.toml").read_text()
     assert f'{second} = "{corpus if second == "path" else dataset}"' in recipe
     assert main(["evaluate", str(tmp_path / "run")]) == 0

@@ -263,7 +263,7 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert f"go on with: adloco train --resume {tmp_path / 'run'}" in out
+    assert f"resume with: adloco train --resume {tmp_path / 'run'}" in out
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
     resumed = TrainingRun.resume(tmp_path / "run")  # In one process.
@@ -400,7 +400,7 @@ def test_a_polite_kill_of_torchrun_saves(
     wait_for_steps(2)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
-    assert f"go on with: adloco train --resume {tmp_path / 'run'}" in out
+    assert f"resume with: adloco train --resume {tmp_path / 'run'}" in out
 
     from adloco.run.stored import read_run
 
@@ -571,7 +571,7 @@ def test_a_killed_rank_stops_the_others(small: list[str], tmp_path: Path) -> Non
     # Whichever notices first: rank 0, or the process that started both.
     silent = f"rank 1 on {socket.gethostname()} gave no sign of life after rank 0 lost a connection"
     assert silent in error or "rank 1 was ended by signal 9" in error
-    assert f"go on with: adloco train --resume {tmp_path / 'run'}" in error
+    assert f"resume with: adloco train --resume {tmp_path / 'run'}" in error
     assert "Traceback" not in error
     assert not Path(f"/proc/{children[0]}").exists()
 
@@ -621,7 +621,7 @@ def test_a_stopped_rank_is_named(small: list[str], tmp_path: Path) -> None:
     assert error == (
         f"adloco (rank 0): rank 1 on {socket.gethostname()} has given no sign of life for "
         "timeout_seconds = 4 s; it is stopped, or its machine or link is down; "
-        f"go on with: adloco train --resume {tmp_path / 'run'}\n"
+        f"resume with: adloco train --resume {tmp_path / 'run'}\n"
     )
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 

@@ -1,4 +1,4 @@
-"""`adloco train --restart`: one command that begins a run, or goes on with it."""
+"""`adloco train --restart`: one command that begins a run, or resumes it."""
 
 import json
 import os

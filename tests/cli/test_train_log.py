@@ -66,7 +66,7 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     assert position(first, "INFO round 1: validation, trainer 0 ")
     assert first[-3] == "WARNING told to stop by SIGINT"
     assert first[-2].startswith("INFO checkpoint round-00000")
-    assert first[-1] == f"INFO stopped and saved; go on with: adloco train --resume {folder}"
+    assert first[-1] == f"INFO stopped and saved; resume with: adloco train --resume {folder}"
 
     # No checkpoint takes as little as this.
     assert main(["train", "--resume", str(folder), "--run.grace_seconds", "1e-9"]) == 0
@@ -74,7 +74,7 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     assert lines[: len(first)] == first
     second = lines[len(first) :]
     assert second[0].startswith("INFO adloco 0.1.0 resumes adloco in ")
-    assert "; goes on in round 3" in second[2]
+    assert "; continues in round 3" in second[2]
     assert second[3].endswith(" 1 trainer of 2 workers; on cpu (2 cores)"), "they have merged"
     late = "WARNING the last checkpoint took 0 s, longer than run.grace_"
     assert position(second, late) == 6

@@ -77,7 +77,7 @@ def test_c4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "merged into" in said and "the largest micro-batch that fits is" in said
     rows = records(tmp_path / "run")
     assert rows[-1]["val_loss"] < rows[0]["val_loss"]
-    # What was found stands in the run's recipe, so that the run goes on with it.
+    # What was found stands in the run's recipe, so that a resume keeps it.
     assert 'max_micro_batch = "auto"' not in (tmp_path / "run" / "recipe.toml").read_text()
 
 

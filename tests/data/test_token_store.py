@@ -102,7 +102,7 @@ def test_a_damaged_cache_is_made_again(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("good_rows", [0, ROWS_AT_ONCE])
 def test_a_source_that_gave_nothing_leaves_no_cache(good_rows: int, tmp_path: Path) -> None:
-    """What was read before a bad row stays; one that shares the folder goes on with good rows."""
+    """What was read before a bad row stays; one that shares the folder resumes with good rows."""
     (tmp_path / "rows").mkdir()
     file = tmp_path / "rows" / "train.jsonl"
     given = [{"text": "alpha"} for _ in range(good_rows)]

@@ -10,7 +10,7 @@ from adloco.distributed.testing import run_on_ranks
 
 
 def measured_by_a_clock() -> tuple[list[MeasuredLink], list[str]]:
-    """The clock goes on by half a second whenever it is read; that of rank 1 is 5 s ahead."""
+    """The clock continues by half a second whenever it is read; that of rank 1 is 5 s ahead."""
     reads = iter(range(10**6))
     now = 1e9 + 5 * (dist.get_rank() == 1)
     clock = SimpleNamespace(perf_counter=lambda: next(reads) / 2, time=lambda: now)

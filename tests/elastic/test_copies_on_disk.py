@@ -22,7 +22,7 @@ from tests.run.test_islands_folders import (
 
 
 def go_on_alone(machines: list[Path]) -> list[dict[str, Any]]:
-    """Go on with what the machines have."""
+    """Continue with what the machines have."""
     os.chdir(machines[this_rank()])
     run = TrainingRun.resume(Path("run"), copies=MemoryCopies())
     list(run.rounds())

@@ -87,7 +87,7 @@ def assert_undisturbed(words: list[str], folder: Path, whole: Path) -> None:
 def test_the_others_take_over_the_workers_of_a_killed_rank(
     small: list[str], tmp_path: Path
 ) -> None:
-    """The one that writes is killed; the other has its state in memory, and goes on from there."""
+    """The one that writes is killed; the other has its state in memory, and continues with it."""
     folder, words = tmp_path / "run", ["adloco", *small, "--evaluation.every", "100"]
     memory = ["--run.on_rank_failure", "replace", "--run.copy_every", "1"]
     memory += ["--run.checkpoint_every", "1000"]

@@ -32,7 +32,7 @@ def test_a_counter_that_stays_is_silent_and_one_that_goes_on_is_not() -> None:
 
 
 def test_a_rank_without_heartbeats_is_named_with_its_machine() -> None:
-    """Rank 1 counts once; rank 2 goes on; rank 0 looks."""
+    """Rank 1 counts once; rank 2 continues; rank 0 looks."""
     store = dist.HashStore()
     hearts = [Heartbeats(store, rank, 3, timeout_seconds=40.0) for rank in range(3)]
     store.set("host-1", "node7\x1b")
@@ -51,7 +51,7 @@ def test_a_rank_without_heartbeats_is_named_with_its_machine() -> None:
 
 
 def test_a_store_that_does_not_answer_is_noticed() -> None:
-    """The counter goes on for three looks and then stays."""
+    """The counter continues for three looks and then stays."""
     counts = iter([1, 2, 3, *[4] * 10])
     silent = threading.Event()
     watch_progress(lambda: next(counts), threading.Event(), 0.04, silent.set)

@@ -27,7 +27,7 @@ def test_a_new_file(tmp_path: Path) -> None:
         "jitter = 0.031  # standard deviation of a step's seconds over their mean, "
         "measured\n"
         "failures_per_day = 0.0  # of one island\n"
-        "restart_seconds = 60.0  # from a failure until training goes on\n"
+        "restart_seconds = 60.0  # from a failure until training continues\n"
         "price_per_hour = 0.0  # of one island\n"
         "\n"
         "[samples_per_second]  # of one island, by the samples of all its ranks in one pass\n"

@@ -288,7 +288,7 @@ def test_the_cluster_in_words() -> None:
         "4 islands exchange all to all over links of 100 Mbit/s, 20ms one way. An island trains "
         "up to 16 samples per second, in passes of 8. Relative speeds of the islands are "
         "1, 1, 1, 0.5. The seconds of a step vary by 5%. Failures of an island in a day: 2; "
-        "training goes on 60 s after one. An hour of an island costs 2."
+        "training continues 60 s after one. An hour of an island costs 2."
     )
     assert cluster_words(replace(CLUSTER, islands=1))[0] == "There is one island."
 

@@ -1,4 +1,4 @@
-"""Runs whose numbers are not finite: what is saved, and how a run goes on."""
+"""Runs whose numbers are not finite: what is saved, and how a run continues."""
 
 import math
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_run_gets_past_a_reproducible_failure(
     folder = tmp_path / "run"
     assert main(["train", "diloco", *small, "--inner.lr", "1e30"]) == 2
     error = capsys.readouterr().err
-    assert f"adloco train --resume {folder} goes on from there, with a lower --inner.lr" in error
+    assert f"adloco train --resume {folder} continues from there, with a lower --inner.lr" in error
     assert main(["train", "--resume", str(folder)]) == 2
     assert not (folder / "changes.jsonl").exists()
     lower = ["--inner.lr", "0.002", "--data.skip_samples", "5"]

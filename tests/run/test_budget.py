@@ -220,7 +220,7 @@ def test_a_longer_budget_survives_a_kill_before_its_first_checkpoint(
     assert total_tokens() == 8192, "the folder has the longer budget"
     assert total_tokens("12288") == 12288
     assert total_tokens("2048") == 4096, "and may have the first one again"
-    # A run that goes on is not finished, so it has no multiple.
+    # A run that continues is not finished, so it has no multiple.
     records = TrainingRun.resume(run, [("run.tokens", "8192")]).rounds()
     next(records)
     records.close()  # type: ignore[attr-defined]

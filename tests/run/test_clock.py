@@ -15,7 +15,7 @@ def test_it_counts_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with run.running():
         now = 160.0
         assert run.seconds == 17
-        run.set(12.0)  # Training goes on from 12 s, while it runs.
+        run.set(12.0)  # Training continues from 12 s, while it runs.
         now = 163.0
     now = 500.0
     assert run.seconds == 15

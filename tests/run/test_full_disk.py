@@ -1,4 +1,4 @@
-"""A full disk: a run warns and goes on, saves when there is room, and ends only for its records."""
+"""A full disk: a run warns, continues, saves when there is room, and ends only for its records."""
 
 import errno
 import json
@@ -52,7 +52,7 @@ def in_round(
 
 
 class AtOnce:
-    """Does what a thread would do before the run goes on, so that tests know when it is done."""
+    """Does what a thread would do before the run continues, so that tests know when it is done."""
 
     def __init__(self, *settings: Any, **named: Any) -> None:
         pass
@@ -94,7 +94,7 @@ def test_a_run_goes_on_and_saves_when_there_is_room(
     run, said = tmp_path / "run", capsys.readouterr()
     warning = (
         f"a checkpoint cannot be written in {run} (I/O error: {NO_ROOM} (os error 28)); the run "
-        "goes on and tries again after each round, and the newest checkpoint is "
+        "continues and tries again after each round, and the newest checkpoint is "
         "round-000000-step-00000000"
     )
     assert said.err == f"adloco: {warning}\n"
@@ -139,7 +139,7 @@ def test_without_its_last_checkpoint_a_run_has_not_ended(
     (error,) = capsys.readouterr().err.splitlines()
     assert error == (
         f"adloco: the last checkpoint of the run cannot be written in {run} ({NO_ROOM}); make room "
-        "there, then go on from round-000002-step-00000008 with: adloco train --resume "
+        "there, then resume from round-000002-step-00000008 with: adloco train --resume "
         f"{run}"
     )
     assert not (run / "summary.json").exists()
@@ -175,7 +175,7 @@ def test_without_its_records_a_run_ends(
     (error,) = capsys.readouterr().err.splitlines()
     assert error == (
         f"adloco: the records of the run cannot be written in {run} ({NO_ROOM}); make room there, "
-        f"then go on with: adloco train --resume {run}"
+        f"then resume with: adloco train --resume {run}"
     )
 
 

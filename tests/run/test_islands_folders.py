@@ -47,7 +47,7 @@ def test_a_machine_with_another_run_there_is_refused(file: str, tmp_path: Path) 
 
 
 def go_on(machines: list[Path], lost: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Go on without the files of rank 1's machine, then with its worker's on rank 0's."""
+    """Continue without the files of rank 1's machine, then with its worker's on rank 0's."""
     os.chdir(machines[this_rank()])
     problem = ""
     try:

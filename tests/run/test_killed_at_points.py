@@ -1,4 +1,4 @@
-"""A run that is killed at a named point goes on as if nothing had happened: in a new process, or
+"""A run that is killed at a named point continues as if nothing had happened: in a new process, or
 with the ranks that are left.
 """
 

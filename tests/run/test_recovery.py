@@ -1,4 +1,4 @@
-"""Damaged folders: a run goes on from its newest good checkpoint, and what is gone is named."""
+"""Damaged folders: a run continues from its newest good checkpoint, and what is gone is named."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_the_newest_good_checkpoint_is_found(kind: str, tmp_path: Path) -> None:
     assert {part: state["round"] for part, state in found.parts.items()} == dict.fromkeys(PARTS, 2)
     assert clear_unusable(tmp_path, found, OneProcess())[0] == (
         f"checkpoint {tmp_path / 'round-4'} is damaged ({text}) and is now called "
-        "damaged-round-4; the run goes on from round-2"
+        "damaged-round-4; the run continues from round-2"
     )
     assert [path.name for path in list_all(tmp_path)] == ["round-1", "round-2"]
     # Of the same round, damaged again.
@@ -106,7 +106,7 @@ def test_a_save_that_was_cut_off_does_not_count(written: Sequence[str], tmp_path
     (lacks,) = {*PARTS} - {*written}
     assert clear_unusable(tmp_path, found, OneProcess()) == [
         f"checkpoint {cut} was not written to its end ({lacks} is missing) and is removed; the run "
-        "goes on from round-1"
+        "continues from round-1"
     ]
     assert list_all(tmp_path) == [tmp_path / "round-1"]
 
@@ -132,7 +132,7 @@ def test_parts_of_different_saves_make_no_checkpoint(part: str, tmp_path: Path) 
 
 
 def found_by_a_rank(folders: list[Path]) -> tuple[str, list[str], int]:
-    """What a rank that reads its own folder goes on from, and the bytes it has received."""
+    """What a rank that reads its own folder continues from, and the bytes it has received."""
     try:
         placement = place(2)
         found = load_newest_good(folders[this_rank()], placement)
@@ -201,8 +201,8 @@ def test_a_damaged_run_goes_on_bit_for_bit(
     log = (run / "train.log").read_text()
     for text in (
         f"checkpoint {newest} is damaged (worker-0.safetensors does not match its checksum) and "
-        f"is now called damaged-{newest.name}; the run goes on from {before.name}",
-        f"{run / 'metrics.jsonl'} has lost the lines of round 2; the run goes on from its "
+        f"is now called damaged-{newest.name}; the run continues from {before.name}",
+        f"{run / 'metrics.jsonl'} has lost the lines of round 2; the run continues from its "
         f"checkpoint of round {len(lines) - 1}",
     ):
         assert text in said

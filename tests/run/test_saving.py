@@ -1,4 +1,4 @@
-"""Checkpoints are written while training goes on, and count when they are on disk."""
+"""Checkpoints are written while training continues, and count when they are on disk."""
 
 import threading
 from pathlib import Path

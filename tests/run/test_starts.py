@@ -33,9 +33,10 @@ def lost(start: Start) -> tuple[bool, int, float, float]:
 
 def test_what_a_kill_costs() -> None:
     """The run begins at 1000, saves after 40 s (round 4), ends round 6 after 60 s, and dies at some
-    moment. At 1100 a process goes on from round 4: 20 s are trained again, and 40 s are gone, with
-    what was trained of round 7. It ends round 9 after 90 s, which is at 1100 + 50, and dies before
-    its first checkpoint. At 1170 another goes on from round 4: 50 s are trained again, 20 s gone.
+    moment. At 1100 a process continues from round 4: 20 s are trained again, and 40 s are gone,
+    with what was trained of round 7. It ends round 9 after 90 s, which is at 1100 + 50, and dies
+    before its first checkpoint. At 1170 another continues from round 4: 50 s are trained again, and
+    20 s are gone.
     """
     at = point(4, 400, 40.0)
     first = start_after([BEGUN], "resume", at, point(6, 600, 60.0), 1100.0)
@@ -58,7 +59,7 @@ def test_what_a_kill_within_a_round_costs() -> None:
 
 
 def test_a_pause_is_not_lost() -> None:
-    """Ctrl+C after 25 s, within round 3; the process goes on a day later."""
+    """Ctrl+C after 25 s, within round 3; the process continues a day later."""
     here = point(2, 250, 25.0)
     stop = start_after([BEGUN], "stop", here, here, 1026.0)
     assert lost(stop) == (False, 0, 0.0, 0.0)
@@ -77,11 +78,11 @@ def test_a_pause_is_not_lost() -> None:
 
 def test_what_ranks_lose_that_regroup_in_place() -> None:
     """Round 3 began after 20 s. A rank fails after 26 s, when 50 tokens of it were trained, and
-    the others go on 4 s later; a rank that joins costs nothing.
+    the others continue 4 s later; a rank that joins costs nothing.
     """
     regrouped = start_after([BEGUN], "regroup", point(2, 200, 20.0), point(2, 250, 26.0), 1030.0)
     assert lost(regrouped) == (True, 50, 6.0, 4.0)
-    # The clock went on from 20 s at 1030, so that it shows 35 s at 1045.
+    # The clock continued from 20 s at 1030, so that it shows 35 s at 1045.
     here = point(3, 350, 35.0)
     joined = start_after([BEGUN, regrouped], "join", here, here, 1045.0)
     assert lost(joined) == (False, 0, 0.0, 0.0)
@@ -164,7 +165,7 @@ def test_a_run_that_is_left_alone_has_lost_nothing(
     assert (summary["interruptions"], summary["seconds_lost"], summary["goodput"]) == (0, 0, 1)
     assert "Interruptions" not in (tmp_path / "run" / "report.html").read_text()
     assert [line["kind"] for line in lines(tmp_path / "run" / "starts.jsonl")] == ["begin", "stop"]
-    # Without the file it still goes on and reports.
+    # Without the file it still continues and reports.
     (tmp_path / "run" / "starts.jsonl").unlink()
     assert main(["train", "--resume", str(tmp_path / "run"), "--run.rounds", "2"]) == 0
     went_on, _ = read_starts(tmp_path / "run")

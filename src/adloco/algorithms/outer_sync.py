@@ -105,7 +105,7 @@ class OuterSync:
             feedback=self.syncing.feedback,
             residuals=residuals,
         )
-        # Nobody waits here: with streaming, training goes on until `step` asks for the mean.
+        # Nobody waits here: with streaming, training continues until `step` asks for the mean.
         self._in_flight = fragment, comm.pseudo_gradient(given, overlapped=overlapped)
 
     @torch.no_grad()

@@ -60,7 +60,7 @@ def train(
         folder: The run's folder (`run.folder`); None: a new one in runs/.
         seed: Seed of the parameters, the order of the data and dropout (`run.seed`).
         from_run: The folder of a run with whose model to begin (`model.from_run`).
-        resume: The folder of a run to go on with, by its own recipe.
+        resume: The folder of a run to resume, by its own recipe.
         problem: A model, data and loss of your own, with batches in `validation`; None: those that
             the recipe names. Its recipe decides everything else.
         settings: Any other setting: by its name, as in `**{"method.sync_every": 50}`, or those of a
@@ -103,7 +103,7 @@ def train(
     with train_log(run) as log:
         code = training_loop.train(run, console, log, shown)
     if code == INTERRUPTED:
-        raise KeyboardInterrupt(f"saved; go on with adloco.train(resume={str(run.folder)!r})")
+        raise KeyboardInterrupt(f"saved; resume with adloco.train(resume={str(run.folder)!r})")
     return TrainedRun(run.folder, problem=problem)
 
 

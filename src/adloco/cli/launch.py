@@ -17,7 +17,7 @@ from adloco.whole_file import write_text
 @dataclass(kw_only=True)
 class Launch(RecipeCommand):
     r"""Write the file in which a scheduler takes a recipe: an sbatch script, a JobSet or a SkyPilot
-    task. It begins a run, goes on with it after a failure or the end of its time, and saves before
+    task. It begins a run, resumes it after a failure or the end of its time, and saves before
     it ends. Submit it if the client is here.
 
       adloco launch diloco --on slurm --islands 2 --gpus-per-island 8
@@ -69,7 +69,7 @@ class Launch(RecipeCommand):
         submit = [*scheduler.submit, str(file)]
         require(
             not file.exists(),
-            f"{str(file)!r} exists already; go on with its run by {shlex.join(submit)}, or name "
+            f"{str(file)!r} exists already; resume its run by {shlex.join(submit)}, or name "
             "another file with --to",
         )
         require(file.parent.is_dir(), f"there is no folder {str(file.parent)!r}; make it first")

@@ -17,7 +17,7 @@ from adloco.run.training_run import TrainingRun
 
 
 def opening_lines(run: TrainingRun) -> list[str]:
-    """Three lines about a run that begins or goes on."""
+    """Three lines about a run that begins or continues."""
     sizes = _sizes(run)
     workers = f"{span(sizes)} worker{'s' if max(sizes) > 1 else ''}"
     device = f"{run.device} ({num_cores()} cores)" if run.device.type == "cpu" else str(run.device)

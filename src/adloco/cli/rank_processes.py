@@ -141,7 +141,7 @@ class RankEnd:
         """Say that the signal came while this rank waited for another one; end this process."""
         self._end(
             f"told to stop by {signal.Signals(number).name}, but another rank did not come within "
-            "run.grace_seconds; what was trained since the newest checkpoint is lost; go on with: "
+            "run.grace_seconds; what was trained since the newest checkpoint is lost; resume with: "
             f"adloco train --resume {self.folder}",
             INTERRUPTED,
         )
@@ -150,7 +150,7 @@ class RankEnd:
         """The error, with the line that resumes the run after the failure of a rank."""
         if not isinstance(error, RankFailureError) or self.folder is None:
             return error
-        return RankFailureError(f"{error}; go on with: adloco train --resume {self.folder}")
+        return RankFailureError(f"{error}; resume with: adloco train --resume {self.folder}")
 
     def _end(self, message: str, code: int) -> None:
         log = logging.getLogger(__name__)

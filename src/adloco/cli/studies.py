@@ -70,7 +70,7 @@ def run_study(
     try:
         jobs = train_all(runs, folder, arguments.parallel, console, halve_at)
     except StudyInterruptedError:
-        console.print("stopped and saved; the same command goes on", soft_wrap=True)
+        console.print("stopped and saved; the same command continues", soft_wrap=True)
         return INTERRUPTED
     failed = sum(job.state == "failed" for job in jobs)
     failure = f"{failed} of {len(jobs)} runs failed; what they said is in {folder / LOGS}"

@@ -47,7 +47,7 @@ class Train(MachinesCommand):
 
         resumed = self.resume
         if self.from_run:
-            require(not resumed, "--from begins a new run, and --resume goes on with one; give one")
+            require(not resumed, "--from begins a new run, and --resume continues one; give one")
             self.settings.append(("model.from_run", self.from_run))
         if resumed:
             self.settings = absolute_budgets(resumed, self.settings)
@@ -57,13 +57,12 @@ class Train(MachinesCommand):
         )
         require(
             not (resumed and self.restart),
-            "--restart goes on with the run in --run.folder; leave out --resume",
+            "--restart resumes the run in --run.folder; leave out --resume",
         )
         machines = Machines.read(self.machines, self.meet)
         require(
             machines is None or self.restart,
-            "--machines needs --restart and --run.folder, so that each machine goes on with the "
-            "run",
+            "--machines needs --restart and --run.folder, so that each machine resumes the run",
         )
         if (self.ranks != 1 or machines) and num_ranks() == 1:
             return _run_on_ranks(self, machines)

@@ -135,7 +135,7 @@ class _Training:
                 self._say("stopped and saved; the other ranks continue the run")
                 return INTERRUPTED
             self._log.info("checkpoint %s", run.saving.newest)
-            self._say(f"stopped and saved; go on with: adloco train --resume {run.folder}")
+            self._say(f"stopped and saved; resume with: adloco train --resume {run.folder}")
             return INTERRUPTED
         if not run.placement.is_rank_zero:
             return 0
@@ -203,8 +203,8 @@ class _Training:
         )
         for name, value in settings:
             self._log.info("setting on the line: %s = %s", name, value)
-        goes_on = f"; goes on in round {rounds + 1}" if run.resumed else ""
-        self._log.info("checkpoint %s%s", run.saving.newest, goes_on)
+        resumed = f"; continues in round {rounds + 1}" if run.resumed else ""
+        self._log.info("checkpoint %s%s", run.saving.newest, resumed)
 
     def _log_round(self, record: Record) -> None:
         run = self._run

@@ -28,7 +28,7 @@ END = "END_OF_RECIPE"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A recipe on a number of nodes. It begins a run, or goes on with it if it is started again."""
+    """A recipe on a number of nodes. It begins a run, or resumes it if it is started again."""
 
     name: str
     """Lower-case letters, digits and dashes, as Kubernetes demands."""

@@ -3,7 +3,7 @@
 gloo notices at once that a killed rank has closed its connections, but only the ranks that talk to
 it in that moment; nobody notices a stopped rank or a dead link for as long as a collective may
 wait. torch 2.13 cannot abort a collective of gloo from another thread (tried: `abort` returns, and
-the collective goes on waiting). A connection from which no more can be read ends it with an error,
+the collective waits on). A connection from which no more can be read ends it with an error,
 and gloo then closes it. It must stay writable until then: what gloo sends on a connection that is
 shut down for writing too, before it notices the end, waits until the timeout: 10 of 160 cuts in
 the midst of collectives ended so, and 1 of 380 for reading alone, where the other process was

@@ -43,7 +43,7 @@ class Cluster:
     failures_per_day: float = 0.0
     """Mean number of failures of one island in a day."""
     restart_seconds: float = 60.0
-    """From a failure until training goes on."""
+    """From a failure until training continues."""
     price_per_hour: float = 0.0
     """Price of one island in an hour."""
     memory_gib: float = 0.0

@@ -1,4 +1,4 @@
-"""Gradients of data-parallel training, which leave in buckets while the backward pass goes on.
+"""Gradients of data-parallel training, which leave in buckets while the backward pass continues.
 
 torch's DistributedDataParallel, which adloco uses, reduces a bucket as soon as the backward pass
 has all of its gradients, one bucket after another. The last one is complete only when the pass

@@ -21,7 +21,7 @@ latency = "20ms"  # one way
 sync_seconds = 0.0  # of a sync, besides its transfer
 jitter = 0.0  # standard deviation of a step's seconds over their mean, measured
 failures_per_day = 0.0  # of one island
-restart_seconds = 60.0  # from a failure until training goes on
+restart_seconds = 60.0  # from a failure until training continues
 price_per_hour = 0.0  # of one island
 
 [samples_per_second]  # of one island, by the samples of all its ranks in one pass

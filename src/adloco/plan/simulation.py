@@ -27,7 +27,7 @@ from adloco.rules.sync_schedule import Streaming
 
 OnFailure = Literal["repeat", "drop"]
 """repeat: all trainers restart, and each repeats the round it was in; drop: only the failed island
-restarts, and its trainer's other workers go on without it until their next round.
+restarts, and its trainer's other workers continue without it until their next round.
 """
 MOST_FAILURES = 3.0
 """Mean number of failures in the time of a round; e to this power is the number of attempts."""

@@ -1,4 +1,4 @@
-"""Shows when a run was interrupted and went on, and what that has cost."""
+"""Shows when a run was interrupted and continued, and what that has cost."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime

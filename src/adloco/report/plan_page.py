@@ -104,7 +104,7 @@ def cluster_words(cluster: Cluster) -> list[str]:
         said.append(f"The seconds of a step vary by {cluster.jitter:.0%}.")
     if cluster.failures_per_day:
         said.append(
-            f"Failures of an island in a day: {cluster.failures_per_day:g}; training goes on "
+            f"Failures of an island in a day: {cluster.failures_per_day:g}; training continues "
             f"{cluster.restart_seconds:g} s after one."
         )
     if cluster.price_per_hour:

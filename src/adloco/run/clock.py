@@ -19,7 +19,7 @@ class Clock:
         return self._counted + running
 
     def set(self, seconds: float) -> None:
-        """Go on from so many seconds: those of the state from which training goes on."""
+        """Continue from so many seconds: those of the state from which training continues."""
         self._counted = seconds
         if self._since is not None:
             self._since = time.monotonic()

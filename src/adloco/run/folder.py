@@ -145,7 +145,7 @@ def _clear(folder: Path) -> None:
 
 def _taken(folder: Path) -> str:
     return (
-        f"run folder {str(folder)!r} exists already; use another --run.folder, or go on with it by "
+        f"run folder {str(folder)!r} exists already; use another --run.folder, or resume it by "
         f"adloco train --resume {folder}"
     )
 

@@ -174,7 +174,7 @@ class RoundLines:
         require(
             same or bool(_gone(read_lines(self.file), rounds)),
             f"{self.file} is not what the run wrote: lines up to round {rounds} were changed "
-            "since its checkpoint; restore it from a copy, or remove it to go on without",
+            "since its checkpoint; restore it from a copy, or remove it to continue without",
         )
 
     def _written(self, size: int = -1) -> bytes:

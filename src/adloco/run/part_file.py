@@ -29,7 +29,7 @@ class DamagedCheckpointError(ValueError):
 
     def __init__(self, checkpoint: Path, damage: str) -> None:
         super().__init__(
-            f"checkpoint {checkpoint} is damaged ({damage}); adloco train --resume goes on from "
+            f"checkpoint {checkpoint} is damaged ({damage}); adloco train --resume continues from "
             "the one before"
         )
         self.checkpoint = checkpoint

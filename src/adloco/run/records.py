@@ -73,13 +73,13 @@ class Records:
 
     @contextmanager
     def _needed(self) -> Iterator[None]:
-        """Raise ValueError for an OSError: without its records a run does not go on."""
+        """Raise ValueError for an OSError: without its records a run does not continue."""
         try:
             yield
         except OSError as error:
             raise ValueError(
                 f"the records of the run cannot be written in {self.folder} "
-                f"({error.strerror or error}); make room there, then go on with: adloco train "
+                f"({error.strerror or error}); make room there, then resume with: adloco train "
                 f"--resume {self.folder}"
             ) from error
 
@@ -91,7 +91,7 @@ class Records:
         """
         gone = {lines.file: lines.cut(rounds) for lines in self._files.values()}
         return [
-            f"{file} has lost the lines of {_rounds(numbers)}; the run goes on from its "
+            f"{file} has lost the lines of {_rounds(numbers)}; the run continues from its "
             f"checkpoint of round {rounds}, and its report leaves them out"
             for file, numbers in gone.items()
             if numbers

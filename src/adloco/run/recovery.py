@@ -120,7 +120,7 @@ class _Sharing:
 
         def read(part: str, into: dict[str, Any]) -> None:
             if part in self._copies:
-                # Training changes what it goes on from.
+                # Training changes what it continues from.
                 state, self.used_copies = deepcopy(self._copies[part]), True
             else:
                 try:
@@ -196,7 +196,7 @@ def clear_unusable(folder: Path, found: Recovered, placement: Placement) -> list
 
     Args:
         folder: Folder of all checkpoints of the run.
-        found: The checkpoint from which the run goes on, and the newer ones. Called on all ranks.
+        found: The checkpoint from which the run continues, and the newer ones. Called on all ranks.
         placement: The ranks.
 
     Returns:
@@ -211,13 +211,13 @@ def clear_unusable(folder: Path, found: Recovered, placement: Placement) -> list
                 shutil.rmtree(folder / each.name, ignore_errors=True)
 
     in_turn(placement, clear)
-    goes_on = f"the run goes on from {found.checkpoint.name}"
+    continues = f"the run continues from {found.checkpoint.name}"
     return [
         f"checkpoint {folder / each.name} is damaged ({each.damage}) and is now called "
-        f"{DAMAGED}{each.name}; {goes_on}"
+        f"{DAMAGED}{each.name}; {continues}"
         if each.damage
         else f"checkpoint {folder / each.name} was not written to its end ({each.missing} is "
-        f"missing) and is removed; {goes_on}"
+        f"missing) and is removed; {continues}"
         for each in found.unusable
     ]
 

@@ -1,5 +1,5 @@
 """The checkpoints that a run writes, in the background while it trains; without room for them it
-goes on.
+continues.
 """
 
 import shutil
@@ -106,8 +106,8 @@ class Saving:
             self.save(name, content)
         except OSError as error:
             raise ValueError(
-                f"the last checkpoint of the run {self._problem(error)}; make room there, then go "
-                f"on from {self.newest} with: adloco train --resume {self._folder}"
+                f"the last checkpoint of the run {self._problem(error)}; make room there, then "
+                f"resume from {self.newest} with: adloco train --resume {self._folder}"
             ) from error
 
     def look(self) -> None:
@@ -117,7 +117,7 @@ class Saving:
         except OSError as error:
             if not self._warned and self._placement.is_rank_zero:
                 warnings.warn(
-                    f"a checkpoint {self._problem(error)}; the run goes on and tries again after "
+                    f"a checkpoint {self._problem(error)}; the run continues and tries again after "
                     f"each round, and the newest checkpoint is {self.newest}",
                     RunWarning,
                     stacklevel=2,

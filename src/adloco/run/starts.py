@@ -57,7 +57,7 @@ class Start:
     round: Count
     tokens: Count
     seconds: Seconds
-    """These three are the point from which training goes on, see `Point`."""
+    """These three are the point from which training continues, see `Point`."""
     failed: bool = False
     """True if training had ended before it without `stop`."""
     tokens_repeated: Count = 0
@@ -66,7 +66,7 @@ class Start:
     """Seconds that training them took."""
     seconds_down: Seconds = 0.0
     """Seconds without training that is kept or repeated, whatever the reason: a pause, or the round
-    in which a process died, and the time until training went on.
+    in which a process died, and the time until training continued.
     """
 
     @property
@@ -101,7 +101,7 @@ class Starts:
         """Read what was recorded, before records are cut; `begin` records the start.
 
         Args:
-            at: The checkpoint from which training goes on.
+            at: The checkpoint from which training continues.
             newest: The newest line of metrics.jsonl; empty without one.
             kind: What `begin` records.
 
@@ -114,23 +114,23 @@ class Starts:
         self._resumed = at, Point(**{name: newest.get(name, 0) for name in names})
 
     def begin(self, here: Point) -> None:
-        """Record that training begins or goes on, unless it is under way in this process."""
+        """Record that training begins or continues, unless it is under way in this process."""
         if not self._under_way:
             at, reached = self._resumed or (here, here)
             self.add(self._kind if self._resumed or self.lines else "begin", at, reached)
             self._under_way, self._resumed = True, None
 
     def stop(self, here: Point) -> None:
-        """Record that training ends, with a checkpoint from which it can go on."""
+        """Record that training ends, with a checkpoint from which it can continue."""
         self.add("stop", here, here)
         self._under_way = False
 
     def add(self, kind: Kind, at: Point, reached: Point) -> None:
-        """Append a line of this moment; without room for it, warn and go on.
+        """Append a line of this moment; without room for it, warn and continue.
 
         Args:
             kind: What happens.
-            at: Where training goes on. The run's clock must go on from `at.seconds`.
+            at: Where training continues. The run's clock must continue from `at.seconds`.
             reached: How far the run had come before, with what is trained again from `at` on.
 
         Raises:
@@ -145,7 +145,7 @@ class Starts:
             write_text(file, text_of(map(asdict, self.lines)))
         except OSError as error:
             warnings.warn(
-                f"{file} cannot be written ({error.strerror or error}); the run goes on, and the "
+                f"{file} cannot be written ({error.strerror or error}); the run continues, and the "
                 "file lacks a line",
                 RunWarning,
                 stacklevel=2,

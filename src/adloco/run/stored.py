@@ -193,7 +193,7 @@ def begun_run(recipe: Recipe) -> Path | None:
     folder = Path(recipe.run.folder)
     require(
         bool(recipe.run.folder),
-        "--restart begins a run or goes on with it, and needs its folder: give --run.folder too",
+        "--restart begins a run or resumes it, and needs its folder: give --run.folder too",
     )
     if not_begun(folder) or not (folder / RECIPE).is_file():
         return None

@@ -365,11 +365,11 @@ class TrainingRun:
         )
 
     def _with_checkpoint(self, error: NonFiniteLossError) -> NonFiniteLossError:
-        """The error, with the checkpoint to go on from."""
+        """The error, with the checkpoint to continue from."""
         saved = self.saving.newest
         good = (
             f"; the last good checkpoint is {self.folder / CHECKPOINTS / saved}; adloco train "
-            f"--resume {self.folder} goes on from there, with a lower --inner.lr or "
+            f"--resume {self.folder} continues from there, with a lower --inner.lr or "
             "--method.max_grad_norm, with --run.on_nonfinite skip, or with --data.skip_samples N "
             "past N samples of each stream"
         )
