@@ -59,7 +59,11 @@ def test_two_arms_from_training_to_the_page(
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "Held equal: task, validation windows, model, data, tokenizer, 4,096 tokens" in out
+    one = "method.sync_every (diloco: 4, H2: 2)"
+    assert f"Differs: {one}. Fewer than 5 rounds: diloco; what syncs do shows later" in out
     content = compared(study)
+    assert content["differs"] == [one]
+    assert f"Differs: {one}." in (study / "compare.html").read_text()
     for arm, sync_every in zip(content["arms"], (4, 2), strict=True):
         (run,) = arm["runs"]
         rows = [

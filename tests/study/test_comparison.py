@@ -31,6 +31,7 @@ def against(*ends: tuple[float, float]) -> Comparison:
         replicas=2,
         equal=(),
         unequal=(),
+        differs=(),
     )
 
 
@@ -108,6 +109,7 @@ def comparison(problem: str = "") -> Comparison:
         replicas=2,
         equal=("data",),
         unequal=(),
+        differs=(),
     )
 
 

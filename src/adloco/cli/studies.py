@@ -87,7 +87,7 @@ def run_study(
     console.print(f"lowest {comparison.loss.label}: {comparison.best}, {best}", soft_wrap=True)
     for notice, arms in _notices(runs).items():
         console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)
-    console.print(f"{comparison.statement}\n{page}", soft_wrap=True)
+    console.print(f"{comparison.statement}\n{comparison.differing}\n{page}", soft_wrap=True)
     return _fail(failure) if failed else 0
 
 

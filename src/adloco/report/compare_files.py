@@ -13,6 +13,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     """Everything, for programs."""
     return {
         "held_equal": list(comparison.equal),
+        "differs": list(comparison.differs),
         "not_held_equal": list(comparison.unequal),
         "units": {
             **{name: metric.unit.name for name, metric in comparison.axes.items()},

@@ -169,6 +169,7 @@ def _content(
     return charts_content([curves]) | {
         "title": title,
         "statement": comparison.statement.removesuffix(comparison.warning),
+        "differing": comparison.differing,
         "warning": comparison.warning.strip(),
         "problems": [
             f"{run.run.arm}, seed {run.run.seed} did not end: {run.problem}"

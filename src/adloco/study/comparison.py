@@ -16,12 +16,13 @@ from adloco.run.folder import SUMMARY
 from adloco.run.json_files import finite, read_json
 from adloco.run.records import Records
 from adloco.study.arms import StudyRun
-from adloco.study.fairness import held_equal, inequalities
+from adloco.study.fairness import differences, held_equal, inequalities
 from adloco.study.links import bytes_sent, link_seconds, num_syncs
 from adloco.study.statistics import Difference, Spread, first_crossing, paired_difference
 
 ARMS_IN_PAIRS = 4
 """Arms of which all pairs are compared."""
+FEW_ROUNDS = 5
 SENT = Metric("sent", "left each worker", TRAFFIC)
 """Bytes that left each worker, with every worker on an island of its own."""
 
@@ -65,6 +66,8 @@ class Comparison:
     """Replicas that data-parallel arms are taken to have."""
     equal: tuple[str, ...]
     unequal: tuple[str, ...]
+    differs: tuple[str, ...]
+    """Settings in which the arms differ, with their values."""
 
     @property
     def loss(self) -> Metric:
@@ -81,6 +84,20 @@ class Comparison:
         names = ", ".join(parallel)
         taken = f" {names}: {self.replicas} replicas that sync in each step." if parallel else ""
         return f"Held equal: {', '.join(self.equal) or 'nothing'}; {seeds}.{taken}{self.warning}"
+
+    @property
+    def differing(self) -> str:
+        """The settings in which the arms differ, and a sentence if an arm has few rounds."""
+        few = [
+            arm
+            for arm, runs in self.arms.items()
+            if 0 < max(len(run.axes["tokens"]) for run in runs) < FEW_ROUNDS
+        ]
+        short = (
+            f" Fewer than {FEW_ROUNDS} rounds: {', '.join(few)}; what syncs do shows later, so "
+            "give more tokens or a smaller method.sync_every."
+        )
+        return f"Differs: {'; '.join(self.differs) or 'nothing'}.{short if few else ''}"
 
     @property
     def warning(self) -> str:
@@ -192,6 +209,7 @@ def compare(
         replicas=replicas,
         equal=tuple(held_equal(runs)),
         unequal=tuple(unequal),
+        differs=tuple(differences(runs)),
     )
     finals = [comparison.finals(arm, comparison.loss.name).highest for arm in arms]
     reached = [value for value in finals if value is not None]

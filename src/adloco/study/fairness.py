@@ -2,10 +2,10 @@
 task and budget.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from adloco.config.finding import held_by, setting_names
+from adloco.config.finding import held_by, setting_facts, setting_names
 from adloco.config.recipe_text import named_settings
 from adloco.study.arms import StudyRun
 
@@ -24,6 +24,38 @@ class Inequality:
         return f"{self.what} ({self.setting}: {values})"
 
 
+OF_A_RUN = ("run.name", "run.folder", "run.seed")
+"""Settings that say which run it is."""
+
+
+def differences(runs: Sequence[StudyRun]) -> list[str]:
+    """The settings in which arms differ, with the value of each arm; `-` where it has none. Left
+    out is what must be equal, which `inequalities` names, and what changes no number.
+    """
+    facts = setting_facts()
+    found = []
+    for setting, values in _values(runs):
+        traceless = setting in facts and facts[setting].traceless
+        if not (held_by(setting) or traceless or setting in OF_A_RUN):
+            texts = ", ".join(f"{arm}: {value}" for arm, value in values.items())
+            found.append(f"{setting} ({texts})")
+    return found
+
+
+def _values(runs: Sequence[StudyRun]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Each setting in which runs differ, and its value in each arm."""
+    each = [
+        (run.arm, {name: str(value) for name, value in named_settings(run.recipe).items()})
+        for run in runs
+    ]
+    for setting in dict.fromkeys(name for _, named in each for name in named):
+        given: dict[str, set[str]] = {}
+        for arm, settings in each:
+            given.setdefault(arm, set()).add(settings.get(setting, "-"))
+        if len(set().union(*given.values())) > 1:
+            yield setting, {arm: " or ".join(sorted(texts)) for arm, texts in given.items()}
+
+
 def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[Inequality]:
     """What differs between arms.
 
@@ -31,19 +63,11 @@ def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[I
         runs: Runs of all arms.
         varied: Settings in which the arms differ on purpose.
     """
-    each = [
-        (run.arm, {name: str(value) for name, value in named_settings(run.recipe).items()})
-        for run in runs
+    return [
+        Inequality(what=held_by(setting), setting=setting, values=values)
+        for setting, values in _values(runs)
+        if held_by(setting) and setting not in varied
     ]
-    found = []
-    for setting in dict.fromkeys(name for _, named in each for name in named if held_by(name)):
-        given: dict[str, set[str]] = {}
-        for arm, settings in each:
-            given.setdefault(arm, set()).add(settings.get(setting, "-"))
-        values = {arm: " or ".join(sorted(texts)) for arm, texts in given.items()}
-        if len(set().union(*given.values())) > 1 and setting not in varied:
-            found.append(Inequality(what=held_by(setting), setting=setting, values=values))
-    return found
 
 
 def held_equal(runs: Sequence[StudyRun]) -> list[str]:
