@@ -198,6 +198,7 @@ def test_the_files_that_the_page_of_the_method_names_exist() -> None:
     assert [name for name in named if not (ROOT / "src" / "adloco" / name).exists()] == []
 
 
+@DESCRIBES_LAB
 def test_settings_named_for_those_who_come_from_the_script_exist() -> None:
     ours = [
         line.split("|")[3]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from adloco.cli.main import main
-from tests.pages import README, ROOT, blocks, console_lines
+from tests.pages import DESCRIBES_LAB, README, ROOT, blocks, console_lines
 
 QUICK_START = ROOT / "docs" / "quick-start.md"
 START, LOOP = blocks(README, "python")
@@ -126,7 +126,9 @@ def run_commands(lines: list[str], small: list[str]) -> None:
         assert main([*words, *(sizes if of_a_recipe else [])]) == 0, line
 
 
-@pytest.mark.parametrize("page", [README, QUICK_START], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [README, pytest.param(QUICK_START, marks=DESCRIBES_LAB)], ids=lambda page: page.stem
+)
 def test_commands_run(
     page: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,9 @@ import pytest
 
 from adloco.cli.arguments import take_settings
 from adloco.study.arms import plan_runs
+from tests.pages import DESCRIBES_LAB
+
+pytestmark = DESCRIBES_LAB
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from adloco.cli.main import main
 from adloco.run import checkpoint
 from adloco.run.part_file import read_part, write_part
 from tests.conftest import WaitForSteps
-from tests.pages import NEEDS_ELASTIC
+from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
 
 
 @pytest.mark.parametrize(
@@ -30,17 +30,19 @@ from tests.pages import NEEDS_ELASTIC
         (["--run.compile=maybe"], "run.compile must be true or false, got 'maybe'"),
         (["--inner.lr", "low"], "inner.lr must be a number, got 'low'"),
         (["--inner.betas", "0.9"], "inner.betas must be a list of 2 numbers, got [0.9]"),
-        (
+        pytest.param(
             ["--auto.chooses", "often"],
             "must be a list of words, each sync_every, eta or multiplier, got ['often']",
+            marks=DESCRIBES_LAB,
         ),
         (
             ["--switch.max_micro_batch", "most"],
             "switch.max_micro_batch must be a whole number or auto, got 'most'",
         ),
-        (
+        pytest.param(
             ["--batch.rule", "norm-test", "--batch.metric", "adam"],
             "with rule = 'norm-test'; it is one with rule = 'step-norm-test'",
+            marks=DESCRIBES_LAB,
         ),
         (
             ["--model.name", "gpt2"],

@@ -21,6 +21,7 @@ from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
 from adloco.config.shipped import shipped_recipes
 from adloco.discovery import lab_classes
+from tests.pages import DESCRIBES_LAB
 
 NAMES = ["train", "compare", "sweep", "ablate", "plan", "runs", "recipes", "prepare", "probe"]
 NAMES += ["config", "convert", "evaluate", "generate", "export", "report", "rewind", "launch"]
@@ -192,6 +193,7 @@ def test_every_setting_of_every_recipe_is_known() -> None:
         assert set(named_settings(build_recipe(read_values(recipe)))) <= there
 
 
+@DESCRIBES_LAB
 @pytest.mark.parametrize("recipe", ["adloco", "diloco"])
 def test_help_on_settings(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
