@@ -104,6 +104,24 @@ def test_the_limit_goes_on_from_a_checkpoint() -> None:
     assert (report.changes, report.trainers[0].micro_batch) == ((), 3)
 
 
+def test_the_limit_of_a_worker_lasts_when_its_round_is_stopped_and_resumed() -> None:
+    """It reaches the other workers, and the report, with the end of the round."""
+    stopping = Small(4)
+
+    def stops(model: Any, ids: Tensor) -> Tensor:
+        if stopping.calls > 2:
+            run.stop()
+        return stopping(model, ids)
+
+    run = language(stops)
+    assert run.round() is None
+    resumed = language(next_token)  # It never runs out itself.
+    resumed.load_state_dict(copy.deepcopy(run.state_dict()))
+    report = resumed.round()
+    assert report is not None and report.changes[0].after == 3
+    assert resumed.state.chosen.pass_limit == 3
+
+
 def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught() -> None:
     run = language(
         Small(

@@ -139,8 +139,8 @@ def test_a_name_that_is_no_file_can_be_a_dataset(
     assert _data_setting("allenai/c4") == "data.dataset"
     assert _data_setting("my_texts") == _data_setting(Path("a/b")) == "data.path"
     assert _data_setting("a/b/c") == _data_setting(None) == "data.path"
+    assert _data_setting("./c4") == _data_setting("../c4") == "data.path"
     (tmp_path / "allenai").mkdir()
-    (tmp_path / "allenai" / "c4").touch()
     assert _data_setting("allenai/c4") == "data.path"
 
 

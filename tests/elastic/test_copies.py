@@ -1,5 +1,7 @@
 """Copies of a run's state in the memory of two islands."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def kept_and_found(folder: Path, failed: int) -> tuple[list[str], int, str, list
     for number in range(4, 7):
         assert copies.due(number, saves=True, last=False) is (number % 2 == 0)
         assert not copies.due(number, saves=True, last=True)
-        sent = copies.keep(f"round-{number}", parts_of(placement.rank, number))
+        sent = copies.keep(f"round-{number}", parts_of(placement.rank, number), placement)
     assert sorted(copies.parts) == ["round-5", "round-6"]
     kept = sorted(copies.parts["round-6"])
     here = {} if placement.rank == failed else copies.parts
@@ -59,6 +61,16 @@ def test_the_others_have_all_parts_of_a_failed_island(tmp_path: Path) -> None:
         assert sent == len(PARTS) * 3 * 4
         assert (name, on_disk) == ("round-6", "round-1")
         assert numbers == [6.0] * 3, "run, trainer-0 and its worker; as they were kept"
+
+
+def test_copies_do_not_keep_the_groups_of_ranks_alive() -> None:
+    placement, copies = OneProcess(), MemoryCopies()
+    copies.place(Path(), placement, 1)
+    copies.keep("round-1", parts_of(0, 1), placement)
+    before = weakref.ref(placement)
+    del placement
+    gc.collect()
+    assert before() is None
 
 
 def test_one_island_makes_no_copies_but_checkpoints(small: list[str]) -> None:
@@ -91,7 +103,7 @@ def kept_for_disk(folders: list[Path]) -> tuple[list[int], bool, list[list[str]]
     folder, copies = folders[placement.rank], MemoryCopies()
     copies.place(folder, placement, 10)
     due = copies.due(3, saves=True, last=True)
-    copies.keep("round-3", parts_of(placement.rank, 3))
+    copies.keep("round-3", parts_of(placement.rank, 3), placement)
     found = folder_owners(folder, placement)
     return found, due, [sorted(copies.parts["round-3"]), sorted(copies.for_disk)]
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from adloco import load, train
+from adloco import train
 from adloco.cli.arguments import take_settings
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.folder import CHECKPOINTS, locked
 from adloco.run.going_back import go_back
+from adloco.run.starts import read_starts
 
 
 def losses(folder: Path) -> list[float]:
@@ -39,10 +40,27 @@ def test_a_run_taken_back_trains_to_the_same_numbers(folder: Path) -> None:
     ]
     assert len(list_checkpoints(folder / CHECKPOINTS)) == 2
 
-    assert train(resume=folder).summary == load(folder).summary
+    summary = train(resume=folder).summary
     assert losses(folder) == before
+    # What was given up on purpose is not lost.
+    assert (summary["interruptions"], summary["tokens_repeated"], summary["goodput"]) == (0, 0, 1.0)
+    kinds = [start.kind for start in read_starts(folder)]
+    assert kinds == ["begin", "stop", "rewind", "resume", "stop"]
     # A second return takes the place of what the first one has set aside.
     assert go_back(folder, 1) == aside
+
+
+def test_a_machine_that_has_only_parts_of_workers(folder: Path) -> None:
+    """Rank 0, on another machine, has the parts `run`, the records and the starts."""
+    for file in [*folder.glob("checkpoints/*/run.*"), *folder.glob("*.jsonl")]:
+        file.unlink()
+    with pytest.raises(ValueError, match="no part of a checkpoint of round 99"):
+        go_back(folder, 99)
+    aside = go_back(folder, 1)
+    assert aside
+    assert not (folder / "starts.jsonl").exists()
+    kept = {path.name for path in (folder / CHECKPOINTS).iterdir()} - {*aside}
+    assert {name.split("-")[1] for name in kept} == {"000000", "000001"}
 
 
 def test_what_cannot_be_gone_back_to_is_refused_and_nothing_changes(folder: Path) -> None:

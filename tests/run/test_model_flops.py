@@ -44,6 +44,11 @@ def test_a_model_without_a_configuration_is_unknown() -> None:
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA L40S", 362e12),
         ("NVIDIA L4", 121e12),
+        ("NVIDIA GH200 480GB", 989.4e12),
+        ("NVIDIA GB200", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("Some other", None),
     ],
 )

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from adloco.cli.main import main
+from adloco.tasks import language_model
 from tests.conftest import Train
 from tests.problems import cases
 
@@ -144,3 +147,28 @@ def test_one_sample_that_does_not_fit_ends_the_run(
         in done.stderr
     )
     assert "start again" not in done.stderr
+
+
+def test_a_halved_micro_batch_is_recorded_reported_and_resumed(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = language_model.next_token_loss
+
+    def of_at_most_two(model: Any, ids: Any) -> Any:
+        if torch.is_grad_enabled() and len(ids) > 2:
+            raise torch.OutOfMemoryError("no memory left")
+        return plain(model, ids)
+
+    monkeypatch.setattr(language_model, "next_token_loss", of_at_most_two)
+    run = tmp_path / "run"
+    longer = ["--run.tokens", "2500", "--learning_rate.shape", "constant"]
+    assert main(["train", "single", *small, *longer]) == 0
+    (change,) = metrics(run)[0]["changes"]
+    assert (change["setting"], change["after"], change["reason"]) == (
+        "pass_limit",
+        2,
+        "memory ran out",
+    )
+    assert main(["report", str(run)]) == 0
+    assert main(["train", "--resume", str(run), "--run.tokens", "2x"]) == 0
+    assert all(not row["changes"] for row in metrics(run)[1:]), "the limit is kept"

@@ -263,4 +263,4 @@ class Execution:
     on_nonfinite: OnNonFinite = "stop"
     """What a worker does when its numbers are not finite."""
     clock: Callable[[], float] = time.monotonic
-    """() -> seconds since some fixed moment; measures the times in a round's report."""
+    """() -> seconds since some fixed moment; measures training and the syncs that it waits for."""

@@ -1,9 +1,8 @@
 """One round of AdLoCo (arXiv 2508.18182, algorithm 1): `Round.run` is the algorithm.
 
 Plan the batches; train every worker for H inner steps; sync each trainer's workers by an outer
-step; let the batch rule set the next requested batch; merge trainers. A
-sync happens in events of the schedule in `rules.sync_schedule`: fragments of the model are sent and
-received.
+step; let the batch rule set the next requested batch; merge trainers. A sync happens in events of
+the schedule in `rules.sync_schedule`: fragments of the model are sent and received.
 """
 
 from collections.abc import Callable, Mapping, Sequence

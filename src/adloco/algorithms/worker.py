@@ -287,6 +287,7 @@ class Worker:
         return {
             "stream": self.stream,
             "position": self.position,
+            "halved_to": self.halving.limit,
             "round": self.round.state_dict(),
         }
 
@@ -307,6 +308,7 @@ class Worker:
     def load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from `numbers`."""
         self.stream, self.position = numbers["stream"], numbers["position"]
+        self.halving.limit = numbers["halved_to"]
         self.round = WorkerRound.from_state(numbers["round"])
 
     def load_tensors(self, state: Mapping[str, Any]) -> None:

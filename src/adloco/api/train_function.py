@@ -109,8 +109,9 @@ def train(
 
 def _data_setting(data: str | Path | None) -> str:
     """The setting that says where the text is; a name that is no file can be a dataset's."""
-    is_name = isinstance(data, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", data)
-    return "data.dataset" if is_name and not Path(str(data)).exists() else "data.path"
+    is_name = isinstance(data, str) and re.fullmatch(r"\w[\w.-]*/[\w.-]+", data)
+    # In a folder that is there, a file's name was meant.
+    return "data.dataset" if is_name and not Path(str(data)).parent.is_dir() else "data.path"
 
 
 def _by_name(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -180,7 +180,7 @@ class ModelCommand(TrainerCommand):
     """A command that takes the newest or the best model of a run."""
 
     best: bool = argument(False)
-    """Of the checkpoints that are kept, take the one with the lowest validation loss (see
+    """Take the checkpoint with the lowest validation loss of those that are kept (see
     run.keep_best; default: the newest)."""
 
     def load(self) -> "Trained":

@@ -22,14 +22,16 @@ SHOWN_OF_SAMPLE = 160
 """Characters of the text sample that are shown; the report has all of it."""
 
 
-def closing_lines(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
+def closing_lines(
+    run: TrainingRun, summary: dict[str, Any], records: Sequence[Record]
+) -> list[str]:
     """What came out of a finished run, where its report is, and next commands.
 
     Args:
         run: The run.
         summary: The content of summary.json.
+        records: The lines of metrics.jsonl.
     """
-    records = run.records.read()
     last = records[-1]
     merges = sum(len(record["merges"]) for record in records)
     rows = [row for record in records for row in record["trainers"]]

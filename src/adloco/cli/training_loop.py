@@ -153,9 +153,10 @@ class _Training:
                 logging.WARNING,
             )
             return 0
-        for line in closing_lines(run, summary):
+        records = run.records.read()
+        for line in closing_lines(run, summary, records):
             self._say(line)
-        problem = no_success(run.records.read())
+        problem = no_success(records)
         if problem:
             self._say(problem, logging.WARNING)
         return 0

@@ -63,8 +63,9 @@ def construct(owner: type, given: Mapping[str, Any]) -> Any:
         ) from error
     except pydantic.ValidationError as error:
         found = error.errors()[0]
-        if found["type"] == "value_error":  # Raised by the class itself.
-            raise found["ctx"]["error"] from None
+        if found["type"] in ("value_error", "assertion_error"):  # Raised by the class itself.
+            own = found["ctx"]["error"]
+            raise (own if isinstance(own, ValueError) else ValueError(str(own))) from None
         key = str(found["loc"][0])
         require(key in given, f"{key} must be given")
         kind = kind_of(hints[key]) or found["msg"].removeprefix("Input should be ")

@@ -3,8 +3,9 @@
 On a slow link both directions must be busy at once. In gloo a rank may send once the other one has
 said that it is ready to receive, and that message waits behind the data that leaves on the same
 connection. So between two ranks, one of which comes a little later, gloo's `all_to_all` and
-`all_gather` together take 1.5 times as long as the link needs (`bench.py --part exchange-links`).
-Here every rank says that it is ready for everything before it sends anything.
+`all_gather` together take 1.5 times as long as the link needs (reproduce/LOG.md, 2026-11-23, "why a
+sync took longer than its bytes over a slow link"). Here every rank says that it is ready for
+everything before it sends anything.
 """
 
 from collections.abc import Iterable, Sequence

@@ -28,7 +28,9 @@ class MemoryCopies:
         """Bytes of tensors in the newest copies here."""
         self.for_disk: dict[str, Any] = {}
         """The parts in the newest copies here of islands that see another folder."""
-        self._every, self._islands = 0, 1
+        self._every = self._island = 0
+        self._islands = self._ranks_per_island = 1
+        # Numbers of the placement and not itself, whose process groups must end at a regroup.
         self._receivers: list[int] = []
         """The island to which each one sends its copies."""
         self._folders: list[int] = []
@@ -42,8 +44,8 @@ class MemoryCopies:
             every: Rounds from one copy to the next; 0: none are made.
         """
         self.parts, self.for_disk, self.bytes_kept = {}, {}, 0
-        size = placement.ranks_per_worker
-        self._placement, self._islands = placement, placement.num_ranks // size
+        self._ranks_per_island = size = placement.ranks_per_worker
+        self._islands, self._island = placement.num_ranks // size, placement.rank // size
         self._every = every
         if not self.made:
             return
@@ -73,7 +75,7 @@ class MemoryCopies:
         in_memory = round % max(self._every, 1) == 0 and not last
         return self.made and (in_memory or (saves and self.on_disk))
 
-    def keep(self, name: str, parts: Mapping[str, Any]) -> int:
+    def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> int:
         """Keep the parts of this island, and exchange copies with others.
 
         Called on all ranks, after a round. Those of the time before are kept too, because a rank
@@ -82,34 +84,33 @@ class MemoryCopies:
         Args:
             name: Name of the checkpoint that the parts would make.
             parts: Those that this process would write; they are not changed any more.
+            placement: The ranks.
 
         Returns:
             Bytes of tensors that all islands have sent.
         """
-        received = self._exchange(parts) if self._placement.is_island_first else {}
+        received = self._exchange(parts, placement) if placement.is_island_first else {}
         kept, self.for_disk = dict(parts), {}
         for island, of_island in received.items():
             kept |= of_island
             if self._folders[island] != self._folders[self._island]:
                 self.for_disk |= of_island
         own, all_here = _size(parts), _size(kept)
-        sent = sum(self._placement.all_values(own))  # Also waits until all have theirs.
+        sent = sum(placement.all_values(own))  # Also waits until all have theirs.
         self.parts = {**dict(sorted(self.parts.items())[-1:]), name: kept}
         self.bytes_kept = all_here
         return sent
 
-    @property
-    def _island(self) -> int:
-        return self._placement.rank // self._placement.ranks_per_worker
-
-    def _exchange(self, parts: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    def _exchange(
+        self, parts: Mapping[str, Any], placement: Placement
+    ) -> dict[int, Mapping[str, Any]]:
         """Send this island's parts to the one that keeps them; return those received, by island."""
-        size, received = self._placement.ranks_per_worker, dict[int, Mapping[str, Any]]()
+        size, received = self._ranks_per_island, dict[int, Mapping[str, Any]]()
         # All islands go through the transfers in one order, so there is always one that can send.
         for sender in sorted(range(len(self._receivers)), key=lambda island: (island % 2, island)):
             receiver = self._receivers[sender]
             if self._island in (sender, receiver):
-                state = self._placement.transfer(parts, sender * size, receiver * size) or {}
+                state = placement.transfer(parts, sender * size, receiver * size) or {}
                 if self._island == receiver:
                     received[sender] = state
         return received

@@ -1,13 +1,16 @@
 """Takes a stopped run back to an earlier round, from which it is then resumed."""
 
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
+from adloco.algorithms.state_parts import RUN
 from adloco.errors import require
-from adloco.run.checkpoint import list_all, need, of_round
+from adloco.run.checkpoint import list_all, list_checkpoints, need, of_round, read
 from adloco.run.folder import CHECKPOINTS, SUMMARY, locked, run_folder
 from adloco.run.part_file import CHECKSUMS
 from adloco.run.records import Records
+from adloco.run.starts import STARTS, Point, Starts
 
 UNDONE = "undone-"
 """What the names of checkpoints begin with that are newer than the round to which a run went."""
@@ -17,7 +20,7 @@ def go_back(folder: Path, round: int) -> list[str]:
     """Set aside the checkpoints after a round, and cut the run's records there.
 
     The checkpoints keep their contents under another name. Settings that were changed since stay
-    as they are, and so do the times in `starts.jsonl`.
+    as they are.
 
     Args:
         folder: The run's folder.
@@ -31,7 +34,7 @@ def go_back(folder: Path, round: int) -> list[str]:
     """
     checkpoints = run_folder(folder) / CHECKPOINTS
     with locked(folder):
-        target = of_round(checkpoints, round)
+        target = _target(checkpoints, round)
         newer = [path for path in list_all(checkpoints) if path.name > target.name]
         require(bool(newer), f"the run in {str(folder)!r} is at round {round} already")
         _check(target)
@@ -39,12 +42,27 @@ def go_back(folder: Path, round: int) -> list[str]:
             aside = path.with_name(UNDONE + path.name)
             shutil.rmtree(aside, ignore_errors=True)  # Of an earlier return.
             path.replace(aside)
-        Records(folder).cut(round)
+        records = Records(folder)
+        records.cut(round)
+        if (folder / STARTS).exists():  # Only where rank 0 lives.
+            newest = records.newest()
+            here = Point(**{field.name: newest.get(field.name, 0) for field in fields(Point)})
+            Starts(folder, writes=True).add("rewind", here, here)
         (folder / SUMMARY).unlink(missing_ok=True)  # The run has not ended any more.
     return [UNDONE + path.name for path in newer]
 
 
+def _target(checkpoints: Path, round: int) -> Path:
+    """The newest checkpoint of the round. A machine without rank 0 has no part `run` of any."""
+    if list_checkpoints(checkpoints):
+        return of_round(checkpoints, round)
+    found = [path for path in list_all(checkpoints) if int(path.name.split("-")[1]) == round]
+    require(bool(found), f"{checkpoints} has no part of a checkpoint of round {round}")
+    return found[-1]
+
+
 def _check(checkpoint: Path) -> None:
     """Raise ValueError if a part that is here is damaged, or of another save."""
+    whole = (checkpoint / f"{RUN}{CHECKSUMS}").exists()
     for file in checkpoint.glob(f"*{CHECKSUMS}"):
-        need(checkpoint, file.name.removesuffix(CHECKSUMS))
+        (need if whole else read)(checkpoint, file.name.removesuffix(CHECKSUMS))

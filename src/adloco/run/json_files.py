@@ -8,11 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
-
 from adloco.errors import require
 from adloco.metrics import Record
-from adloco.run.record_types import OfRound, fault
+from adloco.run.record_types import OfRound, adapter, fault
 from adloco.whole_file import write_text
 
 T = TypeVar("T")
@@ -72,7 +70,7 @@ def read_lines(file: Path, kind: type = OfRound) -> Iterator[Record]:
 
 def read_objects(file: Path, kind: type[T]) -> list[T]:
     """The lines of a file as values of a dataclass; ValueError if one is damaged."""
-    make = TypeAdapter(kind).validate_python
+    make = adapter(kind).validate_python  # type: ignore[arg-type]
     return [make(line) for line in read_lines(file, kind)]
 
 

@@ -8,6 +8,7 @@ syncs count nothing. The peak is the device's dense bfloat16 rate without sparsi
 run computes in.
 """
 
+import re
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 PEAK_FLOPS = {
     "B200": 2250e12,
+    "GH200": 989.4e12,
     "H200": 989.4e12,
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
@@ -26,7 +28,7 @@ PEAK_FLOPS = {
     "A10G": 70e12,
     "RTX 4090": 165.2e12,
 }
-"""Dense bfloat16 FLOPs per second of a device, by a part of its name, the first that fits: from the
+"""Dense bfloat16 FLOPs per second of a device, by words of its name, the first that fits: from the
 vendor's data sheets.
 """
 
@@ -55,7 +57,10 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    if re.search(r"\b(MIG|Laptop)\b", name):  # A part of the device, or a slower one.
+        return None
+    fits = (peak for part, peak in PEAK_FLOPS.items() if re.search(rf"\b{part}\b", name))
+    return next(fits, None)
 
 
 def use_per_token(

@@ -53,7 +53,7 @@ class _MergeLine:
 
 @dataclass(frozen=True, kw_only=True)
 class _ChangeLine:
-    setting: Annotated[Text, Field(pattern=f"^({'|'.join(ROUND)})$")]
+    setting: Text
     before: Number | None
     after: Number | None
     reason: Text
@@ -93,14 +93,15 @@ def _numbers(table: Mapping[str, Metric], **others: Any) -> type:
 
 
 @cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
+def adapter(kind: type) -> TypeAdapter[Any]:
+    """Makes values of a type from what was read, or raises ValidationError."""
     return TypeAdapter(kind)
 
 
 def fault(line: Any, kind: type) -> str:
     """The place of the first fault in a line that should be of a type; empty if there is none."""
     try:
-        _adapter(kind).validate_python(line)
+        adapter(kind).validate_python(line)
     except ValidationError as error:
         place = error.errors(include_url=False, include_context=False, include_input=False)[0]
         return ".".join(map(str, place["loc"])) or "no object"

@@ -24,7 +24,7 @@ from adloco.whole_file import write_text
 STARTS = "starts.jsonl"
 Seconds = Annotated[Number, Field(ge=0, lt=2**36)]
 """The calendar of Python ends later than 2^36 seconds after 1970."""
-Kind = Literal["begin", "resume", "regroup", "join", "stop"]
+Kind = Literal["begin", "resume", "regroup", "join", "stop", "rewind"]
 """What happened.
 
 begin: the run began.
@@ -32,6 +32,7 @@ resume: a new process resumes from a checkpoint.
 regroup: the ranks that remain after a failure resume in place from a checkpoint.
 join: ranks came back, and the others lost nothing by it.
 stop: training ended with a checkpoint, because it was told to or its budget was spent.
+rewind: somebody took the run back to a checkpoint, so what came after it is not lost but given up.
 """
 
 
@@ -212,7 +213,7 @@ def start_after(
     if tokens == at.tokens:
         clock = at.seconds
     # Without room for a line none was written, which would tell a stop from a failure.
-    failed = last.kind != "stop" if last else tokens > at.tokens
+    failed = last.kind not in ("stop", "rewind") if last else tokens > at.tokens
     ended = now if last is None else last.time + (clock - last.seconds) * failed
     return replace(
         here,

@@ -42,12 +42,13 @@ class Copies(Protocol):
         """
         ...
 
-    def keep(self, name: str, parts: Mapping[str, Any]) -> int:
+    def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> int:
         """Keep the parts of this process, and exchange copies with others. Called on all ranks.
 
         Args:
             name: Name of the checkpoint that the parts would make.
             parts: Those that this process would write.
+            placement: The ranks.
 
         Returns:
             Bytes that all have sent.

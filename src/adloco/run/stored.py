@@ -52,6 +52,11 @@ class StoredRun:
     changes: Sequence[Changed]
     """Settings that decide the numbers and are others than at the checkpoint."""
 
+    def check_unchanged_records(self) -> None:
+        """Raise ValueError if the records up to the checkpoint are not what the run wrote."""
+        rounds = self.algorithm["rounds_done"]
+        Records(self.folder).check_unchanged(self.about["records"], rounds)
+
 
 def read_run(folder: Path, round: int | Literal["best"] | None = None) -> StoredRun:
     """Read the run in a folder at one of its checkpoints.
@@ -71,7 +76,9 @@ def read_run(folder: Path, round: int | Literal["best"] | None = None) -> Stored
         chosen = checkpoint.best(kept, Records(folder).read_whole())
     else:
         chosen = checkpoint.newest(kept) if round is None else checkpoint.of_round(kept, round)
-    return stored_run(folder, recipe, chosen, checkpoint.need(chosen, RUN))
+    stored = stored_run(folder, recipe, chosen, checkpoint.need(chosen, RUN))
+    stored.check_unchanged_records()
+    return stored
 
 
 def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]) -> StoredRun:
@@ -105,7 +112,6 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]
         f"{', '.join(sorted({name for name, _ in files}))} in {folder} is not what the run began "
         "with; restore it, or start another run",
     )
-    Records(folder).check_unchanged(state["run"]["records"], rounds)
     return StoredRun(
         folder=folder,
         recipe=recipe,

@@ -225,6 +225,8 @@ class TrainingRun:
             kept = copies.parts if copies else {}
             found = load_newest_good(folder / CHECKPOINTS, placement, kept, recipe.method.dropped)
             stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
+            if placement.is_rank_zero:
+                stored.check_unchanged_records()
             parts = prepare_run(stored.recipe, placement, stored, problem)
             run = TrainingRun(parts, folder, stored, copies)
             check_corpus(stored, run.task)
@@ -254,9 +256,10 @@ class TrainingRun:
                 run.starts.resume(at, run.records.newest(), kind)
                 run.notices += sentences
                 run.notices += run.records.cut(run.algorithm.state.rounds_done)
-            run.newest = placement.agree(run.records.newest())
+            # Those of other ranks' folders can be older: they do not count.
+            run.newest = placement.agree(run.records.newest() if placement.is_rank_zero else {})
             if stored.recipe.run.keep_best:
-                run._best.add(placement.agree(run.records.read()))
+                run._best.add(placement.agree(run.records.read() if placement.is_rank_zero else []))
             if copies:
                 # Last: if a rank fails before, the others need what they have kept.
                 copies.place(folder, placement, run.recipe.run.copy_every)
@@ -321,9 +324,9 @@ class TrainingRun:
             if self.placement.is_rank_zero:
                 self.records.add(record, report)
             self.newest = record
-            due = report.round % self.recipe.run.checkpoint_every == 0 or (
-                self.recipe.run.keep_best and self.placement.agree(self._best.add([record]))
-            )
+            # Every round is added, also one that is due already: later ones are compared with it.
+            best = self.recipe.run.keep_best and self.placement.agree(self._best.add([record]))
+            due = best or report.round % self.recipe.run.checkpoint_every == 0
             self.saving.look()
             saves = self.finished or due or self.saving.missing or self._alone_at(report.round)
             if self.copies and self.copies.due(report.round, saves=saves, last=self.finished):
@@ -443,7 +446,8 @@ class TrainingRun:
 
     def _copy(self, content: Content) -> None:
         assert self.copies, "asked only if there are some"
-        self._bytes_checkpoint += self.copies.keep(self._checkpoint_name(), content())
+        name = self._checkpoint_name()
+        self._bytes_checkpoint += self.copies.keep(name, content(), self.placement)
 
     def _checkpoint_name(self) -> str:
         """By rounds and inner steps so far."""

@@ -23,6 +23,7 @@ from adloco.study.statistics import Difference, Spread, first_crossing, paired_d
 ARMS_IN_PAIRS = 4
 """Arms of which all pairs are compared."""
 FEW_ROUNDS = 5
+"""With fewer rounds an outer momentum and a batch rule have hardly acted."""
 SENT = Metric("sent", "left each worker", TRAFFIC)
 """Bytes that left each worker, with every worker on an island of its own."""
 
@@ -92,6 +93,7 @@ class Comparison:
             arm
             for arm, runs in self.arms.items()
             if 0 < max(len(run.axes["tokens"]) for run in runs) < FEW_ROUNDS
+            and not runs[0].run.recipe.data_parallel
         ]
         short = (
             f" Fewer than {FEW_ROUNDS} rounds: {', '.join(few)}; what syncs do shows later, so "

@@ -3,6 +3,7 @@ its keys.
 """
 
 import difflib
+import functools
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ def convert(path: Path) -> Conversion:
     return conversion
 
 
+@functools.cache
 def _names() -> dict[str, str]:
     """Name of a key, current or older -> its current name."""
     rows = first_rows()

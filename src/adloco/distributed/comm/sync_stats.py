@@ -34,7 +34,7 @@ class SumStats:
     transfer_seconds: float = 0.0
     """Seconds that the sum was in flight, filling included if it did not run in the background."""
     hidden_seconds: float = 0.0
-    """Those of them for which nobody waited."""
+    """The part of these seconds for which nobody waited."""
 
     @staticmethod
     def zero(num_workers: int) -> "SumStats":
