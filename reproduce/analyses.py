@@ -47,15 +47,17 @@ def runs(folder: Path, arm: str = "") -> Iterator[Path]:
             yield from (Path(run["folder"]) for run in each["runs"])
 
 
-def keep_rows(folder: Path, words: Sequence[str]) -> None:
-    """Copy the rows of the comparison in its usual folder, without the runs' folders, to
-    as_published.csv.
-    """
-    if words.count("--run.folder") > 1:
-        return
-    rows = list(csv.DictReader((folder / "compare.csv").open()))
+def compared(folder: Path) -> list[dict[str, str]]:
+    """The rows of a comparison."""
+    with (folder / "compare.csv").open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def keep_rows(folder: Path, file: Path) -> None:
+    """Copy the rows of a comparison to a file, without the runs' folders."""
+    rows = compared(folder)
     names = [name for name in rows[0] if name != "folder"]
-    with Path(__file__).with_name("as_published.csv").open("w", newline="") as opened:
+    with file.open("w", newline="") as opened:
         writer = csv.DictWriter(opened, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -161,8 +163,10 @@ def nearest(rule: Callable[[int], BatchRule], mean: float) -> int:
     return min(range(FIRST + 1, LARGEST), key=lambda number: abs(trained_mean(rule(number)) - mean))
 
 
-def compare_controls(folder: Path, words: Sequence[str]) -> None:
-    """Compare the norm test with batches of its mean, and with those of its first seed."""
+def compare_controls(folder: Path, words: Sequence[str]) -> int:
+    """Compare the norm test with batches of its mean, and with those of its first seed; return the
+    exit code.
+    """
     mean, samples = measured_mean(folder), TOKENS // CONTEXT
     (first,) = folder.glob("runs/norm-test-seed-0-*")
     ramp = nearest(
@@ -179,9 +183,8 @@ def compare_controls(folder: Path, words: Sequence[str]) -> None:
         "seesaw": "--batch.rule seesaw",
         f"constant {FIRST}": "",
     }
-    main(
-        ["compare", *(f"{name}=local-sgd@{COUPLED} {rule}" for name, rule in rules.items()), *words]
-    )
+    arms = (f"{name}=local-sgd@{COUPLED} {rule}" for name, rule in rules.items())
+    return main(["compare", *arms, *words])
 
 
 def measured_noise_scale(run: Path, target: float) -> float:
@@ -196,7 +199,7 @@ def measured_noise_scale(run: Path, target: float) -> float:
 
 def show_estimates(folder: Path, words: Sequence[str]) -> None:
     """Print predicted and measured steps and samples of the adaptive arms, for each target."""
-    rows = list(csv.DictReader((folder / "compare.csv").open()))
+    rows = compared(folder)
     for target in TARGETS:
         needed = defaultdict[str, list[tuple[float, float, Path]]](list)
         for row in rows:

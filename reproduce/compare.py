@@ -23,6 +23,7 @@ from pathlib import Path
 import analyses
 from analyses import COUPLED, EVALUATE_EVERY, NORM_TEST, TARGETS, TOKENS
 
+from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 
 ADLOCO, DILOCO = (Path(__file__).with_name(f"{name}.toml") for name in ("adloco", "diloco"))
@@ -53,8 +54,14 @@ class Study:
     common: str = LONG
     command: str = "compare"
     seeds: int = 3
-    then: Callable[[Path, Sequence[str]], object] = lambda folder, words: None
-    """(the study's folder, the words of its command after the arms) -> prints what follows."""
+    then: Callable[[Path, Sequence[str]], int | None] = lambda folder, words: None
+    """(the study's folder, the words of its command after the arms) -> prints what follows; an exit
+    code, if that can fail.
+    """
+    kept: str = ""
+    """File beside this one to which the rows of the comparison are copied, unless settings are
+    changed on the command line.
+    """
 
 
 STUDIES = {
@@ -90,7 +97,7 @@ STUDIES = {
         ],
         common=LINK,
         seeds=5,
-        then=analyses.keep_rows,
+        kept="as_published.csv",
     ),
     # Figure 2: without adaptive batches, merging, switch mode, all three (docs/studies.md). With
     # the published eta and AdamW requests grow far above the 4 samples that fit.
@@ -105,6 +112,7 @@ STUDIES = {
         command="sweep",
         arms=[str(ADLOCO)],
         common="--batch.eta 0.5 1 2 --switch.multiplier 1.5 2 3 --run.tokens 300000 " + ADAMW,
+        kept="eta_and_n.csv",
     ),
     # Is merging worth it? How often, how many at a time, whose parameters?
     "merging": Study(
@@ -178,11 +186,13 @@ def run(name: str, more: Sequence[str]) -> int:
     study = STUDIES[name]
     words = [*study.common.split(), "--seeds", str(study.seeds)]
     words += ["--run.folder", f"runs/reproduce/{name}", *more]
-    code = main([study.command, *study.arms, *words])
-    if not code:
-        at = len(words) - words[::-1].index("--run.folder")
-        study.then(Path(words[at]), words)
-    return code
+    if code := main([study.command, *study.arms, *words]):
+        return code
+    changed = take_settings(more)[0]
+    folder = Path(dict(changed).get("run.folder", f"runs/reproduce/{name}"))
+    if study.kept and not changed:
+        analyses.keep_rows(folder, Path(__file__).with_name(study.kept))
+    return study.then(folder, words) or 0
 
 
 if __name__ == "__main__":

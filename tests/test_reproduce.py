@@ -1,13 +1,13 @@
 """reproduce/: the arms of each study are recipes of this version, and its statistics."""
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adloco.cli.arguments import take_settings
-from adloco.study.arms import plan_runs
+from adloco.study.arms import StudyRun
 from tests.pages import DESCRIBES_LAB
 
 pytestmark = DESCRIBES_LAB
@@ -20,12 +20,22 @@ def compare() -> Any:
         yield import_module("compare")
 
 
-def test_every_study_names_arms_that_can_be_trained(compare: Any, tmp_path: Path) -> None:
+def test_every_study_names_arms_that_can_be_trained(
+    compare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[StudyRun] = []
+
+    def train(runs: list[StudyRun], *others: Any, **named: Any) -> int:
+        planned[:] = runs
+        return 1
+
+    monkeypatch.setattr("adloco.cli.studies.run_study", train)
+    # Three values of eta by three of n; AdLoCo, it without each of three mechanisms and all.
+    points = {"sweep": 9, "ablate": 5}
     for name, study in compare.STUDIES.items():
-        if study.command == "compare":
-            settings, _ = take_settings(study.common.split())
-            runs = plan_runs(study.arms, settings, study.seeds, tmp_path)
-            assert len({run.folder for run in runs}) == len(study.arms) * study.seeds, name
+        assert compare.run(name, []) == 1, name
+        arms = points.get(study.command, len(study.arms))
+        assert len({run.folder for run in planned}) == arms * study.seeds, name
 
 
 def test_the_words_of_a_study(compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +47,44 @@ def test_the_words_of_a_study(compare: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert words[words.index("--seeds") :] == [
         *("--seeds", "3", "--run.folder", "runs/reproduce/eta-and-n", "--run.folder", "elsewhere")
     ]
+
+
+def test_what_follows_a_comparison(
+    compare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Rows are kept only if the study is as it is here; an exit code is returned."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "__file__", str(tmp_path / "compare.py"))
+    monkeypatch.setattr(compare, "main", lambda words: 0)
+    for folder in (tmp_path / "runs" / "reproduce" / "eta-and-n", tmp_path / "elsewhere"):
+        folder.mkdir(parents=True)
+        (folder / "compare.csv").write_text('arm,folder,val_loss\n"eta 1, n 2",f,2.5\n')
+    assert compare.run("eta-and-n", ["--run.folder=elsewhere"]) == 0
+    assert not (tmp_path / "eta_and_n.csv").exists()
+    assert compare.run("eta-and-n", ["--parallel", "2"]) == 0
+    assert (tmp_path / "eta_and_n.csv").read_text() == 'arm,val_loss\n"eta 1, n 2",2.5\n'
+
+    seen: list[Path] = []
+    failing = replace(
+        compare.STUDIES["merging"], then=lambda folder, words: seen.append(folder) or 3
+    )
+    monkeypatch.setitem(compare.STUDIES, "merging", failing)
+    assert compare.run("merging", ["--run.folder=elsewhere"]) == 3
+    assert seen == [Path("elsewhere")]
+
+
+def test_the_comparison_with_controls_returns_its_exit_code(
+    compare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "norm-test-seed-0-abc"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"samples": 960, "inner_steps": 60}\n')
+    called: list[list[str]] = []
+    monkeypatch.setattr(compare.analyses, "main", lambda words: called.append(words) or 2)
+    assert compare.analyses.compare_controls(tmp_path, ["--seeds", "3"]) == 2
+    (words,) = called
+    assert words[0] == "compare" and words[-2:] == ["--seeds", "3"]
+    assert any(word.startswith("constant 16=local-sgd@") for word in words)
 
 
 def test_the_rank_correlation(compare: Any) -> None:
