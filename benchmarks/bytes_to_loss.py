@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import table
+from common import run_script, table
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from stored_runs import (
@@ -28,7 +28,6 @@ from stored_runs import (
     Spec,
     Store,
     megabytes,
-    run_script,
     spread,
     stored,
     study_parser,

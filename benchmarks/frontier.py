@@ -1,7 +1,7 @@
 """Looks for DDP-Muon's loss with four workers and hundreds of times fewer bytes.
 
-    .venv/bin/python benchmarks/frontier.py --stage trials --jobs 2    # one seed, many settings
-    .venv/bin/python benchmarks/frontier.py --stage final --jobs 2     # the best, three seeds
+    .venv/bin/python benchmarks/frontier.py --stage trials --parallel 2    # one seed, many settings
+    .venv/bin/python benchmarks/frontier.py --stage final --parallel 2     # the best, three seeds
     .venv/bin/python benchmarks/frontier.py --stage trials --model default    # a larger model
     .venv/bin/python benchmarks/frontier.py --stage table              # trains nothing
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import table
+from common import run_script, table
 from stored_runs import (
     TUNING_SEED,
     Result,
@@ -22,7 +22,6 @@ from stored_runs import (
     flags_of,
     mean,
     megabytes,
-    run_script,
     spread,
     study_parser,
     trained,

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import script_parser, table
+from common import run_script, script_parser, table
 from frontier import Trial
 from matplotlib.figure import Figure
-from stored_runs import TUNING_SEED, Result, Spec, run_script, train_runs
+from stored_runs import TUNING_SEED, Result, Spec, train_runs
 
 from adloco.errors import require
 from adloco.study.statistics import Difference, paired_difference

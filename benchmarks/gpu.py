@@ -2,16 +2,16 @@
 
     .venv/bin/python benchmarks/gpu.py                        # all that are not stored, in order
     .venv/bin/python benchmarks/gpu.py --stage speed-305M
-    .venv/bin/python benchmarks/gpu.py --table                # what is stored
+    .venv/bin/python benchmarks/gpu.py --table                # what is stored, of all devices
+    .venv/bin/python benchmarks/gpu.py --platform cpu --tiny  # to try the script; stores nothing
 
-A stage stores its result in benchmarks/gpu/DEVICE.json as soon as it has it, and is skipped when it
-is stored (`--again` measures it again). Most stages train a few rounds with `adloco train` on the
-source code of Python's standard library, in bytes, with a head of 32,000 rows, and take the rounds
-after the first two: median tokens per second, MFU (`run/model_flops.py` says what it counts), and
-the peak memory. `--platform cpu --tiny` shows that the script works.
+What was measured is stored in benchmarks/gpu/DEVICE.json at the end of its stage, and is not
+measured again without `--again`; a run that failed is. Most stages train a few rounds with
+`adloco train` on the source code of Python's standard library, in bytes, with a head of 32,000
+rows, and take the rounds after the first two: median tokens per second, MFU
+(`run/model_flops.py` says what it counts), and the peak memory.
 """
 
-import argparse
 import json
 import platform
 import statistics
@@ -26,9 +26,12 @@ from typing import Any
 import torch
 from bench_pairs import in_turns
 from bench_ranks import wire_formats
+from common import run_script, script_parser
 from torch import Tensor
 
 from adloco.algorithms.muon_step import Muon
+from adloco.errors import require
+from adloco.run.records import Records
 from adloco.whole_file import write_text
 
 FOLDER = Path(__file__).parent / "gpu"
@@ -36,6 +39,7 @@ STAGE_SECONDS = 540
 WARM_UP_ROUNDS = 2
 WIDTH, LAYERS, VALUES, TURNS = 1024, 24, 291 << 20, 10
 Result = dict[str, Any]
+"""Numbers of a run or a measurement; `failure` says why some are missing."""
 
 SIZES = {
     "0.9M": "",
@@ -118,32 +122,19 @@ RUNS: dict[str, Callable[[], Mapping[str, str]]] = {
 def trained(words: str, seconds: float) -> Result:
     """Train a run in a process of its own, and say how fast it was."""
     with tempfile.TemporaryDirectory() as folder:
-        line = [
-            sys.executable,
-            "-m",
-            "adloco",
-            "train",
-            *words.split(),
-            "--run.folder",
-            f"{folder}/run",
-        ]
+        run = Path(folder) / "run"
+        line = [sys.executable, "-m", "adloco", "train", *words.split()]
+        line += ["--run.folder", str(run), "--run.trackers", "none"]
         began = time.monotonic()
         try:
-            done = subprocess.run(
-                [*line, "--run.trackers", "none"], capture_output=True, text=True, timeout=seconds
-            )
+            done = subprocess.run(line, capture_output=True, text=True, timeout=seconds)
             failure = done.stderr[-1000:] if done.returncode else ""
         except subprocess.TimeoutExpired:
             failure = f"did not end within {seconds:.0f} s"
-        file = Path(folder) / "run" / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-    rounds = [json.loads(line) for line in lines]
-    found: Result = {"words": words, "seconds": round(time.monotonic() - began, 1)}
-    if failure:
-        found["failure"] = failure
-    if rounds:
-        found |= of_rounds(rounds)
-    return found
+        took = round(time.monotonic() - began, 1)
+        rounds = [*Records(run).read()]
+    found: Result = {"words": words, "seconds": took}
+    return found | (of_rounds(rounds) if rounds else {}) | ({"failure": failure} if failure else {})
 
 
 def of_rounds(rounds: Sequence[Mapping[str, Any]]) -> Result:
@@ -167,33 +158,33 @@ def of_rounds(rounds: Sequence[Mapping[str, Any]]) -> Result:
     }
 
 
-def cuda_tests(_: torch.device) -> Result:
+def cuda_tests() -> dict[str, Result]:
     """The tests that need a CUDA device."""
     line = [sys.executable, "-m", "pytest", "-q", "tests", "-k", "cuda", "-p", "no:cacheprovider"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=FOLDER.parent.parent)
-    return {"exit code": done.returncode, "end": done.stdout[-1500:]}
+    return {"tests": {"failure" if done.returncode else "end": done.stdout[-1500:]}}
 
 
-def optimizers(device: torch.device) -> Result:
+def optimizers() -> dict[str, Result]:
     """Steps on the hidden matrices of a Llama with 24 layers of width 1024 (271M values)."""
-    steps = optimizer_steps(hidden_matrices(WIDTH, LAYERS, device))
+    steps = optimizer_steps(hidden_matrices(WIDTH, LAYERS, torch.device("cuda")))
     return {
-        name: {"milliseconds": milliseconds, "peak_bytes": peak_bytes(steps[name])}
-        for name, milliseconds in times(steps).items()
+        name: result | {"peak_bytes": peak_bytes(steps[name])}
+        for name, result in times(steps).items()
     }
 
 
-def formats(device: torch.device) -> Result:
+def formats() -> dict[str, Result]:
     """Each wire format encodes and decodes 305M values, in pieces as a sync does it."""
-    return times(wire_formats(torch.randn(VALUES, device=device)))
+    return times(wire_formats(torch.randn(VALUES, device="cuda")))
 
 
-MEASURED: dict[str, Callable[[torch.device], Result]] = {
+MEASURED: dict[str, Callable[[], dict[str, Result]]] = {
     "cuda-tests": cuda_tests,
     "optimizers": optimizers,
     "formats": formats,
 }
-STAGES = [*RUNS, *MEASURED]
+"""Stages that need a CUDA device."""
 
 
 def hidden_matrices(width: int, layers: int, device: torch.device) -> list[Tensor]:
@@ -219,10 +210,12 @@ def optimizer_steps(matrices: Sequence[Tensor]) -> dict[str, Callable[[], Any]]:
     }
 
 
-def times(sides: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+def times(sides: Mapping[str, Callable[[], Any]]) -> dict[str, Result]:
     """Milliseconds of each side: the median of its turns."""
     seconds = in_turns(sides, TURNS, meet=torch.cuda.synchronize)
-    return {name: 1e3 * statistics.median(turns) for name, turns in seconds.items()}
+    return {
+        name: {"milliseconds": 1e3 * statistics.median(turns)} for name, turns in seconds.items()
+    }
 
 
 def peak_bytes(step: Callable[[], Any]) -> int:
@@ -234,78 +227,83 @@ def peak_bytes(step: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(stage: str, device: torch.device, extra: str) -> Result:
-    """The result of one stage.
+def measure(stage: str, known: Mapping[str, Result], extra: str) -> dict[str, Result]:
+    """The results of one stage, without those that are known.
 
     extra: Words for each line of `adloco train`.
     """
     if stage in MEASURED:
-        return MEASURED[stage](device)
+        return MEASURED[stage]()
     ends = time.monotonic() + STAGE_SECONDS
-    runs = RUNS[stage]()
     return {
-        name: trained(
-            f"{words} --run.device {device.type} {extra}", max(1.0, ends - time.monotonic())
-        )
-        for name, words in runs.items()
+        name: trained(f"{words} {extra}", max(1.0, ends - time.monotonic()))
+        for name, words in RUNS[stage]().items()
+        if name not in known
     }
 
 
-def table(stored: Mapping[str, Result]) -> str:
+def table(stored: Mapping[str, Mapping[str, Result]]) -> str:
     """What is stored, a line for each run or measurement."""
-    lines = []
-    for stage, found in stored.items():
-        for name, numbers in found["result"].items():
-            text = f"{numbers:.4g}" if isinstance(numbers, float) else str(numbers)
-            if isinstance(numbers, dict):
-                shown = {key: numbers[key] for key in numbers if key != "words"}
-                text = ", ".join(
-                    f"{key} {value:,.4g}" if isinstance(value, int | float) else f"{key} {value}"
-                    for key, value in shown.items()
-                )
-            lines.append(f"{stage} · {name}: {text}")
-    return "\n".join(lines)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    return "\n".join(
+        f"{stage} · {name}: "
+        + ", ".join(
+            f"{key} {value:,.4g}" if isinstance(value, int | float) else f"{key} {value}"
+            for key, value in numbers.items()
+            if key != "words"
+        )
+        for stage, found in stored.items()
+        for name, numbers in found.items()
     )
+
+
+def read(file: Path) -> dict[str, dict[str, Result]]:
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = script_parser(__doc__)
     add = parser.add_argument
-    add("--stage", nargs="+", choices=STAGES, default=STAGES, help="which (default: all, in order)")
+    stages = [*RUNS, *MEASURED]
+    add("--stage", nargs="+", choices=stages, help="which (default: all of the device, in order)")
     add("--json", type=Path, help="where results are stored (default: benchmarks/gpu/DEVICE.json)")
-    add("--again", action="store_true", help="measure stages that are stored too")
+    add("--again", action="store_true", help="measure what is stored, too")
     add("--table", action="store_true", help="only print what is stored")
     add("--platform", choices=["cuda", "cpu"], default="cuda", help="cpu: to try the script")
-    add("--tiny", action="store_true", help="a tiny model and two rounds, to try the script")
+    add("--tiny", action="store_true", help="a tiny model, one round of two steps; --json stores")
     options = parser.parse_args(words)
-    if options.platform == "cuda" and not options.table and not torch.cuda.is_available():
-        print("gpu: this script needs a CUDA device, and torch finds none", file=sys.stderr)
-        return 2
-    device = torch.device(options.platform)
-    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
-    file = options.json or FOLDER / f"{name.replace(' ', '-')}.json"
-    stored: dict[str, Result] = json.loads(file.read_text()) if file.exists() else {}
     if options.table:
-        print(table(stored))
-        return 0
-    extra = TINY if options.tiny else ""
-    for stage in options.stage:
-        if stage in stored and not options.again:
+        files = [options.json] if options.json else sorted(FOLDER.glob("*.json"))
+        shown = [f"{file.stem}\n{table(found)}" for file in files if (found := read(file))]
+        require(bool(shown), f"nothing is stored in {options.json or FOLDER}; measure it first")
+        print("\n\n".join(shown))
+        return
+    cuda = options.platform == "cuda"
+    require(
+        not cuda or torch.cuda.is_available(), "this script needs a CUDA device; torch finds none"
+    )
+    chosen = options.stage or (stages if cuda else [*RUNS])
+    for stage in chosen:
+        require(cuda or stage in RUNS, f"--stage {stage} needs a CUDA device, not --platform cpu")
+    device = torch.cuda.get_device_name() if cuda else "cpu"
+    own_file = None if options.tiny else FOLDER / f"{device.replace(' ', '-')}.json"
+    file = options.json or own_file
+    stored = read(file) if file else {}
+    about = {"device": device, "torch": torch.__version__, "python": platform.python_version()}
+    extra = f"--run.device {options.platform} {TINY if options.tiny else ''}"
+    for stage in chosen:
+        found = {} if options.again else stored.get(stage, {})
+        known = {name: each for name, each in found.items() if "failure" not in each}
+        if known and known == found:
             print(f"{stage}: stored", flush=True)
             continue
         print(f"{stage}: measuring ...", flush=True)
-        stored[stage] = {
-            "device": name,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "result": measure(stage, device, extra),
-        }
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(stored, indent=1) + "\n")
-        print(table({stage: stored[stage]}), flush=True)
-    return 0
+        new = measure(stage, known, extra)
+        stored[stage] = known | {name: each | about for name, each in new.items()}
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, json.dumps(stored, indent=1) + "\n")
+        print(table({stage: new}), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script("gpu", main)

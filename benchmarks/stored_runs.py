@@ -15,7 +15,7 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -261,26 +261,27 @@ def as_stored(flags: Mapping[str, str]) -> dict[str, str]:
 
 
 def trained(specs: Sequence[Spec], options: argparse.Namespace) -> list[Result]:
-    """The results of these runs, in their order. Those that --json lacks are trained first, --jobs
-    at a time.
+    """The results of these runs, in their order. Those that --json lacks are trained first,
+    --parallel at a time.
 
     Raises:
         ValueError: A run failed, and did not diverge.
     """
     store = Store(options.json)
     missing = [spec for spec in specs if spec.key not in store.read()]
-    for spec, result in train_runs(missing, options.json.stem, options.jobs):
+    for spec, result in train_runs(missing, options.json.stem, options.parallel):
         store.add(spec.key, result)
     return store.of(specs)
 
 
-def train_runs(specs: Sequence[Spec], name: str, jobs: int) -> Iterator[tuple[Spec, Result]]:
-    """Train runs, so many at a time, and yield each with its result as soon as it has ended.
+def train_runs(specs: Sequence[Spec], name: str, parallel: int) -> Iterator[tuple[Spec, Result]]:
+    """Train runs, so many at a time, and yield each with its result as soon as it has ended. Ctrl+C
+    lets them save and ends the script.
 
     Args:
         specs: The runs.
         name: The study's; its runs are in runs/benchmarks/NAME until they have ended.
-        jobs: Runs at once.
+        parallel: Runs at once.
 
     Raises:
         ValueError: A run failed, and did not diverge; the others have ended.
@@ -291,31 +292,24 @@ def train_runs(specs: Sequence[Spec], name: str, jobs: int) -> Iterator[tuple[Sp
         StudyRun(arm=str(spec), seed=spec.seed, recipe=spec.recipe(), folder=folder / key)
         for key, spec in waiting.items()
     ]
-    for states in train_missing(runs, folder, jobs):
-        for job in states:
-            if job.state not in ("done", "failed") or job.run.folder.name not in waiting:
-                continue
-            spec = waiting.pop(job.run.folder.name)
-            if job.problem and ADVICE not in job.problem:
-                failed.append(f"{spec}: {job.problem}")
-                continue
-            result = result_of(spec, job)
-            yield spec, result
-            shutil.rmtree(job.run.folder)
-            loss = result["diverged"] or f"loss {result['final_loss']:.4f}"
-            ended = f"[{number - len(waiting)}/{number}]"
-            print(f"{ended} {spec}: {loss} ({job.seconds:.0f} s)", flush=True)
-    require(not failed, "; ".join(failed))
-
-
-def run_script(name: str, main: Callable[[], None]) -> None:
-    """Run a script, whose errors are one sentence each."""
     try:
-        main()
-    except ValueError as error:
-        sys.exit(f"{name}: {error}")
+        for states in train_missing(runs, folder, parallel):
+            for job in states:
+                if job.state not in ("done", "failed") or job.run.folder.name not in waiting:
+                    continue
+                spec = waiting.pop(job.run.folder.name)
+                if job.problem and ADVICE not in job.problem:
+                    failed.append(f"{spec}: {job.problem}")
+                    continue
+                result = result_of(spec, job)
+                yield spec, result
+                shutil.rmtree(job.run.folder)
+                loss = result["diverged"] or f"loss {result['final_loss']:.4f}"
+                ended = f"[{number - len(waiting)}/{number}]"
+                print(f"{ended} {spec}: {loss} ({job.seconds:.0f} s)", flush=True)
     except StudyInterruptedError:
         sys.exit("stopped and saved; the same command resumes")
+    require(not failed, "; ".join(failed))
 
 
 def study_parser(doc: str, file: Path) -> argparse.ArgumentParser:
@@ -327,7 +321,7 @@ def study_parser(doc: str, file: Path) -> argparse.ArgumentParser:
     """
     parser = script_parser(doc)
     add = parser.add_argument
-    add("--jobs", type=int, default=2, help="runs at once (default: 2)")
+    add("--parallel", type=int, default=2, help="runs at once (default: 2)")
     add("--json", type=Path, default=file, help="file of the results; tables are written beside it")
     return parser
 

@@ -1,6 +1,6 @@
 """The claims of AdLoCo and DDP-Norm, each part alone and tuned: what does what?
 
-    .venv/bin/python benchmarks/studies.py --jobs 2    # trains what is not stored
+    .venv/bin/python benchmarks/studies.py --parallel 2    # trains what is not stored
     .venv/bin/python benchmarks/studies.py --table     # trains nothing
     .venv/bin/python benchmarks/studies.py --study small-english --against "norm test, eta 1"
         # trains and writes nothing: the differences from another arm
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from common import table
+from common import run_script, table
 from stored_runs import (
     TUNING_SEED,
     WORKERS,
@@ -21,7 +21,6 @@ from stored_runs import (
     Spec,
     Store,
     flags_of,
-    run_script,
     study_parser,
     trained,
     write_page,
@@ -269,7 +268,7 @@ def comparison(study: Study, runs: Mapping[str, Result]) -> str:
         if not good:
             continue
         losses = {seed: run["final_loss"] for seed, run in good.items()}
-        percent = {seed: 100 * x / base[seed] for seed, x in losses.items() if seed in base}
+        percent = {seed: 100 * (x / base[seed]) for seed, x in losses.items() if seed in base}
         steps = statistics.fmean(run["inner_steps"] for run in good.values())
         syncs, size = (
             statistics.fmean(run["curve"][column][-1] for run in good.values())

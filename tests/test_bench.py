@@ -97,14 +97,38 @@ def test_the_tables_say_what_failed_and_what_missed_its_goal(bench: Any) -> None
     assert "| DiLoCo | other | pip cannot install it: no |" in tables.peers(parts)
 
 
-def test_without_a_gpu_its_benchmark_says_so(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_the_benchmark_on_a_gpu_refuses(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    gpu = bench("gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert bench("gpu").main([]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err == "gpu: this script needs a CUDA device, and torch finds none\n"
+    monkeypatch.setattr(gpu, "FOLDER", tmp_path)
+    for words, problem in (
+        ([], "this script needs a CUDA device; torch finds none"),
+        (["--platform", "cpu", "--stage", "formats"], "--stage formats needs a CUDA device, not"),
+        (["--table"], "nothing is stored in .*; measure it first"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            gpu.main(words)
+
+
+def test_what_is_stored_is_shown_without_its_gpu(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = bench("gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu, "FOLDER", tmp_path)
+    for name in ("one", "two"):
+        stored = {"formats": {"int8": {"milliseconds": 2.5, "device": name}}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(stored))
+    gpu.main(["--table"])
+    assert (
+        capsys.readouterr().out
+        == "\n\n".join(
+            f"{name}\nformats · int8: milliseconds 2.5, device {name}" for name in ("one", "two")
+        )
+        + "\n"
+    )
 
 
 def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
@@ -122,22 +146,44 @@ def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
 
 
 def test_stages_on_a_gpu_are_stored_and_not_measured_twice(
-    bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpu, file = bench("gpu"), tmp_path / "found" / "device.json"
     line = ["--platform", "cpu", "--tiny", "--stage", "default", "--json", str(file)]
-    gpu.RUNS["default"] = lambda: {"one": f"single {gpu.MUON}", "bad": "single --inner.lr -1"}
-    assert gpu.main(line) == 0
-    found = json.loads(file.read_text())["default"]["result"]
+    runs = {"one": f"single {gpu.MUON}", "bad": "single --inner.lr -1"}
+    monkeypatch.setitem(gpu.RUNS, "default", lambda: runs)
+    # Another device is there, which is not the one that is asked for.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    gpu.main(line)
+    found = json.loads(file.read_text())["default"]
     assert found["one"]["rounds"] == 1
     assert found["one"]["tokens"] == 2 * 8 * 32
     assert found["one"]["tokens_per_second"] > 0
+    assert found["one"]["device"] == "cpu"
     assert "inner.lr" in found["bad"]["failure"]
     assert "default · one: seconds" in capsys.readouterr().out
 
-    gpu.RUNS["default"] = lambda: {}
-    assert gpu.main(line) == 0
-    assert capsys.readouterr().out == "default: stored\n"
-    assert json.loads(file.read_text())["default"]["result"] == found
-    assert gpu.main([*line, "--again"]) == 0
-    assert json.loads(file.read_text())["default"]["result"] == {}
+    # What failed is measured again, the rest is not.
+    trained: list[str] = []
+    monkeypatch.setattr(gpu, "trained", lambda words, _: trained.append(words) or {"seconds": 1})
+    gpu.main(line)
+    again = json.loads(file.read_text())["default"]
+    assert (again["one"], again["bad"]["seconds"], len(trained)) == (found["one"], 1, 1)
+    capsys.readouterr()
+    gpu.main(line)
+    assert (capsys.readouterr().out, len(trained)) == ("default: stored\n", 1)
+    gpu.main([*line, "--again"])
+    assert len(trained) == 3
+
+
+def test_a_trial_of_the_script_leaves_the_devices_results_alone(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = bench("gpu")
+    monkeypatch.setattr(gpu, "FOLDER", tmp_path)
+    monkeypatch.setattr(gpu, "trained", lambda words, _: {"seconds": 1})
+    gpu.main(["--platform", "cpu", "--tiny"])
+    assert [*tmp_path.iterdir()] == []
+    gpu.main(["--platform", "cpu"])
+    stored = json.loads((tmp_path / "cpu.json").read_text())
+    assert list(stored) == list(gpu.RUNS)

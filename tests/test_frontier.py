@@ -22,7 +22,7 @@ def frontier() -> Any:
 
 def test_options_that_cannot_work(frontier: Any) -> None:
     with pytest.raises(ValueError, match="--parallel must be >= 1, got 0"):
-        frontier.main(["--jobs", "0"])
+        frontier.main(["--parallel", "0"])
 
 
 def test_every_trial_is_another_run(frontier: Any) -> None:
@@ -71,7 +71,7 @@ def test_one_worker_stands_for_four_that_reduce_at_each_step(
     trial = frontier.Trial(arm="outer-alone", sync_every=2, more="evaluation.windows=8")
     spec = trial.spec(0)
     spec = replace(spec, tokens=2048, problem=spec.problem + tuple(problem.items()))
-    options = Namespace(json=tmp_path / "runs.json", jobs=1)
+    options = Namespace(json=tmp_path / "runs.json", parallel=1)
     (result,) = frontier.trained([spec], options)
     steps = result["curve"]["syncs"][-1]
     assert result["curve"]["bytes"] == [steps * 4 * result["parameters"]]
