@@ -9,14 +9,8 @@ from pathlib import Path
 from statistics import correlation, fmean, median
 from typing import Any
 
-import numpy as np
-
 from adloco import BatchController, BatchGuards
 from adloco.cli.main import main
-from adloco.config.recipe import build_recipe, read_values
-from adloco.data.data_settings import DataSettings
-from adloco.data.rows import read_rows
-from adloco.data.tokenizers import make_tokenizer
 from adloco.lab.batch_controls.batch_rules import RandomBatch
 from adloco.plan.steps_to_loss import fit_steps
 from adloco.rules.batch_rules.batch_rule import BatchRule
@@ -233,31 +227,3 @@ def show_estimates(folder: Path, words: Sequence[str]) -> None:
                     f"({law.adaptive_samples(eta) / samples - 1:+.0%}); mean batch "
                     f"{samples / steps:.1f}; measured noise scale {scale:.1f}"
                 )
-
-
-def show_naive_bayes(folder: Path, words: Sequence[str]) -> None:
-    """Print the accuracy of a bag of words on the same data: on the first 128 tokens of each
-    review, as BERT reads them, and on all.
-    """
-    data = build_recipe(read_values(str(next(runs(folder)) / "recipe.toml"))).data
-    for longest, named in ((128, "128"), (10**6, "all")):
-        print(f"naive Bayes on {named} tokens: {naive_bayes(data, longest):.1%}")
-
-
-def naive_bayes(data: DataSettings, longest: int) -> float:
-    """Accuracy of multinomial naive Bayes with add-one smoothing."""
-    tokenizer = make_tokenizer(data.tokenizer, ())
-
-    def counts(split: str) -> tuple[np.ndarray, np.ndarray]:
-        rows = list(read_rows(data, split, {"text": str, "label": int}))
-        table = np.zeros((len(rows), tokenizer.vocab_size), dtype=np.float32)
-        for row, ids in enumerate(tokenizer.encode_whole([row["text"] for row in rows], longest)):
-            np.add.at(table[row], ids, 1)
-        return table, np.array([row["label"] for row in rows])
-
-    (train, labels), (test, truth) = counts("train"), counts("validation")
-    words = np.stack([train[labels == label].sum(0) + 1 for label in (0, 1)])
-    scores = test @ np.log(words / words.sum(1, keepdims=True)).T + np.log(
-        np.bincount(labels) / len(labels)
-    )
-    return float((scores.argmax(1) == truth).mean())

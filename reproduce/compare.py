@@ -41,9 +41,6 @@ FIGURE_1 = [
     "LocalSGD=local-sgd",
 ]
 LINK = "--link 100mbit,20ms"
-BERT = (
-    "{ hidden_size = 128, num_hidden_layers = 2, num_attention_heads = 2, intermediate_size = 256 }"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,19 +161,6 @@ STUDIES = {
         common=f"{LONG} --method.sync_every {analyses.EVERY} {COUPLED} "
         f"--learning_rate.shape constant --targets {','.join(TARGETS)}",
         then=analyses.show_estimates,
-    ),
-    # A small BERT from scratch on 2,000 IMDB reviews with AdLoCo over two trainers, and a bag of
-    # words on the same tokens. The folders can be changed: --data.dataset, --data.tokenizer.
-    "imdb": Study(
-        arms=[
-            f"AdLoCo={ADLOCO}@--task.kind classification --model.source transformers "
-            f"--model.name bert --model.pretrained false --model.overrides '{BERT}' "
-            "--batch.initial 16 --batch.minimum 16 --switch.max_micro_batch 16 --inner.lr 5e-4 "
-            "--run.tokens 1000000"
-        ],
-        common="--data.dataset ../shared/data/hub_like/stanfordnlp/imdb --data.tokenizer "
-        "../shared/data/tokenizers/bert-base-uncased --data.validation_split test",
-        then=analyses.show_naive_bayes,
     ),
 }
 

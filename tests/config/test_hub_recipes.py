@@ -113,9 +113,7 @@ def test_imdb(tmp_path: Path) -> None:
 @needs_shared_data
 @pytest.mark.nightly
 def test_a_small_bert_from_scratch_is_clearly_better_than_chance(tmp_path: Path) -> None:
-    """AdLoCo with two trainers is evaluated on all 1,000 test reviews. `reproduce/compare.py imdb`
-    has more runs, and the accuracy of a bag of words.
-    """
+    """AdLoCo with two trainers is evaluated on all 1,000 test reviews."""
     flags = [
         "--task.kind",
         "classification",
