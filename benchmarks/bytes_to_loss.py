@@ -1,26 +1,18 @@
 """Measures how many bytes a method sends until it reaches data-parallel training's final loss.
 
-    .venv/bin/python benchmarks/bytes_to_loss.py --stage tune     # then --stage final
-    .venv/bin/python benchmarks/bytes_to_loss.py --stage all      # both; the default
-    .venv/bin/python benchmarks/bytes_to_loss.py --stage table    # trains nothing
+    .venv/bin/python benchmarks/bytes_to_loss.py --table    # the page; trains nothing
+    .venv/bin/python benchmarks/bytes_to_loss.py --arms diloco-int4 --sync-every 50 --seeds 0 1
 
-The page (bytes_to_loss.md) says what the problem, the protocol and the numbers are; the loss over
-bytes is drawn beside it. `--section.key VALUE` changes the problem, for every arm.
+The page (bytes_to_loss.md) says what the problem, the protocol and the numbers are. Its tables have
+all stored runs.
 """
 
-import argparse
-import math
 import statistics
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from common import run_script, table
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 from stored_runs import (
     ARMS,
     TUNING_SEED,
@@ -35,112 +27,55 @@ from stored_runs import (
     write_page,
 )
 
-from adloco.cli.arguments import take_settings
 from adloco.errors import require
 
-TOKENS, FACTORS = 3_000_000, (1.0, 1.02, 1.05)
-DEFAULT_ARMS = (
-    *("ddp", "local-sgd", "diloco", "adloco", "diloco-bf16", "diloco-int8", "diloco-int4"),
-    *("diloco-int2", "diloco-topk", "diloco-topk-64", "diloco-topk-64-behind", "streaming-int4"),
-)
-MARKERS = "os^Dv"
+TOKENS, TUNING_TOKENS, FACTORS = 3_000_000, 1_000_000, (1.0, 1.02, 1.05)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
+OUTER = [(rate, momentum) for rate in (0.7, 1.0) for momentum in (0.0, 0.6, 0.9)]
+"""Outer rates, each with its Nesterov momentum."""
+CHOSEN = {"adamw": (2e-3, 2e-3, (1.0, 0.0)), "muon": (1.6e-2, 8e-3, (1.0, 0.6))}
+"""Inner optimizer -> the rate of ddp, that of all others, and the outer setting that tuning chose:
+those with the lowest losses in the page's last tables."""
+EVERY = (50, 75, 100, 150, 200)
 Point = dict[str, float]
 """One evaluation: tokens, bytes, sent (if known), syncs, seconds and loss."""
-Finish = Callable[[Sequence[Spec]], list[Result]]
-"""A function that returns the results of runs, in their order."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """The settings that tuning chose for one inner optimizer, and the losses of all tuning runs."""
-
-    ddp: Spec
-    others: Spec
-    losses: Mapping[str, float]
+def ddp_of(inner: str) -> Spec:
+    """The tuning run that chose the settings of ddp."""
+    lr, *_ = CHOSEN[inner]
+    return Spec(arm="ddp", inner=inner, inner_lr=lr, seed=TUNING_SEED, tokens=TUNING_TOKENS)
 
 
-def tune(options: argparse.Namespace, inner: str, finish: Finish) -> Tuned:
-    """Steps 1 to 3 of the protocol."""
-    losses: dict[str, float] = {}
-
-    def best(specs: Sequence[Spec]) -> Spec:
-        results = [result["final_loss"] for result in finish(specs)]
-        found = [math.inf if loss is None else loss for loss in results]
-        losses.update(zip(map(str, specs), found, strict=True))
-        require(
-            min(found) < math.inf,
-            f"all of the tuning runs diverged, for instance {specs[0]}; lower --inner-lr",
-        )
-        return specs[found.index(min(found))]
-
-    first = Spec(
-        arm="ddp",
-        inner=inner,
-        inner_lr=0.0,
-        seed=TUNING_SEED,
-        tokens=options.tune_tokens,
-        problem=options.problem,
-    )
-    ddp = best([replace(first, inner_lr=rate) for rate in options.inner_lr])
-    start = replace(ddp, arm="diloco", sync_every=options.tune_sync_every)
-    grid = [(rate, momentum) for rate in options.outer_lr for momentum in options.outer_momentum]
-    outer = best([replace(start, outer_lr=rate, momentum=momentum) for rate, momentum in grid])
-    others = best([replace(outer, inner_lr=rate) for rate in options.inner_lr])
-    return Tuned(ddp=ddp, others=others, losses=losses)
+def diloco_of(inner: str) -> Spec:
+    """The tuning run that chose the settings of all other arms."""
+    _, lr, (outer_lr, momentum) = CHOSEN[inner]
+    spec = replace(ddp_of(inner), arm="diloco", inner_lr=lr, sync_every=EVERY[0])
+    return replace(spec, outer_lr=outer_lr, momentum=momentum)
 
 
-def final_specs(options: argparse.Namespace, tuned: Mapping[str, Tuned]) -> list[Spec]:
-    """The runs of every arm, inner optimizer, H and seed."""
+def tuning(inner: str) -> list[Spec]:
+    """All tuning runs of an inner optimizer, by the steps of the protocol."""
+    ddp, diloco = ddp_of(inner), diloco_of(inner)
+    first = replace(diloco, inner_lr=ddp.inner_lr)
+    specs = [replace(ddp, inner_lr=rate) for rate in RATES]
+    specs += [replace(first, outer_lr=rate, momentum=momentum) for rate, momentum in OUTER]
+    specs += [replace(diloco, inner_lr=rate) for rate in RATES]
+    return list(dict.fromkeys(specs))
+
+
+def finals(arms: Sequence[str], every: Sequence[int], seeds: Sequence[int]) -> list[Spec]:
+    """The runs of every arm, inner optimizer, H and seed, the seed outermost."""
     return [
-        replace(spec, seed=seed, tokens=options.tokens)
-        for seed in options.seeds
-        for choice in tuned.values()
-        for arm in options.arms
+        replace(spec, seed=seed, tokens=TOKENS)
+        for seed in seeds
+        for inner in CHOSEN
+        for arm in arms
         for spec in (
-            [choice.ddp]
+            [ddp_of(inner)]
             if arm == "ddp"
-            else [replace(choice.others, arm=arm, sync_every=each) for each in options.sync_every]
+            else [replace(diloco_of(inner), arm=arm, sync_every=each) for each in every]
         )
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """An arm with one inner optimizer and one H, over its seeds."""
-
-    arm: str
-    inner: str
-    sync_every: int
-    """1 for ddp."""
-    curves: list[list[Point]]
-    """The curve of each seed that did not diverge."""
-    diverged: int
-    """Number of seeds that diverged."""
-
-    @property
-    def finals(self) -> list[float]:
-        return [curve[-1]["loss"] for curve in self.curves]
-
-    @property
-    def mean(self) -> list[Point]:
-        return mean_curve(self.curves)
-
-
-def rows_of(found: Mapping[Spec, Result]) -> list[Row]:
-    """The table's rows, in the order of the runs."""
-    groups: dict[tuple[str, str, int], list[Result]] = {}
-    for spec, run in found.items():
-        every = 1 if spec.arm == "ddp" else spec.sync_every
-        groups.setdefault((spec.arm, spec.inner, every), []).append(run)
-    return [
-        Row(
-            arm=arm,
-            inner=inner,
-            sync_every=every,
-            curves=[points_of(run["curve"]) for run in results if not run["diverged"]],
-            diverged=sum(bool(run["diverged"]) for run in results),
-        )
-        for (arm, inner, every), results in groups.items()
     ]
 
 
@@ -170,40 +105,48 @@ def crossing(curve: Sequence[Point], target: float) -> Point | None:
     return next((each for each in curve if each["loss"] <= target), None)
 
 
-def tables(
-    rows: Sequence[Row], tuned: Mapping[str, Tuned], options: argparse.Namespace
-) -> Iterator[str]:
-    """A table that compares all arms with ddp with AdamW, one for each other inner
-    optimizer with its own ddp, and the tuning runs.
+Rows = Mapping[tuple[str, str, int], Sequence[Result]]
+"""The results over seeds of each arm, inner optimizer and H, which is 1 for ddp."""
+
+
+def rows_of(found: Mapping[Spec, Result]) -> Rows:
+    """The table's rows, in the order of the runs."""
+    rows: dict[tuple[str, str, int], list[Result]] = {}
+    for spec, run in found.items():
+        every = 1 if spec.arm == "ddp" else spec.sync_every
+        rows.setdefault((spec.arm, spec.inner, every), []).append(run)
+    return rows
+
+
+def curves_of(results: Sequence[Result]) -> list[list[Point]]:
+    """The curves of the runs that did not diverge."""
+    return [points_of(run["curve"]) for run in results if not run["diverged"]]
+
+
+def tables(rows: Rows, tuned: Mapping[Spec, Result]) -> Iterator[str]:
+    """A table that compares all arms with ddp with AdamW, one for each other inner optimizer with
+    its own ddp, and the tuning runs.
     """
-    problem = (("tokens", options.tokens), *options.problem)
-    if changes := [f"`--{name} {value}`" for name, value in problem if value != TOKENS]:
-        yield f"The problem was changed by {', '.join(changes)}."
-    baselines = {row.inner: row for row in rows if row.arm == "ddp" and row.curves}
-    for inner, ddp in sorted(baselines.items(), key=lambda item: item[0] != "adamw"):
-        yield f"## Against ddp with {inner}, which ends at {statistics.fmean(ddp.finals):.4f}"
-        yield comparison([row for row in rows if inner in ("adamw", row.inner)], ddp)
+    for inner in CHOSEN:
+        if ddp := curves_of(rows.get(("ddp", inner, 1), ())):
+            end = statistics.fmean(curve[-1]["loss"] for curve in ddp)
+            yield f"## Against ddp with {inner}, which ends at {end:.4f}"
+            yield comparison({key: rows[key] for key in rows if inner in ("adamw", key[1])}, ddp)
     yield "## Tuning"
-    yield from tuning_text(tuned, options)
-
-
-def tuning_text(tuned: Mapping[str, Tuned], options: argparse.Namespace) -> Iterator[str]:
-    """Paragraphs that say what tuning chose, and from which losses."""
-    for inner, choice in tuned.items():
-        ddp, others = choice.ddp, choice.others
-        at_edge = {ddp.inner_lr, others.inner_lr} & {min(options.inner_lr), max(options.inner_lr)}
-        warning = f" {max(at_edge):g} is at the edge of the grid." if at_edge else ""
+    for inner, (ddp_lr, lr, (outer_lr, momentum)) in CHOSEN.items():
         yield (
-            f"{inner}, on {options.tune_tokens / 1e6:g}M tokens: ddp with {ddp.inner_lr:g}; "
-            f"all others with {others.inner_lr:g}, outer learning rate {others.outer_lr:g}, "
-            f"momentum {others.momentum:g}.{warning}"
+            f"{inner}, on {TUNING_TOKENS / 1e6:g}M tokens: ddp with {ddp_lr:g}; all others with "
+            f"{lr:g}, outer learning rate {outer_lr:g}, momentum {momentum:g}."
         )
-        losses = "\n".join(f"| {name} | {loss:.4f} |" for name, loss in choice.losses.items())
-        yield f"| run | final loss |\n|---|---|\n{losses}"
+        losses = (
+            (str(spec), run["final_loss"]) for spec, run in tuned.items() if spec.inner == inner
+        )
+        yield table(["run", "final loss"], ([name, f"{loss:.4f}"] for name, loss in losses))
 
 
-def comparison(rows: Sequence[Row], ddp: Row) -> str:
-    targets = [factor * statistics.fmean(ddp.finals) for factor in FACTORS]
+def comparison(rows: Rows, ddp: Sequence[Sequence[Point]]) -> str:
+    """A row for each arm, against the curves of ddp."""
+    targets = [factor * statistics.fmean(curve[-1]["loss"] for curve in ddp) for factor in FACTORS]
     heads = ["arm", "inner", "H", "seeds", "final loss (lowest to highest)", "MB in all", "MB sent"]
     heads += [
         f"tokens / MB / syncs / s until {target:.4f} ({factor:.2f}x)"
@@ -211,22 +154,25 @@ def comparison(rows: Sequence[Row], ddp: Row) -> str:
     ]
     heads += ["ddp's MB over the arm's, in all"]
     heads += [*(f"both until {factor:.2f}x" for factor in FACTORS), "MB sent, both until 1.00x"]
-    base = ddp.mean
+    base = mean_curve(ddp)
     base_reached = [crossing(base, target) for target in targets]
     lines = []
-    for row in rows:
-        seeds = f"{len(row.curves)}" + (f" ({row.diverged} diverged)" if row.diverged else "")
-        about = [row.arm, row.inner, str(row.sync_every), seeds]
-        if not row.curves:
+    for (arm, inner, every), results in rows.items():
+        curves = curves_of(results)
+        diverged = len(results) - len(curves)
+        seeds = f"{len(curves)}" + (f" ({diverged} diverged)" if diverged else "")
+        about = [arm, inner, str(every), seeds]
+        if not curves:
             lines.append([*about, "diverged", *["-"] * (len(heads) - 5)])
             continue
-        mean, end = row.mean, row.mean[-1]
+        mean = mean_curve(curves)
+        end = mean[-1]
         reached = [crossing(mean, target) for target in targets]
         lowest = f"not reached (best {min(each['loss'] for each in mean):.4f})"
         lines.append(
             [
                 *about,
-                spread(row.finals),
+                spread([curve[-1]["loss"] for curve in curves]),
                 megabytes(end["bytes"]),
                 megabytes(end["sent"]) if "sent" in end else "-",
                 *(told(at) if at else lowest for at in reached),
@@ -248,97 +194,25 @@ def fewer(ddp: Point | None, arm: Point | None, counted: str = "bytes") -> str:
     return f"{ddp[counted] / arm[counted]:.1f}x" if ddp and arm and arm.get(counted) else "-"
 
 
-def draw(rows: Sequence[Row], file: Path) -> None:
-    """Draw loss against bytes, and below it the final loss against all bytes, with a column for
-    each inner optimizer, a colour for each arm and a marker for each H.
-    """
-    rows = [row for row in rows if row.curves]
-    inners = list(dict.fromkeys(row.inner for row in rows)) or ["adamw"]
-    arms = list(dict.fromkeys(row.arm for row in rows))
-    every = sorted({row.sync_every for row in rows})
-    figure = Figure(figsize=(7.5 * len(inners), 11), layout="constrained")
-    axes = figure.subplots(2, len(inners), squeeze=False)
-    for row in rows:
-        above, below = axes[:, inners.index(row.inner)]
-        look: dict[str, Any] = {"color": colormaps["tab20"](arms.index(row.arm))}
-        look |= {"marker": MARKERS[every.index(row.sync_every) % len(MARKERS)]}
-        look |= {"label": f"{row.arm}, H = {row.sync_every}"}
-        mean, end = row.mean, row.mean[-1]
-        size = [each["bytes"] / 1e6 for each in mean]
-        above.plot(size, [each["loss"] for each in mean], markevery=[-1], linewidth=1.4, **look)
-        bars = [[end["loss"] - min(row.finals)], [max(row.finals) - end["loss"]]]
-        below.errorbar(size[-1], end["loss"], yerr=bars, linestyle="", capsize=2, **look)
-    for inner, (above, below) in zip(inners, axes.T, strict=True):
-        finals = [final for row in rows if row.inner == inner for final in row.finals]
-        low, high = min(finals), max(finals)
-        # Cuts off the first steps, where all curves fall from the same height.
-        above.set_ylim(low - 0.1 * (high - low), low + 3 * (high - low))
-        above.set_title(f"inner optimizer {inner}")
-        above.set_xlabel("MB that a worker has reduced with others so far")
-        below.set_xlabel("MB that a worker reduces with others in the whole run")
-        own = [row for row in rows if row.arm == "ddp" and row.inner in ("adamw", inner)]
-        for axis in (above, below):
-            for row in own:
-                axis.axhline(statistics.fmean(row.finals), color="#888888", linewidth=0.7)
-            axis.set_xscale("log")
-            axis.xaxis.set_major_formatter("{x:g}")
-            axis.grid(alpha=0.25)
-    axes[0, 0].set_ylabel("validation loss, nats per byte (mean over seeds)")
-    axes[1, 0].set_ylabel("final validation loss (bars: lowest and highest seed; lines: ddp)")
-    shown: dict[str, Any] = {}
-    for panel in axes[0]:
-        shown |= {
-            label: line for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
-        }
-    figure.legend(shown.values(), shown, loc="outside lower center", ncols=6, frameon=False)
-    figure.savefig(file, dpi=110)
-
-
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
+def main(words: Sequence[str] | None = None) -> None:
     parser = study_parser(__doc__, Path("benchmarks/bytes_to_loss.json"))
     add = parser.add_argument
-    add("--stage", choices=("tune", "final", "all", "table"), default="all")
-    add(
-        "--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS, metavar="ARM", help=", ".join(ARMS)
-    )
-    inners = ("adamw", "muon")
-    add("--inner", nargs="+", choices=inners, default=inners)
-    every = (50, 75, 100, 150, 200)
-    add("--sync-every", nargs="+", type=int, default=every, help="values of H, but for ddp")
+    add("--table", action="store_true", help="only write the page")
+    add("--tuning", action="store_true", help="train the tuning runs, too")
+    add("--arms", nargs="+", choices=ARMS, default=[*ARMS], metavar="ARM", help=", ".join(ARMS))
+    add("--sync-every", nargs="+", type=int, default=EVERY, help="values of H, but for ddp")
     add("--seeds", nargs="+", type=int, default=(0, 1, 2))
-    add("--tokens", type=int, default=TOKENS)
-    rates = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
-    add("--inner-lr", nargs="+", type=float, default=rates)
-    add("--outer-lr", nargs="+", type=float, default=(0.7, 1.0))
-    add("--outer-momentum", nargs="+", type=float, default=(0.0, 0.6, 0.9))
-    add("--tune-sync-every", type=int, default=50)
-    add("--tune-tokens", type=int, default=1_000_000, help="at most --tokens")
-    settings, rest = take_settings(sys.argv[1:] if words is None else words)
-    options = parser.parse_args(rest)
-    options.tune_tokens = min(options.tune_tokens, options.tokens)
-    options.problem = tuple(settings)
-    return options
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    options = parse(words)
-    store = Store(options.json)
-    finish = partial(trained, options=options) if options.stage in ("tune", "all") else store.of
-    if options.stage != "table":
-        # An arm that this version refuses must fail now, not after hours of other runs.
-        first = Spec(
-            arm="", inner="adamw", inner_lr=1e-3, seed=0, tokens=1, problem=options.problem
-        )
-        for arm in options.arms:
-            replace(first, arm=arm).recipe()
-    tuned = {inner: tune(options, inner, finish) for inner in options.inner}
-    specs = final_specs(options, tuned)
-    if options.stage in ("final", "all"):
-        trained(specs, options)
-    found = stored(specs, store.read())
-    rows = rows_of(found)
-    write_page(options.json, "bytes_to_loss", tables(rows, tuned, options), [*found.values()])
-    draw(rows, options.json.with_suffix(".png"))
+    options = parser.parse_args(words)
+    tried = [spec for inner in CHOSEN for spec in tuning(inner)]
+    if not options.table:
+        chosen = finals(options.arms, options.sync_every, options.seeds)
+        trained([*(tried if options.tuning else ()), *chosen], options)
+    runs = Store(options.json).read()
+    require(bool(runs), f"there are no runs in {options.json}; run without --table first")
+    every, seeds = (*EVERY, *options.sync_every), (0, 1, 2, *options.seeds)
+    found = stored(finals([*ARMS], every, seeds), runs)
+    parts = tables(rows_of(found), stored(tried, runs))
+    write_page(options.json, "bytes_to_loss", parts, [*found.values()])
 
 
 if __name__ == "__main__":

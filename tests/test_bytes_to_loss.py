@@ -1,5 +1,5 @@
 """benchmarks/bytes_to_loss.py: when a loss is reached, which runs are the same, the table of
-invented runs, and the whole of it on a tiny problem.
+invented runs, and a tiny problem.
 """
 
 import json
@@ -106,10 +106,7 @@ def test_a_key_says_what_a_run_is_and_nothing_else(runs: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("bytes_to_loss", ["--stage", "table"]),
-        ("frontier", ["--stage", "table"]),
-    ],
+    [("bytes_to_loss", ["--table"]), ("frontier", ["--stage", "table"]), ("studies", ["--table"])],
 )
 def test_a_page_is_that_of_its_stored_runs(
     name: str, words: list[str], runs: Any, tmp_path: Path
@@ -122,82 +119,44 @@ def test_a_page_is_that_of_its_stored_runs(
 
 
 def test_an_arm_that_this_version_does_not_know_is_refused_before_anything_is_trained(
-    study: Any, tmp_path: Path
+    runs: Any, study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    file = ["--json", str(tmp_path / "runs.json")]
+    monkeypatch.setitem(runs.ARMS, "broken", ("ddp", "no.such=1"))
     with pytest.raises(
-        ValueError, match=r"this version refuses arm 'ddp': there is no recipe section \[no\]"
+        ValueError, match=r"this version refuses arm 'broken': there is no recipe section \[no\]"
     ):
-        study.main(["--arms", "ddp", "--no.such", "1", "--json", str(tmp_path / "runs.json")])
-    with pytest.raises(ValueError, match="train them first"):
-        study.main(["--stage", "table", "--json", str(tmp_path / "runs.json")])
-
-
-def invented(study: Any, words: list[str], store: Any) -> None:
-    """Fill the store with runs whose loss follows from their tokens and bytes; ddp ends at 2 + 1 /
-    (1 + 3) = 2.25, plus 0.1 x seed.
-    """
-    options = study.parse(words)
-
-    def finish(specs):  # type: ignore[no-untyped-def]
-        for spec in specs:
-            ddp, wire = (
-                spec.arm == "ddp",
-                {"int8": 4, "int4": 8, "bf16": 2, "topk": 16}.get(spec.arm.partition("-")[2], 1),
-            )
-            worse = (
-                0.0
-                if ddp
-                else 0.02 * math.log2(spec.sync_every * wire) - 0.15 * (spec.inner == "muon")
-            )
-            points = [
-                {
-                    "tokens": step * 1024,
-                    "bytes": step * 533_760 // (1 if ddp else spec.sync_every * wire),
-                    "syncs": step,
-                    "seconds": 0.01 * step,
-                    "sent": step * 533_760 * (1.5 if ddp else 2 / (spec.sync_every * wire)),
-                    "loss": 2 + worse + 0.1 * (spec.seed % 1000) + 1 / (1 + step / 10),
-                }
-                for step in range(10, 31, 2)
-            ]
-            columns = {name: [each[name] for each in points] for name in points[0]}
-            store.add(
-                spec.key,
-                {
-                    "git": None,
-                    "torch": "2",
-                    "threads": 1,
-                    "diverged": "",
-                    "final_loss": points[-1]["loss"],
-                    "curve": columns,
-                },
-            )
-        return store.of(specs)
-
-    finish(
-        study.final_specs(
-            options, {inner: study.tune(options, inner, finish) for inner in options.inner}
-        )
-    )
+        study.main(["--arms", "ddp", "broken", *file])
+    with pytest.raises(ValueError, match="run without --table first"):
+        study.main(["--table", *file])
 
 
 def test_the_table_of_invented_runs(runs: Any, study: Any, tmp_path: Path) -> None:
-    words = [
-        "--json",
-        str(tmp_path / "runs.json"),
-        "--sync-every",
-        "16",
-        "--seeds",
-        "0",
-        "1",
-        "--arms",
-        "ddp",
-        "diloco",
-        "diloco-int8",
-    ]
+    """The loss of a run follows from its tokens and bytes; ddp ends at 2 + 1 / (1 + 3) = 2.25, plus
+    0.1 x seed.
+    """
     store = runs.Store(tmp_path / "runs.json")
-    invented(study, words, store)
-    study.main(["--stage", "table", *words])
+    for spec in study.finals(["ddp", "diloco", "diloco-int8"], [16], [0, 1]):
+        ddp, wire = spec.arm == "ddp", 4 if spec.arm == "diloco-int8" else 1
+        worse = (
+            0 if ddp else 0.02 * math.log2(spec.sync_every * wire) - 0.15 * (spec.inner == "muon")
+        )
+        points = [
+            {
+                "tokens": step * 1024,
+                "bytes": step * 533_760 // (1 if ddp else spec.sync_every * wire),
+                "syncs": step,
+                "seconds": 0.01 * step,
+                "sent": step * 533_760 * (1.5 if ddp else 2 / (spec.sync_every * wire)),
+                "loss": 2 + worse + 0.1 * spec.seed + 1 / (1 + step / 10),
+            }
+            for step in range(10, 31, 2)
+        ]
+        columns = {name: [each[name] for each in points] for name in points[0]}
+        about = {"git": None, "torch": "2", "threads": 1, "diverged": ""}
+        loss = {"final_loss": points[-1]["loss"], "curve": columns}
+        store.add(spec.key, about | loss)
+    study.main(["--table", "--sync-every", "16", "--json", str(store.file)])
     first, second = (tmp_path / "runs.md").read_text().split("## Against ddp with ")[1:]
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
@@ -220,11 +179,11 @@ def test_the_table_of_invented_runs(runs: Any, study: Any, tmp_path: Path) -> No
     )
     assert rows[4][0] == "diloco-int8"
     assert second.startswith("muon") and "| adamw |" not in second.split("## Tuning")[0]
-    assert (tmp_path / "runs.png").stat().st_size > 0
 
 
 @pytest.mark.nightly
-def test_a_tiny_problem_from_tuning_to_table_and_nothing_twice(
+def test_a_tiny_problem_is_trained_once(
+    runs: Any,
     study: Any,
     tmp_path: Path,
     corpus: Path,
@@ -237,38 +196,14 @@ def test_a_tiny_problem_from_tuning_to_table_and_nothing_twice(
         for name, value in SMALL.items()
         if name.startswith(("model.", "data.", "evaluation."))
     }
-    problem = sizes | {"data.path": str(corpus), "data.cache": str(tmp_path / "cache")}
-    words = [
-        "--tokens",
-        "2560",
-        "--inner",
-        "adamw",
-        "--sync-every",
-        "2",
-        "--seeds",
-        "0",
-        "--arms",
-        "ddp",
-        "adloco",
-        "--inner-lr",
-        "4e-3",
-    ]
-    words += [
-        "--outer-lr",
-        "0.7",
-        "--outer-momentum",
-        "0.6",
-        "--tune-sync-every",
-        "2",
-        "--json",
-        str(tmp_path / "runs.json"),
-    ]
-    words += [word for name, value in problem.items() for word in (f"--{name}", value)]
+    data = {"data.path": str(corpus), "data.cache": str(tmp_path / "cache")}
+    monkeypatch.setattr(runs, "PROBLEM", runs.PROBLEM | sizes | data)
+    monkeypatch.setattr(study, "TOKENS", 2560)
+    monkeypatch.setattr(study, "CHOSEN", {"adamw": (4e-3, 4e-3, (0.7, 0.6))})
+    words = ["--sync-every", "2", "--seeds", "0", "--arms", "ddp", "adloco"]
+    words += ["--json", str(tmp_path / "runs.json")]
     study.main(words)
-    printed = capfd.readouterr().out
-    assert (
-        printed.count(" s)") == 4
-    )  # ddp and diloco to tune (each grid has one point), ddp and adloco.
+    assert capfd.readouterr().out.count(" s)") == 2
     stored = json.loads((tmp_path / "runs.json").read_text())
     ddp = next(run for run in stored.values() if run["arm"] == "ddp")
     # 5 inner steps of 16 windows of 32 tokens.
@@ -285,26 +220,3 @@ def test_a_tiny_problem_from_tuning_to_table_and_nothing_twice(
     study.main(words)
     assert " s)" not in capfd.readouterr().out
     assert json.loads((tmp_path / "runs.json").read_text()) == stored
-
-
-def test_the_plot_of_every_arm(runs: Any, study: Any, tmp_path: Path) -> None:
-    words = [
-        "--json",
-        str(tmp_path / "runs.json"),
-        "--seeds",
-        "0",
-        "--inner",
-        "muon",
-        "--sync-every",
-        "20",
-        "--arms",
-        *study.DEFAULT_ARMS,
-    ]
-    store = runs.Store(tmp_path / "runs.json")
-    invented(study, words, store)
-    options = study.parse(words)
-    tuned = {"muon": study.tune(options, "muon", store.of)}
-    rows = study.rows_of(runs.stored(study.final_specs(options, tuned), store.read()))
-    assert [row.arm for row in rows] == list(study.DEFAULT_ARMS)
-    study.draw(rows, tmp_path / "plot.png")
-    assert "Against ddp with muon" in "".join(study.tables(rows, tuned, options))
