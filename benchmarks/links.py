@@ -1,8 +1,8 @@
-"""Trains ddp, diloco and adloco with each wire format over slow links, and plots the loss against
-real seconds and against the bytes that the kernel counts.
+"""Trains ddp, diloco and adloco with each wire format over slow links: losses, real seconds and the
+bytes that the kernel counts.
 
     .venv/bin/python benchmarks/links.py [--bandwidth 10mbit] [--latency-ms 20] [--loss 0.1]
-        [--islands 2] [--tokens 200000] [--arms ddp,diloco-fp32]
+        [--islands 2] [--tokens 200000] [--arms ddp,diloco-fp32] [--json FILE]
 
 Each island is a network namespace of this machine with one rank in it and a shaped virtual link to
 the others (`links_network.py`). tc limits the bandwidth of what leaves an island, and the latency
@@ -17,9 +17,9 @@ bytes that the run does not count (agreements, the collectives' own padding and 
 sent again), so it is a little larger: the table has the difference per round. Neither includes
 start-up and checkpoints (`links_worker.py`).
 
-Seconds are those since the first round began, evaluations included. Arms that are in the JSON
-already, from the same link and settings, stay there. Every flag of the form --section.key VALUE is
-a setting of adloco for all arms, for instance --model.hidden_size 64.
+Seconds are those since the first round began, evaluations included. --json keeps the numbers of
+every round; links.json and links_latency.json beside this file are of 2026-11-21. Every flag of the
+form --section.key VALUE is a setting of adloco for all arms, for instance --model.hidden_size 64.
 
 The arm diloco-auto chooses H itself. What a run would take if its steps took as long as another's
 is in the table too: the seconds outside of inner steps, and those of a step.
@@ -28,7 +28,6 @@ is in the table too: the seconds outside of inner steps, and those of a step.
 import argparse
 import json
 import signal
-import statistics
 import sys
 import tempfile
 from dataclasses import asdict
@@ -50,7 +49,7 @@ from adloco.cli.arguments import take_settings
 from adloco.config.recipe import build_recipe, override, read_values
 
 WORKER = Path(__file__).with_name("links_worker.py")
-TOLERANCE, BATCH_PER_ISLAND = 0.05, 4
+BATCH_PER_ISLAND = 4
 FORMATS = ("fp32", "bf16", "int8", "int4", "int2", "topk")
 OVERLAP = (("streaming.fragments", "4"), ("streaming.tau", "4"))
 Flags = list[tuple[str, str]]
@@ -121,8 +120,7 @@ def parse() -> tuple[argparse.Namespace, Flags]:
     add("--max-seconds", type=float, default=0.0, help="after which an arm ends; 0: no limit (0)")
     arms = ", ".join(ARMS)
     add("--arms", type=lambda text: text.split(","), default=[*ARMS], help=f"(all): {arms}")
-    add("--json", type=Path, default=Path("benchmarks/links.json"), help="file of the results")
-    add("--png", type=Path, default=Path("benchmarks/links.png"), help="file of the picture")
+    add("--json", type=Path, help="file for the numbers of every round")
     settings, words = take_settings(sys.argv[1:])
     known = parser.parse_args(words)
     if unknown := [arm for arm in known.arms if arm not in ARMS]:
@@ -141,42 +139,30 @@ def parse() -> tuple[argparse.Namespace, Flags]:
 
 
 def run_arms(known: argparse.Namespace, settings: Flags, network: Network, folder: Path) -> None:
-    results = begin(known, settings, network)
-    about = results["link"]
-    print(
-        f"{known.islands} islands; "
-        f"bandwidth {about['bits_per_second'] / 1e6:g} Mbit/s: {about['bandwidth_by']}; "
-        f"latency {known.latency_ms:g} ms: {about['latency_by']}; "
-        f"loss {known.loss:g}%: {about['loss_by']}; TCP {about['congestion_control']}",
-        flush=True,
-    )
-    for arm in known.arms:
-        lines = run_arm(arm, known, settings, network, folder / arm)
-        found = summarise(lines, network.header_bytes)
-        results["arms"][arm] = {"flags": flags_of(arm, known.islands)} | found
-        # Written after each arm, so that the results stay if the next arm fails.
-        known.json.write_text(json.dumps(results, indent=2) + "\n")
-        draw(results, known.png)
-    print("\n" + arms_table(results))
-    print(f"\nwritten to {known.json} and {known.png}")
-
-
-def begin(known: argparse.Namespace, settings: Flags, network: Network) -> dict[str, Any]:
-    """The start of the results, with the arms in the file if its link and settings are the same."""
     link: dict[str, Any] = asdict(network.shape)
     link |= {f"{name}_by": used for name, used in asdict(network.mechanisms).items()}
     link |= {name: getattr(network, name) for name in ("congestion_control", "header_bytes")}
-    same = {
-        "torch": metadata.version("torch"),
-        "islands": known.islands,
-        "link": link,
-        "settings": dict(settings),
-        "tokens": known.tokens,
-        "max_seconds": known.max_seconds,
-    }
-    stored = json.loads(known.json.read_text()) if known.json.exists() else {}
-    kept = stored.get("arms", {}) if {name: stored.get(name) for name in same} == same else {}
-    return same | {"arms": kept}
+    print(
+        f"{known.islands} islands; "
+        f"bandwidth {link['bits_per_second'] / 1e6:g} Mbit/s: {link['bandwidth_by']}; "
+        f"latency {known.latency_ms:g} ms: {link['latency_by']}; "
+        f"loss {known.loss:g}%: {link['loss_by']}; TCP {link['congestion_control']}",
+        flush=True,
+    )
+    arms: dict[str, Any] = {}
+    for arm in known.arms:
+        lines = run_arm(arm, known, settings, network, folder / arm)
+        arms[arm] = {
+            "flags": flags_of(arm, known.islands),
+            **summarise(lines, network.header_bytes),
+        }
+        # Written after each arm, so that the results stay if the next arm fails.
+        if known.json:
+            about = {"torch": metadata.version("torch"), "islands": known.islands, "link": link}
+            about |= {"settings": dict(settings), "tokens": known.tokens}
+            text = json.dumps(about | {"max_seconds": known.max_seconds, "arms": arms}, indent=2)
+            known.json.write_text(text + "\n")
+    print("\n" + arms_table(arms))
 
 
 def run_arm(
@@ -207,15 +193,9 @@ def summarise(lines: list[list[dict[str, Any]]], header_bytes: int) -> dict[str,
     """
     last = lines[0][-1]
     links = [link_totals(island[-1], header_bytes) for island in lines]
-    # The run counts a mean over ranks. Ranks may differ: trainers that merge send more than others.
-    ratio = last["counted_bytes"] / statistics.mean(link["payload_bytes"] for link in links)
     losses = [line["val_loss"] for line in lines[0] if line["val_loss"] is not None]
     rounds = [
-        {
-            **here,
-            "kernel": [line["kernel"] for line in row],
-            "payload_bytes": sum(payload(line["kernel"], header_bytes) for line in row) / len(row),
-        }
+        {**here, "kernel": [line["kernel"] for line in row]}
         for here, row in zip(lines[0], zip(*lines, strict=True), strict=True)
     ]
     return {
@@ -224,8 +204,6 @@ def summarise(lines: list[list[dict[str, Any]]], header_bytes: int) -> dict[str,
         # For ddp this leaves out the exchange of gradients, which is part of its steps.
         "outside_inner_steps": 1 - sum(line["busy_seconds"] for line in lines[0]) / last["seconds"],
         "counted_bytes": last["counted_bytes"],
-        "counted_per_payload": ratio,
-        "within_5_percent": abs(ratio - 1) <= TOLERANCE,
         "syncs": last["syncs"],
         "links": links,
         "rounds": rounds,
@@ -248,14 +226,14 @@ def payload(kernel: dict[str, int], header_bytes: int) -> int:
     return kernel["tx_bytes"] - kernel["tx_packets"] * header_bytes
 
 
-def arms_table(results: dict[str, Any]) -> str:
+def arms_table(arms: dict[str, Any]) -> str:
     """A Markdown table with a row for each arm and link."""
     titles = "arm, island, val loss, seconds, outside of steps, s a step, syncs, counted MB, "
-    titles += "payload by the kernel MB, counted / payload, mean within 5%, "
+    titles += "payload by the kernel MB, counted / payload, "
     titles += "all bytes by the kernel MB, counted / all, uncounted bytes per round, sent again"
     heads = titles.split(", ")
     rows: list[list[str]] = []
-    for arm, result in results["arms"].items():
+    for arm, result in arms.items():
         seconds, outside = result["seconds"], result["outside_inner_steps"]
         step = (1 - outside) * seconds / result["rounds"][-1]["inner_steps"]
         loss = "-" if result["val_loss"] is None else f"{result['val_loss']:.4f}"
@@ -264,42 +242,9 @@ def arms_table(results: dict[str, Any]) -> str:
         for island, link in enumerate(result["links"]):
             rows.append([arm, str(island), loss, *of_arm, f"{link['payload_bytes'] / 1e6:.3f}"])
             rows[-1] += [f"{link['counted_per_payload']:.3f}"]
-            rows[-1] += ["yes" if result["within_5_percent"] else "NO"]
             rows[-1] += [f"{link['tx_bytes'] / 1e6:.3f}", f"{link['counted_per_tx_bytes']:.3f}"]
             rows[-1] += [f"{link['uncounted_bytes_per_round']:,.0f}", f"{link['retransmitted']:,}"]
     return table(heads, rows)
-
-
-def draw(results: dict[str, Any], file: Path) -> None:
-    """Draw the validation loss against seconds, and against the bytes that an island has sent by
-    the kernel's count (mean over islands).
-    """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 5), layout="constrained")
-    by_time, by_bytes = figure.subplots(1, 2, sharey=True)
-    for arm, result in results["arms"].items():
-        rounds = [line for line in result["rounds"] if line["val_loss"] is not None]
-        losses = [line["val_loss"] for line in rounds]
-        sent = [
-            statistics.mean(kernel["tx_bytes"] for kernel in line["kernel"]) / 1e6
-            for line in rounds
-        ]
-        style = {"color": colormaps["tab20"](list(ARMS).index(arm)), "label": arm, "marker": "."}
-        style |= {"linestyle": "--" if arm.startswith("adloco") else "-"}
-        by_time.plot([line["seconds"] for line in rounds], losses, **style)
-        by_bytes.plot(sent, losses, **style)
-    by_time.set(xlabel="seconds", ylabel="validation loss")
-    by_bytes.set(xlabel="MB sent per island, by the kernel, headers included", xscale="log")
-    lines = by_time.get_legend_handles_labels()
-    figure.legend(*lines, loc="outside right upper", frameon=False, fontsize="small")
-    link = results["link"]
-    figure.suptitle(
-        f"{results['islands']} islands, {link['bits_per_second'] / 1e6:g} Mbit/s, "
-        f"{1000 * link['latency_seconds']:g} ms, {100 * link['loss']:g}% loss"
-    )
-    figure.savefig(file, dpi=110)
 
 
 if __name__ == "__main__":
