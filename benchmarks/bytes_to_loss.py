@@ -27,8 +27,6 @@ from stored_runs import (
     write_page,
 )
 
-from adloco.errors import require
-
 TOKENS, TUNING_TOKENS, FACTORS = 3_000_000, 1_000_000, (1.0, 1.02, 1.05)
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
 OUTER = [(rate, momentum) for rate in (0.7, 1.0) for momentum in (0.0, 0.6, 0.9)]
@@ -197,7 +195,6 @@ def fewer(ddp: Point | None, arm: Point | None, counted: str = "bytes") -> str:
 def main(words: Sequence[str] | None = None) -> None:
     parser = study_parser(__doc__, Path("benchmarks/bytes_to_loss.json"))
     add = parser.add_argument
-    add("--table", action="store_true", help="only write the page")
     add("--tuning", action="store_true", help="train the tuning runs, too")
     add("--arms", nargs="+", choices=ARMS, default=[*ARMS], metavar="ARM", help=", ".join(ARMS))
     add("--sync-every", nargs="+", type=int, default=EVERY, help="values of H, but for ddp")
@@ -207,8 +204,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if not options.table:
         chosen = finals(options.arms, options.sync_every, options.seeds)
         trained([*(tried if options.tuning else ()), *chosen], options)
-    runs = Store(options.json).read()
-    require(bool(runs), f"there are no runs in {options.json}; run without --table first")
+    runs = Store(options.json).read_some()
     every, seeds = (*EVERY, *options.sync_every), (0, 1, 2, *options.seeds)
     found = stored(finals([*ARMS], every, seeds), runs)
     parts = tables(rows_of(found), stored(tried, runs))

@@ -220,6 +220,12 @@ class Store:
         """All runs by key."""
         return json.loads(self.file.read_text()) if self.file.exists() else {}
 
+    def read_some(self) -> dict[str, Result]:
+        """All runs by key; ValueError if there is none."""
+        runs = self.read()
+        require(bool(runs), f"there are no runs in {self.file}; run without --table first")
+        return runs
+
     def add(self, key: str, result: Result) -> None:
         runs = self.read() | {key: result}
         lines = (
@@ -321,6 +327,7 @@ def study_parser(doc: str, file: Path) -> argparse.ArgumentParser:
     """
     parser = script_parser(doc)
     add = parser.add_argument
+    add("--table", action="store_true", help="only write the page; train nothing")
     add("--parallel", type=int, default=2, help="runs at once (default: 2)")
     add("--json", type=Path, default=file, help="file of the results; tables are written beside it")
     return parser

@@ -301,7 +301,6 @@ def _difference(percent: Mapping[int, float]) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     parser = study_parser(__doc__, Path("benchmarks/studies.json"))
     add = parser.add_argument
-    add("--table", action="store_true", help="only write the table")
     add("--against", default="", help="arm whose differences are only printed")
     add("--study", nargs="+", choices=STUDIES, default=list(STUDIES), help="which to train")
     options = parser.parse_args(words)
@@ -311,8 +310,7 @@ def main(words: Sequence[str] | None = None) -> None:
             stored = Store(options.json).read()
             chosen = [spec for arm in study.arms.values() if (spec := best(arm, stored))]
             trained([replace(spec, seed=seed) for seed in study.seeds for spec in chosen], options)
-    runs = Store(options.json).read()
-    require(bool(runs), f"there are no runs in {options.json}; run without --table first")
+    runs = Store(options.json).read_some()
     if options.against:
         for name in options.study:
             arms = STUDIES[name].arms

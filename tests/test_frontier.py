@@ -43,15 +43,15 @@ def test_the_tables(frontier: Any, tmp_path: Path) -> None:
         return told | {"final_loss": loss, "tail_loss": loss - 0.01}
 
     store = frontier.Store(tmp_path / "runs.json")
-    with pytest.raises(ValueError, match=r"there are no runs in .*; run --stage trials first"):
-        frontier.main(["--stage", "table", "--json", str(store.file)])
+    with pytest.raises(ValueError, match=r"there are no runs in .*; run without --table first"):
+        frontier.main(["--table", "--json", str(store.file)])
     ddp, other, best = frontier.finals("small")[:3]
     store.add(ddp.spec(1000).key, run(2.0, 1500.0))
     store.add(other.spec(1000).key, run(0.0, 0.0, diverged="not finite"))
     for seed, (ddp_loss, loss) in enumerate([(1.9, 2.0), (2.1, 2.2)]):
         store.add(ddp.spec(seed).key, run(ddp_loss, 1500.0))
         store.add(best.spec(seed).key, run(loss, 7.5))
-    frontier.main(["--stage", "table", "--json", str(store.file)])
+    frontier.main(["--table", "--json", str(store.file)])
     finals, trials = (tmp_path / "runs.md").read_text().split("## The small model: trials")
     row = next(line for line in finals.splitlines() if line.startswith("| diloco-int2"))
     # Means of 2.1 and 2.0; 1500 MB are 200 times 7.5.
